@@ -1,0 +1,40 @@
+# make demo: install and watch a federation learn. make test: run the tests. make check: all
+# that must hold before a commit.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test slow check format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/fedbayes run
+
+test: $(VENV)/.developing
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+slow: $(VENV)/.developing
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(VENV)/.developing
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.developing: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,32 @@
+"""Probabilistic federated learning on PyTorch.
+
+import fedbayes
+
+run = fedbayes.run(method={"name": "fedprox", "proximal": 0.1}, rounds=10)
+print(run.summary["global_accuracy"])
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedbayes.experiment.config import Config
+    from fedbayes.experiment.run import Run, Simulation, Step, resume, run
+
+__all__ = ["Config", "Run", "Simulation", "Step", "resume", "run"]
+
+_PLACES = {
+    "Config": "fedbayes.experiment.config",
+    "Run": "fedbayes.experiment.run",
+    "Simulation": "fedbayes.experiment.run",
+    "Step": "fedbayes.experiment.run",
+    "resume": "fedbayes.experiment.run",
+    "run": "fedbayes.experiment.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: PyTorch takes a second."""
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'fedbayes' has no attribute {name!r}")

@@ -1,0 +1,189 @@
+"""The command line. No logic: every command calls the package and prints.
+
+Imports that take long are made inside the commands, so that help is instant.
+"""
+
+import json
+import sys
+from datetime import datetime
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedbayes.errors import FedbayesError, RunError
+
+if TYPE_CHECKING:
+    from fedbayes.experiment.run import Simulation
+
+app = typer.Typer(
+    help="Probabilistic federated learning on PyTorch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="The data sets, and how they are divided.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on stdout.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="Any setting, as in training.lr=0.05.", metavar="KEY=VALUE"),
+]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with data sets (FEDBAYES_DATA).")]
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", help="Method.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set.")] = None,
+    model: Annotated[str | None, typer.Option(help="Network.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    cohort: Annotated[str | None, typer.Option(help="Clients in a round: 10, or 0.1.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    partition: Annotated[str | None, typer.Option(help="How data are divided.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
+    engine: Annotated[str | None, typer.Option(help="sequential or workers.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes of engine workers.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
+    settings: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Run a federation; the defaults learn digits with FedAvg."""
+    from fedbayes.experiment.config import Config
+    from fedbayes.experiment.run import Simulation
+
+    shortcuts = {
+        "method.name": method,
+        "data.name": dataset,
+        "model.name": model,
+        "data.clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "data.partition": partition,
+        "data.alpha": alpha,
+        "engine": engine,
+        "workers": workers,
+        "seed": seed,
+        "data.dir": data_dir,
+    }
+    overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
+    settled = Config.load(config, [*overrides, *(settings or [])])
+    _drive(
+        Simulation(settled, out or _new_folder(settled.data.name, settled.method["name"])), as_json
+    )
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")], as_json: Json = False
+) -> None:
+    """Go on with a run that was interrupted or killed."""
+    from fedbayes.experiment.run import Simulation
+
+    _drive(Simulation(None, folder), as_json)
+
+
+def _new_folder(dataset: str, method: str) -> Path:
+    """A folder under `runs` that does not exist yet."""
+    name = f"{dataset}-{method.rpartition(':')[2]}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder, count = Path("runs") / name, 1
+    while folder.exists():
+        count += 1
+        folder = Path("runs") / f"{name}-{count}"
+    return folder
+
+
+def _drive(simulation: "Simulation", as_json: bool) -> None:
+    """Run to the end with a display, and say what came of it."""
+    from fedbayes.experiment.display import display, outcome, stop_after_round
+
+    console = Console(stderr=True)
+    path = simulation.folder.path
+    try:
+        with (
+            simulation,
+            stop_after_round(simulation, console),
+            display(simulation, console) as listener,
+        ):
+            for step in simulation:
+                listener(simulation, step)
+            if not simulation.progress.round:
+                raise RunError(f"stopped before the first round; start with fedbayes resume {path}")
+            summary = simulation.summary()
+    except KeyboardInterrupt:
+        console.print(f"stopped; go on with: fedbayes resume {path}", highlight=False)
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        Console().print(outcome(summary))
+    if summary["stopped_reason"] == "interrupted":
+        console.print(f"go on with: fedbayes resume {path}", highlight=False)
+        raise typer.Exit(130)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method alone.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List the methods with their parameters and papers."""
+    from fedbayes.experiment.config import find_method
+    from fedbayes.methods import METHODS
+
+    chosen = {name: find_method(name)} if name else METHODS
+    listing: list[dict[str, Any]] = [
+        {
+            "name": key,
+            "summary": method.summary,
+            "paper": method.paper,
+            "parameters": {
+                field: {"default": info.default, "description": info.description or ""}
+                for field, info in method.model_fields.items()
+            },
+        }
+        for key, method in chosen.items()
+    ]
+    if as_json:
+        print(json.dumps(listing, indent=2))
+        return
+    table = Table("method", "parameter", "default", "", show_lines=False, pad_edge=False)
+    for entry in listing:
+        about = f"{entry['summary']}\n[dim]{entry['paper']}" if entry["paper"] else entry["summary"]
+        table.add_section()
+        table.add_row(f"[bold]{entry['name']}", "", "", about)
+        for field, info in entry["parameters"].items():
+            table.add_row("", field, str(info["default"]), info["description"])
+    Console().print(table)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(package_version("fedbayes"))
+
+
+def main() -> None:
+    """Run the command line; a user's error becomes one plain message and exit status 2."""
+    try:
+        app()
+    except FedbayesError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {_plain(error)}", highlight=False)
+        sys.exit(2)
+
+
+def _plain(error: FedbayesError) -> str:
+    from rich.markup import escape
+
+    return escape(str(error))
+
+
+if __name__ == "__main__":
+    main()

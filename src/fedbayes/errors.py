@@ -1,0 +1,33 @@
+"""The errors that a user can cause and mend.
+
+Every one carries a message that names the thing at fault and the way out. The command line
+prints the message alone; a traceback is for our own mistakes.
+"""
+
+
+class FedbayesError(Exception):
+    """Base of all errors that are the input's fault and not the program's."""
+
+
+class ConfigError(FedbayesError):
+    """A setting is unknown, of the wrong type, or out of range."""
+
+
+class DataError(FedbayesError):
+    """A data set is absent, unreadable, or cannot be divided as asked."""
+
+
+class ModelError(FedbayesError):
+    """A network cannot be built, or does not fit the data or the weights."""
+
+
+class MessageError(FedbayesError):
+    """Bytes are no message, or a message is not the one that was expected."""
+
+
+class EngineError(FedbayesError):
+    """An engine could not carry out a client's work."""
+
+
+class RunError(FedbayesError):
+    """A run folder is absent, damaged, or cannot be continued."""

@@ -1,0 +1,117 @@
+"""What a run looks like while it goes: a live line on a terminal, plain lines elsewhere."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedbayes.experiment.record import Metrics
+from fedbayes.experiment.run import Listener, Simulation, Step
+
+
+def share(value: float | None) -> str:
+    """An accuracy for people, or a dash where there is none yet."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+@contextmanager
+def display(simulation: Simulation, console: Console) -> Iterator[Listener]:
+    """A listener that shows every round: live on a terminal, else line by line."""
+    rounds = simulation.config.rounds
+    console.print(
+        f"{simulation.config.method['name']} on {simulation.data.dataset.name}: "
+        f"{simulation.data.clients} clients, {simulation.cohort} in a round, "
+        f"{simulation.config.model.name}, {simulation.config.engine}",
+        highlight=False,
+    )
+    if not console.is_terminal:
+        yield lambda _, step: console.print(_line(step, rounds), highlight=False, soft_wrap=True)
+        return
+    progress = Progress(
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("global [bold]{task.fields[globally]}"),
+        TextColumn("local [bold]{task.fields[locally]}"),
+        TextColumn("down {task.fields[down]}  up {task.fields[up]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+    )
+    done = simulation.progress.round
+    fields: dict[str, Any] = {"globally": "–", "locally": "–", "down": "–", "up": "–"}
+    with progress:
+        task = progress.add_task("", total=rounds, completed=done, **fields)
+
+        def show(simulation: Simulation, step: Step) -> None:
+            if "global_accuracy" in step.metrics:
+                fields["globally"] = share(step.metrics["global_accuracy"])
+            progress.update(
+                task,
+                completed=step.number,
+                **{
+                    **fields,
+                    "locally": share(step.metrics["local_accuracy"]),
+                    "down": decimal(simulation.progress.bytes_down),
+                    "up": decimal(simulation.progress.bytes_up),
+                },
+            )
+            for client, reason in step.metrics["refused"].items():
+                progress.console.print(f"client {client} refused: {reason}", markup=False)
+
+        yield show
+
+
+def _line(step: Step, rounds: int) -> str:
+    metrics = step.metrics
+    refused = "".join(
+        f"\n  client {client} refused: {reason}" for client, reason in metrics["refused"].items()
+    )
+    return (
+        f"round {step.number:>{len(str(rounds))}}/{rounds}  "
+        f"global {share(metrics.get('global_accuracy'))}  "
+        f"local {share(metrics['local_accuracy'])}  "
+        f"down {decimal(metrics['bytes_down'])}  up {decimal(metrics['bytes_up'])}  "
+        f"{metrics['seconds']:.2f} s{refused}"
+    )
+
+
+def outcome(summary: Metrics) -> Table:
+    """The summary as a table."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "global accuracy": share(summary["global_accuracy"]),
+        "local accuracy": share(summary["local_accuracy"]),
+        "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}",
+        "parameters": f"{summary['model_parameters']:,} ({summary['sparsity']:.1%} zero)",
+        "seconds a round": f"{summary['seconds_per_round']:.3f}",
+        "refused reports": str(summary["refused_reports"]),
+        "stopped": f"{summary['stopped_reason']} after {summary['rounds']} rounds",
+        "folder": summary["folder"],
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}", value)
+    return table
+
+
+@contextmanager
+def stop_after_round(simulation: Simulation, console: Console) -> Iterator[None]:
+    """Let Ctrl-C (and SIGTERM) end the run after the round under way, a second one at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if simulation.stop:
+            raise KeyboardInterrupt
+        simulation.stop = True
+        console.print("stopping after this round; Ctrl-C again stops at once", highlight=False)
+
+    before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

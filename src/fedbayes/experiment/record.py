@@ -1,0 +1,253 @@
+"""The run folder: everything that a run leaves on disk, and how it goes on after a kill.
+
+    config.toml          all settings, resolved
+    partition.npz        which client has which rows
+    metrics.jsonl        one line a round
+    checkpoints/         the state after a round; the newest one is where a resume starts
+    clients/             private states of clients, one file each
+    model.safetensors    the global model
+    summary.json         what came of it
+
+A round counts once its checkpoint is there. Every file is written beside and renamed, and what
+an unfinished round left behind is removed when the run is resumed.
+"""
+
+import json
+import os
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import MessageError, RunError
+from fedbayes.experiment.config import Config
+from fedbayes.messages import decode, dense, encode
+from fedbayes.tensors import Tensors, pack, unpack
+
+Metrics = dict[str, Any]
+"""A line of `metrics.jsonl`."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a run between two rounds."""
+
+    round: int
+    """Rounds done."""
+    server: Tensors
+    """The server's state, packed."""
+    correct: Tensor
+    """Of each client, test samples that the model it last reported got right, int64 [S]."""
+    tested: Tensor
+    """Of each client, test samples it was tried on; 0 before its first report, int64 [S]."""
+    stored: Tensor
+    """Of each client, the round that its private state on disk is of; 0 if none, int64 [S]."""
+    bytes_down: int = 0
+    """Bytes sent to clients so far."""
+    bytes_up: int = 0
+    """Bytes received from clients so far."""
+    refused: int = 0
+    """Reports refused so far."""
+    seconds: float = 0.0
+    """Time that the rounds took."""
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+class ClientStates(MutableMapping[int, bytes]):
+    """Private states of clients as files, with the last complete round's kept until the next.
+
+    A file is named by client and round. Writing one leaves the older one alone, since a kill may
+    take the run back to it; `commit` removes what no checkpoint needs.
+    """
+
+    def __init__(self, folder: Path, stored: Tensor) -> None:
+        self._folder = folder
+        self.stored = stored.clone()
+        """Of each client, the round of its newest state; 0 if none."""
+        self.round = 0
+        """The round that is being run."""
+        self._superseded: list[Path] = []
+
+    def _path(self, client: int, number: int) -> Path:
+        return self._folder / f"{client:07d}-{number:07d}.safetensors"
+
+    def __getitem__(self, client: int) -> bytes:
+        number = int(self.stored[client])
+        if not number:
+            raise KeyError(client)
+        try:
+            return self._path(client, number).read_bytes()
+        except OSError as error:
+            raise RunError(f"the state of client {client} is lost: {error}") from None
+
+    def __setitem__(self, client: int, state: bytes) -> None:
+        self._folder.mkdir(exist_ok=True)
+        before = int(self.stored[client])
+        if before and before != self.round:
+            self._superseded.append(self._path(client, before))
+        write_beside(self._path(client, self.round), state)
+        self.stored[client] = self.round
+
+    def __delitem__(self, client: int) -> None:
+        raise TypeError("a client's state is replaced, never deleted")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.stored.nonzero()[:, 0].tolist())
+
+    def __len__(self) -> int:
+        return int((self.stored > 0).sum())
+
+    def commit(self) -> None:
+        """Remove the states that the checkpoint just written no longer names."""
+        for path in self._superseded:
+            path.unlink(missing_ok=True)
+        self._superseded.clear()
+
+    def remove_strays(self) -> None:
+        """Remove what an unfinished round left behind."""
+        if self._folder.is_dir():
+            current = {self._path(c, int(self.stored[c])).name for c in self}
+            for path in self._folder.iterdir():
+                number = path.stem.rpartition("-")[2]
+                newer = number.isdigit() and int(number) > self.round
+                if path.name.startswith(".") or (newer and path.name not in current):
+                    path.unlink()
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.partition_file = path / "partition.npz"
+        self.metrics_file = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.clients = path / "clients"
+        self.model_file = path / "model.safetensors"
+        self.summary_file = path / "summary.json"
+
+    def create(self, config: Config) -> None:
+        """Make the folder and write the config.
+
+        Raises:
+            RunError: it holds a run already, or cannot be made.
+        """
+        if self.config_file.exists():
+            raise RunError(
+                f"{self.path} already holds a run; choose another folder, or continue it with "
+                f"`fedbayes resume {self.path}`"
+            )
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_beside(self.config_file, config.dump().encode())
+        except OSError as error:
+            raise RunError(f"cannot write the run folder {self.path}: {error}") from None
+
+    def config(self) -> Config:
+        """The run's settings.
+
+        Raises:
+            RunError: there is no run here.
+        """
+        if not self.config_file.exists():
+            raise RunError(f"{self.path} holds no run: there is no {self.config_file.name}")
+        return Config.load(self.config_file)
+
+    def save(self, progress: Progress, keep: Literal["last", "all"]) -> None:
+        """Write a checkpoint: from here on the round counts."""
+        newest = self._checkpoint(progress.round)
+        write_beside(newest, encode(pack(progress)))
+        if keep == "last":
+            for path in self.checkpoints.glob("*.safetensors"):
+                if path != newest:
+                    path.unlink()
+
+    def _checkpoint(self, number: int) -> Path:
+        return self.checkpoints / f"round-{number:07d}.safetensors"
+
+    def rounds(self) -> list[int]:
+        """The rounds that there are checkpoints of, ascending."""
+        return sorted(int(p.stem.rpartition("-")[2]) for p in self.checkpoints.glob("round-*"))
+
+    def progress(self, number: int | None = None) -> Progress | None:
+        """The state after round `number`, or after the last one; None before the first.
+
+        Raises:
+            RunError: there is no such checkpoint, or it is damaged.
+        """
+        rounds = self.rounds()
+        if number is None and not rounds:
+            return None
+        wanted = rounds[-1] if number is None else number
+        if wanted not in rounds:
+            raise RunError(
+                f"{self.path} has no checkpoint of round {wanted}, only of {rounds or 'none'}; "
+                "keep them with keep_checkpoints = 'all'"
+            )
+        path = self._checkpoint(wanted)
+        try:
+            return unpack(Progress, dense(decode(path.read_bytes())))
+        except (OSError, MessageError) as error:
+            raise RunError(f"the checkpoint {path} is damaged: {error}") from None
+
+    def add_metrics(self, metrics: Metrics) -> None:
+        """Append a line."""
+        with self.metrics_file.open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+    def metrics(self) -> list[Metrics]:
+        """The lines of all rounds; a last line that was cut off by a kill is left out."""
+        if not self.metrics_file.exists():
+            return []
+        lines = self.metrics_file.read_text().split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def drop_metrics_after(self, number: int) -> None:
+        """Forget the lines of rounds that did not complete."""
+        kept = [line for line in self.metrics() if line["round"] <= number]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_beside(self.metrics_file, text.encode())
+
+    def finish(self, model: Tensors, summary: Metrics) -> None:
+        """Write the global model and the summary."""
+        write_beside(self.model_file, encode(dict(model)))
+        write_beside(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def model(self) -> Tensors:
+        """The global model at the end.
+
+        Raises:
+            RunError: the run has not ended, or the file is damaged.
+        """
+        try:
+            return dense(decode(self.model_file.read_bytes()))
+        except (OSError, MessageError) as error:
+            raise RunError(f"cannot read the model of {self.path}: {error}") from None
+
+    def summary(self) -> Metrics:
+        """What came of the run.
+
+        Raises:
+            RunError: the run has not ended.
+        """
+        try:
+            summary: Metrics = json.loads(self.summary_file.read_text())
+            return summary
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path} has no summary yet: {error}") from None
+
+
+def first_progress(server: Tensors, clients: int) -> Progress:
+    """The state before the first round."""
+    zeros = torch.zeros(clients, dtype=torch.int64)
+    return Progress(0, server, zeros, zeros.clone(), zeros.clone())

@@ -1,0 +1,334 @@
+"""Running: rounds until the end, with everything recorded."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fedbayes.contracts import AnyMethod, Federation
+from fedbayes.experiment.build import build_data, build_party
+from fedbayes.experiment.config import Config
+from fedbayes.experiment.record import (
+    ClientStates,
+    Metrics,
+    Progress,
+    RunFolder,
+    first_progress,
+)
+from fedbayes.federation.engines import Engine, Sequential
+from fedbayes.federation.party import Exam, Party
+from fedbayes.federation.round import Round, run_round, sample_cohort
+from fedbayes.federation.workers import Workers
+from fedbayes.messages import encode
+from fedbayes.metrics import Predictor
+from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
+
+EXAM_ROWS = 1000
+"""Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round of a simulation as it goes by."""
+
+    number: int
+    """The round, from 1."""
+    server: Any
+    """The server's state after it."""
+    metrics: Metrics
+    """The line of `metrics.jsonl`."""
+
+
+class Simulation:
+    """A run, round by round.
+
+        with Simulation(config) as simulation:
+            for step in simulation:
+                print(step.number, step.metrics["global_accuracy"], step.server)
+
+    Args:
+        config: the settings; None to go on with the run that the folder holds.
+        folder: the run folder; a temporary one if None.
+    """
+
+    def __init__(self, config: Config | None = None, folder: Path | str | None = None) -> None:
+        self._temporary = None
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
+            folder = self._temporary.name
+        self.folder = RunFolder(Path(folder))
+        if config is None:
+            config = self.folder.config()
+        else:
+            self.folder.create(config)
+        self.config = config
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(config.threads)
+        self.data = build_data(config, self.folder)
+        self.party: Party = build_party(config, self.data)
+        self.method: AnyMethod = self.party.method
+        self.clients = 1 if self.method.pooled else self.data.clients
+        self.cohort = config.cohort_size(self.clients) if self.clients > 1 else 1
+        self.stop = False
+        """Set it to end after the round under way."""
+        self._engine: Engine | None = None
+        self._open()
+
+    def _open(self) -> None:
+        """Take up the last complete round, or start at none."""
+        found = self.folder.progress()
+        if found is None:
+            federation = Federation(
+                clients=self.clients,
+                cohort=self.cohort,
+                rounds=self.config.rounds,
+                classes=len(self.data.dataset.classes),
+                seed=self.config.seed,
+            )
+            server = self.method.init(self.party.network, federation)
+            found = first_progress(pack(server), self.data.clients)
+        self.progress: Progress = found
+        self._saved = found.round
+        self.server: Any = unpack(self.method.server_state, found.server)
+        self.folder.drop_metrics_after(found.round)
+        self.states = ClientStates(self.folder.clients, found.stored)
+        self.states.round = found.round
+        self.states.remove_strays()
+
+    @property
+    def engine(self) -> Engine:
+        """Who runs the clients; started when first needed."""
+        if self._engine is None:
+            if self.config.engine == "workers":
+                self._engine = Workers(
+                    "fedbayes.experiment.build:party",
+                    str(self.folder.path.resolve()),
+                    workers=self.config.workers,
+                    threads=self.config.threads,
+                )
+            else:
+                self._engine = Sequential(self.party)
+        return self._engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers and give back what the run borrowed of this process."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        torch.set_num_threads(self._threads)
+
+    def __iter__(self) -> Iterator[Step]:
+        """Run the rounds that remain. After the last one the summary is written."""
+        while self.progress.round < self.config.rounds and not self.stop:
+            yield self._step(self.progress.round + 1)
+        if self._saved < self.progress.round:
+            self.checkpoint()
+        if self.progress.round:
+            self.folder.finish(self.method.model(self.server), self.summary())
+
+    def _step(self, number: int) -> Step:
+        began = time.perf_counter()
+        self.states.round = number
+        result = run_round(
+            self.method,
+            self.server,
+            self.engine,
+            self.states,
+            number=number,
+            cohort=sample_cohort(self.config.seed, number, self.clients, self.cohort),
+            min_reports=self.config.min_reports,
+        )
+        self.server = result.server
+        model = self.method.model(self.server)
+        correct, tested = self.progress.correct.clone(), self.progress.tested.clone()
+        for client, score in result.scores.items():
+            correct[client], tested[client] = score
+        evaluation: Metrics = {}
+        if self._evaluates(number):
+            evaluation, right = self.evaluate(model)
+            if self.method.pooled:
+                correct, tested = right, torch.as_tensor(self.data.test_sizes())
+        seconds = time.perf_counter() - began
+        past = self.progress
+        self.progress = replace(
+            past,
+            round=number,
+            server=pack(self.server),
+            correct=correct,
+            tested=tested,
+            stored=self.states.stored.clone(),
+            bytes_down=past.bytes_down + result.bytes_down,
+            bytes_up=past.bytes_up + result.bytes_up,
+            refused=past.refused + len(result.refused),
+            seconds=past.seconds + seconds,
+        )
+        metrics = self._metrics(result, evaluation, model, seconds)
+        self.folder.add_metrics(metrics)
+        if number % self.config.checkpoint_every == 0:
+            self.checkpoint()
+        return Step(number, self.server, metrics)
+
+    def checkpoint(self) -> None:
+        """Make the rounds so far permanent."""
+        self.folder.save(self.progress, self.config.keep_checkpoints)
+        self._saved = self.progress.round
+        if self.config.keep_checkpoints == "last":
+            self.states.commit()
+
+    def _evaluates(self, number: int) -> bool:
+        every = self.config.evaluate_every
+        return number == self.config.rounds or (every > 0 and number % every == 0)
+
+    def evaluate(self, model: Tensors) -> tuple[Metrics, Tensor]:
+        """The global model on the union of the clients' test sets.
+
+        Returns:
+            Accuracy and mean negative log-likelihood, and how many of each client's own test
+            samples it got right, int64 [S].
+        """
+        total = self.data.test_total
+        data = encode(dict(model))
+        pieces = range(0, total, EXAM_ROWS)
+        exams = (Exam(data, start, min(start + EXAM_ROWS, total)) for start in pieces)
+        results = list(self.engine.examine(exams))
+        if not total:
+            return {}, torch.zeros(self.data.clients, dtype=torch.int64)
+        labels = torch.cat([result.labels for result in results])
+        truth = torch.as_tensor(self.data.test_labels())
+        owner = torch.repeat_interleave(torch.as_tensor(self.data.test_sizes()))
+        right = torch.bincount(owner, (labels == truth).double(), minlength=self.data.clients)
+        figures = {
+            "global_accuracy": sum(result.correct for result in results) / total,
+            "global_nll": sum(result.nll for result in results) / total,
+        }
+        return figures, right.long()
+
+    def local_accuracy(self) -> float | None:
+        """Mean over clients of the model each last reported on its own test set."""
+        tried = self.progress.tested > 0
+        if not tried.any():
+            return None
+        shares = self.progress.correct[tried].double() / self.progress.tested[tried]
+        return float(shares.mean())
+
+    def _metrics(
+        self, result: Round, evaluation: Metrics, model: Tensors, seconds: float
+    ) -> Metrics:
+        return {
+            "round": result.number,
+            **evaluation,
+            "local_accuracy": self.local_accuracy(),
+            "bytes_down": result.bytes_down,
+            "bytes_up": result.bytes_up,
+            "cohort": len(result.cohort),
+            "refused": {str(client): reason for client, reason in result.refused.items()},
+            "skipped": result.skipped,
+            "sparsity": sparsity(model),
+            "model_parameters": parameter_count(model),
+            "seconds": seconds,
+            **result.info,
+        }
+
+    def summary(self) -> Metrics:
+        """What came of the rounds so far."""
+        config, progress = self.config, self.progress
+        model = self.method.model(self.server)
+        lines = [line for line in self.folder.metrics() if "global_accuracy" in line]
+        last = lines[-1] if lines else {}
+        return {
+            "method": config.method["name"],
+            "dataset": self.data.dataset.name,
+            "model": config.model.name,
+            "clients": self.data.clients,
+            "cohort": self.cohort,
+            "rounds": progress.round,
+            "seed": config.seed,
+            "global_accuracy": last.get("global_accuracy"),
+            "global_nll": last.get("global_nll"),
+            "local_accuracy": self.local_accuracy(),
+            "bytes_down": progress.bytes_down,
+            "bytes_up": progress.bytes_up,
+            "refused_reports": progress.refused,
+            "sparsity": sparsity(model),
+            "model_parameters": parameter_count(model),
+            "seconds_per_round": progress.seconds / max(progress.round, 1),
+            "engine": config.engine,
+            "stopped_reason": "completed" if progress.round >= config.rounds else "interrupted",
+            "folder": str(self.folder.path),
+        }
+
+
+class Run:
+    """A run that has ended, as its folder tells it."""
+
+    def __init__(self, folder: Path | str, keep: object = None) -> None:
+        self.folder = RunFolder(Path(folder))
+        self._keep = keep  # a temporary folder lives as long as the run that is in it
+        self.config = self.folder.config()
+        self.summary = self.folder.summary()
+        self.metrics = self.folder.metrics()
+        self.model = self.folder.model()
+
+    def server(self, number: int | None = None) -> Any:
+        """The server's state after a round (the last by default) that a checkpoint was kept of."""
+        progress = self.folder.progress(number)
+        method = self.config.build_method()
+        return unpack(method.server_state, progress.server) if progress else None
+
+    def predictor(self) -> Predictor:
+        """The global model as a function from inputs [n, ...] to log-probabilities or logits."""
+        party = build_party(self.config, build_data(self.config, self.folder))
+        return party.method.predict(self.model, party.network)
+
+
+Listener = Callable[[Simulation, Step], None]
+"""Is told of every round as soon as it is complete."""
+
+
+def run(
+    config: Config | None = None,
+    folder: Path | str | None = None,
+    *,
+    listener: Listener | None = None,
+    **settings: Any,
+) -> Run:
+    """Run a config to its end.
+
+    Args:
+        config: the settings, or give them as keyword arguments: `run(rounds=5,
+            method={"name": "fedprox", "proximal": 0.1})`.
+        folder: the run folder, which must not hold a run; a temporary one if None.
+        listener: is called after every round with the simulation and the round.
+        **settings: keys of the config, where there is no `config`.
+    """
+    return _finish(Simulation(config or Config.create(**settings), folder), listener)
+
+
+def resume(folder: Path | str, *, listener: Listener | None = None) -> Run:
+    """Go on with a run from its last complete round; the end is as if it had never stopped."""
+    return _finish(Simulation(None, folder), listener)
+
+
+def _finish(simulation: Simulation, listener: Listener | None) -> Run:
+    with simulation:
+        for step in simulation:
+            if listener is not None:
+                listener(simulation, step)
+    return Run(simulation.folder.path, simulation._temporary)

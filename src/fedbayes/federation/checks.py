@@ -1,0 +1,59 @@
+"""What a report must be before the server looks at it."""
+
+import math
+
+import torch
+
+from fedbayes.contracts import Report
+from fedbayes.errors import MessageError
+from fedbayes.messages import Masked, Message, decode, dtype_of, encode, shape_of
+
+_WEIGHT = "/weight"
+"""Name of a report's weight among its tensors; no tensor of a network is called so."""
+
+
+def encode_report(report: Report) -> bytes:
+    """A report as bytes: its tensors, and its weight unless that is 1 and goes unsaid."""
+    if report.weight == 1.0:
+        return encode(report.tensors)
+    return encode({**report.tensors, _WEIGHT: torch.tensor(report.weight, dtype=torch.float64)})
+
+
+def decode_report(data: bytes, expected: Message) -> Report:
+    """The report that these bytes hold, if it is what the server expects.
+
+    Args:
+        data: bytes from a client; nothing is taken on trust.
+        expected: names, shapes and types of a proper report (`Method.expected`).
+
+    Raises:
+        MessageError: the bytes are no message, or names, shapes, types or weight are wrong, or
+            a value is NaN or infinite. The text says which.
+    """
+    tensors = decode(data)
+    weight = 1.0
+    if _WEIGHT in tensors:
+        item = tensors.pop(_WEIGHT)
+        if isinstance(item, Masked) or item.shape != () or item.dtype != torch.float64:
+            raise MessageError("its weight is not a float64 scalar")
+        weight = float(item)
+    if not math.isfinite(weight) or weight <= 0:
+        raise MessageError(f"its weight is {weight}; it must be positive and finite")
+    if tensors.keys() != expected.keys():
+        missing = sorted(expected.keys() - tensors.keys())
+        surplus = sorted(tensors.keys() - expected.keys())
+        raise MessageError(f"its tensors are not those expected: {missing=}, {surplus=}")
+    for name, pattern in expected.items():
+        item = tensors[name]
+        if shape_of(item) != shape_of(pattern):
+            raise MessageError(
+                f"{name!r} has shape {shape_of(item)}, {shape_of(pattern)} is expected"
+            )
+        if dtype_of(item) != dtype_of(pattern):
+            raise MessageError(
+                f"{name!r} has type {dtype_of(item)}, {dtype_of(pattern)} is expected"
+            )
+        values = item.values if isinstance(item, Masked) else item
+        if not torch.isfinite(values).all():
+            raise MessageError(f"{name!r} holds NaN or infinite values")
+    return Report({name: tensors[name] for name in expected}, weight)

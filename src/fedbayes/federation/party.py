@@ -1,0 +1,139 @@
+"""The client's side of a round: what runs where the data is.
+
+The same code serves every engine. It takes bytes and gives bytes, so that nothing can pass
+between server and client but what is counted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from fedbayes import seeds
+from fedbayes.contracts import AnyMethod, Info, Site
+from fedbayes.federation.checks import encode_report
+from fedbayes.inference.local import LocalTraining
+from fedbayes.messages import Message, decode, dense, encode
+from fedbayes.metrics import Predictions, evaluate
+from fedbayes.models import Network
+from fedbayes.tensors import Samples, pack, to, unpack
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's work in one round."""
+
+    client: int
+    round: int
+    message: bytes
+    """The encoded broadcast."""
+    state: bytes | None
+    """The client's private state at the end of its last round; None before the first."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a task."""
+
+    report: bytes
+    """The encoded report."""
+    state: bytes
+    """The client's private state, which stays with the client."""
+    info: Info
+    """Figures of the method."""
+    correct: int
+    """Test samples of the client that its personal model got right."""
+    tested: int
+    """Number of its test samples."""
+
+
+@dataclass(frozen=True)
+class Exam:
+    """A global model and the rows of the union of the clients' test sets to try it on."""
+
+    model: bytes
+    start: int
+    stop: int
+
+
+class Data(Protocol):
+    """The data of the clients, as `fedbayes.data.FederatedData` has them."""
+
+    def train(self, client: int) -> Samples:
+        """Training samples of a client."""
+
+    def test(self, client: int) -> Samples:
+        """Test samples of a client, possibly none."""
+
+    def pooled_train(self) -> Samples:
+        """Training samples of all clients."""
+
+    def test_union(self, start: int, stop: int) -> Samples:
+        """Rows of the union of all clients' test samples."""
+
+
+@dataclass(frozen=True)
+class Party:
+    """The clients of a federation as far as they live in this process."""
+
+    method: AnyMethod
+    network: Network
+    own_network: Callable[[int], Network]
+    """Builds the network of a client with an initialization of its own."""
+    data: Data
+    training: LocalTraining
+    rounds: int
+    seed: int
+
+    def train(self, task: Task) -> Outcome:
+        """Decode, run the E-step, try the personal model, encode."""
+        device = self.network.device
+        site = self._site(task)
+        message = _to(decode(task.message), device)
+        state = (
+            self.method.join(site)
+            if task.state is None
+            else unpack(self.method.client_state, to(dense(decode(task.state)), device))
+        )
+        samples = (
+            self.data.pooled_train() if self.method.pooled else self.data.train(task.client)
+        ).to(device)
+        with torch.random.fork_rng(devices=[]):
+            # Layers such as dropout draw from the global stream: give each client its own.
+            torch.manual_seed(
+                seeds.integer(self.seed, "layers", round=task.round, client=task.client)
+            )
+            report, state, info = self.method.local(message, state, samples, site)
+        exam = None
+        if not self.method.pooled:
+            predict = self.method.personal(message, report, state, self.network)
+            exam = evaluate(predict, self.data.test(task.client).to(device))
+        return Outcome(
+            report=encode_report(report),
+            state=encode(pack(state)),
+            info=info,
+            correct=exam.correct if exam else 0,
+            tested=exam.count if exam else 0,
+        )
+
+    def examine(self, exam: Exam) -> Predictions:
+        """Try a global model on some rows of the union of the test sets."""
+        device = self.network.device
+        predict = self.method.predict(to(dense(decode(exam.model)), device), self.network)
+        return evaluate(predict, self.data.test_union(exam.start, exam.stop).to(device))
+
+    def _site(self, task: Task) -> Site:
+        return Site(
+            client=task.client,
+            round=task.round,
+            rounds=self.rounds,
+            seed=self.seed,
+            network=self.network,
+            training=self.training,
+            own_network=lambda: self.own_network(task.client),
+        )
+
+
+def _to(message: Message, device: torch.device) -> Message:
+    return {name: item.to(device) for name, item in message.items()}

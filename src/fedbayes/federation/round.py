@@ -1,0 +1,140 @@
+"""One round of any method on any engine."""
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedbayes import seeds
+from fedbayes.contracts import AnyMethod, Info
+from fedbayes.errors import MessageError
+from fedbayes.federation.checks import decode_report
+from fedbayes.federation.engines import Engine
+from fedbayes.federation.party import Task
+from fedbayes.messages import Message, encode
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did."""
+
+    number: int
+    """The round, from 1."""
+    server: Any
+    """The server's state after it."""
+    cohort: list[int]
+    """The clients that were sampled."""
+    bytes_down: int = 0
+    """Encoded bytes from the server to the clients."""
+    bytes_up: int = 0
+    """Encoded bytes from the clients to the server."""
+    scores: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of each client whose report counted: test samples its model got right, and tested."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Clients whose report was refused, and why."""
+    skipped: bool = False
+    """Whether too few reports came for an update, so that the server is as before."""
+    info: Info = field(default_factory=dict)
+    """The method's figures: means over the clients, and the server's."""
+
+
+def sample_cohort(seed: int, number: int, clients: int, size: int) -> list[int]:
+    """The clients of a round: `size` of them, uniformly without replacement, ascending."""
+    stream = seeds.numpy_stream(seed, "cohort", round=number)
+    return sorted(stream.choice(clients, size, replace=False, shuffle=False).tolist())
+
+
+def run_round(
+    method: AnyMethod,
+    server: Any,
+    engine: Engine,
+    states: MutableMapping[int, bytes],
+    *,
+    number: int,
+    cohort: list[int],
+    min_reports: int = 1,
+) -> Round:
+    """Broadcast, E-steps, reports, M-step.
+
+    Args:
+        method: what to run.
+        server: the server's state before the round.
+        engine: who carries messages to the clients.
+        states: encoded private states by client; the round stores the new ones.
+        number: the round, from 1.
+        cohort: the clients that take part.
+        min_reports: how many good reports an update needs.
+
+    A report that is not what the method expects is refused: the client counts as if it had not
+    taken part, and the round goes on. All other errors leave here.
+    """
+    encoded = _Encoder()
+    expected: dict[int, Message] = {}
+    down = up = 0
+
+    def tasks() -> Iterator[Task]:
+        nonlocal down
+        for client in cohort:
+            message = method.message(server, client)
+            expected[client] = method.expected(message)
+            data = encoded(message)
+            down += len(data)
+            yield Task(client, number, data, states.get(client))
+
+    reports = method.reduction()
+    infos: list[Info] = []
+    scores: dict[int, tuple[int, int]] = {}
+    refused: dict[int, str] = {}
+    for client, outcome in zip(cohort, engine.train(tasks()), strict=True):
+        up += len(outcome.report)
+        try:
+            report = decode_report(outcome.report, expected.pop(client))
+        except MessageError as error:
+            refused[client] = str(error)
+            continue
+        reports.add(client, report)
+        if outcome.state:
+            states[client] = outcome.state
+        infos.append(outcome.info)
+        scores[client] = (outcome.correct, outcome.tested)
+
+    info = _mean(infos)
+    skipped = reports.clients < min_reports
+    if not skipped:
+        server, server_info = method.update(server, reports)
+        info |= server_info
+    return Round(
+        number=number,
+        server=server,
+        cohort=cohort,
+        bytes_down=0 if method.pooled else down,
+        bytes_up=0 if method.pooled else up,
+        scores=scores,
+        refused=refused,
+        skipped=skipped,
+        info=info,
+    )
+
+
+class _Encoder:
+    """Encodes a message once while it consists of the very same tensors."""
+
+    def __init__(self) -> None:
+        self._message: Message = {}
+        self._data = b""
+
+    def __call__(self, message: Message) -> bytes:
+        same = message.keys() == self._message.keys() and all(
+            item is self._message[name] for name, item in message.items()
+        )
+        if not same:
+            self._message, self._data = message, encode(message)
+        return self._data
+
+
+def _mean(infos: list[Info]) -> Info:
+    """The mean of each figure over the clients that gave it."""
+    values: dict[str, list[float]] = {}
+    for info in infos:
+        for name, value in info.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}

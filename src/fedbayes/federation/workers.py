@@ -1,0 +1,190 @@
+"""The `workers` engine: processes that stay up and get only encoded messages."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from fedbayes import errors
+from fedbayes.errors import EngineError
+from fedbayes.federation.party import Exam, Outcome, Task
+from fedbayes.federation.worker import Header, read, write
+from fedbayes.metrics import Predictions
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+TRIES = 3
+"""How often a task is given to a fresh worker before the engine gives up."""
+
+
+class _DiedError(Exception):
+    """The process ended before it answered."""
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self, factory: str, argument: str, threads: int) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+            "OMP_NUM_THREADS": str(threads),
+        }
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fedbayes.federation.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=environment,
+            bufsize=1 << 20,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._requests, self._replies = self.process.stdin, self.process.stdout
+        self._last: bytes | None = None
+        self._greeting = {"factory": factory, "argument": argument, "threads": threads}
+        self._greeted = False
+
+    def call(self, header: Header, blobs: Sequence[bytes]) -> tuple[Header, list[bytes]]:
+        """Send a request and wait for the reply.
+
+        The first blob is not sent again while it is the very same object: a broadcast to many
+        clients of one worker travels once.
+
+        Raises:
+            _DiedError: the process ended first.
+            FedbayesError: what the client's side raised.
+        """
+        try:
+            if not self._greeted:
+                write(self._requests, self._greeting)
+                self._checked(read(self._replies))
+                self._greeted = True
+            same = blobs[0] is self._last
+            self._last = blobs[0]
+            write(self._requests, {**header, "same": same}, [b"" if same else blobs[0], *blobs[1:]])
+            return self._checked(read(self._replies))
+        except (EOFError, BrokenPipeError, OSError, ValueError):
+            raise _DiedError from None
+
+    @staticmethod
+    def _checked(reply: tuple[Header, list[bytes]]) -> tuple[Header, list[bytes]]:
+        header, _ = reply
+        if "error" in header:
+            if header["error"]:
+                raise getattr(errors, header["error"])(header["text"])
+            raise EngineError(f"a client's work failed:\n{header['text']}")
+        return reply
+
+    def last_words(self) -> str:
+        """How the process ended and the end of what it printed."""
+        self._said.seek(0)
+        text = self._said.read().decode(errors="replace").strip()
+        return f"exit status {self.process.wait()}" + (f"; it said: {text[-2000:]}" if text else "")
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self._requests, self._replies, self._said):
+            with suppress(OSError):  # unsent bytes to a dead process
+                stream.close()
+
+
+class Workers:
+    """The cohort spread over worker processes.
+
+    Args:
+        factory: "package.module:function" that builds the `Party` in the worker.
+        argument: its argument, a string.
+        workers: number of processes.
+        threads: threads of each.
+    """
+
+    def __init__(self, factory: str, argument: str, *, workers: int, threads: int = 1) -> None:
+        self._make: Callable[[], _Worker] = lambda: _Worker(factory, argument, threads)
+        self._all = [self._make() for _ in range(workers)]
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        for worker in self._all:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedbayes-worker")
+        self.replaced = 0
+        """How many workers died and were replaced."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.process.pid for worker in self._all]
+
+    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Run the tasks on whichever worker is idle."""
+        return self._spread(self._train, tasks)
+
+    def examine(self, exams: Iterable[Exam]) -> Iterator[Predictions]:
+        """Run the exams on whichever worker is idle."""
+        return self._spread(self._examine, exams)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._all:
+            worker.close()
+
+    def _spread(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Results in order, with so few items under way that they need little memory."""
+        under_way: deque[Future[Result]] = deque()
+        for item in items:
+            under_way.append(self._threads.submit(work, item))
+            if len(under_way) >= 4 * len(self._all):
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+    def _train(self, task: Task) -> Outcome:
+        joined = task.state is not None
+        header = {"kind": "train", "client": task.client, "round": task.round, "joined": joined}
+        reply, blobs = self._call(
+            f"client {task.client} in round {task.round}", header, [task.message, task.state or b""]
+        )
+        return Outcome(blobs[0], blobs[1], reply["info"], reply["correct"], reply["tested"])
+
+    def _examine(self, exam: Exam) -> Predictions:
+        header = {"kind": "examine", "start": exam.start, "stop": exam.stop}
+        reply, blobs = self._call("the evaluation", header, [exam.model])
+        labels = torch.from_numpy(np.frombuffer(blobs[0], dtype=np.int64).copy())
+        return Predictions(labels, reply["correct"], reply["nll"])
+
+    def _call(
+        self, what: str, header: Header, blobs: Sequence[bytes]
+    ) -> tuple[Header, list[bytes]]:
+        """One request, on as many fresh workers as `TRIES` allows."""
+        worker = self._idle.get()
+        try:
+            for _ in range(TRIES):
+                try:
+                    return worker.call(header, blobs)
+                except _DiedError:
+                    words = worker.last_words()
+                    worker.close()
+                    fresh = self._make()
+                    self._all[self._all.index(worker)] = fresh
+                    worker = fresh
+                    self.replaced += 1
+            raise EngineError(
+                f"the worker of {what} died {TRIES} times, last with {words}. Out of memory? Try "
+                "fewer workers, or engine = 'sequential' to see the failure itself"
+            )
+        finally:
+            self._idle.put(worker)

@@ -1,0 +1,1 @@
+"""Inference: the local training loop and the probability that methods are made of."""

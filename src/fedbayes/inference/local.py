@@ -1,0 +1,138 @@
+"""The local training loop, the only one: every method's E-step by gradients runs here."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from fedbayes.tensors import Samples, Tensors
+
+Objective = Callable[[Tensors, Samples], Tensor]
+"""Parameters and one batch to the scalar to be minimized; pure but for the random streams."""
+
+
+class LocalTraining(BaseModel):
+    """How a client trains: the `[training]` table of a config."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    optimizer: Literal["sgd", "adam", "amsgrad", "adamax"] = Field(
+        "sgd", description="client optimizer"
+    )
+    lr: float = Field(0.1, gt=0, description="learning rate in the first round")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
+    epochs: int = Field(1, ge=1, description="passes over the client's data in a round")
+    steps: int | None = Field(
+        None, ge=1, description="optimizer steps in a round, in place of epochs"
+    )
+    batch_size: int = Field(32, ge=1, description="samples in a step")
+    schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
+        "constant", description="learning rate over rounds"
+    )
+    decay: float = Field(
+        0.99, gt=0, le=1, description="factor per round (exponential) or per decay_every (step)"
+    )
+    decay_every: int = Field(10, ge=1, description="rounds between decays (step)")
+
+    @model_validator(mode="after")
+    def _check(self) -> "LocalTraining":
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum is for optimizer = 'sgd', not '{self.optimizer}'")
+        return self
+
+    def learning_rate(self, round: int, rounds: int) -> float:
+        """The learning rate of round `round` (from 1) of `rounds`."""
+        past = round - 1
+        match self.schedule:
+            case "constant":
+                return self.lr
+            case "exponential":
+                return self.lr * self.decay**past
+            case "step":
+                return self.lr * self.decay ** (past // self.decay_every)
+            case "cosine":
+                return self.lr * 0.5 * (1 + math.cos(math.pi * past / max(rounds, 1)))
+
+    def build_optimizer(self, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
+        """A fresh optimizer of these settings over leaf tensors."""
+        decay = self.weight_decay
+        match self.optimizer:
+            case "sgd":
+                return torch.optim.SGD(
+                    parameters, lr=lr, momentum=self.momentum, weight_decay=decay
+                )
+            case "adamax":
+                return torch.optim.Adamax(parameters, lr=lr, weight_decay=decay)
+            case "adam" | "amsgrad":
+                amsgrad = self.optimizer == "amsgrad"
+                return torch.optim.Adam(parameters, lr=lr, weight_decay=decay, amsgrad=amsgrad)
+
+    def step_count(self, samples: int) -> int:
+        """Optimizer steps in a round for a client with so many samples."""
+        return self.steps or self.epochs * math.ceil(samples / self.batch_size)
+
+
+def batches(
+    samples: Samples, batch_size: int, steps: int, stream: torch.Generator
+) -> Iterator[Samples]:
+    """`steps` batches: epochs over the samples, each in a fresh random order.
+
+    The samples are permuted once an epoch and then cut into views, so a step copies nothing.
+    """
+    while steps > 0:
+        order = torch.randperm(len(samples.y), generator=stream).to(samples.y.device)
+        xs, ys = (
+            torch.split(samples.x[order], batch_size),
+            torch.split(samples.y[order], batch_size),
+        )
+        for x, y in zip(xs[:steps], ys[:steps], strict=True):
+            yield Samples(x, y)
+        steps -= len(ys)
+
+
+def train(
+    parameters: Tensors,
+    objective: Objective,
+    samples: Samples,
+    settings: LocalTraining,
+    *,
+    lr: float,
+    stream: torch.Generator,
+    fixed: frozenset[str] = frozenset(),
+) -> tuple[Tensors, dict[str, float]]:
+    """Minimize the objective by stochastic gradients, from `parameters`, on one client.
+
+    Args:
+        parameters: where to start; not changed.
+        objective: the scalar to be minimized on a batch.
+        samples: the client's training data, at least one sample.
+        settings: optimizer, epochs, batch size.
+        lr: learning rate of this round.
+        stream: source of the order of the samples.
+        fixed: names that no gradient changes (a network's buffers); the network itself may.
+
+    Returns:
+        The parameters at the end, on the device of the start, and the mean loss over the steps.
+    """
+    current = {
+        name: tensor.detach().clone(memory_format=torch.preserve_format)
+        for name, tensor in parameters.items()
+    }
+    leaves = [t.requires_grad_() for name, t in current.items() if name not in fixed]
+    optimizer = settings.build_optimizer(leaves, lr)
+    steps = settings.step_count(len(samples.y))
+    total = torch.zeros((), device=samples.x.device)
+    for batch in batches(samples, settings.batch_size, steps, stream):
+        loss = objective(current, batch)
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient
+        optimizer.step()
+        total += loss.detach()
+    return {name: tensor.detach() for name, tensor in current.items()}, {
+        "loss": float(total) / steps
+    }

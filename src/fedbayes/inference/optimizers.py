@@ -1,0 +1,92 @@
+"""Optimizers: the one that PyTorch lacks, and any of them as a pure function."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from fedbayes.tensors import Tensors
+
+
+class Yogi(torch.optim.Optimizer):
+    """Yogi (Zaheer et al. 2018): Adam whose second moment grows and shrinks additively.
+
+    m ← β₁ m + (1 − β₁) g;  v ← v − (1 − β₂) sign(v − g²) g²;  θ ← θ − lr m / (√v + ε), with
+    no bias correction and v started at `initial`, as in Reddi et al. 2021 (FedYogi).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-3,
+        initial: float = 1e-6,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "initial": initial})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.full_like(parameter, group["initial"])
+                m, v = state["exp_avg"], state["exp_avg_sq"]
+                square = parameter.grad.square()
+                m.lerp_(parameter.grad, 1 - first)
+                v.sub_((1 - second) * torch.sign(v - square) * square)
+                parameter.sub_(group["lr"] * m / (v.sqrt() + group["eps"]))
+        return loss
+
+
+def step(
+    build: Callable[[list[Tensor]], torch.optim.Optimizer],
+    parameters: Tensors,
+    gradients: Tensors,
+    memory: Tensors,
+) -> tuple[Tensors, Tensors]:
+    """One step of an optimizer as a pure function of parameters, gradients and its memory.
+
+    Args:
+        build: makes the optimizer over leaf tensors.
+        parameters: where to step from; not changed.
+        gradients: of the same names and shapes.
+        memory: what the last step returned, or {} before the first one.
+
+    Returns:
+        The new parameters, and the optimizer's memory as `parameter:quantity` tensors.
+    """
+    names = list(parameters)
+    leaves = [parameters[name].detach().clone() for name in names]
+    optimizer = build(leaves)
+    stored: dict[int, dict[str, Any]] = {}
+    for key, tensor in memory.items():
+        name, _, quantity = key.rpartition(":")
+        stored.setdefault(names.index(name), {})[quantity] = tensor.clone()
+    if stored:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": stored})
+    for leaf, name in zip(leaves, names, strict=True):
+        leaf.grad = gradients[name].to(leaf.dtype)
+    optimizer.step()
+    kept = {
+        f"{name}:{quantity}": tensor.detach()
+        for name, leaf in zip(names, leaves, strict=True)
+        for quantity, tensor in optimizer.state[leaf].items()
+        if isinstance(tensor, Tensor)
+    }
+    return {name: leaf.detach() for name, leaf in zip(names, leaves, strict=True)}, kept

@@ -1,0 +1,179 @@
+"""Messages: named tensors to bytes and back.
+
+All that passes between server and client, process and process, program and file is encoded
+here, and the length of the encoded bytes is what communication is measured by. Dense tensors
+are stored as safetensors; a sparse one as its surviving values and one bit for every position
+(or row, or filter) that a mask can remove. Nothing is pickled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedbayes.errors import MessageError
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """A tensor of which only some entries are kept; the others are zero.
+
+    Each mask covers some axes and removes whole slices along them: a mask over axis 0 of a
+    convolution's weight removes filters, a second one over axis 1 their inputs, one over all
+    axes single weights. Masks cover disjoint axes, so an entry survives if each mask keeps it.
+    """
+
+    values: Tensor
+    """The surviving entries in row-major order, [alive]."""
+    shape: tuple[int, ...]
+    """Shape of the dense tensor."""
+    masks: Mapping[tuple[int, ...], Tensor]
+    """Axes to a boolean tensor with the sizes of those axes."""
+
+    @classmethod
+    def keep(cls, dense: Tensor, masks: Mapping[tuple[int, ...], Tensor]) -> "Masked":
+        """The entries of `dense` that all the masks keep."""
+        sparse = cls(dense.new_empty(0), tuple(dense.shape), masks)
+        return cls(dense[sparse.mask()], sparse.shape, masks)
+
+    def mask(self) -> Tensor:
+        """One boolean tensor of the dense shape: the product of the masks."""
+        whole = torch.ones(self.shape, dtype=torch.bool, device=self.values.device)
+        for axes, mask in self.masks.items():
+            sizes = [size if axis in axes else 1 for axis, size in enumerate(self.shape)]
+            whole &= mask.reshape(sizes)
+        return whole
+
+    def dense(self) -> Tensor:
+        """The tensor with zeros where entries were removed."""
+        result = self.values.new_zeros(self.shape)
+        result[self.mask()] = self.values
+        return result
+
+    def to(self, device: torch.device | str) -> "Masked":
+        """The same on another device."""
+        masks = {axes: mask.to(device) for axes, mask in self.masks.items()}
+        return Masked(self.values.to(device), self.shape, masks)
+
+
+Message = dict[str, Tensor | Masked]
+"""What server and client say to each other: tensors by name, some of them sparse."""
+
+
+def dense(message: Message) -> Tensors:
+    """The message with every sparse tensor filled up with zeros."""
+    return {
+        name: item.dense() if isinstance(item, Masked) else item for name, item in message.items()
+    }
+
+
+def shape_of(item: Tensor | Masked) -> tuple[int, ...]:
+    """Shape of the dense tensor that an item of a message stands for."""
+    return tuple(item.shape)
+
+
+def dtype_of(item: Tensor | Masked) -> torch.dtype:
+    """Type of the entries of an item of a message."""
+    return item.values.dtype if isinstance(item, Masked) else item.dtype
+
+
+_SHAPE, _MASK = "#shape", "#mask:"
+
+
+def encode(message: Mapping[str, Tensor | Masked]) -> bytes:
+    """The message as bytes; an empty message costs none.
+
+    Raises:
+        MessageError: a name contains `#`, which marks the parts of sparse tensors.
+    """
+    flat: Tensors = {}
+    for name, item in message.items():
+        if "#" in name:
+            raise MessageError(f"the name {name!r} of a tensor contains the reserved sign '#'")
+        if isinstance(item, Masked):
+            flat[name] = item.values
+            flat[name + _SHAPE] = torch.tensor(item.shape, dtype=torch.int32)
+            for axes, mask in item.masks.items():
+                key = name + _MASK + ",".join(map(str, axes))
+                flat[key] = torch.from_numpy(np.packbits(mask.cpu().numpy().ravel()))
+        else:
+            flat[name] = item
+    if not flat:
+        return b""
+    # Tensors that share memory must be stored apart; only then is a copy needed.
+    owners: set[int] = set()
+    for name, tensor in flat.items():
+        stored = tensor.detach().to("cpu").contiguous()
+        if stored.numel() and stored.untyped_storage().data_ptr() in owners:
+            stored = stored.clone()
+        owners.add(stored.untyped_storage().data_ptr())
+        flat[name] = stored
+    return bytes(save(flat))
+
+
+def decode(data: bytes) -> Message:
+    """The message that `encode` turned into these bytes; the inverse of `encode`.
+
+    Safe on bytes from a stranger: it allocates no more than the bytes justify. A sparse tensor
+    stays sparse, for the shape that it claims costs nothing to write; compare it with what you
+    expect before you call `dense`.
+
+    Raises:
+        MessageError: the bytes are not an encoded message. No other error leaves here.
+    """
+    if not data:
+        return {}
+    try:
+        flat = load(bytes(data))
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise MessageError(f"not a message: {error}") from None
+    message: Message = {name: tensor for name, tensor in flat.items() if "#" not in name}
+    parts: dict[str, Tensors] = {}
+    for name, tensor in flat.items():
+        owner, sign, part = name.partition("#")
+        if sign:
+            parts.setdefault(owner, {})[sign + part] = tensor
+    for name, pieces in parts.items():
+        values = flat.get(name)
+        if values is None or _SHAPE not in pieces:
+            raise MessageError(f"not a message: {name!r} has a mask but no values or no shape")
+        message[name] = _sparse(name, values, pieces)
+    return message
+
+
+def _sparse(name: str, values: Tensor, pieces: Tensors) -> Masked:
+    """Rebuild one sparse tensor from its values, shape and packed masks, trusting none."""
+    sizes = pieces.pop(_SHAPE)
+    if values.ndim != 1 or sizes.ndim != 1 or sizes.dtype != torch.int32 or (sizes < 0).any():
+        raise MessageError(f"not a message: {name!r} is sparse but has no proper shape")
+    shape = tuple(int(size) for size in sizes)
+    masks: dict[tuple[int, ...], Tensor] = {}
+    free = set(range(len(shape)))
+    alive = 1
+    for key, packed in pieces.items():
+        try:
+            axes = tuple(int(axis) for axis in key.removeprefix(_MASK).split(","))
+        except ValueError:
+            raise MessageError(f"not a message: {name!r} has an unknown part {key!r}") from None
+        if not free.issuperset(axes) or len(set(axes)) != len(axes) or list(axes) != sorted(axes):
+            raise MessageError(f"not a message: the masks of {name!r} overlap or leave its shape")
+        free -= set(axes)
+        sizes_covered = tuple(shape[axis] for axis in axes)
+        count = prod(sizes_covered)
+        if packed.dtype != torch.uint8 or packed.ndim != 1 or len(packed) != -(-count // 8):
+            raise MessageError(f"not a message: a mask of {name!r} does not fit its shape")
+        bits = np.unpackbits(packed.numpy(), count=count).astype(bool)
+        masks[axes] = torch.from_numpy(bits).reshape(sizes_covered)
+        alive *= int(bits.sum())
+    alive *= prod(shape[axis] for axis in free)
+    if alive != len(values):
+        raise MessageError(
+            f"not a message: the masks of {name!r} keep {alive} values, {len(values)} were sent"
+        )
+    return Masked(values, shape, masks)

@@ -1,0 +1,25 @@
+"""FedAvg: the Gaussian prior of vanishing precision."""
+
+from fedbayes.contracts import Federation, Info, PointEstimate, Sum, Weights
+from fedbayes.models import Network
+
+
+class FedAvg(PointEstimate[Weights]):
+    """Federated averaging.
+
+    Hard EM on p(φ_s | w) = N(w, 1/λ) with λ → 0: clients train from w as if alone, and
+    w = Σ n_s φ_s / Σ n_s (EM paper, Eq. 11).
+    """
+
+    name = "fedavg"
+    summary = "weighted mean of the clients' weights"
+    paper = "McMahan et al. 2017; EM view: Louizos et al. 2021, section 2.1"
+    server_state = Weights
+
+    def init(self, network: Network, federation: Federation) -> Weights:
+        """The network's initialization."""
+        return Weights(network.initial)
+
+    def update(self, server: Weights, reports: Sum) -> tuple[Weights, Info]:
+        """The mean of the reports."""
+        return Weights(reports.mean()), {}

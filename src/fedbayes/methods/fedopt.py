@@ -1,0 +1,127 @@
+"""Generalized FedAvg: the M-step by one step of a server optimizer."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts import Federation, Info, PointEstimate, Sum
+from fedbayes.inference import optimizers
+from fedbayes.messages import Message
+from fedbayes.models import Network
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Server:
+    """The global weights, the network's buffers, and what the server's optimizer remembers."""
+
+    weights: Tensors
+    buffers: Tensors
+    memory: Tensors
+
+
+class GeneralizedFedAvg(PointEstimate[Server]):
+    """The mean drift w − mean φ_s as a gradient for an optimizer at the server.
+
+    It is the gradient of the M-step's objective, (λ/2) Σ_s ‖φ_s − w‖² (EM paper, Eq. 10), so a
+    step of plain gradient descent with rate 1 is FedAvg. What no gradient trains (running
+    means of a network, say) is averaged.
+    """
+
+    paper = "Reddi et al. 2021; EM view: Louizos et al. 2021, section 2.1"
+    server_state = Server
+
+    @abstractmethod
+    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        """The server's optimizer over the global weights."""
+
+    def init(self, network: Network, federation: Federation) -> Server:
+        """The network's initialization; the optimizer remembers nothing."""
+        weights = {n: w for n, w in network.initial.items() if n not in network.frozen}
+        buffers = {n: w for n, w in network.initial.items() if n in network.frozen}
+        return Server(weights, buffers, {})
+
+    def model(self, server: Server) -> Tensors:
+        """Weights and buffers."""
+        return {**server.weights, **server.buffers}
+
+    def message(self, server: Server, client: int) -> Message:
+        """Weights and buffers, the same to all."""
+        return {**server.weights, **server.buffers}
+
+    def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
+        """One step along the pseudo-gradient."""
+        mean = reports.mean()
+        drift = {name: w - mean[name] for name, w in server.weights.items()}
+        weights, memory = optimizers.step(self.optimizer, server.weights, drift, server.memory)
+        norm = torch.stack([d.norm() for d in drift.values()]).norm()
+        buffers = {name: mean[name] for name in server.buffers}
+        return Server(weights, buffers, memory), {"pseudo_gradient": float(norm)}
+
+
+class Reptile(GeneralizedFedAvg):
+    """Server gradient descent: w ← w + lr (mean φ_s − w), the update of Reptile."""
+
+    name = "reptile"
+    summary = "a step of gradient descent towards the mean"
+    paper = "Nichol et al. 2018; EM view: Louizos et al. 2021, section 2.1"
+
+    server_lr: float = Field(1.0, gt=0, description="learning rate of the server; 1 is FedAvg")
+
+    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        """Plain SGD."""
+        return torch.optim.SGD(parameters, lr=self.server_lr)
+
+
+class FedAvgM(GeneralizedFedAvg):
+    """Server gradient descent with momentum."""
+
+    name = "fedavgm"
+    summary = "server gradient descent with momentum"
+    paper = "Hsu et al. 2019"
+
+    server_lr: float = Field(1.0, gt=0, description="learning rate of the server")
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server")
+
+    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        """SGD with momentum."""
+        return torch.optim.SGD(parameters, lr=self.server_lr, momentum=self.server_momentum)
+
+
+class FedAdam(GeneralizedFedAvg):
+    """Adam at the server (PyTorch's, with bias correction)."""
+
+    name = "fedadam"
+    summary = "Adam at the server"
+
+    server_lr: float = Field(1e-2, gt=0, description="learning rate of the server")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
+    eps: float = Field(1e-3, gt=0, description="floor of the denominator")
+
+    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(
+            parameters, lr=self.server_lr, betas=(self.beta1, self.beta2), eps=self.eps
+        )
+
+
+class FedYogi(GeneralizedFedAvg):
+    """Yogi at the server."""
+
+    name = "fedyogi"
+    summary = "Yogi at the server"
+
+    server_lr: float = Field(1e-2, gt=0, description="learning rate of the server")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
+    eps: float = Field(1e-3, gt=0, description="floor of the denominator")
+
+    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        """Yogi."""
+        return optimizers.Yogi(
+            parameters, lr=self.server_lr, betas=(self.beta1, self.beta2), eps=self.eps
+        )

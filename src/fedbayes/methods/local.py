@@ -1,0 +1,80 @@
+"""The baseline without federation: one model per client."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from fedbayes.contracts import (
+    Federation,
+    Info,
+    Method,
+    Report,
+    Site,
+    Sum,
+    Weights,
+    cross_entropy,
+    point_predictor,
+)
+from fedbayes.messages import Message
+from fedbayes.metrics import Predictor
+from fedbayes.models import Network
+from fedbayes.tensors import Samples, Tensors
+
+
+@dataclass(frozen=True)
+class Client:
+    """The client's own weights."""
+
+    weights: Tensors
+
+
+class Local(Method[Weights, Client, Sum]):
+    """Every client trains alone and nothing is sent: the lower bound of sharing.
+
+    There is no global model to speak of; the one that is saved and evaluated as global is the
+    common initialization.
+    """
+
+    name = "local"
+    summary = "one model per client, nothing is sent (baseline)"
+    server_state = Weights
+    client_state = Client
+
+    start: Literal["own", "common"] = Field(
+        "own", description="whether clients start from weights of their own or from common ones"
+    )
+
+    def init(self, network: Network, federation: Federation) -> Weights:
+        """The common initialization, for evaluation alone."""
+        return Weights(network.initial)
+
+    def join(self, site: Site) -> Client:
+        """The initialization of the client."""
+        network = site.own_network() if self.start == "own" else site.network
+        return Client(network.initial)
+
+    def message(self, server: Weights, client: int) -> Message:
+        """Nothing."""
+        return {}
+
+    def local(
+        self, message: Message, client: Client, data: Samples, site: Site
+    ) -> tuple[Report, Client, Info]:
+        """Go on training where the client's last round ended."""
+        weights, info = site.fit(client.weights, cross_entropy(site.network), data)
+        return Report({}), Client(weights), info
+
+    def update(self, server: Weights, reports: Sum) -> tuple[Weights, Info]:
+        """Nothing to learn from."""
+        return server, {}
+
+    def model(self, server: Weights) -> Tensors:
+        """The common initialization."""
+        return server.weights
+
+    def personal(
+        self, message: Message, report: Report, client: Client, network: Network
+    ) -> Predictor:
+        """The client's own network."""
+        return point_predictor(client.weights, network)

@@ -1,0 +1,25 @@
+"""The baseline without privacy: one model on the pooled data."""
+
+from fedbayes.contracts import Federation, Info, PointEstimate, Sum, Weights
+from fedbayes.models import Network
+
+
+class Global(PointEstimate[Weights]):
+    """Training on the union of all clients' data: the usual upper bound.
+
+    A round is one local training over the pooled data, going on from the last round's weights.
+    The data would have to move once; no model does, and no bytes are counted.
+    """
+
+    name = "global"
+    summary = "one model on the pooled data of all clients (baseline)"
+    server_state = Weights
+    pooled = True
+
+    def init(self, network: Network, federation: Federation) -> Weights:
+        """The network's initialization."""
+        return Weights(network.initial)
+
+    def update(self, server: Weights, reports: Sum) -> tuple[Weights, Info]:
+        """The weights of the one report."""
+        return Weights(reports.mean()), {}

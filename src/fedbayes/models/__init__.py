@@ -1,0 +1,16 @@
+"""Networks, and the way from a config to one of them."""
+
+from fedbayes.models.build import BUILT_IN, ModelSettings, build
+from fedbayes.models.network import Network, Precision
+from fedbayes.models.networks import MLP, LeNet5, ResNet20
+
+__all__ = [
+    "BUILT_IN",
+    "MLP",
+    "LeNet5",
+    "ModelSettings",
+    "Network",
+    "Precision",
+    "ResNet20",
+    "build",
+]

@@ -1,0 +1,146 @@
+"""From the `[model]` table of a config to a network."""
+
+import importlib
+from math import prod
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from fedbayes import seeds
+from fedbayes.errors import ModelError
+from fedbayes.models.network import Network, Precision
+from fedbayes.models.networks import MLP, LeNet5, ResNet20
+
+BUILT_IN = {
+    "mlp": "fully connected, any hidden widths",
+    "lenet5": "LeNet-5 with 20 and 50 filters and 500 units",
+    "resnet20": "ResNet-20 with group normalization",
+}
+
+
+class ModelSettings(BaseModel):
+    """The network that all clients share: the `[model]` table of a config."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("mlp", description=f"{', '.join(BUILT_IN)}, or package.module:factory")
+    hidden: tuple[int, ...] = Field((100,), description="widths of the hidden layers (mlp)")
+    bias: bool = Field(True, description="whether layers have biases (mlp)")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout before every layer (mlp)")
+    groups: int = Field(2, ge=1, description="groups of the group normalization (resnet20)")
+    arguments: dict[str, Any] = Field({}, description="keyword arguments of your own factory")
+    init: Literal["default", "normal", "xavier", "kaiming"] = Field(
+        "default", description="initialization of weights; default is PyTorch's"
+    )
+    init_std: float = Field(0.1, ge=0, description="standard deviation (init = normal)")
+    init_bias: float = Field(0.1, description="value of all biases (init other than default)")
+
+
+def build(
+    settings: ModelSettings,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    seed: int,
+    client: int | None = None,
+    device: torch.device | str = "cpu",
+    precision: Precision = "float32",
+) -> Network:
+    """The network for inputs of this shape, initialized from the seed.
+
+    With `client`, the initialization is that client's own in place of the common one.
+
+    Raises:
+        ModelError: the name is unknown, or the network does not fit the data.
+    """
+    with torch.random.fork_rng(devices=[]):
+        purpose = "initialization" if client is None else "own initialization"
+        torch.manual_seed(seeds.integer(seed, purpose, client=client or 0))
+        module = _module(settings, shape, classes)
+        initialize(module, settings)
+    network = Network(module, device=device, precision=precision)
+    _try_out(network, settings.name, shape, classes)
+    return network
+
+
+def _module(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if settings.name == "mlp":
+        if any(width < 1 for width in settings.hidden):
+            raise ModelError(f"model.hidden is {settings.hidden}; widths must be at least 1")
+        return MLP(prod(shape), settings.hidden, classes, settings.bias, settings.dropout)
+    if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < 16):
+        raise ModelError(
+            f"model {settings.name!r} needs images of at least 16 by 16 pixels, and a sample of "
+            f"this data has shape {shape}; use model 'mlp'"
+        )
+    if settings.name == "lenet5":
+        channels, height, width = shape
+        return LeNet5(channels, height, width, classes)
+    if settings.name == "resnet20":
+        if 16 % settings.groups:
+            raise ModelError(f"model.groups is {settings.groups}; it must divide 16")
+        return ResNet20(shape[0], classes, settings.groups)
+    module = _own(settings, shape, classes)
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{settings.name!r} made a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> object:
+    """Call the user's factory as `factory(shape=..., classes=..., **arguments)`."""
+    place, colon, name = settings.name.partition(":")
+    if not colon:
+        known = ", ".join(BUILT_IN)
+        raise ModelError(
+            f"no model is called {settings.name!r}; choose {known}, or name your own as "
+            "package.module:factory"
+        )
+    try:
+        factory = getattr(importlib.import_module(place), name)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"cannot find the model {settings.name!r}: {error}") from None
+    try:
+        return factory(shape=shape, classes=classes, **settings.arguments)
+    except TypeError as error:
+        raise ModelError(
+            f"{settings.name!r} is called as factory(shape=..., classes=..., **arguments): {error}"
+        ) from error
+
+
+def initialize(module: nn.Module, settings: ModelSettings) -> None:
+    """Draw the weights of linear and convolutional layers anew, unless `init` is default.
+
+    `normal` with its defaults is the start of the matching experiments (GPI-FNM, Table 1):
+    weights of variance 0.01, biases 0.1.
+    """
+    if settings.init == "default":
+        return
+    for layer in module.modules():
+        if not isinstance(layer, nn.Linear | nn.Conv2d):
+            continue
+        match settings.init:
+            case "normal":
+                nn.init.normal_(layer.weight, std=settings.init_std)
+            case "xavier":
+                nn.init.xavier_uniform_(layer.weight)
+            case "kaiming":
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        if layer.bias is not None:
+            nn.init.constant_(layer.bias, settings.init_bias)
+
+
+def _try_out(network: Network, name: str, shape: tuple[int, ...], classes: int) -> None:
+    """One forward pass of zeros, so that a misfit is told before anything trains."""
+    x = torch.zeros(2, *shape, device=network.device)
+    try:
+        with torch.no_grad():
+            logits = network(network.prepare(network.initial), x)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ModelError(f"model {name!r} fails on inputs of shape {shape}: {error}") from None
+    if tuple(logits.shape) != (2, classes):
+        raise ModelError(
+            f"model {name!r} maps 2 inputs to shape {tuple(logits.shape)}; "
+            f"{(2, classes)} is wanted: one logit for each of {classes} classes"
+        )

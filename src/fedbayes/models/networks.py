@@ -1,0 +1,106 @@
+"""The built-in networks. Each maps inputs [n, ...] to logits [n, classes]."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class MLP(nn.Sequential):
+    """Fully connected network with ReLU between layers; inputs are flattened.
+
+    Args:
+        inputs: number of input features.
+        hidden: widths of the hidden layers, any number of them (none: logistic regression).
+        classes: number of outputs.
+        bias: whether layers have biases.
+        dropout: probability of dropping an input of a layer in training.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        classes: int,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        widths = [inputs, *hidden, classes]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for depth, (before, after) in enumerate(pairwise(widths)):
+            if depth:
+                layers.append(nn.ReLU())
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+            layers.append(nn.Linear(before, after, bias=bias))
+        super().__init__(*layers)
+
+
+class LeNet5(nn.Sequential):
+    """LeNet-5 with 20 and 50 filters of 5 by 5 and 500 units (EM paper, appendix A).
+
+    Inputs are images [n, channels, height, width] of at least 16 by 16 pixels.
+    """
+
+    def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
+        flat = 50 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
+        super().__init__(
+            nn.Conv2d(channels, 20, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(20, 50, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(flat, 500),
+            nn.ReLU(),
+            nn.Linear(500, classes),
+        )
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 by 3 convolutions with group normalization around a shortcut.
+
+    Where the size changes, the shortcut takes every second pixel and fills the new channels
+    with zeros, so that it has no weights (option A of the residual networks for CIFAR).
+    """
+
+    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, after)
+        self.stride = stride
+        self.extra = after - before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, before, h, w] to [n, after, h / stride, w / stride]."""
+        out = functional.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        if self.extra:
+            shortcut = functional.pad(shortcut, (0, 0, 0, 0, 0, self.extra))
+        return functional.relu(out + shortcut)
+
+
+class ResNet20(nn.Sequential):
+    """ResNet-20 for small images, with group in place of batch normalization.
+
+    Batch statistics of one client mislead the others; groups of channels have none.
+    """
+
+    def __init__(self, channels: int, classes: int, groups: int = 2) -> None:
+        blocks: list[nn.Module] = [
+            nn.Conv2d(channels, 16, 3, padding=1, bias=False),
+            nn.GroupNorm(groups, 16),
+            nn.ReLU(),
+        ]
+        before = 16
+        for after in (16, 32, 64):
+            for index in range(3):
+                stride = 2 if index == 0 and after != 16 else 1
+                blocks.append(ResidualBlock(before, after, stride, groups))
+                before = after
+        super().__init__(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))

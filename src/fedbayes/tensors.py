@@ -1,0 +1,106 @@
+"""Named tensors: what models, messages and states are made of.
+
+A model, an update or an optimizer's memory is a plain `dict[str, Tensor]`. The state of a
+server or a client is a frozen dataclass of such things; `pack` and `unpack` turn it into one
+flat dict and back, so that every state of every method is stored in one way.
+"""
+
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import MessageError
+
+Tensors = dict[str, Tensor]
+"""Tensors by name, as in a `state_dict`."""
+
+State = TypeVar("State")
+
+
+class Samples(NamedTuple):
+    """Inputs and labels of some samples, ready for a network."""
+
+    x: Tensor
+    """Standardized inputs, float32 [n, ...]."""
+    y: Tensor
+    """Class indices, int64 [n]."""
+
+    def to(self, device: torch.device | str) -> "Samples":
+        """The same samples on another device."""
+        return Samples(self.x.to(device), self.y.to(device))
+
+
+def to(tensors: Tensors, device: torch.device | str) -> Tensors:
+    """The same tensors on another device; those already there are not copied."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def parameter_count(tensors: Tensors) -> int:
+    """How many scalars the tensors hold."""
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def sparsity(tensors: Tensors) -> float:
+    """Share of scalars that are exactly zero; 0 when there are none at all."""
+    count = parameter_count(tensors)
+    zeros = sum(int((tensor == 0).sum()) for tensor in tensors.values())
+    return zeros / count if count else 0.0
+
+
+_SCALARS: dict[type, torch.dtype] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+}
+
+
+def pack(state: object) -> Tensors:
+    """Flatten a dataclass of tensors into one dict of named tensors.
+
+    Fields may be tensors, dicts of tensors (each becomes `field/name`), or plain `bool`, `int`
+    and `float`. The result shares memory with the state.
+    """
+    if not is_dataclass(state):
+        raise TypeError(f"a state must be a dataclass of tensors, not {type(state).__name__}")
+    flat: Tensors = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, dict):
+            flat |= {f"{field.name}/{name}": tensor for name, tensor in value.items()}
+        elif isinstance(value, Tensor):
+            flat[field.name] = value
+        elif type(value) in _SCALARS:
+            flat[field.name] = torch.tensor(value, dtype=_SCALARS[type(value)])
+        else:
+            raise TypeError(
+                f"{type(state).__name__}.{field.name} is a {type(value).__name__}; a state holds "
+                "tensors, dicts of tensors, and plain bool, int and float"
+            )
+    return flat
+
+
+def unpack(kind: type[State], flat: Tensors) -> State:
+    """The dataclass of type `kind` that `pack` flattened; the inverse of `pack`.
+
+    Raises:
+        MessageError: a field is missing, or a tensor belongs to no field.
+    """
+    hints = get_type_hints(kind)
+    groups: dict[str, Tensors] = {}
+    for name, tensor in flat.items():
+        field, _, rest = name.partition("/")
+        groups.setdefault(field, {})[rest] = tensor
+    values: dict[str, Any] = {}
+    for name, hint in hints.items():
+        group = groups.pop(name, {})
+        if hint == Tensors:
+            values[name] = group
+        elif set(group) != {""}:
+            raise MessageError(f"a stored {kind.__name__} lacks its field {name!r}")
+        else:
+            values[name] = group[""].item() if hint in _SCALARS else group[""]
+    if groups:
+        raise MessageError(f"a stored {kind.__name__} has unknown fields {sorted(groups)}")
+    return kind(**values)
