@@ -175,7 +175,9 @@ def main() -> None:
     try:
         app()
     except FedbayesError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {_plain(error)}", highlight=False)
+        Console(stderr=True).print(
+            f"[red]error:[/red] {_plain(error)}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)
 
 

@@ -13,15 +13,23 @@ from fedbayes.federation.party import Party
 from fedbayes.models import Network
 
 
-def build_data(config: Config, folder: RunFolder) -> FederatedData:
-    """The clients' data, divided as the run folder says, or anew where it does not say yet."""
+def build_data(config: Config, division: Partition | None = None) -> FederatedData:
+    """The clients' data, divided as given, or as the config says."""
     dataset = load_dataset(config.data)
+    return FederatedData(
+        dataset, division or partition(dataset, config.data, config.seed), config.seed
+    )
+
+
+def stored_data(config: Config, folder: RunFolder) -> FederatedData:
+    """The clients' data as the run folder has them divided.
+
+    The stored division is what counts: another version of a library may draw another one. Only
+    a run that was killed before it was written divides anew.
+    """
     if folder.partition_file.exists():
-        division = Partition.load(folder.partition_file)
-    else:
-        division = partition(dataset, config.data, config.seed)
-        division.save(folder.partition_file)
-    return FederatedData(dataset, division, config.seed)
+        return build_data(config, Partition.load(folder.partition_file))
+    return build_data(config)
 
 
 def build_party(config: Config, data: FederatedData) -> Party:
@@ -54,7 +62,7 @@ def party(folder: str) -> Party:
     """What a worker process runs: the party of a run folder."""
     run = RunFolder(Path(folder))
     config = run.config()
-    return build_party(config, build_data(config, run))
+    return build_party(config, stored_data(config, run))
 
 
 def choose_device(name: str) -> torch.device:

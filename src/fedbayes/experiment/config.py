@@ -41,9 +41,9 @@ class Config(BaseModel):
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     keep_checkpoints: Literal["last", "all"] = Field("last", description="checkpoints to keep")
 
-    data: DataSettings = Field(default_factory=DataSettings)
-    model: ModelSettings = Field(default_factory=ModelSettings)
-    training: LocalTraining = Field(default_factory=LocalTraining)
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    training: LocalTraining = LocalTraining()
     method: dict[str, Any] = Field(
         default_factory=lambda: complete_method({"name": "fedavg"}),
         description="name of the method and its parameters",
@@ -201,6 +201,6 @@ def _explain(kind: type[BaseModel], error: ErrorDetails, prefix: str = "") -> st
         )
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    if not path:
-        return f"{prefix.rstrip('.') or 'config'}: {message}"
+    if not path or isinstance(error["input"], dict):
+        return f"{key.rstrip('.') or 'config'}: {message}"
     return f"{key} is {error['input']!r}; {message}"

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedbayes.data import Partition
 from fedbayes.errors import MessageError, RunError
 from fedbayes.experiment.config import Config
 from fedbayes.messages import decode, dense, encode
@@ -136,20 +137,30 @@ class RunFolder:
         self.model_file = path / "model.safetensors"
         self.summary_file = path / "summary.json"
 
-    def create(self, config: Config) -> None:
-        """Make the folder and write the config.
+    def refuse_second_run(self) -> None:
+        """See that no run is here yet.
 
         Raises:
-            RunError: it holds a run already, or cannot be made.
+            RunError: there is one.
         """
         if self.config_file.exists():
             raise RunError(
                 f"{self.path} already holds a run; choose another folder, or continue it with "
                 f"`fedbayes resume {self.path}`"
             )
+
+    def create(self, config: Config, division: Partition) -> None:
+        """Make the folder; what is there already stays as it is.
+
+        Raises:
+            RunError: it cannot be made.
+        """
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_beside(self.config_file, config.dump().encode())
+            if not self.config_file.exists():
+                write_beside(self.config_file, config.dump().encode())
+            if not self.partition_file.exists():
+                division.save(self.partition_file)
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.experiment.build import build_data, build_party
+from fedbayes.experiment.build import build_data, build_party, stored_data
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.record import (
     ClientStates,
@@ -63,18 +63,18 @@ class Simulation:
             self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
             folder = self._temporary.name
         self.folder = RunFolder(Path(folder))
-        if config is None:
-            config = self.folder.config()
-        else:
-            self.folder.create(config)
-        self.config = config
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(config.threads)
-        self.data = build_data(config, self.folder)
-        self.party: Party = build_party(config, self.data)
+        if config is not None:
+            self.folder.refuse_second_run()
+        self.config = config or self.folder.config()
+        self.data = build_data(config) if config else stored_data(self.config, self.folder)
+        self.party: Party = build_party(self.config, self.data)
         self.method: AnyMethod = self.party.method
         self.clients = 1 if self.method.pooled else self.data.clients
-        self.cohort = config.cohort_size(self.clients) if self.clients > 1 else 1
+        self.cohort = 1 if self.method.pooled else self.config.cohort_size(self.clients)
+        # Only now is the config known to be sound: a mistake leaves no folder behind.
+        self.folder.create(self.config, self.data.partition)
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(self.config.threads)
         self.stop = False
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
@@ -294,7 +294,7 @@ class Run:
 
     def predictor(self) -> Predictor:
         """The global model as a function from inputs [n, ...] to log-probabilities or logits."""
-        party = build_party(self.config, build_data(self.config, self.folder))
+        party = build_party(self.config, stored_data(self.config, self.folder))
         return party.method.predict(self.model, party.network)
 
 

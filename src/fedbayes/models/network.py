@@ -69,7 +69,7 @@ class Network:
         }
 
     def __call__(self, weights: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
-        """Logits [n, classes] of the inputs [n, ...] under these weights, float32."""
+        """Logits [n, classes] of the inputs [n, ...] under these weights, at least float32."""
         for table, key, name in self._slots:
             table[key] = weights[name]
         if self.module.training != training:
@@ -83,4 +83,4 @@ class Network:
         )
         with half:
             logits: Tensor = self.module(x)
-        return logits.float()
+        return logits.float() if self.precision == "bf16" else logits

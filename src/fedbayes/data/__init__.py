@@ -1,0 +1,28 @@
+"""Data sets, their division among clients, and what each client holds.
+
+`load_dataset` gives one pool of samples, `partition` divides its rows among clients, and
+`FederatedData` hands out the samples of a client as tensors. Heavy libraries are imported
+where they are used, so that this package is quick to import in worker processes.
+"""
+
+from fedbayes.data.catalogue import catalogue, load_dataset
+from fedbayes.data.dataset import Dataset
+from fedbayes.data.federated import FederatedData
+from fedbayes.data.known import Entry
+from fedbayes.data.partition import Partition, partition
+from fedbayes.data.plot import plot_partition
+from fedbayes.data.settings import DataSettings
+from fedbayes.tensors import Samples
+
+__all__ = [
+    "DataSettings",
+    "Dataset",
+    "Entry",
+    "FederatedData",
+    "Partition",
+    "Samples",
+    "catalogue",
+    "load_dataset",
+    "partition",
+    "plot_partition",
+]

@@ -1,0 +1,91 @@
+"""Where a data set is looked for, and how it is loaded."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from fedbayes.data.cache import cached, fingerprint
+from fedbayes.data.dataset import Dataset
+from fedbayes.data.known import KNOWN, Entry, Known
+from fedbayes.data.settings import DataSettings
+from fedbayes.data.sources import own
+from fedbayes.errors import DataError
+
+ENVIRONMENT = "FEDBAYES_DATA"
+
+
+def load_dataset(settings: DataSettings) -> Dataset:
+    """Load a data set, decoding it the first time.
+
+    It is looked for in the data folder (`settings.dir`, or FEDBAYES_DATA) and then on the
+    Hugging Face hub. The samples are a read-only memory map of the decoded copy in the cache.
+
+    Args:
+        settings: Which data, and where.
+
+    Raises:
+        DataError: It is neither here nor there, or damaged; the message says where it was
+            looked for, and where to get it.
+    """
+    if settings.path is not None:
+        files = own.own_files(settings.path)
+        columns = (settings.label, settings.group, settings.split, settings.drop)
+        flat = [file for part in files.values() for file in part]
+        key = fingerprint(flat, *columns, settings.drops_incomplete)
+        return cached(settings.name, key, lambda: own.read_own(files, settings))
+    permuted = settings.name == "permuted-mnist"
+    known = KNOWN["mnist" if permuted else settings.name]
+    root = data_folder(settings.dir)
+    folder = root / known.folder if root is not None and known.folder else None
+    files_found = known.find(folder) if folder is not None and folder.is_dir() else []
+    if known.folder and not files_found:
+        if not known.on_hub:
+            raise DataError(_absent(known, folder))
+        folder = None
+    key = fingerprint(files_found, settings.drops_incomplete)
+    dataset = cached(known.entry.name, key, lambda: known.read(folder, settings))
+    if permuted:
+        return replace(dataset, name=settings.name, permuted=True)
+    return dataset
+
+
+def catalogue(folder: Path | None = None) -> list[Entry]:
+    """The built-in data sets.
+
+    Args:
+        folder: Data folder to look for them in; else FEDBAYES_DATA.
+    """
+    root = data_folder(folder)
+    return [
+        replace(
+            known.entry,
+            available=not known.folder
+            or (
+                root is not None
+                and (root / known.folder).is_dir()
+                and bool(known.find(root / known.folder))
+            ),
+        )
+        for known in KNOWN.values()
+    ]
+
+
+def data_folder(folder: Path | None) -> Path | None:
+    """The folder with local data, given or in FEDBAYES_DATA; None without either.
+
+    Raises:
+        DataError: It is named, but is no folder.
+    """
+    named = folder or (Path(os.environ[ENVIRONMENT]) if os.environ.get(ENVIRONMENT) else None)
+    if named is not None and not named.is_dir():
+        raise DataError(f"there is no folder {named}; mend dir, or {ENVIRONMENT}")
+    return named
+
+
+def _absent(known: Known, folder: Path | None) -> str:
+    looked = f"not in {folder}" if folder else f"neither dir nor {ENVIRONMENT} names a data folder"
+    return (
+        f"{known.entry.name}: {looked}, and it is not on the Hugging Face hub; get it from "
+        f"{known.entry.source}, put it into a folder '{known.folder}', and name the parent of "
+        f"that with dir or {ENVIRONMENT}"
+    )

@@ -1,0 +1,161 @@
+"""One pool of labelled samples, wherever it came from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedbayes.errors import DataError
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+CHUNK = 4096
+"""Samples taken at a time when a whole pool is read."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A pool of N labelled samples of one shape, in K classes.
+
+    The samples are stored as the source has them; what a network sees is
+    `(x / scale - mean) / std`.
+    """
+
+    name: str
+    """Name of the data set."""
+    x: Array
+    """Samples [N, ...]: uint8 images in the order C, H, W, or float32, where NaN is a missing
+    value. Usually a read-only memory map."""
+    y: Rows
+    """Class indices, int64 [N]."""
+    classes: tuple[str, ...]
+    """Names of the K classes."""
+    official_train: int | None
+    """Rows before this one are the official training part and the others the official test
+    part; None when the source has no such split, or it does not suit a federation."""
+    groups: Rows | None
+    """Natural client (writer, subject, sensor) of each row, int64 [N], or None. A row of the
+    test part that belongs to no client has -1."""
+    group_names: tuple[str, ...]
+    """Names of the natural clients."""
+    mean: Array
+    """Mean per channel of an image, or per feature, of the training part, float32."""
+    std: Array
+    """Standard deviation likewise; 1 where a channel or feature is constant."""
+    scale: float
+    """What x is divided by before all else: 255 for images of 8 bits."""
+    features: tuple[str, ...] = ()
+    """Names of the features of a table."""
+    permuted: bool = False
+    """Whether each client sees its pixels in a fixed order of its own."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample, such as (1, 28, 28) or (100,)."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def samples(self) -> int:
+        """Number of samples N."""
+        return len(self.y)
+
+
+def build_dataset(
+    name: str,
+    x: Array,
+    y: Rows,
+    classes: tuple[str, ...],
+    *,
+    official_train: int | None = None,
+    groups: Rows | None = None,
+    group_names: tuple[str, ...] = (),
+    scale: float = 1.0,
+    features: tuple[str, ...] = (),
+) -> Dataset:
+    """A data set of these arrays, checked, with the statistics that standardize it.
+
+    Args:
+        name: Name of the data set, for messages.
+        x: Samples [N, ...], uint8 or float32.
+        y: Class indices [N].
+        classes: Class names [K].
+        official_train: Length of the official training part, if there is one.
+        groups: Index into `group_names` of each row [N], if there are natural clients.
+        group_names: Names of the natural clients.
+        scale: Divisor of x.
+        features: Names of the columns of a table.
+
+    Raises:
+        DataError: There are no samples, too few classes, or infinite values.
+    """
+    if len(x) == 0:
+        raise DataError(f"{name}: there are no samples in it")
+    if len(x) != len(y) or (groups is not None and len(groups) != len(y)):
+        raise DataError(f"{name}: {len(x)} samples do not match {len(y)} labels")
+    if len(classes) < 2:
+        raise DataError(f"{name}: at least two classes are needed, found {list(classes)}")
+    if official_train is not None and not 0 < official_train < len(x):
+        raise DataError(f"{name}: its official training or test part is empty")
+    _refuse_infinite(name, x, features)
+    mean, std = moments(x, np.arange(official_train or len(x)), scale)
+    return Dataset(
+        name=name,
+        x=x,
+        y=np.asarray(y, np.int64),
+        classes=classes,
+        official_train=official_train,
+        groups=None if groups is None else np.asarray(groups, np.int64),
+        group_names=group_names,
+        mean=mean,
+        std=std,
+        scale=scale,
+        features=features,
+    )
+
+
+def moments(x: Array, rows: Rows, scale: float) -> tuple[Array, Array]:
+    """Mean and standard deviation of x / scale over some rows, missing values left out.
+
+    Args:
+        x: Samples [N, ...]; the first axis of a sample is its channel or feature.
+        rows: Rows to use [n].
+        scale: Divisor of x.
+
+    Returns:
+        Mean and deviation, float32, one per channel or feature. A channel that is constant or
+        never observed has deviation 1, so that standardizing leaves it finite.
+    """
+    count, total = _sums(x, rows, np.zeros(x.shape[1]), power=1)
+    mean = total / np.maximum(count, 1)
+    _, squares = _sums(x, rows, mean, power=2)
+    std = np.sqrt(squares / np.maximum(count, 1))
+    std[std <= 1e-7 * np.abs(mean)] = scale
+    return (mean / scale).astype(np.float32), (std / scale).astype(np.float32)
+
+
+def _sums(x: Array, rows: Rows, centre: Array, power: int) -> tuple[Array, Array]:
+    """Count and sum of (x - centre)**power over what was observed, per channel."""
+    axes = (0, *range(2, x.ndim))
+    centre = centre.reshape(1, -1, *(1,) * (x.ndim - 2))
+    count, total = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    for start in range(0, len(rows), CHUNK):
+        part = (x[rows[start : start + CHUNK]].astype(np.float64) - centre) ** power
+        observed = ~np.isnan(part)
+        count += observed.sum(axes)
+        total += np.where(observed, part, 0.0).sum(axes)
+    return count, total
+
+
+def _refuse_infinite(name: str, x: Array, features: tuple[str, ...]) -> None:
+    if x.dtype.kind != "f":
+        return
+    bad = np.isinf(x)
+    if bad.any():
+        place = np.argwhere(bad)[0]
+        where = f"column '{features[place[1]]}'" if features else f"position {tuple(place[1:])}"
+        raise DataError(
+            f"{name}: sample {place[0]} has an infinite value at {where}; "
+            "replace it, or leave it empty to have it imputed"
+        )

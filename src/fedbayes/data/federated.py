@@ -1,0 +1,142 @@
+"""What each client holds, as tensors ready for a network."""
+
+import numpy as np
+import torch
+
+from fedbayes import seeds
+from fedbayes.data.dataset import Array, Dataset, Rows, moments
+from fedbayes.data.partition import Partition
+from fedbayes.data.schemes import Division
+from fedbayes.errors import DataError
+from fedbayes.tensors import Samples
+
+
+class FederatedData:
+    """A data set divided among S clients.
+
+    Samples are gathered when they are asked for; nothing is kept but the pool, so the cost is
+    that of the rows in question, whatever the number of clients. Images are standardized by
+    the statistics of the data set, features of a table by those of the clients' training rows,
+    and a missing value becomes the mean of its feature over these rows.
+    """
+
+    def __init__(self, dataset: Dataset, partition: Partition, seed: int) -> None:
+        """Put a data set and its partition together.
+
+        Args:
+            dataset: The pool of samples.
+            partition: Who holds which rows of it.
+            seed: Seed of the run or trial; the clients' pixel orders come from it.
+
+        Raises:
+            DataError: The partition is not one of this data set.
+        """
+        for rows in (partition.train, partition.test):
+            if len(rows) and rows.max() >= dataset.samples:
+                raise DataError(
+                    f"the partition names row {rows.max()}, but {dataset.name} has only "
+                    f"{dataset.samples} samples: it is the partition of another data set"
+                )
+        self.dataset = dataset
+        self.partition = partition
+        self.seed = seed
+        self.mean, self.std = dataset.mean, dataset.std
+        if len(dataset.shape) == 1:
+            self.mean, self.std = moments(dataset.x, np.sort(partition.train), dataset.scale)
+        # As a plain array: indexing the subclass np.memmap costs more.
+        self._x = np.asarray(dataset.x)
+        self._offset = self._per_channel(self.mean * dataset.scale)
+        self._factor = self._per_channel(self.std * dataset.scale)
+        self._may_miss = dataset.x.dtype.kind == "f"
+
+    @property
+    def clients(self) -> int:
+        """Number of clients S."""
+        return self.partition.clients
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self.dataset.shape
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the K classes."""
+        return self.dataset.classes
+
+    @property
+    def test_total(self) -> int:
+        """Number of test samples of all clients."""
+        return len(self.partition.test)
+
+    def train(self, client: int) -> Samples:
+        """Training samples of a client: x float32 [n, ...], y int64 [n]."""
+        offsets = self.partition.train_offsets
+        return self._gather(
+            self.partition.train, offsets, int(offsets[client]), int(offsets[client + 1])
+        )
+
+    def test(self, client: int) -> Samples:
+        """Test samples of a client, possibly none: x float32 [n, ...], y int64 [n]."""
+        offsets = self.partition.test_offsets
+        return self._gather(
+            self.partition.test, offsets, int(offsets[client]), int(offsets[client + 1])
+        )
+
+    def pooled_train(self) -> Samples:
+        """Training samples of all clients, client by client."""
+        rows = self.partition.train
+        return self._gather(rows, self.partition.train_offsets, 0, len(rows))
+
+    def test_union(self, start: int, stop: int) -> Samples:
+        """Samples `start` to `stop` of all clients' test samples, client by client."""
+        start, stop, _ = slice(start, stop).indices(self.test_total)
+        return self._gather(self.partition.test, self.partition.test_offsets, start, stop)
+
+    def test_labels(self) -> Rows:
+        """Labels of all clients' test samples, client by client [n]."""
+        return np.asarray(self.dataset.y[self.partition.test])
+
+    def train_sizes(self) -> Rows:
+        """Number of training samples of each client [S]."""
+        return np.diff(self.partition.train_offsets)
+
+    def test_sizes(self) -> Rows:
+        """Number of test samples of each client [S]."""
+        return np.diff(self.partition.test_offsets)
+
+    def counts(self) -> Rows:
+        """Number of training samples of each client and class [S, K]."""
+        train = Division(self.partition.train, self.partition.train_offsets, self.partition.names)
+        return train.counts(self.dataset.y, len(self.classes))
+
+    def _gather(self, all_rows: Rows, offsets: Rows, start: int, stop: int) -> Samples:
+        """Entries `start` to `stop` of ragged rows, standardized."""
+        rows = all_rows[start:stop]
+        x = torch.from_numpy(self._x[rows]).to(torch.float32)
+        x.sub_(self._offset).div_(self._factor)
+        if self._may_miss:
+            # Zero is the mean of the training rows, once standardized.
+            x.nan_to_num_(nan=0.0)
+        if self.dataset.permuted:
+            self._permute(x.flatten(1), offsets, start, stop)
+        return Samples(x, torch.from_numpy(np.asarray(self.dataset.y[rows])))
+
+    def _permute(self, x: torch.Tensor, offsets: Rows, start: int, stop: int) -> None:
+        """Put the pixels of x [n, pixels] in the order of the client of each row, in place."""
+        first = int(np.searchsorted(offsets, start, side="right")) - 1
+        last = int(np.searchsorted(offsets, stop, side="left"))
+        for client in range(first, last):
+            begin = max(int(offsets[client]), start) - start
+            end = min(int(offsets[client + 1]), stop) - start
+            if begin < end:
+                x[begin:end] = x[begin:end][:, self._pixel_order(client)]
+
+    def _pixel_order(self, client: int) -> torch.Tensor:
+        stream = seeds.numpy_stream(self.seed, "pixels", client=client)
+        return torch.from_numpy(stream.permutation(int(np.prod(self.shape))))
+
+    def _per_channel(self, values: Array) -> torch.Tensor:
+        """Values [C], shaped to broadcast over samples [n, C, ...]."""
+        tensor = torch.from_numpy(np.array(values, np.float32))
+        return tensor.reshape(-1, *(1,) * (len(self.shape) - 1))

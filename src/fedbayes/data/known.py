@@ -1,0 +1,254 @@
+"""The built-in data sets: what each is, where its files are, and how they are read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedbayes.data.dataset import Dataset, build_dataset
+from fedbayes.data.names import CIFAR10, CIFAR100, DIGITS, LETTERS
+from fedbayes.data.settings import DataSettings
+from fedbayes.data.sources import einstein, har, leaf
+from fedbayes.data.sources.files import PARTS, parts_by_name
+from fedbayes.data.sources.images import ImageLayout, read_images
+from fedbayes.errors import DataError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a user may want to know of a data set before taking it."""
+
+    name: str
+    """Name for the configuration."""
+    what: str
+    """What it holds."""
+    samples: int
+    """Number of samples of the whole."""
+    shape: tuple[int, ...]
+    """Shape of one sample."""
+    classes: int
+    """Number of classes."""
+    groups: str
+    """Its natural clients; empty if there are none."""
+    source: str
+    """Where to get it."""
+    available: bool = False
+    """Whether it can be read without the network, from the data folder."""
+
+
+Find = Callable[[Path], list[Path]]
+"""The files of a set in its folder; empty if they are not there."""
+
+Read = Callable[[Path | None, DataSettings], Dataset]
+"""Reads a set from its folder, or from the hub if that is None."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A built-in data set and how to read it."""
+
+    entry: Entry
+    folder: str
+    """Its folder in the data folder; empty if it needs none."""
+    find: Find
+    """Looks for its files."""
+    read: Read
+    """Its reader."""
+    on_hub: bool = True
+    """Whether the Hugging Face hub has it."""
+
+
+def _read_digits(folder: Path | None, settings: DataSettings) -> Dataset:
+    from sklearn.datasets import load_digits
+
+    content = load_digits()
+    x = content.images.astype(np.uint8)[:, None]
+    return build_dataset("digits", x, content.target, DIGITS, scale=16.0)
+
+
+def _find_parquet(folder: Path) -> list[Path]:
+    return [file for part in parts_by_name(folder, ".parquet").values() for file in part]
+
+
+def _read_parquet(
+    name: str, layout: ImageLayout, hub: str, folder: Path | None, settings: DataSettings
+) -> Dataset:
+    files = None if folder is None else parts_by_name(folder, ".parquet")
+    if files is not None and layout.group is None and len(files) < len(PARTS):
+        raise DataError(f"{folder} needs train and test Parquet files, and has only {list(files)}")
+    return read_images(name, layout, files, hub)
+
+
+def _find_leaf(folder: Path) -> list[Path]:
+    return [file for part in leaf.leaf_files(folder).values() for file in part]
+
+
+def _read_femnist(folder: Path | None, settings: DataSettings) -> Dataset:
+    if folder is not None and not _find_parquet(folder):
+        files = leaf.leaf_files(folder)
+        return leaf.read_leaf("femnist", files, classes=DIGITS + LETTERS, picture=(1, 28, 28))
+    layout = ImageLayout("image", "character", DIGITS + LETTERS, group="writer_id")
+    return _read_parquet("femnist", layout, "flwrlabs/femnist", folder, settings)
+
+
+def _read_har(folder: Path | None, settings: DataSettings) -> Dataset:
+    files = har.text_files(folder) if folder is not None else []
+    if files:
+        return har.read_text("har", files)
+    return har.read_parquet("har", None if folder is None else parts_by_name(folder, ".parquet"))
+
+
+def _read_vehicle(folder: Path | None, settings: DataSettings) -> Dataset:
+    return leaf.read_leaf("vehicle", leaf.leaf_files(folder or Path()))
+
+
+def _find_sheet(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.xlsx"))[:1]
+
+
+def _read_einstein(folder: Path | None, settings: DataSettings) -> Dataset:
+    (file,) = _find_sheet(folder or Path())
+    return einstein.read_einstein("einstein", file, settings.drops_incomplete)
+
+
+_MNIST = ImageLayout("image", "label", DIGITS)
+_CIFAR10 = ImageLayout("img", "label", CIFAR10, channels=3)
+_CIFAR100 = ImageLayout("img", "fine_label", CIFAR100, channels=3)
+
+
+_SETS = (
+    Known(
+        Entry(
+            "digits",
+            "handwritten digits, 8 x 8, 17 grey levels",
+            1797,
+            (1, 8, 8),
+            10,
+            "",
+            "scikit-learn, which brings it along",
+        ),
+        folder="",
+        find=lambda folder: [],
+        read=_read_digits,
+    ),
+    Known(
+        Entry(
+            "mnist",
+            "handwritten digits",
+            70_000,
+            (1, 28, 28),
+            10,
+            "",
+            "https://huggingface.co/datasets/ylecun/mnist",
+        ),
+        folder="mnist",
+        find=_find_parquet,
+        read=partial(_read_parquet, "mnist", _MNIST, "ylecun/mnist"),
+    ),
+    Known(
+        Entry(
+            "permuted-mnist",
+            "handwritten digits, the pixels in an order of each client's own",
+            70_000,
+            (1, 28, 28),
+            10,
+            "",
+            "https://huggingface.co/datasets/ylecun/mnist",
+        ),
+        folder="mnist",
+        find=_find_parquet,
+        read=partial(_read_parquet, "mnist", _MNIST, "ylecun/mnist"),
+    ),
+    Known(
+        Entry(
+            "cifar10",
+            "colour photographs",
+            60_000,
+            (3, 32, 32),
+            10,
+            "",
+            "https://huggingface.co/datasets/uoft-cs/cifar10",
+        ),
+        folder="cifar10",
+        find=_find_parquet,
+        read=partial(_read_parquet, "cifar10", _CIFAR10, "uoft-cs/cifar10"),
+    ),
+    Known(
+        Entry(
+            "cifar100",
+            "colour photographs",
+            60_000,
+            (3, 32, 32),
+            100,
+            "",
+            "https://huggingface.co/datasets/uoft-cs/cifar100",
+        ),
+        folder="cifar100",
+        find=_find_parquet,
+        read=partial(_read_parquet, "cifar100", _CIFAR100, "uoft-cs/cifar100"),
+    ),
+    Known(
+        Entry(
+            "femnist",
+            "handwritten digits and letters by writer",
+            814_277,
+            (1, 28, 28),
+            62,
+            "3,597 writers",
+            "https://huggingface.co/datasets/flwrlabs/femnist, or LEAF's JSON files",
+        ),
+        folder="femnist",
+        find=lambda folder: _find_parquet(folder) or _find_leaf(folder),
+        read=_read_femnist,
+    ),
+    Known(
+        Entry(
+            "har",
+            "human activities by smartphone sensors",
+            10_299,
+            (561,),
+            6,
+            "30 subjects",
+            "https://huggingface.co/datasets/flwrlabs/ucihar, or "
+            "https://archive.ics.uci.edu/dataset/240",
+        ),
+        folder="har",
+        find=lambda folder: har.text_files(folder) or _find_parquet(folder),
+        read=_read_har,
+    ),
+    Known(
+        Entry(
+            "vehicle",
+            "vehicles by acoustic and seismic sensors (VSN)",
+            68_532,
+            (100,),
+            2,
+            "23 sensors",
+            "event.zip of the University of Massachusetts (Duarte and Hu, 2004), as LEAF JSON",
+        ),
+        folder="vehicle",
+        find=_find_leaf,
+        read=_read_vehicle,
+        on_hub=False,
+    ),
+    Known(
+        Entry(
+            "einstein",
+            "COVID-19 by age and blood count",
+            5_644,
+            (15,),
+            2,
+            "",
+            "https://www.kaggle.com/datasets/einsteindata4u/covid19",
+        ),
+        folder="einstein",
+        find=_find_sheet,
+        read=_read_einstein,
+        on_hub=False,
+    ),
+)
+
+KNOWN = {known.entry.name: known for known in _SETS}
+"""The built-in data sets by name."""

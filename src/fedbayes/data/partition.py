@@ -1,0 +1,203 @@
+"""Which client holds which rows of a pool, for training and for testing."""
+
+import os
+import tempfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedbayes import seeds
+from fedbayes.data.dataset import Dataset, Rows
+from fedbayes.data.holdout import deal_official, own_fraction, rows_needed
+from fedbayes.data.schemes import Division, divide, group_by_client
+from fedbayes.data.settings import DataSettings
+from fedbayes.errors import DataError
+
+DEFAULT_FRACTION = 0.25
+"""Part of a client's samples that it tests on, where there is no official test part."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Rows of S clients, as ragged arrays.
+
+    Client s trains on rows `train[train_offsets[s]:train_offsets[s + 1]]` of the pool, in
+    rising order, and is tested on those of `test` likewise. No row is used twice.
+    """
+
+    train: Rows
+    """Training rows of all clients, client by client, int64."""
+    train_offsets: Rows
+    """Where each client's training rows begin, int64 [S + 1]."""
+    test: Rows
+    """Test rows of all clients, client by client, int64."""
+    test_offsets: Rows
+    """Where each client's test rows begin, int64 [S + 1]."""
+    names: tuple[str, ...]
+    """Names of the clients [S]."""
+
+    @property
+    def clients(self) -> int:
+        """Number of clients S."""
+        return len(self.names)
+
+    def train_rows(self, client: int) -> Rows:
+        """Rows that a client trains on."""
+        return self.train[self.train_offsets[client] : self.train_offsets[client + 1]]
+
+    def test_rows(self, client: int) -> Rows:
+        """Rows that a client is tested on."""
+        return self.test[self.test_offsets[client] : self.test_offsets[client + 1]]
+
+    def save(self, path: Path) -> None:
+        """Write to an `.npz` file, beside it first, so that a kill leaves no half of it."""
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}-", delete=False
+        ) as file:
+            beside = Path(file.name)
+            try:
+                np.savez(
+                    file,
+                    train=self.train,
+                    train_offsets=self.train_offsets,
+                    test=self.test,
+                    test_offsets=self.test_offsets,
+                    names=np.array(self.names, dtype=np.str_),
+                )
+                file.flush()
+                os.fsync(file.fileno())
+                beside.replace(path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+
+    @classmethod
+    def load(cls, path: Path) -> "Partition":
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: The file is absent, damaged, or no partition.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in _RAGGED}
+                names = tuple(str(name) for name in file["names"])
+        except FileNotFoundError as error:
+            raise DataError(f"there is no partition file {path}") from error
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(
+                f"the partition file {path} is damaged ({error}); make it anew"
+            ) from error
+        if not _consistent(arrays, len(names)):
+            raise DataError(f"the partition file {path} contradicts itself; make it anew")
+        return cls(**arrays, names=names)
+
+
+_RAGGED = ("train", "train_offsets", "test", "test_offsets")
+
+
+def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
+    """Divide the rows of a data set among clients.
+
+    The same arguments give the same partition, whatever was drawn before.
+
+    Args:
+        dataset: The pool.
+        settings: How to divide it.
+        seed: Seed of the run or trial.
+
+    Raises:
+        DataError: The set cannot be divided so, or a client would have too few samples; the
+            message names the client and the ways out.
+    """
+    fraction = _fraction(dataset, settings)
+    stream = seeds.numpy_stream(seed, "pool")
+    pool = _some(np.arange(_pool_size(dataset, fraction)), settings.limit, stream)
+    needed = (
+        settings.min_samples if fraction is None else rows_needed(settings.min_samples, fraction)
+    )
+    division = divide(dataset, pool, settings, needed, seed)
+    if fraction is not None:
+        train, test = own_fraction(division, fraction, seeds.numpy_stream(seed, "holdout"))
+    else:
+        start = dataset.official_train or 0
+        official = _some(np.arange(start, dataset.samples), settings.limit_test, stream)
+        train, test = (
+            division,
+            deal_official(
+                dataset,
+                division,
+                official,
+                settings.partition == "natural",
+                seeds.numpy_stream(seed, "holdout"),
+            ),
+        )
+    if settings.samples_per_client is not None:
+        train = _cap(train, settings.samples_per_client, seeds.numpy_stream(seed, "cap"))
+    _refuse_small(train, settings)
+    return Partition(train.rows, train.offsets, test.rows, test.offsets, division.names)
+
+
+def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
+    """The part of its own samples that a client tests on; None for the official test part."""
+    if isinstance(settings.test, float):
+        return settings.test
+    if dataset.official_train is not None:
+        return None
+    if settings.test == "official":
+        raise DataError(
+            f"{dataset.name} has no official test part that suits a federation; "
+            f"set test to a fraction such as {DEFAULT_FRACTION}"
+        )
+    return DEFAULT_FRACTION
+
+
+def _pool_size(dataset: Dataset, fraction: float | None) -> int:
+    if fraction is None and dataset.official_train is not None:
+        return dataset.official_train
+    return dataset.samples
+
+
+def _some(rows: Rows, limit: int | None, stream: np.random.Generator) -> Rows:
+    if limit is None or limit >= len(rows):
+        return rows
+    return np.sort(stream.choice(rows, limit, replace=False))
+
+
+def _cap(division: Division, most: int, stream: np.random.Generator) -> Division:
+    """At most so many rows of each client, chosen at random."""
+    client = division.client
+    order = np.lexsort((stream.random(len(client)), client))
+    position = np.arange(len(client)) - division.offsets[client]
+    kept = order[position < most]
+    return group_by_client(division.rows[kept], client[kept], division.names)
+
+
+def _refuse_small(train: Division, settings: DataSettings) -> None:
+    least = min(settings.min_samples, settings.samples_per_client or settings.min_samples)
+    sizes = np.diff(train.offsets)
+    smallest = int(sizes.argmin())
+    if sizes[smallest] >= least:
+        return
+    raise DataError(
+        f"client '{train.names[smallest]}' would have {sizes[smallest]} training samples, fewer "
+        f"than min_samples = {settings.min_samples}; use fewer clients, a larger alpha, "
+        "balance = true, or a smaller min_samples"
+    )
+
+
+def _consistent(arrays: dict[str, Rows], clients: int) -> bool:
+    for rows, offsets in (
+        (arrays["train"], arrays["train_offsets"]),
+        (arrays["test"], arrays["test_offsets"]),
+    ):
+        if rows.dtype != np.int64 or offsets.dtype != np.int64 or rows.ndim != 1:
+            return False
+        if offsets.shape != (clients + 1,) or offsets[0] != 0 or offsets[-1] != len(rows):
+            return False
+        if (np.diff(offsets) < 0).any() or (rows < 0).any():
+            return False
+    return True

@@ -1,0 +1,228 @@
+"""Ways to divide a pool of rows among clients."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedbayes import seeds
+from fedbayes.data.dataset import Array, Dataset, Rows
+from fedbayes.data.settings import DEFAULT_CLIENTS, DataSettings
+from fedbayes.errors import DataError
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
+
+
+@dataclass(frozen=True)
+class Division:
+    """Rows of S clients: client s holds `rows[offsets[s]:offsets[s + 1]]`, rising."""
+
+    rows: Rows
+    """Rows of the pool, client by client, int64."""
+    offsets: Rows
+    """Where each client's rows begin, int64 [S + 1]."""
+    names: tuple[str, ...]
+    """Names of the clients [S]."""
+
+    @property
+    def client(self) -> Rows:
+        """The client of each entry of `rows`."""
+        return np.repeat(np.arange(len(self.names)), np.diff(self.offsets))
+
+    def counts(self, y: Rows, classes: int) -> Rows:
+        """Number of samples of each client and class [S, K]."""
+        cells = self.client * classes + y[self.rows]
+        return np.bincount(cells, minlength=len(self.names) * classes).reshape(-1, classes)
+
+
+def group_by_client(rows: Rows, client: Rows, names: tuple[str, ...]) -> Division:
+    """The division in which `client[i]` holds `rows[i]`."""
+    order = np.lexsort((rows, client))
+    sizes = np.bincount(client, minlength=len(names))
+    return Division(rows[order], np.concatenate([[0], np.cumsum(sizes)]), names)
+
+
+def divide(
+    dataset: Dataset, pool: Rows, settings: DataSettings, needed: int, seed: int
+) -> Division:
+    """Divide rows of a data set as the settings say.
+
+    Args:
+        dataset: The pool of samples.
+        pool: The rows to divide.
+        settings: Scheme, number of clients and the scheme's own settings.
+        needed: Smallest number of rows of a client, which the Dirichlet scheme draws again
+            for; natural groups with fewer are left out.
+        seed: Seed of the run or trial.
+
+    Raises:
+        DataError: The rows cannot be divided so.
+    """
+    if settings.partition == "natural":
+        return _natural(dataset, pool, settings, needed)
+    clients = settings.clients or DEFAULT_CLIENTS
+    if clients > len(pool):
+        raise DataError(
+            f"{dataset.name}: {len(pool)} samples do not suffice for {clients} clients; "
+            "use fewer clients"
+        )
+    stream = seeds.numpy_stream(seed, "partition")
+    pool = stream.permutation(pool)
+    labels = dataset.y[pool]
+    client = _SCHEMES[settings.partition](labels, clients, settings, needed, stream)
+    held = client >= 0
+    names = tuple(f"client-{index}" for index in range(clients))
+    return group_by_client(pool[held], client[held], names)
+
+
+def _iid(
+    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+) -> Rows:
+    """Equal parts at random: the rows come shuffled, so they are dealt out in turn."""
+    return np.arange(len(labels)) % clients
+
+
+def _dirichlet(
+    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+) -> Rows:
+    """For each class, shares ~ Dir(alpha) over the clients (Yurochkin et al., 2019)."""
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    return _by_flower(
+        DirichletPartitioner(
+            num_partitions=clients,
+            partition_by="label",
+            alpha=settings.alpha,
+            min_partition_size=needed,
+            self_balancing=settings.balance,
+            shuffle=False,
+            seed=int(stream.integers(2**63)),
+        ),
+        labels,
+        f"no draw of Dirichlet shares with alpha = {settings.alpha} gave each of {clients} "
+        f"clients {needed} of {len(labels)} samples; use fewer clients, a larger alpha, "
+        "balance = true, or a smaller min_samples",
+    )
+
+
+def _shards(
+    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+) -> Rows:
+    """Shards of the rows sorted by class (McMahan et al., 2017); a rest may be left over."""
+    from flwr_datasets.partitioner import ShardPartitioner
+
+    trouble = (
+        f"{len(labels)} samples cannot be cut into {clients} x {settings.shards_per_client} "
+        "shards; use fewer clients or fewer shards_per_client"
+    )
+    if clients * settings.shards_per_client > len(labels):
+        raise DataError(trouble)
+    return _by_flower(
+        ShardPartitioner(
+            num_partitions=clients,
+            partition_by="label",
+            num_shards_per_partition=settings.shards_per_client,
+            shuffle=False,
+            seed=int(stream.integers(2**63)),
+        ),
+        labels,
+        trouble,
+    )
+
+
+def _by_flower(partitioner: "Partitioner", labels: Rows, trouble: str) -> Rows:
+    """The client of each row, -1 for rows left over, by a partitioner of flwr-datasets."""
+    import datasets
+
+    partitioner.dataset = datasets.Dataset.from_dict(
+        {"row": np.arange(len(labels)), "label": labels}
+    )
+    client = np.full(len(labels), -1)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            for index in range(partitioner.num_partitions):
+                part = partitioner.load_partition(index).with_format("arrow")
+                client[part[:]["row"].to_numpy()] = index
+    except (ValueError, ZeroDivisionError) as error:
+        raise DataError(trouble) from error
+    return client
+
+
+def _dirichlet_equal(
+    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+) -> Rows:
+    """A class mix ~ Dir(alpha * prior) and equally many rows per client (Hsu et al., 2019).
+
+    Rows are drawn without replacement, one client after another in random order; when a class
+    runs out, the mix is renormalized over those that remain.
+    """
+    classes = int(labels.max()) + 1
+    left = np.bincount(labels, minlength=classes)
+    size = len(labels) // clients
+    present = np.flatnonzero(left)
+    mixes = np.zeros((clients, classes))
+    mixes[:, present] = stream.dirichlet(settings.alpha * left[present] / len(labels), clients)
+    drawn = np.zeros((clients, classes), np.int64)
+    for index in stream.permutation(clients):
+        drawn[index] = _draw(mixes[index], left, size, stream)
+        left -= drawn[index]
+    # Rows of one class are dealt out in blocks: first those of client 0, then of client 1, ...
+    client = np.full(len(labels), -1)
+    for label in present:
+        rows = np.flatnonzero(labels == label)
+        holders = np.repeat(np.arange(clients), drawn[:, label])
+        client[rows[: len(holders)]] = holders
+    return client
+
+
+def _draw(mix: Array, left: Rows, size: int, stream: np.random.Generator) -> Rows:
+    """Counts per class of `size` rows drawn by `mix` from those that are `left`."""
+    drawn = np.zeros_like(left)
+    while (lacking := size - drawn.sum()) > 0:
+        open_ = drawn < left
+        weights = np.where(open_, mix, 0.0)
+        if weights.sum() <= 0:
+            weights = (left - drawn).astype(np.float64)
+        more = stream.multinomial(lacking, weights / weights.sum())
+        drawn = np.minimum(drawn + more, left)
+    return drawn
+
+
+def _natural(dataset: Dataset, pool: Rows, settings: DataSettings, needed: int) -> Division:
+    """One client per group; the first `clients` of those that hold enough rows."""
+    if dataset.groups is None:
+        raise DataError(
+            f"{dataset.name} has no natural clients; choose another partition, or a set that "
+            "has them: femnist (writers), har (subjects), vehicle (sensors), or your own data "
+            "with a group column"
+        )
+    groups = dataset.groups[pool]
+    known = groups >= 0
+    sizes = np.bincount(groups[known], minlength=len(dataset.group_names))
+    chosen = np.flatnonzero(sizes >= needed)
+    if len(chosen) < (settings.clients or 1):
+        raise DataError(
+            f"{dataset.name} has {len(chosen)} groups of at least {needed} samples, not "
+            f"{settings.clients or 1}; use fewer clients or a smaller min_samples"
+        )
+    chosen = chosen[: settings.clients]
+    client_of = np.full(len(dataset.group_names), -1)
+    client_of[chosen] = np.arange(len(chosen))
+    client = np.where(known, client_of[groups], -1)
+    held = client >= 0
+    names = tuple(dataset.group_names[group] for group in chosen)
+    return group_by_client(pool[held], client[held], names)
+
+
+_Scheme = Callable[[Rows, int, DataSettings, int, np.random.Generator], Rows]
+"""Shuffled labels [n], clients, settings, rows needed, stream -> client of each row, or -1."""
+
+_SCHEMES: dict[str, _Scheme] = {
+    "iid": _iid,
+    "dirichlet": _dirichlet,
+    "dirichlet-equal": _dirichlet_equal,
+    "shards": _shards,
+}

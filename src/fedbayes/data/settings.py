@@ -1,0 +1,130 @@
+"""The `[data]` table of a configuration."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+BUILT_IN = (
+    "digits",
+    "mnist",
+    "permuted-mnist",
+    "cifar10",
+    "cifar100",
+    "femnist",
+    "har",
+    "vehicle",
+    "einstein",
+)
+"""Names of the data sets that the package knows."""
+
+DEFAULT_CLIENTS = 10
+"""Number of clients of an artificial partition, unless said otherwise."""
+
+
+class DataSettings(BaseModel):
+    """Which data, and how it is divided among clients."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(
+        "digits",
+        description=f"Data set: {', '.join(BUILT_IN)}; or own, with path.",
+    )
+    dir: Path | None = Field(
+        None,
+        description="Folder with one folder per data set; else the environment variable "
+        "FEDBAYES_DATA; else the Hugging Face hub.",
+    )
+    path: Path | None = Field(
+        None,
+        description="Your own data: a .parquet, .csv or .npz file, or a folder with train and "
+        "test files of one of these kinds, or with LEAF JSON files.",
+    )
+    label: str = Field("label", description="Own tables: the column with the class.")
+    group: str | None = Field(
+        None, description="Own tables: the column with the natural client, left out of x."
+    )
+    split: str | None = Field(
+        None, description="Own tables: a column that says train or test, left out of x."
+    )
+    drop: tuple[str, ...] = Field((), description="Own tables: columns to leave out of x.")
+    missing: Literal["default", "impute", "drop"] = Field(
+        "default",
+        description="Rows of a table with missing values: impute the mean of the clients' "
+        "training rows, or drop them. Default: drop for einstein, impute for others.",
+    )
+    clients: int | None = Field(
+        None,
+        ge=1,
+        description=f"Number of clients. Default: {DEFAULT_CLIENTS}, or every group of a "
+        "natural partition, of which a number takes the first ones.",
+    )
+    partition: Literal["iid", "dirichlet", "dirichlet-equal", "shards", "natural"] = Field(
+        "dirichlet",
+        description="iid: equal parts at random. dirichlet: each class is divided by "
+        "Dirichlet shares. dirichlet-equal: each client has a Dirichlet class mix and the same "
+        "number of samples. shards: each client gets shards of the samples sorted by class. "
+        "natural: one client per writer, subject or sensor.",
+    )
+    alpha: float = Field(
+        0.4, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small is skewed."
+    )
+    balance: bool = Field(
+        False,
+        description="dirichlet: a client that holds more than the mean number of samples gets "
+        "none of the classes still to be divided.",
+    )
+    shards_per_client: int = Field(2, ge=1, description="shards: number of shards of a client.")
+    min_samples: int = Field(
+        2,
+        ge=1,
+        description="Smallest number of training samples of a client. Natural groups with "
+        "fewer are left out; other partitions are refused.",
+    )
+    samples_per_client: int | None = Field(
+        None, ge=1, description="Largest number of training samples of a client."
+    )
+    limit: int | None = Field(
+        None,
+        ge=1,
+        description="Use only so many samples, drawn at random, to train on (or to "
+        "divide, where the clients split their own).",
+    )
+    limit_test: int | None = Field(
+        None, ge=1, description="Use only so many samples of the official test part."
+    )
+    test: Literal["default", "official"] | float = Field(
+        "default",
+        description="official: the official test part is dealt to the clients in proportion to "
+        "their training classes. A fraction: each client keeps so much of its own samples for "
+        "testing. Default: official where the set has such a part, else 0.25.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_by_path(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("path") is not None:
+            return {"name": "own", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _agree(self) -> "DataSettings":
+        if self.name not in (*BUILT_IN, "own"):
+            raise ValueError(
+                f"there is no data set '{self.name}'; choose one of {', '.join(BUILT_IN)}, "
+                "or give the path of your own"
+            )
+        if (self.name == "own") != (self.path is not None):
+            raise ValueError(
+                f"name = '{self.name}' and path = {self.path} do not go together: your own data "
+                "needs name = 'own' and its path, a built-in set needs no path"
+            )
+        if isinstance(self.test, float) and not 0 < self.test < 1:
+            raise ValueError(f"test = {self.test} must lie between 0 and 1, or be 'official'")
+        return self
+
+    @property
+    def drops_incomplete(self) -> bool:
+        """Whether rows with missing values are left out."""
+        return self.missing == "drop" or (self.missing == "default" and self.name == "einstein")

@@ -1,0 +1,57 @@
+"""Finding the files of a data set, and labels as class indices."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedbayes.data.dataset import Array, Rows
+from fedbayes.errors import DataError
+
+PARTS = ("train", "test")
+
+
+def parts_by_name(folder: Path, suffix: str) -> dict[str, list[Path]]:
+    """The train and test files of a folder, at any depth, by their names or folders.
+
+    `train.parquet`, `train-00000-of-00002.parquet`, `data/train-...` and `train/all.parquet`
+    are all of the training part. Parts without a file are left out.
+    """
+    found: dict[str, list[Path]] = {}
+    for file in sorted(folder.rglob(f"*{suffix}")):
+        words = (file.name, *reversed(file.relative_to(folder).parent.parts))
+        for word in words:
+            part = next((part for part in PARTS if word.lower().startswith(part)), None)
+            if part is not None:
+                found.setdefault(part, []).append(file)
+                break
+    return {part: found[part] for part in PARTS if part in found}
+
+
+@contextmanager
+def reading(file: Path | str) -> Iterator[None]:
+    """Turn whatever a library raises about a damaged file into a DataError that names it."""
+    try:
+        yield
+    except DataError:
+        raise
+    except MemoryError as error:
+        raise DataError(f"{file} does not fit into memory") from error
+    except Exception as error:
+        # The libraries that parse files raise errors of a dozen unrelated classes.
+        reason = str(error).strip().splitlines()
+        raise DataError(
+            f"cannot read {file}: {reason[0] if reason else type(error).__name__}; "
+            "it is damaged or of another format: get it anew"
+        ) from error
+
+
+def index_names(values: Sequence[object] | Array) -> tuple[Rows, tuple[str, ...]]:
+    """Distinct values as indices [N] and their names, in rising order."""
+    distinct, index = np.unique(np.asarray(values), return_inverse=True)
+    return index.reshape(-1).astype(np.int64), tuple(_name(value) for value in distinct.tolist())
+
+
+def _name(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

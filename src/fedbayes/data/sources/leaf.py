@@ -1,0 +1,99 @@
+"""LEAF's JSON format: `users`, `num_samples`, and `user_data` with x and y of each user."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbayes.data.dataset import Array, Dataset, build_dataset
+from fedbayes.data.progress import progress
+from fedbayes.data.sources.files import PARTS, index_names, parts_by_name, reading
+from fedbayes.errors import DataError
+
+
+def leaf_files(folder: Path) -> dict[str, list[Path]]:
+    """The JSON files of a folder by part; all are of one part where none is named so."""
+    parts = parts_by_name(folder, ".json")
+    if set(parts) == set(PARTS):
+        return parts
+    every = sorted(folder.rglob("*.json"))
+    return {"train": every} if every else {}
+
+
+def read_leaf(
+    name: str,
+    files: dict[str, list[Path]],
+    *,
+    classes: tuple[str, ...] | None = None,
+    picture: tuple[int, ...] | None = None,
+) -> Dataset:
+    """Read LEAF JSON files; every user is a natural client.
+
+    The official split is kept where all users of the test part also train: LEAF can also
+    split by user, which leaves clients with nothing to train on.
+
+    Args:
+        name: Name of the data set.
+        files: Files of the train and test parts.
+        classes: Names of the classes, if y holds indices into them; else the distinct values.
+        picture: Shape (C, H, W) of samples that are pictures with values in [0, 1], which are
+            stored in 8 bits.
+
+    Raises:
+        DataError: A file is damaged or of another format.
+    """
+    parts = [_read_part(f"{name} {part}", paths) for part, paths in files.items()]
+    x, y, users = (np.concatenate([part[field] for part in parts]) for field in range(3))
+    official = None
+    if len(parts) > 1 and set(parts[1][2].tolist()) <= set(parts[0][2].tolist()):
+        official = len(parts[0][1])
+    if classes is None:
+        y, classes = index_names(y)
+    elif len(y) and (y.min() < 0 or y.max() >= len(classes)):
+        raise DataError(f"{name}: a label lies outside of its {len(classes)} classes")
+    groups, group_names = index_names(users)
+    if picture is not None:
+        if x.shape[1] != np.prod(picture):
+            raise DataError(f"{name}: a picture has {x.shape[1]} values, not {np.prod(picture)}")
+        x = np.rint(np.clip(x, 0, 1) * 255).astype(np.uint8).reshape(-1, *picture)
+    return build_dataset(
+        name,
+        x,
+        y.astype(np.int64),
+        classes,
+        official_train=official,
+        groups=groups,
+        group_names=group_names,
+        scale=255.0 if picture is not None else 1.0,
+    )
+
+
+def _read_part(description: str, files: list[Path]) -> tuple[Array, Array, Array]:
+    """Samples float32 [N, D], labels [N] and user names [N] of some files."""
+    x: list[Array] = []
+    y: list[Array] = []
+    users: list[str] = []
+    with progress(f"reading {description}", len(files)) as advance:
+        for file in files:
+            with reading(file):
+                content = json.loads(file.read_text("utf-8"))
+                for user, data in _user_data(content, file).items():
+                    x.append(np.atleast_2d(np.asarray(data["x"], np.float32)))
+                    y.append(np.asarray(data["y"], np.float64).reshape(-1))
+                    users.extend([user] * len(y[-1]))
+                    if x[-1].shape[0] != len(y[-1]):
+                        raise DataError(f"{file}: x and y of user '{user}' differ in length")
+            advance(1)
+    widths = {part.shape[1] for part in x}
+    if len(widths) != 1:
+        raise DataError(f"{files[0].parent}: samples differ in length: {sorted(widths)}")
+    return np.concatenate(x), np.concatenate(y), np.array(users)
+
+
+def _user_data(content: Any, file: Path) -> dict[str, dict[str, Any]]:
+    if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
+        raise DataError(f"{file} is no LEAF file: it has no user_data")
+    data = content["user_data"]
+    users = content.get("users") or list(data)
+    return {str(user): data[user] for user in users if data[user]["y"]}

@@ -1,0 +1,55 @@
+"""A file imports only from floors below its own, or from its own folder."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fedbayes
+
+ROOT = Path(fedbayes.__file__).parent
+FLOORS = [
+    {"errors", "seeds", "tensors", "messages", "metrics"},
+    {"data", "models", "inference"},
+    {"contracts"},
+    {"methods"},
+    {"federation"},
+    {"experiment"},
+    {"testing"},
+    {"cli"},
+]
+# Inside the lowest floor, order by hand: tensors know errors, messages and metrics know tensors.
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def room(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def floor(name):
+    return next(height for height, rooms in enumerate(FLOORS) if name in rooms)
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            modules = [node.module]
+            if node.module == "fedbayes":
+                modules = [f"fedbayes.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (m.split(".") for m in modules if m.split(".")[0] == "fedbayes")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down(path):
+    own = room(path)
+    for parts in imported(path):
+        other = parts[1] if len(parts) > 1 else ""
+        if other == own:
+            assert own != "methods" or path.name == "__init__.py", f"{path} imports a method"
+            continue
+        below = floor(other) < floor(own) or floor(other) == floor(own) == 0
+        assert below, f"{path.relative_to(ROOT)} imports fedbayes.{other}"

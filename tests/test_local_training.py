@@ -1,0 +1,182 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+from torch.nn import functional
+
+from fedbayes.contracts import cross_entropy
+from fedbayes.inference.local import LocalTraining, batches, train
+from fedbayes.inference.optimizers import Yogi, step
+from fedbayes.models import MLP, Network
+from fedbayes.tensors import Samples
+
+
+@pytest.fixture
+def samples():
+    torch.manual_seed(3)
+    return Samples(torch.randn(50, 6), torch.randint(0, 3, (50,)))
+
+
+def stream(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.01, amsgrad=True),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.05, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_loop_is_the_plain_pytorch_loop(samples, optimizer):
+    module = MLP(6, [4], 3)
+    network = Network(module)
+    settings = LocalTraining(
+        optimizer=optimizer,
+        momentum=0.9 if optimizer == "sgd" else 0.0,
+        weight_decay=0.01,
+        epochs=3,
+        batch_size=16,
+    )
+    found, info = train(
+        network.initial, cross_entropy(network), samples, settings, lr=0.05, stream=stream()
+    )
+
+    plain = MLP(6, [4], 3)
+    plain.load_state_dict(network.initial)
+    own = OPTIMIZERS[optimizer](plain.parameters())
+    order_stream, losses = stream(), []
+    for _ in range(3):
+        order = torch.randperm(50, generator=order_stream)
+        for start in range(0, 50, 16):
+            rows = order[start : start + 16]
+            own.zero_grad()
+            loss = functional.cross_entropy(plain(samples.x[rows]), samples.y[rows])
+            loss.backward()
+            own.step()
+            losses.append(loss.item())
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
+    assert info["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_least_squares_reaches_the_closed_form():
+    torch.manual_seed(0)
+    x, w = torch.randn(200, 4), torch.randn(4)
+    target = x @ w
+    samples = Samples(torch.cat([x, target[:, None]], dim=1), torch.zeros(200, dtype=torch.int64))
+
+    def loss(parameters, batch):
+        return (batch.x[:, :4] @ parameters["w"] - batch.x[:, 4]).square().mean()
+
+    settings = LocalTraining(epochs=200, batch_size=20)
+    found, _ = train({"w": torch.zeros(4)}, loss, samples, settings, lr=0.05, stream=stream())
+    torch.testing.assert_close(found["w"], w, rtol=1e-4, atol=1e-4)
+
+
+def test_the_start_is_left_alone_and_fixed_names_stay(samples):
+    network = Network(MLP(6, [4], 3))
+    before = {name: tensor.clone() for name, tensor in network.initial.items()}
+    found, _ = train(
+        network.initial,
+        cross_entropy(network),
+        samples,
+        LocalTraining(),
+        lr=0.1,
+        stream=stream(),
+        fixed=frozenset({"1.bias"}),
+    )
+    for name, tensor in before.items():
+        assert torch.equal(network.initial[name], tensor)
+        assert not found[name].requires_grad
+    assert torch.equal(found["1.bias"], before["1.bias"])
+    assert not torch.equal(found["1.weight"], before["1.weight"])
+
+
+def test_running_statistics_move_without_gradients(samples):
+    network = Network(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    found, _ = train(
+        network.initial,
+        cross_entropy(network),
+        samples,
+        LocalTraining(batch_size=25),
+        lr=0.1,
+        stream=stream(),
+        fixed=network.frozen,
+    )
+    assert not torch.equal(found["1.running_mean"], network.initial["1.running_mean"])
+    assert int(found["1.num_batches_tracked"]) == 2
+
+
+def test_an_epoch_sees_every_sample_once(samples):
+    seen = torch.cat([batch.x for batch in batches(samples, 16, 4, stream())])
+    assert torch.equal(seen.sort(dim=0).values, samples.x.sort(dim=0).values)
+    sizes = [len(batch.y) for batch in batches(samples, 16, 6, stream())]
+    assert sizes == [16, 16, 16, 2, 16, 16]
+
+
+def test_steps_take_the_place_of_epochs():
+    assert LocalTraining(epochs=3, batch_size=16).step_count(50) == 12
+    assert LocalTraining(epochs=3, steps=5).step_count(50) == 5
+
+
+def test_schedules():
+    rate = LocalTraining(lr=0.4, schedule="exponential", decay=0.5).learning_rate
+    assert [rate(r, 10) for r in (1, 2, 3)] == pytest.approx([0.4, 0.2, 0.1])
+    rate = LocalTraining(lr=0.4, schedule="step", decay=0.5, decay_every=2).learning_rate
+    assert [rate(r, 10) for r in (1, 2, 3, 4, 5)] == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.1])
+    rate = LocalTraining(lr=0.4, schedule="cosine").learning_rate
+    expected = [0.4 * (1 + math.cos(math.pi * t / 10)) / 2 for t in range(10)]
+    assert [rate(r, 10) for r in range(1, 11)] == pytest.approx(expected)
+    assert LocalTraining(lr=0.4).learning_rate(7, 10) == 0.4
+
+
+def test_settings_that_make_no_sense():
+    with pytest.raises(ValidationError, match="momentum is for"):
+        LocalTraining(optimizer="adam", momentum=0.5)
+    with pytest.raises(ValidationError):
+        LocalTraining(lr=0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.9, 0.99), eps=1e-3),
+        lambda p: torch.optim.Adamax(p, lr=0.1),
+        lambda p: Yogi(p, lr=0.1),
+    ],
+    ids=["sgd", "momentum", "adam", "adamax", "yogi"],
+)
+def test_pure_steps_are_the_optimizers_steps(build):
+    torch.manual_seed(1)
+    weights = {"a": torch.randn(3, 2), "b": torch.randn(4)}
+    leaves = [t.clone() for t in weights.values()]
+    optimizer, memory = build(leaves), {}
+    for _ in range(5):
+        gradients = {name: torch.randn_like(t) for name, t in weights.items()}
+        for leaf, gradient in zip(leaves, gradients.values(), strict=True):
+            leaf.grad = gradient.clone()
+        optimizer.step()
+        weights, memory = step(build, weights, gradients, memory)
+        for leaf, tensor in zip(leaves, weights.values(), strict=True):
+            assert torch.equal(leaf, tensor)
+
+
+def test_yogi_by_its_formula_in_plain_numbers():
+    theta, m, v = 1.5, 0.0, 1e-6
+    leaf = torch.tensor([theta], dtype=torch.float64)
+    optimizer = Yogi([leaf], lr=0.1, betas=(0.9, 0.99), eps=1e-3)
+    for g in (0.3, -1.2, 0.05, 2.0):
+        leaf.grad = torch.tensor([g], dtype=torch.float64)
+        optimizer.step()
+        m = 0.9 * m + 0.1 * g
+        v = v - 0.01 * math.copysign(1, v - g * g) * g * g
+        theta = theta - 0.1 * m / (math.sqrt(v) + 1e-3)
+        assert leaf.item() == pytest.approx(theta, rel=1e-12)

@@ -1,0 +1,150 @@
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedbayes.errors import ModelError
+from fedbayes.models import MLP, LeNet5, ModelSettings, Network, ResNet20, build
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_sizes_are_the_published_ones():
+    assert count(MLP(784, [100], 10)) == 784 * 100 + 100 + 100 * 10 + 10
+    assert count(LeNet5(1, 28, 28, 10)) == 431_080  # 20-50-500, as in Caffe's LeNet
+    # He et al. 2016 give 0.27 M; weights of batch and group normalization are equally many.
+    assert count(ResNet20(3, 10)) == 269_722
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (MLP(12, [5, 4], 3, dropout=0.2), (3, 4)),
+        (LeNet5(3, 32, 32, 10), (3, 32, 32)),
+        (ResNet20(3, 10), (3, 32, 32)),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), (4,)),
+    ],
+    ids=["mlp", "lenet5", "resnet20", "batchnorm"],
+)
+def test_network_is_the_module_as_a_function(module, shape):
+    torch.manual_seed(0)
+    network = Network(module)
+    weights = {
+        n: 0.1 * torch.randn_like(t) if t.is_floating_point() else t
+        for n, t in network.initial.items()
+    }
+    weights = {n: t.abs() if "var" in n else t for n, t in weights.items()}
+    x = torch.randn(5, *shape)
+    expected = functional_call(module.eval(), weights, (x,))
+    torch.testing.assert_close(network(weights, x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_shared_weights_are_one_tensor():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.second = self.first
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    network = Network(Tied())
+    assert set(network.initial) == {"first.weight", "first.bias"}
+    weights = {"first.weight": 2 * torch.eye(3), "first.bias": torch.zeros(3)}
+    assert torch.equal(network(weights, torch.ones(1, 3)), 4 * torch.ones(1, 3))
+
+
+def test_a_network_serves_models_of_other_widths():
+    network, wide = Network(MLP(4, [3], 2)), MLP(4, [17], 2)
+    x = torch.randn(6, 4)
+    assert torch.equal(network(dict(wide.named_parameters()), x), wide(x))
+
+
+def test_training_mode_reaches_the_layers():
+    network = Network(nn.Sequential(nn.Dropout(0.5)))
+    x = torch.ones(1000, 1)
+    assert (network({}, x) == 1).all()
+    assert (network({}, x, training=True) == 0).any()
+
+
+def test_bf16_rounds_and_returns_float32():
+    torch.manual_seed(0)
+    module = MLP(20, [30], 3)
+    exact, half = Network(module), Network(module, precision="bf16")
+    x = torch.randn(8, 20)
+    a, b = exact(exact.initial, x), half(half.initial, x)
+    assert b.dtype == torch.float32
+    assert not torch.equal(a, b)
+    torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+
+
+def test_initializations():
+    def first(init, **more):
+        settings = ModelSettings(name="mlp", hidden=(400,), init=init, **more)
+        return build(settings, (784,), 10, seed=0).initial
+
+    normal = first("normal")
+    assert float(normal["1.weight"].var()) == pytest.approx(0.01, rel=0.02)
+    assert (normal["1.bias"] == 0.1).all()
+    kaiming = first("kaiming", init_bias=0.0)
+    assert float(kaiming["1.weight"].var()) == pytest.approx(2 / 784, rel=0.02)
+    assert (kaiming["1.bias"] == 0).all()
+    xavier = first("xavier")
+    assert float(xavier["1.weight"].var()) == pytest.approx(2 / (784 + 400), rel=0.02)
+    assert not torch.equal(first("default")["1.weight"], xavier["1.weight"])
+
+
+def test_the_seed_decides_and_clients_may_start_apart():
+    settings = ModelSettings(hidden=(5,))
+    same = [build(settings, (4,), 2, seed=1).initial["1.weight"] for _ in range(2)]
+    assert torch.equal(*same)
+    own = [build(settings, (4,), 2, seed=1, client=c).initial["1.weight"] for c in (0, 1)]
+    assert not torch.equal(*own)
+    assert not torch.equal(own[0], same[0])
+    before = torch.get_rng_state()
+    build(settings, (4,), 2, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def factory(shape, classes, width=3):
+    return MLP(shape[0], [width], classes)
+
+
+def nonsense(shape, classes):
+    return "a network"
+
+
+def test_your_own_factory():
+    settings = ModelSettings(name=f"{__name__}:factory", arguments={"width": 6})
+    assert build(settings, (4,), 2, seed=0).initial["1.weight"].shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "words"),
+    [
+        ({"name": "lenet"}, (4,), "no model is called 'lenet'"),
+        ({"name": "lenet5"}, (64,), "16 by 16"),
+        ({"name": "resnet20"}, (1, 8, 8), "16 by 16"),
+        ({"name": "resnet20", "groups": 3}, (3, 32, 32), "divide 16"),
+        ({"hidden": (0,)}, (4,), "at least 1"),
+        ({"name": "no.such:thing"}, (4,), "cannot find"),
+        ({"name": f"{__name__}:nonsense"}, (4,), "not a torch.nn.Module"),
+        ({"name": f"{__name__}:factory", "arguments": {"depth": 1}}, (4,), "depth"),
+    ],
+)
+def test_misfits_are_told(settings, shape, words):
+    with pytest.raises(ModelError, match=words):
+        build(ModelSettings(**settings), shape, 2, seed=0)
+
+
+def test_a_wrong_number_of_outputs_is_told():
+    settings = ModelSettings(name=f"{__name__}:fixed")
+    with pytest.raises(ModelError, match="one logit for each of 2 classes"):
+        build(settings, (4,), 2, seed=0)
+
+
+def fixed(shape, classes):
+    return MLP(shape[0], [3], 7)
