@@ -61,7 +61,9 @@ def test_any_partition_uses_rows_once_and_is_fixed_by_its_seed(
 def test_another_seed_gives_another_partition():
     dataset = pool(labels(300))
     asked = DataSettings(partition="iid", clients=5)
-    assert not np.array_equal(partition(dataset, asked, 1).train, partition(dataset, asked, 2).train)
+    assert not np.array_equal(
+        partition(dataset, asked, 1).train, partition(dataset, asked, 2).train
+    )
 
 
 def test_iid_sizes_differ_by_one_at_most():

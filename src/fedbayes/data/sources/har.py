@@ -8,7 +8,7 @@ import numpy as np
 from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
 from fedbayes.data.progress import progress
 from fedbayes.data.sources.files import PARTS, index_names, reading
-from fedbayes.data.sources.hub import open_hub, open_parquet
+from fedbayes.data.sources.hub import open_hub, open_parquet, quiet
 from fedbayes.errors import DataError
 
 ACTIVITIES = (
@@ -55,7 +55,7 @@ def read_parquet(name: str, files: dict[str, list[Path]] | None) -> Dataset:
     """
     tables = open_hub(name, HUB) if files is None else open_parquet(files)
     where = HUB if files is None else ", ".join(str(f) for part in files.values() for f in part)
-    with reading(where):
+    with quiet(), reading(where):
         frames = [_frame(table) for table in tables.values()]
     import pandas as pd
 

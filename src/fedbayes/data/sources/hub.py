@@ -1,5 +1,8 @@
 """Tables through Hugging Face `datasets`: from local Parquet files, or from the hub."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,24 @@ def open_parquet(files: dict[str, list[Path]]) -> dict[str, Any]:
             stream.seek(-4, 2)
             if not head == stream.read(4) == _MAGIC:
                 raise ValueError("it is no complete Parquet file")
-    paths = {part: [str(file) for file in part_files] for part, part_files in files.items()}
-    with reading(", ".join(path for part in paths.values() for path in part)):
-        opened = datasets.load_dataset("parquet", data_files=paths, streaming=True)
-    return {part: opened[part] for part in files}
+    tables: dict[str, Any] = {}
+    for part, part_files in files.items():
+        paths = {part: [str(file) for file in part_files]}
+        with reading(", ".join(paths[part])):
+            tables |= datasets.load_dataset("parquet", data_files=paths, streaming=True)
+    return tables
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep `datasets` from writing to the terminal what it also raises."""
+    log = logging.getLogger("datasets")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def open_hub(name: str, hub: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
 from fedbayes.data.progress import progress
 from fedbayes.data.sources.files import index_names, reading
-from fedbayes.data.sources.hub import open_hub, open_parquet
+from fedbayes.data.sources.hub import open_hub, open_parquet, quiet
 from fedbayes.errors import DataError
 
 BATCH = 512
@@ -59,8 +59,11 @@ def read_images(
     parts = []
     for part, table in tables.items():
         where = hub if files is None else ", ".join(map(str, files[part]))
-        with reading(where):
+        with quiet(), reading(where):
             parts.append(_read_part(f"{name} {part}", table, layout, where))
+    shapes = {part.x.shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise DataError(f"{name}: its parts hold pictures of different sizes: {sorted(shapes)}")
     official = len(parts[0].y) if len(parts) > 1 else None
     y = np.concatenate([part.y for part in parts])
     if len(y) and (y.min() < 0 or y.max() >= len(layout.classes)):
@@ -73,7 +76,7 @@ def read_images(
         )
     return build_dataset(
         name,
-        np.concatenate([part.x for part in parts]),
+        parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts]),
         y,
         layout.classes,
         official_train=official,

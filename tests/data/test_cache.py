@@ -1,0 +1,152 @@
+import os
+import subprocess
+import sys
+import time
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+from conftest import write_images
+
+from fedbayes.data import DataSettings, catalogue, load_dataset, plot_partition
+from fedbayes.data import cache as cache_module
+from fedbayes.data.sources import images
+from fedbayes.errors import DataError
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    rng = np.random.default_rng(0)
+    for part, n in (("train", 20), ("test", 10)):
+        pictures = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+        y = np.resize(np.arange(10), n)
+        write_images(tmp_path / "mnist" / f"{part}.parquet", pictures, {"label": y})
+    return DataSettings(name="mnist", dir=tmp_path)
+
+
+@pytest.fixture
+def decodes(monkeypatch):
+    """Counts the batches that are decoded."""
+    seen = []
+    real = images.decode_pictures
+
+    def spy(*args):
+        seen.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(images, "decode_pictures", spy)
+    return seen
+
+
+def test_a_set_is_decoded_once(mnist, decodes, tmp_path):
+    first = load_dataset(mnist)
+    once = len(decodes)
+    assert once > 0
+    second = load_dataset(mnist)
+    assert len(decodes) == once
+    assert isinstance(second.x, np.memmap)
+    assert not second.x.flags.writeable
+    assert np.array_equal(first.x, second.x)
+    assert first.classes == second.classes
+    assert [file.name[:6] for file in (tmp_path / "cache").iterdir()] == ["mnist-"]
+
+
+def test_a_changed_source_is_decoded_again(mnist, decodes, tmp_path):
+    load_dataset(mnist)
+    once = len(decodes)
+    file = tmp_path / "mnist" / "test.parquet"
+    os.utime(file, ns=(1, 1))
+    load_dataset(mnist)
+    assert len(decodes) == 2 * once
+
+
+@pytest.mark.parametrize("file", ["x.npy", "y.npy", "dataset.json"])
+def test_a_damaged_cache_is_decoded_again(mnist, tmp_path, file):
+    before = np.array(load_dataset(mnist).x)
+    (folder,) = (tmp_path / "cache").iterdir()
+    kept = folder / file
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert np.array_equal(load_dataset(mnist).x, before)
+    assert kept.stat().st_size > 100
+
+
+def test_a_decode_that_dies_leaves_nothing(mnist, tmp_path, monkeypatch):
+    def dies(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module.Path, "rename", dies)
+        with pytest.raises(KeyboardInterrupt):
+            load_dataset(mnist)
+    assert not list((tmp_path / "cache").iterdir())
+    assert load_dataset(mnist).samples == 30
+
+
+def test_what_a_kill_left_is_swept(mnist, tmp_path):
+    for name, age in ((".new-old", 7), (".new-young", 0)):
+        folder = tmp_path / "cache" / name
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - age * 86400,) * 2)
+    load_dataset(mnist)
+    names = {file.name for file in (tmp_path / "cache").iterdir()}
+    assert ".new-young" in names
+    assert ".new-old" not in names
+
+
+def _load(settings, out):
+    out.put(int(load_dataset(settings).x.sum()))
+
+
+def test_two_processes_may_race(mnist, tmp_path):
+    context = get_context("spawn")
+    out = context.Queue()
+    processes = [context.Process(target=_load, args=(mnist, out)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    sums = [out.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sums[0] == sums[1] == int(load_dataset(mnist).x.sum())
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written(mnist, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDBAYES_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DataError, match="FEDBAYES_CACHE"):
+        load_dataset(mnist)
+
+
+def test_catalogue(mnist, tmp_path):
+    entries = {entry.name: entry for entry in catalogue(tmp_path)}
+    assert {name for name, entry in entries.items() if entry.available} == {
+        "digits",
+        "mnist",
+        "permuted-mnist",
+    }
+    digits = load_dataset(DataSettings())
+    assert entries["digits"].samples == digits.samples
+    assert entries["digits"].shape == digits.shape
+    assert not {entry.name for entry in catalogue() if entry.available} - {"digits"}
+
+
+def test_importing_is_light():
+    heavy = "datasets flwr_datasets pandas sklearn matplotlib PIL pyarrow rich scipy"
+    code = f"import sys, fedbayes.data; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("shape", [(10, 10), (200, 10), (5, 100)])
+def test_plot(tmp_path, shape):
+    from PIL import Image
+
+    counts = np.random.default_rng(0).integers(0, 50, shape)
+    counts[0] = 0
+    plot_partition(counts, tmp_path / "plot.png", "clients")
+    with Image.open(tmp_path / "plot.png") as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 300
+        assert len(set(picture.convert("L").get_flattened_data()
+                       if hasattr(picture, "get_flattened_data")
+                       else picture.convert("L").getdata())) > 8  # fmt: skip

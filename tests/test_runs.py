@@ -1,0 +1,320 @@
+"""Runs from the command line, as a user would: killed, interrupted, resumed, mistaken."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import fedbayes
+from fedbayes import Config, Simulation
+from fedbayes.errors import RunError
+from fedbayes.experiment.record import RunFolder
+from fedbayes.messages import decode, dense
+from fedbayes.testing import assert_identical
+
+SUMMARY = {
+    "method",
+    "dataset",
+    "model",
+    "clients",
+    "cohort",
+    "rounds",
+    "seed",
+    "global_accuracy",
+    "local_accuracy",
+    "bytes_down",
+    "bytes_up",
+    "sparsity",
+    "model_parameters",
+    "seconds_per_round",
+    "stopped_reason",
+}
+SMALL = ["--clients", "4", "--partition", "iid", "--set", "model.hidden=[8]"]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "fedbayes.cli", *map(str, arguments)]
+
+
+def fedbayes_cli(*arguments, check=0):
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == check, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def timeless(folder):
+    return [
+        {key: value for key, value in line.items() if key != "seconds"}
+        for line in RunFolder(folder).metrics()
+    ]
+
+
+def assert_same_run(one, two):
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+    assert timeless(one) == timeless(two)
+    last = max((one / "checkpoints").iterdir()).name
+    states = [dense(decode((f / "checkpoints" / last).read_bytes())) for f in (one, two)]
+    for state in states:
+        del state["seconds"]
+    assert_identical(*states)
+    names = [sorted(p.name for p in (f / "clients").glob("*")) for f in (one, two)]
+    assert names[0] == names[1]
+    for name in names[0]:
+        assert (one / "clients" / name).read_bytes() == (two / "clients" / name).read_bytes()
+
+
+def test_json_is_alone_on_stdout(tmp_path):
+    done = fedbayes_cli("run", *SMALL, "--rounds", 2, "-o", tmp_path / "r", "--json")
+    summary = json.loads(done.stdout)
+    assert summary.keys() >= SUMMARY
+    assert summary["stopped_reason"] == "completed"
+    assert summary["rounds"] == 2
+    assert json.loads((tmp_path / "r" / "summary.json").read_text()) == summary
+    lines = RunFolder(tmp_path / "r").metrics()
+    assert [line["round"] for line in lines] == [1, 2]
+    assert summary["bytes_up"] == sum(line["bytes_up"] for line in lines)
+    assert "round 2/2" in done.stderr
+
+
+def test_a_second_run_does_not_overwrite_the_first(tmp_path):
+    fedbayes_cli("run", *SMALL, "--rounds", 1, "-o", tmp_path / "r")
+    before = (tmp_path / "r" / "summary.json").read_bytes()
+    done = fedbayes_cli("run", *SMALL, "--rounds", 1, "-o", tmp_path / "r", check=2)
+    assert "already holds a run" in done.stderr
+    assert (tmp_path / "r" / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "absent.toml"], "no config file"),
+        (["run", "--method", "fedavgg"], "did you mean 'fedavg'"),
+        (["run", "--cohort", "99"], "there are 10 clients"),
+        (["run", "--model", "lenet5"], "use model 'mlp'"),
+        (["resume", "absent"], "holds no run"),
+        (["methods", "nonsense"], "no method is called"),
+    ],
+)
+def test_mistakes_get_one_plain_message(tmp_path, arguments, words):
+    if arguments[0] == "run":
+        arguments = [*arguments, "-o", str(tmp_path / "r")]
+    assert words in fedbayes_cli(*arguments, check=2).stderr
+    assert not (tmp_path / "r").exists()
+
+
+LONG = ["--rounds", "150", *SMALL, "--cohort", "2", "--method", "local"]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers"])
+def test_killed_at_random_moments_it_ends_the_same(tmp_path, engine):
+    """Kill with SIGKILL again and again, resume each time, compare with an unbroken run."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    fedbayes_cli("run", *LONG, "--engine", engine, "-o", whole)
+    rng, seen = random.Random(engine), []
+    start = command("run", *LONG, "--engine", engine, "-o", broken)
+    for _ in range(4):
+        running = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before = len(RunFolder(broken).metrics())
+        while len(RunFolder(broken).metrics()) == before and running.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.3))
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        seen.append(len(RunFolder(broken).metrics()))
+        start = command("resume", broken)
+    assert 0 < seen[0] < 150, "the kills missed the run"
+    fedbayes_cli(*start[3:])
+    assert_same_run(whole, broken)
+
+
+def test_killed_inside_a_round_at_every_write(tmp_path, monkeypatch):
+    """Cut a run off at each write that it makes, one after the other, and resume."""
+
+    class Cut(Exception):
+        pass
+
+    config = Config.create(
+        rounds=3, cohort=2, data={"clients": 4, "partition": "iid"}, method={"name": "local"}
+    )
+    whole = fedbayes.run(config, tmp_path / "whole").folder.path
+
+    from fedbayes.experiment import record
+
+    original, budget = record.write_beside, [0]
+
+    def counted(path, data):
+        if budget[0] == 0:
+            # A kill in the middle of a write: a part of the bytes, beside the real name.
+            path.with_name(f".{path.name}.0").write_bytes(data[: len(data) // 2])
+            raise Cut
+        budget[0] -= 1
+        original(path, data)
+
+    monkeypatch.setattr(record, "write_beside", counted)
+    for cut in range(1, 100):
+        folder = tmp_path / str(cut)
+        budget[0] = cut
+        try:
+            fedbayes.run(config, folder)
+        except Cut:
+            budget[0] = -1
+            fedbayes.resume(folder)
+            assert_same_run(whole, folder)
+        else:
+            break
+    assert cut > 10
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_interruption_says_how_to_go_on(tmp_path, signals):
+    folder = tmp_path / "r"
+    arguments = ["run", *SMALL, "--rounds", "100000", "-o", folder, "--json"]
+    running = subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not (folder / "metrics.jsonl").exists() or len(RunFolder(folder).metrics()) < 2:
+        time.sleep(0.05)
+        assert running.poll() is None
+    for _ in range(signals):
+        running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert f"fedbayes resume {folder}" in err.replace("\n", "")
+    if signals == 1:
+        summary = json.loads(out)
+        assert summary["stopped_reason"] == "interrupted"
+        assert summary["rounds"] == len(RunFolder(folder).metrics())
+
+
+def test_a_resume_of_a_complete_run_changes_nothing(tmp_path):
+    fedbayes_cli("run", *SMALL, "--rounds", 2, "-o", tmp_path / "r")
+    before = (tmp_path / "r" / "model.safetensors").read_bytes()
+    summary = json.loads(fedbayes_cli("resume", tmp_path / "r", "--json").stdout)
+    assert summary["rounds"] == 2
+    assert (tmp_path / "r" / "model.safetensors").read_bytes() == before
+
+
+def test_damaged_checkpoints_are_told(tmp_path):
+    fedbayes_cli("run", *SMALL, "--rounds", 2, "-o", tmp_path / "r")
+    (checkpoint,) = (tmp_path / "r" / "checkpoints").iterdir()
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    assert "is damaged" in fedbayes_cli("resume", tmp_path / "r", check=2).stderr
+    (tmp_path / "r" / "partition.npz").write_bytes(b"PK")
+    assert "damaged" in fedbayes_cli("resume", tmp_path / "r", check=2).stderr
+
+
+def small(**changes):
+    return Config.create(
+        **{"rounds": 3, "data": {"clients": 4, "partition": "iid"}, "model": {"hidden": [8]}}
+        | changes
+    )
+
+
+def test_the_state_of_any_round_is_reachable(tmp_path):
+    with Simulation(small(keep_checkpoints="all"), tmp_path) as simulation:
+        seen = {step.number: step.server.weights for step in simulation}
+    run = fedbayes.Run(tmp_path)
+    for number, weights in seen.items():
+        assert_identical(weights, run.server(number).weights)
+    assert_identical(run.model, run.server().weights)
+    with pytest.raises(RunError, match="no checkpoint of round 9"):
+        run.server(9)
+
+
+def test_only_the_last_checkpoint_is_kept_unless_asked(tmp_path):
+    fedbayes.run(small(), tmp_path)
+    assert RunFolder(tmp_path).rounds() == [3]
+
+
+def test_rare_checkpoints_still_end_the_same(tmp_path):
+    whole = fedbayes.run(small(method={"name": "local"}), tmp_path / "a")
+    config = small(method={"name": "local"}, checkpoint_every=2)
+    with Simulation(config, tmp_path / "b") as simulation:
+        steps = iter(simulation)
+        for _ in range(3):
+            next(steps)
+    assert RunFolder(tmp_path / "b").rounds() == [2]
+    resumed = fedbayes.resume(tmp_path / "b")
+    assert_same_run(whole.folder.path, resumed.folder.path)
+
+
+def test_rare_evaluation(tmp_path):
+    run = fedbayes.run(small(evaluate_every=2), tmp_path / "two")
+    assert ["global_accuracy" in line for line in run.metrics] == [False, True, True]
+    run = fedbayes.run(small(evaluate_every=0), tmp_path / "last")
+    assert ["global_accuracy" in line for line in run.metrics] == [False, False, True]
+
+
+def test_accuracies_are_what_they_are_said_to_be(tmp_path):
+    """Global on the union of the test sets; local as the mean of each client's last model."""
+    with Simulation(small(cohort=2, rounds=4), tmp_path) as simulation:
+        reported = {}
+        list(simulation)
+        data, network = simulation.data, simulation.party.network
+        predict = simulation.method.predict(simulation.method.model(simulation.server), network)
+        right = total = 0
+        for client in range(data.clients):
+            samples = data.test(client)
+            right += int((predict(samples.x).argmax(1) == samples.y).sum())
+            total += len(samples.y)
+        assert simulation.summary()["global_accuracy"] == right / total
+        # Train the cohorts again, by hand, and try what each client last reported.
+        server = simulation.method.init(network, None)
+        from fedbayes.federation.checks import decode_report
+        from fedbayes.federation.party import Task
+        from fedbayes.federation.round import sample_cohort
+        from fedbayes.messages import encode
+
+        for number in range(1, 5):
+            reports = simulation.method.reduction()
+            for client in sample_cohort(0, number, 4, 2):
+                message = simulation.method.message(server, client)
+                outcome = simulation.party.train(Task(client, number, encode(message), None))
+                report = decode_report(outcome.report, message)
+                reports.add(client, report)
+                samples = data.test(client)
+                guess = network(report.tensors, samples.x).argmax(1)
+                reported[client] = float((guess == samples.y).double().mean())
+            server, _ = simulation.method.update(server, reports)
+        expected = sum(reported.values()) / len(reported)
+        assert simulation.local_accuracy() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_global_baseline_is_training_on_the_pooled_data(tmp_path):
+    run = fedbayes.run(small(method={"name": "global"}), tmp_path)
+    assert run.summary["bytes_down"] == run.summary["bytes_up"] == 0
+    with Simulation(None, tmp_path) as simulation:
+        predict = simulation.method.predict(run.model, simulation.party.network)
+        shares = []
+        for client in range(4):
+            samples = simulation.data.test(client)
+            shares.append(float((predict(samples.x).argmax(1) == samples.y).double().mean()))
+    assert run.summary["local_accuracy"] == pytest.approx(sum(shares) / 4)
+
+
+def test_too_few_good_reports_leave_the_server_alone(tmp_path):
+    with Simulation(small(min_reports=5, rounds=1), tmp_path) as simulation:
+        before = dict(simulation.server.weights)
+        (step,) = list(simulation)
+        assert step.metrics["skipped"]
+        assert_identical(before, step.server.weights)
+
+
+def test_bf16_runs_and_learns(tmp_path):
+    run = fedbayes.run(small(precision="bf16", rounds=10), tmp_path)
+    assert run.summary["global_accuracy"] > 0.5
+
+
+def test_five_lines_of_python():
+    run = fedbayes.run(method={"name": "fedprox", "proximal": 0.1}, rounds=2)
+    assert run.summary["method"] == "fedprox"
+    assert len(run.metrics) == 2
+    assert os.path.isdir(run.folder.path)  # noqa: PTH112
