@@ -36,14 +36,18 @@ def load_dataset(settings: DataSettings) -> Dataset:
     permuted = settings.name == "permuted-mnist"
     known = KNOWN["mnist" if permuted else settings.name]
     root = data_folder(settings.dir)
-    folder = root / known.folder if root is not None and known.folder else None
-    files_found = known.find(folder) if folder is not None and folder.is_dir() else []
-    if known.folder and not files_found:
-        if not known.on_hub:
-            raise DataError(_absent(known, folder))
-        folder = None
+    place = root / known.folder if root is not None and known.folder else None
+    files_found = known.find(place) if place is not None and place.is_dir() else []
+    if known.folder and not files_found and not known.on_hub:
+        raise DataError(_absent(known, place))
     key = fingerprint(files_found, settings.drops_incomplete)
-    dataset = cached(known.entry.name, key, lambda: known.read(folder, settings))
+    folder = place if files_found else None
+    try:
+        dataset = cached(known.entry.name, key, lambda: known.read(folder, settings))
+    except DataError as error:
+        if place is None or folder is not None:
+            raise
+        raise DataError(f"{error}. It was looked for in {place} first") from error
     if permuted:
         return replace(dataset, name=settings.name, permuted=True)
     return dataset

@@ -119,10 +119,10 @@ class FederatedData:
             # Zero is the mean of the training rows, once standardized.
             x.nan_to_num_(nan=0.0)
         if self.dataset.permuted:
-            self._permute(x.flatten(1), offsets, start, stop)
+            self._permute(x.flatten(1).numpy(), offsets, start, stop)
         return Samples(x, torch.from_numpy(np.asarray(self.dataset.y[rows])))
 
-    def _permute(self, x: torch.Tensor, offsets: Rows, start: int, stop: int) -> None:
+    def _permute(self, x: Array, offsets: Rows, start: int, stop: int) -> None:
         """Put the pixels of x [n, pixels] in the order of the client of each row, in place."""
         first = int(np.searchsorted(offsets, start, side="right")) - 1
         last = int(np.searchsorted(offsets, stop, side="left"))
@@ -132,9 +132,9 @@ class FederatedData:
             if begin < end:
                 x[begin:end] = x[begin:end][:, self._pixel_order(client)]
 
-    def _pixel_order(self, client: int) -> torch.Tensor:
+    def _pixel_order(self, client: int) -> Rows:
         stream = seeds.numpy_stream(self.seed, "pixels", client=client)
-        return torch.from_numpy(stream.permutation(int(np.prod(self.shape))))
+        return stream.permutation(int(np.prod(self.shape)))
 
     def _per_channel(self, values: Array) -> torch.Tensor:
         """Values [C], shaped to broadcast over samples [n, C, ...]."""
