@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from fedbayes import Config, Simulation
 from fedbayes.federation.round import sample_cohort
+from fedbayes.models import MLP, LeNet5
 
 CASES = {
     "mnist-mlp": (
@@ -59,7 +60,8 @@ class PlainLoop:
     def __init__(self, simulation):
         config = simulation.config
         self.seed, self.training = config.seed, config.training
-        self.module = copy.deepcopy(simulation.party.network.module)
+        convolutional = simulation.party.network.convolutional
+        self.module = LeNet5(3, 32, 32, 10) if convolutional else MLP(784, [100], 10)
         self.module.load_state_dict(simulation.party.network.initial)
         data = simulation.data
         self.train = [data.train(client) for client in range(data.clients)]

@@ -6,7 +6,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
-from conftest import write_images
+from small_files import write_images
 
 from fedbayes.data import DataSettings, catalogue, load_dataset, plot_partition
 from fedbayes.data import cache as cache_module

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import pool
+from small_files import pool
 
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.data.dataset import build_dataset, moments

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import encode
 from pydantic import ValidationError
+from small_files import encode
 
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.errors import DataError

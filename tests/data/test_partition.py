@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from conftest import pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_files import pool
 
 from fedbayes.data import DataSettings, Partition, partition
 from fedbayes.errors import DataError

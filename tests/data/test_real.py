@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-from conftest import REAL
 
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 
 pytestmark = [
     pytest.mark.data,
-    pytest.mark.skipif(not REAL, reason="FEDBAYES_DATA names no folder with real data"),
     pytest.mark.usefixtures("real"),
 ]
 

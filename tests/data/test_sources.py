@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import write_images
+from small_files import write_images
 
 from fedbayes.data import DataSettings, load_dataset, partition
 from fedbayes.data.sources.einstein import AGE, BLOOD_COUNT, LABEL
@@ -280,3 +280,33 @@ def test_damaged_json_and_sheet(tmp_path, sheet):
     cut(book)
     with pytest.raises(DataError, match=r"dataset\.xlsx"):
         load_dataset(DataSettings(name="einstein", dir=tmp_path))
+
+
+def test_from_the_hub_and_then_from_the_cache(tmp_path, monkeypatch):
+    """What the hub gives: a DatasetDict with features of its own, pictures among them."""
+    import datasets
+    from PIL import Image
+
+    pictures, y = grey(30), np.resize(np.arange(10), 30)
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=list("0123456789"))}
+    )
+    whole = datasets.Dataset.from_dict(
+        {"image": [Image.fromarray(one) for one in pictures], "label": y}, features=features
+    )
+    given = datasets.DatasetDict(
+        {"test": whole.select(range(20, 30)), "train": whole.select(range(20))}
+    )
+    asked = []
+
+    def load(name):
+        asked.append(name)
+        return given
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    for _ in range(2):
+        mnist = load_dataset(DataSettings(name="mnist"))
+        assert mnist.official_train == 20
+        assert np.array_equal(mnist.x[:, 0], pictures)
+        assert np.array_equal(mnist.y, y)
+    assert asked == ["ylecun/mnist"]
