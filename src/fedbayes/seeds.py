@@ -4,6 +4,8 @@ No stream depends on what ran before it, in which process, or in which order. Th
 makes engines agree bit for bit and lets a run resume where it was killed.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from zlib import crc32
 
 import numpy as np
@@ -40,3 +42,18 @@ def torch_stream(
     stream = torch.Generator(device=device)
     stream.manual_seed(integer(seed, purpose, round=round, client=client))
     return stream
+
+
+@contextmanager
+def global_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed PyTorch's global stream inside, and put it back as it was after.
+
+    For code that draws from no stream of ours: dropout layers, initializations.
+    """
+    cuda = torch.device(device).type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        # torch.manual_seed would prepare every kind of device, which takes longer than a step.
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            torch.cuda.manual_seed(seed)
+        yield

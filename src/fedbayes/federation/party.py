@@ -99,11 +99,8 @@ class Party:
         samples = (
             self.data.pooled_train() if self.method.pooled else self.data.train(task.client)
         ).to(device)
-        with torch.random.fork_rng(devices=[]):
-            # Layers such as dropout draw from the global stream: give each client its own.
-            torch.manual_seed(
-                seeds.integer(self.seed, "layers", round=task.round, client=task.client)
-            )
+        seed = seeds.integer(self.seed, "layers", round=task.round, client=task.client)
+        with seeds.global_stream(seed, device):
             report, state, info = self.method.local(message, state, samples, site)
         exam = None
         if not self.method.pooled:

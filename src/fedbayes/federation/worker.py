@@ -7,6 +7,7 @@ The first frame says how to build the party; then each frame is a task or an exa
 its input does, so it never outlives the process that started it.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -85,6 +86,7 @@ def main() -> None:
         try:
             if party is None:
                 party = resolve(header["factory"])(header["argument"])
+                gc.freeze()  # what was imported stays: collections need not look at it again
                 reply: Header = {}
                 answer: list[bytes] = []
             else:

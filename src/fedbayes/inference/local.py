@@ -125,14 +125,14 @@ def train(
     leaves = [t.requires_grad_() for name, t in current.items() if name not in fixed]
     optimizer = settings.build_optimizer(leaves, lr)
     steps = settings.step_count(len(samples.y))
-    total = torch.zeros((), device=samples.x.device)
+    losses: list[Tensor] = []
     for batch in batches(samples, settings.batch_size, steps, stream):
         loss = objective(current, batch)
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient
         optimizer.step()
-        total += loss.detach()
+        losses.append(loss.detach())
     return {name: tensor.detach() for name, tensor in current.items()}, {
-        "loss": float(total) / steps
+        "loss": float(torch.stack(losses).mean())
     }

@@ -55,9 +55,8 @@ def build(
     Raises:
         ModelError: the name is unknown, or the network does not fit the data.
     """
-    with torch.random.fork_rng(devices=[]):
-        purpose = "initialization" if client is None else "own initialization"
-        torch.manual_seed(seeds.integer(seed, purpose, client=client or 0))
+    purpose = "initialization" if client is None else "own initialization"
+    with seeds.global_stream(seeds.integer(seed, purpose, client=client or 0)):
         module = _module(settings, shape, classes)
         initialize(module, settings)
     network = Network(module, device=device, precision=precision)
