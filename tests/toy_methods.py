@@ -1,0 +1,208 @@
+"""Methods that lean on every part of the contract that the averaging family does not need."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedbayes.contracts import (
+    Gathered,
+    Method,
+    PointEstimate,
+    Report,
+    Sum,
+    Weights,
+    cross_entropy,
+    point_predictor,
+)
+from fedbayes.messages import Masked, dense
+from fedbayes.tensors import Tensors
+
+
+class Median(Method[Weights, Weights, Gathered]):
+    """Gathers: the coordinate-wise median of the clients' weights."""
+
+    name = "median"
+    summary = "needs all reports at once"
+    server_state = Weights
+    reduction = Gathered
+
+    def init(self, network, federation):
+        return Weights(network.initial)
+
+    def message(self, server, client):
+        return dict(server.weights)
+
+    def local(self, message, client, data, site):
+        weights, info = site.fit(dense(message), cross_entropy(site.network), data)
+        return Report(dict(weights)), client, info
+
+    def update(self, server, reports):
+        stacks = {
+            name: torch.stack([dense(r.tensors)[name] for r in reports.reports.values()])
+            for name in server.weights
+        }
+        return Weights({name: s.median(dim=0).values for name, s in stacks.items()}), {}
+
+    def model(self, server):
+        return server.weights
+
+    def personal(self, message, report, client, network):
+        return point_predictor(dense(report.tensors), network)
+
+
+@dataclass(frozen=True)
+class GrowingServer:
+    """An MLP of one hidden layer whose width changes from round to round."""
+
+    weights: Tensors
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Visits:
+    """How often a client took part, and a tensor of its own."""
+
+    count: int
+    own: torch.Tensor
+
+
+class Growing(Method[GrowingServer, Visits, Gathered]):
+    """Messages differ per client, reports have other shapes, the global model grows.
+
+    Client s gets the hidden units s, s + 1 and s + 2 of the global network; the server appends the
+    first unit of the first report to its own, every round.
+    """
+
+    name = "growing"
+    summary = "the shapes of matching methods, without their mathematics"
+    server_state = GrowingServer
+    client_state = Visits
+    reduction = Gathered
+
+    def init(self, network, federation):
+        return GrowingServer(network.initial, 0)
+
+    def join(self, site):
+        return Visits(0, torch.rand(2, generator=site.stream("own")))
+
+    def message(self, server, client):
+        return columns(server.weights, slice(client, client + 3))
+
+    def local(self, message, client, data, site):
+        weights, info = site.fit(dense(message), cross_entropy(site.network), data)
+        info["visits"] = client.count + 1.0
+        return Report(dict(weights)), Visits(client.count + 1, client.own + 1), info
+
+    def update(self, server, reports):
+        first = dense(reports.reports[min(reports.reports)].tensors)
+        unit = columns(first, slice(0, 1))
+        weights = {
+            "1.weight": torch.cat([server.weights["1.weight"], unit["1.weight"]]),
+            "1.bias": torch.cat([server.weights["1.bias"], unit["1.bias"]]),
+            "3.weight": torch.cat([server.weights["3.weight"], unit["3.weight"]], dim=1),
+            "3.bias": first["3.bias"],
+        }
+        return GrowingServer(weights, server.rounds + 1), {"width": float(len(weights["1.bias"]))}
+
+    def model(self, server):
+        return server.weights
+
+    def personal(self, message, report, client, network):
+        return point_predictor(dense(report.tensors), network)
+
+
+def columns(weights, units):
+    return {
+        "1.weight": weights["1.weight"][units].clone(),
+        "1.bias": weights["1.bias"][units].clone(),
+        "3.weight": weights["3.weight"][:, units].clone(),
+        "3.bias": weights["3.bias"],
+    }
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Weights and the sum of the clients' control variates."""
+
+    weights: Tensors
+    control: Tensors
+
+
+@dataclass(frozen=True)
+class Control:
+    """A client's control variate."""
+
+    control: Tensors
+
+
+class Controlled(Method[Controls, Control, Sum]):
+    """Private client state that must survive, and a report of two things that add."""
+
+    name = "controlled"
+    summary = "the state of SCAFFOLD"
+    server_state = Controls
+    client_state = Control
+
+    def init(self, network, federation):
+        zeros = {name: torch.zeros_like(w) for name, w in network.initial.items()}
+        return Controls(network.initial, zeros)
+
+    def join(self, site):
+        return Control({n: torch.zeros_like(w) for n, w in site.network.initial.items()})
+
+    def message(self, server, client):
+        controls = {f"c/{name}": c for name, c in server.control.items()}
+        return {**server.weights, **controls}
+
+    def local(self, message, client, data, site):
+        start = {n: t for n, t in dense(message).items() if not n.startswith("c/")}
+        weights, info = site.fit(start, cross_entropy(site.network), data)
+        control = {n: client.control[n] + start[n] - weights[n] for n in weights}
+        change = {f"c/{n}": control[n] - client.control[n] for n in control}
+        return Report({**weights, **change}), Control(control), info
+
+    def update(self, server, reports):
+        mean = reports.mean()
+        weights = {name: mean[name] for name in server.weights}
+        control = {
+            name: c + reports.tensors[f"c/{name}"].float() for name, c in server.control.items()
+        }
+        return Controls(weights, control), {}
+
+    def model(self, server):
+        return server.weights
+
+    def personal(self, message, report, client, network):
+        weights = {n: t for n, t in dense(report.tensors).items() if not n.startswith("c/")}
+        return point_predictor(weights, network)
+
+
+class HalfSilent(PointEstimate[Weights]):
+    """Sparse both ways: half the hidden units are neither sent nor reported."""
+
+    name = "half-silent"
+    summary = "messages with masks"
+    server_state = Weights
+
+    def init(self, network, federation):
+        return Weights(network.initial)
+
+    def message(self, server, client):
+        return halve(server.weights)
+
+    def local(self, message, client, data, site):
+        report, client, info = super().local(message, client, data, site)
+        return Report(halve(dense(report.tensors)), report.weight), client, info
+
+    def update(self, server, reports):
+        return Weights(reports.mean()), {}
+
+
+def halve(weights):
+    keep = torch.arange(len(weights["1.bias"])) % 2 == 0
+    return {
+        "1.weight": Masked.keep(weights["1.weight"], {(0,): keep}),
+        "1.bias": Masked.keep(weights["1.bias"], {(0,): keep}),
+        "3.weight": Masked.keep(weights["3.weight"], {(1,): keep}),
+        "3.bias": weights["3.bias"],
+    }
