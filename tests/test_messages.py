@@ -85,6 +85,19 @@ def test_encoding_is_the_same_in_any_order():
     assert encode({"a": a, "b": b}) == encode({"b": b, "a": a})
 
 
+def test_decoding_gives_one_order_and_aligned_memory():
+    """Rounding follows from the order of sums and, in matrix products, from the alignment."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        names = [f"layer{n}.weight" for n in rng.permutation(8)]
+        sizes = rng.integers(1, 50, 8)
+        message = {n: torch.ones(int(s)) for n, s in zip(names, sizes, strict=True)}
+        message["mask"] = Masked.keep(torch.ones(4), {(0,): torch.ones(4, dtype=torch.bool)})
+        back = decode(encode(message))
+        assert list(back)[:8] == sorted(names)
+        assert all(t.data_ptr() % 64 == 0 for t in back.values() if isinstance(t, torch.Tensor))
+
+
 def test_reserved_sign_is_refused():
     with pytest.raises(MessageError, match="reserved"):
         encode({"a#b": torch.ones(1)})

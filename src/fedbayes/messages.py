@@ -120,6 +120,8 @@ def encode(message: Mapping[str, Tensor | Masked]) -> bytes:
 def decode(data: bytes) -> Message:
     """The message that `encode` turned into these bytes; the inverse of `encode`.
 
+    Names come in ascending order, whatever order they were encoded in.
+
     Safe on bytes from a stranger: it allocates no more than the bytes justify. A sparse tensor
     stays sparse, for the shape that it claims costs nothing to write; compare it with what you
     expect before you call `dense`.
@@ -130,7 +132,9 @@ def decode(data: bytes) -> Message:
     if not data:
         return {}
     try:
-        flat = load(bytes(data))
+        # In the order of the names, since the reader's is random; and in memory that PyTorch
+        # laid out, since products of matrices round differently on other alignments.
+        flat = {name: tensor.clone() for name, tensor in sorted(load(bytes(data)).items())}
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise MessageError(f"not a message: {error}") from None
     message: Message = {name: tensor for name, tensor in flat.items() if "#" not in name}

@@ -60,7 +60,8 @@ def pack(state: object) -> Tensors:
     """Flatten a dataclass of tensors into one dict of named tensors.
 
     Fields may be tensors, dicts of tensors (each becomes `field/name`), or plain `bool`, `int`
-    and `float`. The result shares memory with the state.
+    and `float`. Names are sorted, so that a state is the same after it was stored as before. The
+    result shares memory with the state.
     """
     if not is_dataclass(state):
         raise TypeError(f"a state must be a dataclass of tensors, not {type(state).__name__}")
@@ -68,7 +69,7 @@ def pack(state: object) -> Tensors:
     for field in fields(state):
         value = getattr(state, field.name)
         if isinstance(value, dict):
-            flat |= {f"{field.name}/{name}": tensor for name, tensor in value.items()}
+            flat |= {f"{field.name}/{name}": value[name] for name in sorted(value)}
         elif isinstance(value, Tensor):
             flat[field.name] = value
         elif type(value) in _SCALARS:

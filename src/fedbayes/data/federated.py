@@ -113,7 +113,7 @@ class FederatedData:
     def _gather(self, all_rows: Rows, offsets: Rows, start: int, stop: int) -> Samples:
         """Entries `start` to `stop` of ragged rows, standardized."""
         rows = all_rows[start:stop]
-        x = torch.from_numpy(self._x[rows]).to(torch.float32)
+        x = torch.from_numpy(self._x[rows]).to(torch.float32, copy=True)
         x.sub_(self._offset).div_(self._factor)
         if self._may_miss:
             # Zero is the mean of the training rows, once standardized.

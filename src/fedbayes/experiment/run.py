@@ -155,7 +155,9 @@ class Simulation:
             cohort=sample_cohort(self.config.seed, number, self.clients, self.cohort),
             min_reports=self.config.min_reports,
         )
-        self.server = result.server
+        packed = pack(result.server)
+        # As it would be after a resume, down to the order of the names.
+        self.server = unpack(self.method.server_state, packed)
         model = self.method.model(self.server)
         correct, tested = self.progress.correct.clone(), self.progress.tested.clone()
         for client, score in result.scores.items():
@@ -170,7 +172,7 @@ class Simulation:
         self.progress = replace(
             past,
             round=number,
-            server=pack(self.server),
+            server=packed,
             correct=correct,
             tested=tested,
             stored=self.states.stored.clone(),
