@@ -91,16 +91,20 @@ class FedAvgM(GeneralizedFedAvg):
         return torch.optim.SGD(parameters, lr=self.server_lr, momentum=self.server_momentum)
 
 
-class FedAdam(GeneralizedFedAvg):
-    """Adam at the server (PyTorch's, with bias correction)."""
-
-    name = "fedadam"
-    summary = "Adam at the server"
+class Adaptive(GeneralizedFedAvg):
+    """What server optimizers with two moments share."""
 
     server_lr: float = Field(1e-2, gt=0, description="learning rate of the server")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
     eps: float = Field(1e-3, gt=0, description="floor of the denominator")
+
+
+class FedAdam(Adaptive):
+    """Adam at the server (PyTorch's, with bias correction)."""
+
+    name = "fedadam"
+    summary = "Adam at the server"
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """Adam."""
@@ -109,16 +113,11 @@ class FedAdam(GeneralizedFedAvg):
         )
 
 
-class FedYogi(GeneralizedFedAvg):
+class FedYogi(Adaptive):
     """Yogi at the server."""
 
     name = "fedyogi"
     summary = "Yogi at the server"
-
-    server_lr: float = Field(1e-2, gt=0, description="learning rate of the server")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
-    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
-    eps: float = Field(1e-3, gt=0, description="floor of the denominator")
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """Yogi."""

@@ -1,16 +1,20 @@
 """Networks, and the way from a config to one of them."""
 
 from fedbayes.models.build import BUILT_IN, ModelSettings, build
+from fedbayes.models.files import DenseLayer, dense_layers, read_weights
 from fedbayes.models.network import Network, Precision
 from fedbayes.models.networks import MLP, LeNet5, ResNet20
 
 __all__ = [
     "BUILT_IN",
     "MLP",
+    "DenseLayer",
     "LeNet5",
     "ModelSettings",
     "Network",
     "Precision",
     "ResNet20",
     "build",
+    "dense_layers",
+    "read_weights",
 ]

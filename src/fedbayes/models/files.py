@@ -1,0 +1,132 @@
+"""Models from files: any `state_dict`, and the dense layers of a fully connected one."""
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise, permutations
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import MessageError, ModelError
+from fedbayes.messages import decode, dense
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """One fully connected layer of a `state_dict`."""
+
+    name: str
+    """Name of the weight, such as `fc1.weight`."""
+    weight: Tensor
+    """[outputs, inputs]."""
+    bias_name: str
+    """Name of the bias, whether there is one or not."""
+    bias: Tensor | None
+    """[outputs], or None."""
+
+
+def read_weights(path: Path) -> Tensors:
+    """The tensors of a model file, `.safetensors` or `.pt`, `.pth`, `.bin`.
+
+    Nothing but tensors is read: a pickled file goes through PyTorch's `weights_only`. A file of
+    PyTorch keeps its order of layers; one of safetensors has none, names are then ascending.
+
+    Raises:
+        ModelError: the file is absent, damaged, or no dict of tensors.
+    """
+    try:
+        if path.suffix in {".pt", ".pth", ".bin"}:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            content = dense(decode(path.read_bytes()))
+    except OSError as error:
+        raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
+    except (MessageError, UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"{path} is damaged or no model: {reason}. Save a state_dict, with safetensors or "
+            "torch.save"
+        ) from None
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not content:
+        raise ModelError(f"{path} holds no tensors; save a model's state_dict")
+    wrong = [name for name, item in content.items() if not isinstance(item, Tensor)]
+    if wrong:
+        raise ModelError(f"{path}: {wrong[0]!r} is no tensor; save a model's state_dict alone")
+    return dict(content)
+
+
+def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
+    """The layers of a fully connected network, first to last.
+
+    The order is that of the names, numbers by value (`fc2` before `fc10`), or, where the sizes
+    contradict it, the one order in which each layer fits the next.
+
+    Args:
+        weights: a `state_dict` of linear layers alone, with or without biases.
+        source: what to call it in errors, such as the file's name.
+
+    Raises:
+        ModelError: there are other tensors, NaN or infinite values, or layers do not chain.
+    """
+    layers, taken = [], set()
+    for name in sorted(weights, key=_natural):
+        weight = weights[name]
+        if weight.ndim != 2:
+            continue
+        stem = name.removesuffix("weight")
+        bias_name = f"{stem}bias" if stem != name else f"{name}.bias"
+        bias = weights.get(bias_name)
+        if bias is not None and tuple(bias.shape) != (len(weight),):
+            raise ModelError(
+                f"{source}: {bias_name!r} has shape {tuple(bias.shape)}, which does not fit "
+                f"{name!r} of shape {tuple(weight.shape)}"
+            )
+        taken |= {name, bias_name}
+        layers.append(DenseLayer(name, weight, bias_name, bias))
+    unknown = [name for name in weights if name not in taken]
+    if unknown:
+        shape = tuple(weights[unknown[0]].shape)
+        raise ModelError(
+            f"{source}: {unknown[0]!r} of shape {shape} belongs to no linear layer; only fully "
+            "connected networks are matched"
+        )
+    if len(layers) < 2:
+        raise ModelError(f"{source} has {len(layers)} linear layers; at least two are needed")
+    for layer in layers:
+        for name, tensor in ((layer.name, layer.weight), (layer.bias_name, layer.bias)):
+            if tensor is not None and not torch.isfinite(tensor).all():
+                raise ModelError(f"{source}: {name!r} holds NaN or infinite values")
+    return _chained(layers, source)
+
+
+def _chained(layers: list[DenseLayer], source: str) -> list[DenseLayer]:
+    """The layers in an order in which each one's outputs are the next one's inputs."""
+    if _chain(layers):
+        return layers
+    orders = [order for order in permutations(layers) if _chain(order)] if len(layers) < 8 else []
+    if len(orders) == 1:
+        return list(orders[0])
+    sizes = ", ".join(f"{x.name} {tuple(x.weight.shape)}" for x in layers)
+    found = "more than one order of them does" if orders else "no order of them does"
+    raise ModelError(
+        f"{source}: the layers do not chain in the order of their names, and {found}: {sizes}; "
+        "name them so that they sort from first to last"
+    )
+
+
+def _chain(layers: list[DenseLayer] | tuple[DenseLayer, ...]) -> bool:
+    return all(len(one.weight) == two.weight.shape[1] for one, two in pairwise(layers))
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts names with their numbers by value."""
+    return [
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    ]

@@ -1,0 +1,85 @@
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fedbayes.errors import ModelError
+from fedbayes.models import MLP, dense_layers, read_weights
+
+
+class Named(nn.Module):
+    """Layers whose names sort from last to first."""
+
+    def __init__(self, widths):
+        super().__init__()
+        self.input = nn.Linear(widths[0], widths[1])
+        self.hidden = nn.Linear(widths[1], widths[2])
+        self.classifier = nn.Linear(widths[2], widths[3])
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_of_an_mlp(tmp_path, suffix, bias):
+    module = MLP(4, [6] * 11, 3, bias=bias)
+    path = tmp_path / f"model.{suffix}"
+    save = save_file if suffix == "safetensors" else torch.save
+    save(module.state_dict(), path)
+    layers = dense_layers(read_weights(path), str(path))
+    linear = [m for m in module if isinstance(m, nn.Linear)]
+    assert len(layers) == 12
+    for layer, expected in zip(layers, linear, strict=True):
+        assert torch.equal(layer.weight, expected.weight)
+        assert (layer.bias is None) == (not bias)
+        if bias:
+            assert torch.equal(layer.bias, expected.bias)
+
+
+def test_names_that_do_not_sort_are_ordered_by_size(tmp_path):
+    module = Named([4, 6, 5, 3])
+    path = tmp_path / "m.safetensors"
+    save_file(module.state_dict(), path)
+    names = [layer.name for layer in dense_layers(read_weights(path), "m")]
+    assert names == ["input.weight", "hidden.weight", "classifier.weight"]
+
+
+def test_checkpoints_with_a_state_dict_inside(tmp_path):
+    torch.save({"state_dict": MLP(2, [3], 2).state_dict()}, tmp_path / "c.pt")
+    assert len(dense_layers(read_weights(tmp_path / "c.pt"), "c")) == 2
+
+
+def state(**changes):
+    tensors = {n: t.clone() for n, t in MLP(4, [5], 3).state_dict().items()}
+    return {**tensors, **changes}
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (Named([4, 4, 4, 4]).state_dict() | {"hidden.weight": torch.zeros(4, 5)}, "do not chain"),
+        (state(conv=torch.zeros(2, 2, 2)), "'conv' of shape .2, 2, 2. belongs to no linear"),
+        ({"w": torch.zeros(2, 2)}, "1 linear layers"),
+        (state(**{"1.weight": torch.full((5, 4), torch.nan)}), "'1.weight' holds NaN"),
+        (state(**{"1.bias": torch.zeros(4)}), "'1.bias' has shape .4,., which does not fit"),
+    ],
+)
+def test_what_cannot_be_matched_is_told(weights, words):
+    with pytest.raises(ModelError, match=f"the source.*{words}"):
+        dense_layers(weights, "the source")
+
+
+def test_files_that_are_no_models(tmp_path):
+    with pytest.raises(ModelError, match="cannot read"):
+        read_weights(tmp_path / "absent.safetensors")
+    for name in ("bad.safetensors", "bad.pt"):
+        (tmp_path / name).write_bytes(b"nonsense")
+        with pytest.raises(ModelError, match=f"{name} is damaged or no model"):
+            read_weights(tmp_path / name)
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(ModelError, match="holds no tensors"):
+        read_weights(tmp_path / "list.pt")
+    torch.save({"a": 3}, tmp_path / "numbers.pt")
+    with pytest.raises(ModelError, match="'a' is no tensor"):
+        read_weights(tmp_path / "numbers.pt")
+    torch.save(MLP(2, [3], 2), tmp_path / "whole.pt")
+    with pytest.raises(ModelError, match=r"whole.pt is damaged or no model"):
+        read_weights(tmp_path / "whole.pt")
