@@ -4,7 +4,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedbayes.errors import ModelError
-from fedbayes.models import MLP, dense_layers, read_weights
+from fedbayes.models import MLP, dense_layers, read_weights, relu_network
 
 
 class Named(nn.Module):
@@ -32,6 +32,12 @@ def test_layers_of_an_mlp(tmp_path, suffix, bias):
         assert (layer.bias is None) == (not bias)
         if bias:
             assert torch.equal(layer.bias, expected.bias)
+
+
+def test_the_layers_are_the_network():
+    module, x = MLP(8, [6, 5], 3), torch.randn(7, 2, 4)
+    layers = dense_layers(module.state_dict(), "m")
+    torch.testing.assert_close(relu_network(layers, x), module(x))
 
 
 def test_names_that_do_not_sort_are_ordered_by_size(tmp_path):

@@ -169,6 +169,67 @@ def methods(
     Console().print(table)
 
 
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .pt.")],
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Models that it was fused from, to compare it with."),
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set.")] = None,
+    counts: Annotated[
+        Path | None, typer.Option(help="JSON: samples of each class that each input saw.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder: use the test sets of its clients.")
+    ] = None,
+    data_dir: DataDir = None,
+    settings: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Try a fully connected model on a test set, beside its inputs, average and ensembles."""
+    from dataclasses import asdict
+
+    from fedbayes.experiment.build import build_data, stored_data
+    from fedbayes.experiment.compare import compare
+    from fedbayes.experiment.config import Config
+    from fedbayes.experiment.record import RunFolder
+    from fedbayes.experiment.silos import read_counts, read_models
+
+    files = inputs or []
+    if counts is not None and not files:
+        raise RunError("--counts weights the ensemble of the inputs; name them after the model")
+    if run is not None:
+        folder = RunFolder(run)
+        data = stored_data(folder.config(), folder)
+    else:
+        shortcuts = {"data.name": dataset, "data.dir": data_dir, "data.partition": "iid"}
+        config = Config.load(None, [*_overrides(shortcuts), *(settings or [])])
+        data = build_data(config)
+        if data.dataset.official_train is None:
+            Console(stderr=True).print(
+                f"{data.dataset.name} has no official test part: some of its samples, drawn with "
+                f"seed {config.seed}, are used, on which the models may have been trained. With "
+                "--run they are tried on the test sets of a run.",
+                highlight=False,
+                soft_wrap=True,
+            )
+    scores = compare(
+        read_models([model, *files]),
+        data,
+        inputs=[str(file) for file in files],
+        counts=read_counts(counts, files) if counts is not None else None,
+    )
+    if as_json:
+        print(json.dumps([asdict(score) for score in scores]))
+        return
+    table = Table("model", "accuracy", "nll", "parameters", pad_edge=False)
+    for score in scores:
+        row = (f"{score.accuracy:.4f}", f"{score.nll:.4f}", f"{score.parameters:,}")
+        table.add_row(score.name, *row)
+    Console().print(table)
+
+
 @data_app.command("list")
 def data_list(
     data_dir: DataDir = None,

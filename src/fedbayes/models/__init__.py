@@ -1,7 +1,7 @@
 """Networks, and the way from a config to one of them."""
 
 from fedbayes.models.build import BUILT_IN, ModelSettings, build
-from fedbayes.models.files import DenseLayer, dense_layers, read_weights
+from fedbayes.models.files import DenseLayer, dense_layers, read_weights, relu_network
 from fedbayes.models.network import Network, Precision
 from fedbayes.models.networks import MLP, LeNet5, ResNet20
 
@@ -17,4 +17,5 @@ __all__ = [
     "build",
     "dense_layers",
     "read_weights",
+    "relu_network",
 ]

@@ -1,6 +1,7 @@
 """Models from files: any `state_dict`, and the dense layers of a fully connected one."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -8,6 +9,7 @@ from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedbayes.errors import MessageError, ModelError
 from fedbayes.messages import decode, dense
@@ -102,6 +104,19 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
             if tensor is not None and not torch.isfinite(tensor).all():
                 raise ModelError(f"{source}: {name!r} holds NaN or infinite values")
     return _chained(layers, source)
+
+
+def relu_network(layers: Sequence[DenseLayer], x: Tensor) -> Tensor:
+    """Logits [n, classes] of the fully connected ReLU network of these layers.
+
+    Args:
+        layers: first to last.
+        x: inputs [n, ...], flattened.
+    """
+    hidden = x.flatten(1)
+    for layer in layers[:-1]:
+        hidden = functional.relu(functional.linear(hidden, layer.weight, layer.bias))
+    return functional.linear(hidden, layers[-1].weight, layers[-1].bias)
 
 
 def _chained(layers: list[DenseLayer], source: str) -> list[DenseLayer]:

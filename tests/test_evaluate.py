@@ -1,0 +1,126 @@
+"""Models from files on test data: `fedbayes evaluate` and what is behind it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import fedbayes
+from fedbayes.cli import main
+from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
+from fedbayes.errors import DataError, ModelError
+from fedbayes.experiment.compare import compare, coordinate_average
+from fedbayes.experiment.silos import read_counts, read_models
+from fedbayes.models import MLP, dense_layers
+
+
+@pytest.fixture(scope="module")
+def data():
+    settings = DataSettings(partition="iid", clients=3)
+    dataset = load_dataset(settings)
+    return FederatedData(dataset, partition(dataset, settings, 0), 0)
+
+
+def networks(*widths):
+    torch.manual_seed(0)
+    return {
+        str(index): dense_layers(MLP(64, [width], 10).state_dict(), "m")
+        for index, width in enumerate(widths)
+    }
+
+
+def test_ensembles_by_hand(data):
+    models = networks(5, 6)
+    counts = np.array([[1] * 10, [3] * 5 + [0] * 5])
+    scores = {s.name: s for s in compare(models, data, inputs=["0", "1"], counts=counts)}
+    x, y = data.test_union(0, data.test_total)
+    soft = []
+    for layers in models.values():
+        hidden = torch.relu(x.flatten(1) @ layers[0].weight.T + layers[0].bias)
+        soft.append((hidden @ layers[1].weight.T + layers[1].bias).softmax(1))
+    uniform = (soft[0] + soft[1]) / 2
+    shares = torch.tensor([[0.25] * 5 + [1.0] * 5, [0.75] * 5 + [0.0] * 5])
+    weighted = soft[0] * shares[0] + soft[1] * shares[1]
+    for name, p in (("uniform", uniform), ("by class share", weighted)):
+        p = p / p.sum(1, keepdim=True)
+        score = scores[f"ensemble, {name}"]
+        assert score.accuracy == pytest.approx(float((p.argmax(1) == y).double().mean()))
+        assert score.nll == pytest.approx(float(-p[torch.arange(len(y)), y].log().mean()), rel=1e-5)
+    assert "average of the inputs" not in scores  # 5 and 6 units have no average
+    assert scores["ensemble, uniform"].parameters == 64 * 11 + 11 + 10 * 11 + 20
+
+
+def test_the_average_is_weight_by_weight(data):
+    models = networks(5, 5, 5)
+    average = coordinate_average(list(models.values()))
+    for depth, layer in enumerate(average):
+        weights = [layers[depth].weight.numpy() for layers in models.values()]
+        np.testing.assert_allclose(layer.weight.numpy(), np.mean(weights, axis=0), rtol=1e-6)
+    names = [s.name for s in compare(models, data, inputs=list(models))]
+    assert "average of the inputs" in names
+
+
+def test_models_that_do_not_fit_the_data(data):
+    wrong = {"small": dense_layers(MLP(9, [3], 10).state_dict(), "m")}
+    with pytest.raises(ModelError, match="small maps 9 inputs to 10 classes, digits has 64"):
+        compare(wrong, data)
+    with pytest.raises(ModelError, match="counts"):
+        compare(networks(3), data, inputs=["0"], counts=np.ones((2, 10), dtype=np.int64))
+
+
+@pytest.mark.parametrize("key", ["{folder}/a.safetensors", "a.safetensors", "a"])
+def test_counts_by_name_and_by_order(tmp_path, key):
+    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps({"b": [0, 5], key.format(folder=tmp_path): [2, 3]}))
+    assert read_counts(path, files).tolist() == [[2, 3], [0, 5]]
+    path.write_text("[[2, 3], [0, 5]]")
+    assert read_counts(path, files).tolist() == [[2, 3], [0, 5]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "3", "[[1, 2]]", "[[1, 2], [3]]", "[[1, 2], [3, -1]]", "[[1], [0]]", '[["a"], [1]]'],
+)
+def test_counts_that_do_not_fit(tmp_path, content):
+    path = tmp_path / "counts.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"counts\.json"):
+        read_counts(path, [tmp_path / "a.pt", tmp_path / "b.pt"])
+
+
+def test_a_model_counts_once(tmp_path):
+    save_file(MLP(64, [3], 10).state_dict(), tmp_path / "a.safetensors")
+    with pytest.raises(ModelError, match="named twice"):
+        read_models([tmp_path / "a.safetensors"] * 2)
+
+
+def cli(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["fedbayes", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code, *capsys.readouterr()
+
+
+def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):
+    run = fedbayes.run(
+        method={"name": "local"}, data={"clients": 3}, rounds=5, folder=tmp_path / "run"
+    )
+    model, clients = run.folder.model_file, sorted(run.folder.clients.iterdir())
+    code, out, err = cli(
+        monkeypatch, capsys, "evaluate", model, *clients, "--run", tmp_path / "run", "--json"
+    )
+    assert code == 0
+    assert not err
+    scores = {s["name"]: s for s in json.loads(out)}
+    assert scores[str(model)]["accuracy"] == pytest.approx(run.summary["global_accuracy"])
+    assert scores["ensemble, uniform"]["accuracy"] > scores[str(clients[0])]["accuracy"]
+
+    code, out, err = cli(monkeypatch, capsys, "evaluate", model, "--dataset", "digits")
+    assert code == 0
+    assert "no official test part" in err
+    code, _, err = cli(monkeypatch, capsys, "evaluate", tmp_path / "absent.pt")
+    assert code == 2
+    assert "absent.pt" in err
