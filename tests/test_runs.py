@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +111,43 @@ def test_mistakes_get_one_plain_message(tmp_path, arguments, words):
     assert not (tmp_path / "r").exists()
 
 
+OWN = """
+from torch import nn
+from fedbayes.contracts import PointEstimate, Weights
+
+class Mine(PointEstimate[Weights]):
+    name = "mine"
+    summary = "averages"
+    server_state = Weights
+
+    def init(self, network, federation):
+        return Weights(network.initial)
+
+    def update(self, server, reports):
+        return Weights(reports.mean()), {}
+
+def network(shape, classes, width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width),
+                         nn.ReLU(), nn.Linear(width, classes))
+"""
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers"])
+def test_your_own_module_in_the_current_folder(tmp_path, engine, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    script = Path(sys.executable).with_name("fedbayes")
+    method = ["--method", "own:Mine", "--model", "own:network", "--engine", engine]
+    arguments = ["--set", "model.arguments={width=9}", "--rounds", "2", "--json"]
+    done = subprocess.run(
+        [script, "run", *method, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["method"] == "own:Mine"
+    assert summary["model_parameters"] == 64 * 9 + 9 + 4 * 9 + 1 + 90 + 10
+
+
 LONG = ["--rounds", "150", *SMALL, "--cohort", "2", "--method", "local"]
 
 
@@ -207,6 +245,10 @@ def test_damaged_checkpoints_are_told(tmp_path):
     (checkpoint,) = (tmp_path / "r" / "checkpoints").iterdir()
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     assert "is damaged" in fedbayes_cli("resume", tmp_path / "r", check=2).stderr
+    with (tmp_path / "r" / "metrics.jsonl").open("a") as file:
+        file.write("{bad\n")
+    checkpoint.unlink()
+    assert "line 3 is damaged" in fedbayes_cli("resume", tmp_path / "r", check=2).stderr
     (tmp_path / "r" / "partition.npz").write_bytes(b"PK")
     assert "damaged" in fedbayes_cli("resume", tmp_path / "r", check=2).stderr
 

@@ -5,13 +5,16 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 
 from fedbayes import Config, Simulation, run
 from fedbayes.contracts import Report
 from fedbayes.errors import ConfigError, EngineError
+from fedbayes.federation.party import Task
 from fedbayes.federation.worker import read, write
+from fedbayes.messages import encode
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import assert_identical
 
@@ -143,6 +146,18 @@ def test_workers_end_with_the_run(tmp_path):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_closing_leaves_no_process_behind(tmp_path):
+    """Also when workers are at work, and none is started in place of those killed."""
+    with Simulation(config("Slow"), tmp_path) as simulation:
+        outcomes = simulation.engine.train(
+            Task(client, 1, encode(dict(simulation.server.weights)), None) for client in range(6)
+        )
+        next(outcomes)
+        me = psutil.Process()
+        assert len(me.children()) >= 2
+    assert not [child for child in me.children() if "fedbayes" in " ".join(child.cmdline())]
 
 
 def test_threads_are_given_back(tmp_path):

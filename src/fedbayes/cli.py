@@ -7,12 +7,14 @@ import json
 import sys
 from collections.abc import Mapping
 from datetime import datetime
+from errno import ENOSPC
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.errors import FedbayesError, RunError
@@ -307,19 +309,23 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line; a user's error becomes one plain message and exit status 2."""
+    # So that `package.module:name` finds the user's own module, as with `python -m`.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     try:
         app()
     except FedbayesError as error:
-        Console(stderr=True).print(
-            f"[red]error:[/red] {_plain(error)}", highlight=False, soft_wrap=True
-        )
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        if error.filename is None and error.errno != ENOSPC:
+            raise
+        _fail(f"{error.filename or 'the run folder'}: {error.strerror}")
 
 
-def _plain(error: FedbayesError) -> str:
-    from rich.markup import escape
-
-    return escape(str(error))
+def _fail(message: str) -> NoReturn:
+    text = f"[red]error:[/red] {escape(message)}"
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

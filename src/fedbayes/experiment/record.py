@@ -217,11 +217,22 @@ class RunFolder:
             file.write(json.dumps(metrics) + "\n")
 
     def metrics(self) -> list[Metrics]:
-        """The lines of all rounds; a last line that was cut off by a kill is left out."""
+        """The lines of all rounds; a last line that was cut off by a kill is left out.
+
+        Raises:
+            RunError: a line is damaged.
+        """
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text().split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        whole = []
+        for number, line in enumerate(self.metrics_file.read_text().split("\n")[:-1], start=1):
+            try:
+                whole.append(json.loads(line))
+            except ValueError as error:
+                raise RunError(
+                    f"{self.metrics_file}, line {number} is damaged: {error}; remove it"
+                ) from None
+        return whole
 
     def drop_metrics_after(self, number: int) -> None:
         """Forget the lines of rounds that did not complete."""

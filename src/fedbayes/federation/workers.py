@@ -130,6 +130,7 @@ class Workers:
         for worker in self._all:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedbayes-worker")
+        self._closed = False
         self.replaced = 0
         """How many workers died and were replaced."""
 
@@ -147,8 +148,12 @@ class Workers:
         return self._spread(self._examine, exams)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, those at work too."""
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._all:
+            worker.process.kill()
+        self._threads.shutdown(wait=True)
         for worker in self._all:
             worker.close()
 
@@ -186,6 +191,8 @@ class Workers:
                 try:
                     return worker.call(header, blobs)
                 except _DiedError:
+                    if self._closed:
+                        raise EngineError(f"{what} was cut off: the engine was closed") from None
                     words = worker.last_words()
                     worker.close()
                     fresh = self._make()
