@@ -288,6 +288,36 @@ def test_rare_checkpoints_still_end_the_same(tmp_path):
     assert_same_run(whole.folder.path, resumed.folder.path)
 
 
+def test_states_that_a_later_round_replaced_are_removed(tmp_path):
+    """A kill may fall between a checkpoint and the removal of what it replaced."""
+    config = small(method={"name": "local"}, rounds=4)
+    whole = fedbayes.run(config, tmp_path / "whole").folder
+    with Simulation(config, tmp_path / "broken") as simulation:
+        steps = iter(simulation)
+        next(steps)
+        next(steps)
+    stale = simulation.folder.clients / "0000000-0000001.safetensors"
+    stale.write_bytes(b"stale")
+    (simulation.folder.clients / "0000001-0000003.safetensors").write_bytes(b"too early")
+    (simulation.folder.clients / ".0000001-0000003.safetensors.77").write_bytes(b"half")
+    fedbayes.resume(tmp_path / "broken")
+    assert_same_run(whole.path, tmp_path / "broken")
+
+
+def test_relative_paths_are_stored_whole(tmp_path, monkeypatch):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.normal(size=(80, 4)), y=rng.integers(0, 2, 80))
+    monkeypatch.chdir(tmp_path)
+    with Simulation(small(data={"path": "own.npz", "clients": 2}), "run") as simulation:
+        next(iter(simulation))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert fedbayes.resume(tmp_path / "run").summary["rounds"] == 3
+
+
 def test_rare_evaluation(tmp_path):
     run = fedbayes.run(small(evaluate_every=2), tmp_path / "two")
     assert ["global_accuracy" in line for line in run.metrics] == [False, True, True]

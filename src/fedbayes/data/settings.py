@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 BUILT_IN = (
     "digits",
@@ -100,6 +100,12 @@ class DataSettings(BaseModel):
         "their training classes. A fraction: each client keeps so much of its own samples for "
         "testing. Default: official where the set has such a part, else 0.25.",
     )
+
+    @field_validator("dir", "path")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        """So that a stored config means the same from every folder."""
+        return None if path is None else path.expanduser().absolute()
 
     @model_validator(mode="before")
     @classmethod

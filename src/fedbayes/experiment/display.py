@@ -61,24 +61,30 @@ def display(simulation: Simulation, console: Console) -> Iterator[Listener]:
                     "up": decimal(simulation.progress.bytes_up),
                 },
             )
-            for client, reason in step.metrics["refused"].items():
-                progress.console.print(f"client {client} refused: {reason}", markup=False)
+            for line in _troubles(step.metrics):
+                progress.console.print(line, markup=False, highlight=False)
 
         yield show
 
 
 def _line(step: Step, rounds: int) -> str:
     metrics = step.metrics
-    refused = "".join(
-        f"\n  client {client} refused: {reason}" for client, reason in metrics["refused"].items()
-    )
+    troubles = "".join(f"\n  {line}" for line in _troubles(metrics))
     return (
         f"round {step.number:>{len(str(rounds))}}/{rounds}  "
         f"global {share(metrics.get('global_accuracy'))}  "
         f"local {share(metrics['local_accuracy'])}  "
         f"down {decimal(metrics['bytes_down'])}  up {decimal(metrics['bytes_up'])}  "
-        f"{metrics['seconds']:.2f} s{refused}"
+        f"{metrics['seconds']:.2f} s{troubles}"
     )
+
+
+def _troubles(metrics: Metrics) -> list[str]:
+    """What went wrong in a round, a line each."""
+    lines = [f"client {client} refused: {reason}" for client, reason in metrics["refused"].items()]
+    if metrics["skipped"]:
+        lines.append("too few good reports: the global model is as before")
+    return lines
 
 
 def outcome(summary: Metrics) -> Table:
@@ -90,7 +96,8 @@ def outcome(summary: Metrics) -> Table:
         "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}",
         "parameters": f"{summary['model_parameters']:,} ({summary['sparsity']:.1%} zero)",
         "seconds a round": f"{summary['seconds_per_round']:.3f}",
-        "refused reports": str(summary["refused_reports"]),
+        "refused reports": f"{summary['refused_reports']} ({summary['skipped_rounds']} rounds "
+        "without an update)",
         "stopped": f"{summary['stopped_reason']} after {summary['rounds']} rounds",
         "folder": summary["folder"],
     }

@@ -113,15 +113,18 @@ class ClientStates(MutableMapping[int, bytes]):
             path.unlink(missing_ok=True)
         self._superseded.clear()
 
-    def remove_strays(self) -> None:
-        """Remove what an unfinished round left behind."""
-        if self._folder.is_dir():
-            current = {self._path(c, int(self.stored[c])).name for c in self}
-            for path in self._folder.iterdir():
-                number = path.stem.rpartition("-")[2]
-                newer = number.isdigit() and int(number) > self.round
-                if path.name.startswith(".") or (newer and path.name not in current):
-                    path.unlink()
+    def remove_strays(self, *, keep_older: bool) -> None:
+        """Remove what a killed process left behind: states of a round that never completed and,
+        unless older checkpoints are kept, states that a later round replaced.
+        """
+        if not self._folder.is_dir():
+            return
+        current = {self._path(client, int(self.stored[client])).name for client in self}
+        for path in self._folder.iterdir():
+            number = path.stem.rpartition("-")[2]
+            older = number.isdigit() and int(number) <= self.round
+            if path.name not in current and not (keep_older and older):
+                path.unlink()
 
 
 class RunFolder:

@@ -78,7 +78,11 @@ class Simulation:
         self.stop = False
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
-        self._open()
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self) -> None:
         """Take up the last complete round, or start at none."""
@@ -99,7 +103,7 @@ class Simulation:
         self.folder.drop_metrics_after(found.round)
         self.states = ClientStates(self.folder.clients, found.stored)
         self.states.round = found.round
-        self.states.remove_strays()
+        self.states.remove_strays(keep_older=self.config.keep_checkpoints == "all")
 
     @property
     def engine(self) -> Engine:
@@ -252,7 +256,8 @@ class Simulation:
         """What came of the rounds so far."""
         config, progress = self.config, self.progress
         model = self.method.model(self.server)
-        lines = [line for line in self.folder.metrics() if "global_accuracy" in line]
+        metrics = self.folder.metrics()
+        lines = [line for line in metrics if "global_accuracy" in line]
         last = lines[-1] if lines else {}
         return {
             "method": config.method["name"],
@@ -268,6 +273,7 @@ class Simulation:
             "bytes_down": progress.bytes_down,
             "bytes_up": progress.bytes_up,
             "refused_reports": progress.refused,
+            "skipped_rounds": sum(line["skipped"] for line in metrics),
             "sparsity": sparsity(model),
             "model_parameters": parameter_count(model),
             "seconds_per_round": progress.seconds / max(progress.round, 1),
