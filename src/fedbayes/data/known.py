@@ -113,6 +113,26 @@ def _read_einstein(folder: Path | None, settings: DataSettings) -> Dataset:
     return einstein.read_einstein("einstein", file, settings.drops_incomplete)
 
 
+def _images(
+    name: str,
+    what: str,
+    samples: int,
+    shape: tuple[int, ...],
+    layout: ImageLayout,
+    hub: str,
+    folder: str = "",
+) -> Known:
+    """A set of pictures on the hub, without natural clients."""
+    source = f"https://huggingface.co/datasets/{hub}"
+    folder = folder or name
+    return Known(
+        Entry(name, what, samples, shape, len(layout.classes), "", source),
+        folder=folder,
+        find=_find_parquet,
+        read=partial(_read_parquet, folder, layout, hub),
+    )
+
+
 _MNIST = ImageLayout("image", "label", DIGITS)
 _CIFAR10 = ImageLayout("img", "label", CIFAR10, channels=3)
 _CIFAR100 = ImageLayout("img", "fine_label", CIFAR100, channels=3)
@@ -133,62 +153,18 @@ _SETS = (
         find=lambda folder: [],
         read=_read_digits,
     ),
-    Known(
-        Entry(
-            "mnist",
-            "handwritten digits",
-            70_000,
-            (1, 28, 28),
-            10,
-            "",
-            "https://huggingface.co/datasets/ylecun/mnist",
-        ),
+    _images("mnist", "handwritten digits", 70_000, (1, 28, 28), _MNIST, "ylecun/mnist"),
+    _images(
+        "permuted-mnist",
+        "handwritten digits, the pixels in an order of each client's own",
+        70_000,
+        (1, 28, 28),
+        _MNIST,
+        "ylecun/mnist",
         folder="mnist",
-        find=_find_parquet,
-        read=partial(_read_parquet, "mnist", _MNIST, "ylecun/mnist"),
     ),
-    Known(
-        Entry(
-            "permuted-mnist",
-            "handwritten digits, the pixels in an order of each client's own",
-            70_000,
-            (1, 28, 28),
-            10,
-            "",
-            "https://huggingface.co/datasets/ylecun/mnist",
-        ),
-        folder="mnist",
-        find=_find_parquet,
-        read=partial(_read_parquet, "mnist", _MNIST, "ylecun/mnist"),
-    ),
-    Known(
-        Entry(
-            "cifar10",
-            "colour photographs",
-            60_000,
-            (3, 32, 32),
-            10,
-            "",
-            "https://huggingface.co/datasets/uoft-cs/cifar10",
-        ),
-        folder="cifar10",
-        find=_find_parquet,
-        read=partial(_read_parquet, "cifar10", _CIFAR10, "uoft-cs/cifar10"),
-    ),
-    Known(
-        Entry(
-            "cifar100",
-            "colour photographs",
-            60_000,
-            (3, 32, 32),
-            100,
-            "",
-            "https://huggingface.co/datasets/uoft-cs/cifar100",
-        ),
-        folder="cifar100",
-        find=_find_parquet,
-        read=partial(_read_parquet, "cifar100", _CIFAR100, "uoft-cs/cifar100"),
-    ),
+    _images("cifar10", "colour photographs", 60_000, (3, 32, 32), _CIFAR10, "uoft-cs/cifar10"),
+    _images("cifar100", "colour photographs", 60_000, (3, 32, 32), _CIFAR100, "uoft-cs/cifar100"),
     Known(
         Entry(
             "femnist",
