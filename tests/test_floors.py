@@ -10,8 +10,8 @@ import fedbayes
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
     {"errors", "seeds", "tensors", "messages", "metrics"},
-    {"data", "models", "inference"},
-    {"contracts"},
+    {"data", "models", "inference", "matching"},
+    {"contracts", "fusion"},
     {"methods"},
     {"federation"},
     {"experiment"},

@@ -1,5 +1,7 @@
 """Every built-in method goes through the contract tests."""
 
+from typing import ClassVar
+
 import pytest
 
 from fedbayes.methods import METHODS
@@ -28,6 +30,21 @@ class TestFedAdam(MethodContract):
 
 class TestFedYogi(MethodContract):
     method = "fedyogi"
+
+
+class TestGpiFnm(MethodContract):
+    method = "gpi-fnm"
+    settings: ClassVar = {"model": {"hidden": [8, 6]}}
+
+
+class TestGpiFnmAlternating(MethodContract):
+    method = "gpi-fnm"
+    parameters: ClassVar = {"alternations": 3, "starts": 2, "class_shares": False}
+    settings: ClassVar = {"model": {"hidden": [8, 6], "bias": False}}
+
+
+class TestPfnm(MethodContract):
+    method = "pfnm"
 
 
 class TestLocal(MethodContract):

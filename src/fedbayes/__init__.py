@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedbayes.experiment.config import Config
     from fedbayes.experiment.run import Run, Simulation, Step, resume, run
+    from fedbayes.fusion import Fusion, fuse
 
-__all__ = ["Config", "Run", "Simulation", "Step", "resume", "run"]
+__all__ = ["Config", "Fusion", "Run", "Simulation", "Step", "fuse", "resume", "run"]
 
 _PLACES = {
     "Config": "fedbayes.experiment.config",
+    "Fusion": "fedbayes.fusion",
     "Run": "fedbayes.experiment.run",
     "Simulation": "fedbayes.experiment.run",
     "Step": "fedbayes.experiment.run",
+    "fuse": "fedbayes.fusion",
     "resume": "fedbayes.experiment.run",
     "run": "fedbayes.experiment.run",
 }

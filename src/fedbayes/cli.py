@@ -232,6 +232,108 @@ def evaluate(
     Console().print(table)
 
 
+@app.command()
+def fuse(
+    models: Annotated[list[Path], typer.Argument(help="Model files: .safetensors, .pt.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Fused model to write.")],
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="gpi-fnm, pfnm, or average.")
+    ] = "gpi-fnm",
+    counts: Annotated[
+        Path | None, typer.Option(help="JSON: samples of each class that each model saw.")
+    ] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Deviation of a model's weights from the fused. [1]")
+    ] = None,
+    sigma0: Annotated[
+        float | None, typer.Option(help="Deviation of fused weights from their mean. [1]")
+    ] = None,
+    gamma: Annotated[
+        float | None, typer.Option(help="Mass of the process: more of it, more neurons. [1]")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Weight of the KL term of gpi-fnm. [0.3]")
+    ] = None,
+    popularity_cap: Annotated[
+        str | None, typer.Option(help="Members above it count no more; or none. [10]")
+    ] = None,
+    popularity_weight: Annotated[
+        float | None, typer.Option(help="Factor of the log-odds of joining. [2]")
+    ] = None,
+    iterations: Annotated[int | None, typer.Option(help="Sweeps over the models. [5]")] = None,
+    bias_mean: Annotated[
+        float | None, typer.Option(help="Value that hidden biases were initialized to. [0]")
+    ] = None,
+    alternations: Annotated[
+        int | None, typer.Option(help="Passes up and down deep networks at most. [0]")
+    ] = None,
+    starts: Annotated[int | None, typer.Option(help="Matchings to alternate from. [1]")] = None,
+    start_gamma: Annotated[
+        float | None, typer.Option(help="gamma of those matchings, if another.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the order of models.")] = 0,
+    held_out: Annotated[
+        Path | None,
+        typer.Option("--select", help="NPZ with x and y: choose settings on it by a grid."),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="Values for --select, as in gamma=1,10.", metavar="KEY=V1,V2"),
+    ] = None,
+    max_neurons: Annotated[
+        int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="JSON file for the full report.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="PNG file for who shares what.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fuse fully connected models that were trained apart into one, in one go."""
+    from fedbayes.experiment.fusing import FusionJob, read_grid, summary, trial_table
+
+    given = {
+        "sigma": sigma,
+        "sigma0": sigma0,
+        "gamma": gamma,
+        "epsilon": epsilon,
+        "popularity_cap": popularity_cap,
+        "popularity_weight": popularity_weight,
+        "iterations": iterations,
+        "bias_mean": bias_mean,
+        "alternations": alternations,
+        "starts": starts,
+        "start_gamma": start_gamma,
+    }
+    job = FusionJob(
+        models,
+        out,
+        method=method,
+        settings={name: value for name, value in given.items() if value is not None},
+        counts=counts,
+        held_out=held_out,
+        grid=read_grid(grid or []),
+        max_neurons=max_neurons,
+        seed=seed,
+        report=report,
+        picture=picture,
+    )
+    console = Console(stderr=True)
+    with console.status("reading") as status:
+        fusion, trials = job.run(status.update)
+    if trials and not as_json:
+        Console().print(trial_table(trials, fusion))
+    if as_json:
+        print(json.dumps(summary(fusion)))
+        return
+    sizes = ", ".join(map(str, fusion.sizes))
+    written = ", ".join(str(path) for path in (out, report, picture) if path is not None)
+    Console().print(
+        f"{fusion.method}: {len(models)} models to one with hidden layers of {sizes}, "
+        f"{fusion.parameters:,} parameters, in {fusion.seconds:.2f} s\nwrote {written}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
 @data_app.command("list")
 def data_list(
     data_dir: DataDir = None,

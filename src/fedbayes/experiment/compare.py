@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedbayes.data import FederatedData
 from fedbayes.errors import ModelError
+from fedbayes.fusion import coordinate_average
 from fedbayes.metrics import Predictor, evaluate
 from fedbayes.models import DenseLayer, relu_network
 
@@ -82,22 +83,6 @@ def compare(
         accuracy, nll = found.correct / found.count, found.nll / found.count
         scores.append(Score(name, accuracy, nll, parameters))
     return scores
-
-
-def coordinate_average(models: Sequence[Layers]) -> list[DenseLayer] | None:
-    """The mean weight by weight, or None where shapes differ."""
-    if len({len(layers) for layers in models}) > 1:
-        return None
-    average = []
-    for layers in zip(*models, strict=True):
-        shapes = {tuple(layer.weight.shape) for layer in layers}
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        if len(shapes) > 1 or len(biases) not in (0, len(layers)):
-            return None
-        weight = torch.stack([layer.weight for layer in layers]).mean(dim=0)
-        bias = torch.stack(biases).mean(dim=0) if biases else None
-        average.append(DenseLayer(layers[0].name, weight, layers[0].bias_name, bias))
-    return average
 
 
 def _size(layers: Layers) -> int:

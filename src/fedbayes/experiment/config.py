@@ -143,7 +143,8 @@ def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
     except ValidationError as error:
         lines = [_explain(kind, e, prefix="method.") for e in error.errors()]
         raise ConfigError("\n".join(lines)) from None
-    return {"name": name, **method.model_dump(mode="json")}
+    # TOML has no null; a parameter that may be none is none by default.
+    return {"name": name, **method.model_dump(mode="json", exclude_none=True)}
 
 
 def _read(file: Path) -> dict[str, Any]:

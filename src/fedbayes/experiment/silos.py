@@ -1,14 +1,21 @@
-"""What silos hand over: models in files, and how many samples of each class they saw."""
+"""What silos hand over: models in files, how many samples of each class they saw, some data."""
 
+import io
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from fedbayes.errors import DataError, ModelError
-from fedbayes.models import DenseLayer, dense_layers, read_weights
+from fedbayes.errors import DataError, ModelError, RunError
+from fedbayes.experiment.record import write_beside
+from fedbayes.messages import encode
+from fedbayes.models import PICKLED, DenseLayer, dense_layers, read_weights
+from fedbayes.tensors import Samples, Tensors
 
 
 def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
@@ -23,6 +30,30 @@ def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
             raise ModelError(f"{path} is named twice; a model counts once")
         models[str(path)] = dense_layers(read_weights(path), str(path))
     return models
+
+
+def writable(path: Path, what: str) -> None:
+    """Make sure early that a file can be written, so that no work is lost.
+
+    Raises:
+        RunError: its folder is absent or closed, or the path is a folder.
+    """
+    if path.is_dir():
+        raise RunError(f"{what} {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise RunError(f"{what} {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise RunError(f"{what} {path}: cannot write into {path.parent}")
+
+
+def write_model(path: Path, weights: Tensors) -> None:
+    """Write a `state_dict`, whole or not at all: `.pt` and `.pth` by PyTorch, else safetensors."""
+    if path.suffix in PICKLED:
+        buffer = io.BytesIO()
+        torch.save(weights, buffer)
+        write_beside(path, buffer.getvalue())
+    else:
+        write_beside(path, encode(dict(weights)))
 
 
 def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
@@ -51,6 +82,32 @@ def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
     if (counts < 0).any() or not counts.sum(1).all():
         raise DataError(f"{path}: counts are at least 0, and every model saw some sample")
     return counts
+
+
+def read_samples(path: Path) -> Samples:
+    """Inputs `x` [n, ...] and labels `y` [n] from an NPZ file, as the models expect them.
+
+    Raises:
+        DataError: the file is absent, no NPZ, or not of this form.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+        raise DataError(f"cannot read the samples {path}: {error}") from None
+    form = "arrays x [n, ...] of finite numbers and y [n] of class indices"
+    if not {"x", "y"} <= arrays.keys():
+        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; {form} are wanted")
+    x, y = arrays["x"], arrays["y"]
+    numbers = np.issubdtype(x.dtype, np.number) and np.issubdtype(y.dtype, np.integer)
+    if not numbers or x.ndim < 2 or y.shape != x.shape[:1] or not len(y):
+        raise DataError(
+            f"{path}: x is {x.dtype} {x.shape} and y {y.dtype} {y.shape}; {form} are wanted"
+        )
+    x = x.astype(np.float32)
+    if not np.isfinite(x).all() or (y < 0).any():
+        raise DataError(f"{path}: NaN, infinite values or negative labels; {form} are wanted")
+    return Samples(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)))
 
 
 def _row(content: dict[str, object], model: Path, path: Path) -> object:

@@ -1,13 +1,14 @@
 """Networks, and the way from a config to one of them."""
 
 from fedbayes.models.build import BUILT_IN, ModelSettings, build
-from fedbayes.models.files import DenseLayer, dense_layers, read_weights, relu_network
+from fedbayes.models.files import PICKLED, DenseLayer, dense_layers, read_weights, relu_network
 from fedbayes.models.network import Network, Precision
 from fedbayes.models.networks import MLP, LeNet5, ResNet20
 
 __all__ = [
     "BUILT_IN",
     "MLP",
+    "PICKLED",
     "DenseLayer",
     "LeNet5",
     "ModelSettings",

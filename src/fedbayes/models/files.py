@@ -15,6 +15,11 @@ from fedbayes.errors import MessageError, ModelError
 from fedbayes.messages import decode, dense
 from fedbayes.tensors import Tensors
 
+PICKLED = {".pt", ".pth", ".bin"}
+"""Files of PyTorch; all others are taken for safetensors."""
+STATE = "weights/"
+"""What names in the stored states of a run's clients begin with."""
+
 
 @dataclass(frozen=True)
 class DenseLayer:
@@ -40,7 +45,7 @@ def read_weights(path: Path) -> Tensors:
         ModelError: the file is absent, damaged, or no dict of tensors.
     """
     try:
-        if path.suffix in {".pt", ".pth", ".bin"}:
+        if path.suffix in PICKLED:
             content = torch.load(path, map_location="cpu", weights_only=True)
         else:
             content = dense(decode(path.read_bytes()))
@@ -56,17 +61,26 @@ def read_weights(path: Path) -> Tensors:
         content = content["state_dict"]
     if not isinstance(content, dict) or not content:
         raise ModelError(f"{path} holds no tensors; save a model's state_dict")
-    wrong = [name for name, item in content.items() if not isinstance(item, Tensor)]
+    wrong = [
+        name
+        for name, item in content.items()
+        if not isinstance(name, str) or not isinstance(item, Tensor)
+    ]
     if wrong:
         raise ModelError(f"{path}: {wrong[0]!r} is no tensor; save a model's state_dict alone")
+    if path.suffix not in PICKLED:
+        content = {name: content[name] for name in sorted(content, key=_natural)}
+    if all(name.startswith(STATE) for name in content):
+        content = {name.removeprefix(STATE): tensor for name, tensor in content.items()}
     return dict(content)
 
 
 def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
     """The layers of a fully connected network, first to last.
 
-    The order is that of the names, numbers by value (`fc2` before `fc10`), or, where the sizes
-    contradict it, the one order in which each layer fits the next.
+    The order is that of the `state_dict`. Where the sizes contradict it, it is that of the names,
+    numbers by value (`fc2` before `fc10`), or else the one order in which each layer fits the
+    next.
 
     Args:
         weights: a `state_dict` of linear layers alone, with or without biases.
@@ -76,8 +90,7 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
         ModelError: there are other tensors, NaN or infinite values, or layers do not chain.
     """
     layers, taken = [], set()
-    for name in sorted(weights, key=_natural):
-        weight = weights[name]
+    for name, weight in weights.items():
         if weight.ndim != 2:
             continue
         stem = name.removesuffix("weight")
@@ -101,6 +114,8 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
         raise ModelError(f"{source} has {len(layers)} linear layers; at least two are needed")
     for layer in layers:
         for name, tensor in ((layer.name, layer.weight), (layer.bias_name, layer.bias)):
+            if tensor is not None and not tensor.is_floating_point():
+                raise ModelError(f"{source}: {name!r} is of type {tensor.dtype}, not floating")
             if tensor is not None and not torch.isfinite(tensor).all():
                 raise ModelError(f"{source}: {name!r} holds NaN or infinite values")
     return _chained(layers, source)
@@ -121,8 +136,9 @@ def relu_network(layers: Sequence[DenseLayer], x: Tensor) -> Tensor:
 
 def _chained(layers: list[DenseLayer], source: str) -> list[DenseLayer]:
     """The layers in an order in which each one's outputs are the next one's inputs."""
-    if _chain(layers):
-        return layers
+    for order in (layers, sorted(layers, key=lambda layer: _natural(layer.name))):
+        if _chain(order):
+            return order
     orders = [order for order in permutations(layers) if _chain(order)] if len(layers) < 8 else []
     if len(orders) == 1:
         return list(orders[0])

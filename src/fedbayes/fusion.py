@@ -1,0 +1,232 @@
+"""One-shot fusion of networks that were trained apart: models in, one model out.
+
+import fedbayes
+
+fused = fedbayes.fuse([a.state_dict(), b.state_dict()], counts=[[50, 3], [0, 41]])
+model.load_state_dict(fused.weights)  # of an MLP with hidden layers of sizes fused.sizes
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import ValidationError
+
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.matching import Dense, MatchingSettings, NetworkMatching, match_networks
+from fedbayes.models import DenseLayer, dense_layers
+from fedbayes.tensors import Tensors, parameter_count
+
+FusionMethod = Literal["gpi-fnm", "pfnm", "average"]
+"""How models are fused."""
+
+Layers = Sequence[DenseLayer]
+"""A fully connected network, first layer to last."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A fused model and how it came about."""
+
+    weights: Tensors
+    """The model as a `state_dict` with the first input's names."""
+    layers: list[DenseLayer]
+    """The same, layer by layer."""
+    sizes: list[int]
+    """Neurons in each hidden layer."""
+    assignments: dict[str, list[npt.NDArray[np.int64]]]
+    """Of each input by name and of each of its hidden layers: the fused neuron that each of its
+    neurons became [L]."""
+    matching: NetworkMatching | None
+    """The matching in full; None for an average."""
+    settings: MatchingSettings | None
+    """Its parameters; None for an average."""
+    method: str
+    """What it was made with."""
+    seconds: float
+    """Time that it took."""
+
+    @property
+    def parameters(self) -> int:
+        """Scalars of the fused model."""
+        return parameter_count(self.weights)
+
+
+def fuse(
+    models: Mapping[str, Tensors] | Sequence[Tensors],
+    *,
+    method: FusionMethod = "gpi-fnm",
+    counts: npt.ArrayLike | None = None,
+    seed: int = 0,
+    watch: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> Fusion:
+    """Fuse fully connected ReLU networks into one, by matching their neurons.
+
+    Args:
+        models: `state_dict`s of MLPs, with names for errors and assignments (else "0", "1", …).
+            Names of tensors are free; depth, inputs and outputs must agree, widths need not. A
+            model without biases beside models with biases counts as one whose biases are 0.
+        method: `gpi-fnm`, `pfnm` (ε = 0), or `average`, weight by weight.
+        counts: training samples of each model and class [S, K], in the order of the models; a
+            model says nothing of classes that it never saw. Equal shares by default.
+        seed: of the order of models in sweeps.
+        watch: called with what is being done.
+        settings: of the matching; see `fedbayes.matching.MatchingSettings`.
+
+    Raises:
+        ModelError: the models cannot be fused, or the counts do not fit.
+        ConfigError: a setting is unknown or out of range.
+    """
+    if not isinstance(models, Mapping):
+        models = {str(index): weights for index, weights in enumerate(models)}
+    layers = {name: dense_layers(weights, name) for name, weights in models.items()}
+    return fuse_layers(
+        layers,
+        matching_settings(method, settings),
+        counts=None if counts is None else np.asarray(counts, dtype=np.float64),
+        seed=seed,
+        watch=watch,
+    )
+
+
+def matching_settings(method: str, settings: Mapping[str, Any]) -> MatchingSettings | None:
+    """The settings of a fusion method by name; None for an average, which has none.
+
+    Raises:
+        ConfigError: a setting is unknown, out of range, or not of this method.
+    """
+    if method not in get_args(FusionMethod):
+        known = ", ".join(get_args(FusionMethod))
+        raise ConfigError(f"no fusion is called {method!r}; choose {known}")
+    if method == "average":
+        if settings:
+            raise ConfigError(f"the average has no setting {next(iter(settings))!r}")
+        return None
+    if method == "pfnm" and settings.get("epsilon"):
+        raise ConfigError("pfnm is epsilon = 0; with another epsilon the method is gpi-fnm")
+    fixed = {"epsilon": 0.0} if method == "pfnm" else {}
+    try:
+        return MatchingSettings(**{**settings, **fixed})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(str(part) for part in problem["loc"])
+        allowed = ", ".join(MatchingSettings.model_fields)
+        hint = f"; there are {allowed}" if problem["type"] == "extra_forbidden" else ""
+        raise ConfigError(f"{name} = {problem['input']!r}: {problem['msg']}{hint}") from None
+
+
+def fuse_layers(
+    models: Mapping[str, Layers],
+    settings: MatchingSettings | None,
+    *,
+    counts: npt.NDArray[np.float64] | None = None,
+    seed: int = 0,
+    watch: Callable[[str], None] | None = None,
+) -> Fusion:
+    """The same for networks that are lists of layers already; without settings, their average."""
+    if not models:
+        raise ModelError("there are no models to fuse")
+    begin = perf_counter()
+    first = next(iter(models.values()))
+    if settings is None:
+        average = coordinate_average(list(models.values()))
+        if average is None:
+            raise ModelError("the models differ in their shapes, so they have no average")
+        sizes = [len(layer.weight) for layer in average[:-1]]
+        own = [np.arange(size) for size in sizes]
+        places = dict.fromkeys(models, own)
+        return Fusion(
+            _state_dict(average),
+            average,
+            sizes,
+            places,
+            None,
+            None,
+            "average",
+            perf_counter() - begin,
+        )
+    biased = any(layer.bias is not None for layers in models.values() for layer in layers)
+    matching = match_networks(
+        [_plain(layers, biased) for layers in models.values()],
+        settings,
+        counts=counts,
+        names=list(models),
+        seed=seed,
+        watch=watch,
+    )
+    fused = _layers(matching.network, first)
+    return Fusion(
+        weights=_state_dict(fused),
+        layers=fused,
+        sizes=matching.network.widths[1:-1],
+        assignments={
+            name: [layer.assignments[client] for layer in matching.layers]
+            for client, name in enumerate(models)
+        },
+        matching=matching,
+        settings=settings,
+        method="gpi-fnm" if settings.epsilon else "pfnm",
+        seconds=perf_counter() - begin,
+    )
+
+
+def coordinate_average(models: Sequence[Layers]) -> list[DenseLayer] | None:
+    """The mean of networks weight by weight, or None where their shapes differ."""
+    if len({len(layers) for layers in models}) > 1:
+        return None
+    average = []
+    for layers in zip(*models, strict=True):
+        shapes = {tuple(layer.weight.shape) for layer in layers}
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        if len(shapes) > 1 or len(biases) not in (0, len(layers)):
+            return None
+        weight = torch.stack([layer.weight for layer in layers]).mean(dim=0)
+        bias = torch.stack(biases).mean(dim=0) if biases else None
+        average.append(DenseLayer(layers[0].name, weight, layers[0].bias_name, bias))
+    return average
+
+
+def _plain(layers: Layers, biased: bool) -> Dense:
+    weights = [_array(layer.weight) for layer in layers]
+    if not biased:
+        return Dense(weights, None)
+    biases = [
+        np.zeros(len(layer.weight)) if layer.bias is None else _array(layer.bias)
+        for layer in layers
+    ]
+    return Dense(weights, biases)
+
+
+def _layers(network: Dense, like: Layers) -> list[DenseLayer]:
+    """The network as tensors with the names and the type of `like`."""
+    dtype = like[0].weight.dtype
+    biases: Sequence[npt.NDArray[np.float64] | None]
+    biases = network.biases or [None] * len(network.weights)
+    return [
+        DenseLayer(
+            old.name,
+            torch.from_numpy(weight).to(dtype),
+            old.bias_name,
+            None if bias is None else torch.from_numpy(bias).to(dtype),
+        )
+        for old, weight, bias in zip(like, network.weights, biases, strict=True)
+    ]
+
+
+def _state_dict(layers: Layers) -> Tensors:
+    weights: Tensors = {}
+    for layer in layers:
+        weights[layer.name] = layer.weight
+        if layer.bias is not None:
+            weights[layer.bias_name] = layer.bias
+    return weights
+
+
+def _array(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
+    array: npt.NDArray[np.float64] = tensor.detach().cpu().double().numpy()
+    return array

@@ -1,0 +1,365 @@
+"""Matching whole networks: top down as published, then, if asked, up and down the layers.
+
+A fully connected network of L hidden layers is a list of L + 1 weights [outputs, inputs] and
+biases [outputs]. An atom is a neuron of a hidden layer.
+
+Top down (Algorithm 2 of the GPI-FNM paper), an atom is its bias and its outgoing weights, placed
+on the global neurons of the layer above with zeros elsewhere, and in the lowest layer its
+incoming weights too. Upper layers are so matched by very little.
+
+Alternating takes the matching from there by coordinate descent on one objective for the whole
+network. Every global weight has the prior N(μ0, σ0²) and is observed once by each client that
+owns both its ends, so
+
+    Σ over weights and biases of f(b) u²  +  Σ over layers of the process' terms
+
+with f, b and u as in `costs`. Given the other layers, the part of it that one layer decides is
+the objective of `match_layer`, with atoms of incoming weights, bias and outgoing weights where a
+client observes only the coordinates of global neurons that it owns (precision 0 elsewhere). So
+every sweep over a layer's clients lowers the objective of the whole or leaves it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+
+from fedbayes.errors import ModelError
+from fedbayes.matching.costs import Array, Indices
+from fedbayes.matching.layer import LayerMatching, match_layer
+from fedbayes.matching.settings import MatchingSettings
+
+Watch = Callable[[str], None]
+"""Told what is being done, for a display."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A fully connected network as plain arrays."""
+
+    weights: list[Array]
+    """[outputs, inputs] of each layer, first to last."""
+    biases: list[Array] | None
+    """[outputs] of each layer; None where there are none."""
+
+    @property
+    def widths(self) -> list[int]:
+        """Sizes of the inputs, the hidden layers and the outputs."""
+        return [self.weights[0].shape[1], *(len(weight) for weight in self.weights)]
+
+
+@dataclass(frozen=True)
+class NetworkMatching:
+    """A fused network and how it came about."""
+
+    network: Dense
+    """The global network."""
+    layers: list[LayerMatching]
+    """The matching of each hidden layer, first to last."""
+    seconds: list[float]
+    """Time spent on each hidden layer."""
+    objective: list[float]
+    """Twice the objective of the whole network, at the start and after every pass."""
+
+
+def match_networks(
+    networks: Sequence[Dense],
+    settings: MatchingSettings,
+    *,
+    counts: Array | None = None,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> NetworkMatching:
+    """Fuse networks that were trained apart.
+
+    Args:
+        networks: of each client; depth, inputs and outputs agree, widths need not.
+        settings: the model.
+        counts: training samples of each client and class [S, K]; outgoing weights of the last
+            hidden layer are observed with precision share/σ², share = N_sk / Σ_s N_sk. Equal
+            shares by default.
+        names: of the networks, for errors.
+        seed: of the order of clients in sweeps.
+        watch: called with what is being done.
+
+    Raises:
+        ModelError: the networks differ in depth, inputs, outputs or biases, or counts do not fit.
+    """
+    _check(networks, counts, names or [f"network {client}" for client in range(len(networks))])
+    work = _Networks(networks, settings, counts)
+    watch = watch or (lambda _: None)
+    best: _Matched | None = None
+    starts = settings.starts if settings.alternations else 1
+    for start in range(starts):
+        tell = partial(_tell, watch, f"start {start + 1}/{starts}: " if starts > 1 else "")
+        rng = np.random.default_rng([seed, start])
+        found = work.top_down(rng, tell)
+        if settings.alternations:
+            found = work.alternate(found, rng, tell)
+        if best is None or found.objective[-1] < best.objective[-1]:
+            best = found
+    assert best is not None
+    return NetworkMatching(work.assemble(best.layers), best.layers, best.seconds, best.objective)
+
+
+def _tell(watch: Watch, label: str, what: str) -> None:
+    watch(label + what)
+
+
+@dataclass(frozen=True)
+class _Matched:
+    layers: list[LayerMatching]
+    seconds: list[float]
+    objective: list[float]
+
+
+class _Networks:
+    """The clients' networks, and what follows from a matching of their hidden layers."""
+
+    def __init__(
+        self, networks: Sequence[Dense], settings: MatchingSettings, counts: Array | None
+    ) -> None:
+        self.networks = networks
+        self.settings = settings
+        self.hidden = len(networks[0].weights) - 1
+        self.inputs, self.outputs = networks[0].widths[0], networks[0].widths[-1]
+        self.biases = networks[0].biases is not None
+        if counts is None:
+            self.shares = np.full((len(networks), self.outputs), 1 / len(networks))
+        else:
+            totals = counts.sum(axis=0)
+            # A class that nobody saw says nothing of anybody.
+            self.shares = np.where(totals > 0, counts / np.maximum(totals, 1), 1 / len(networks))
+
+    def top_down(self, rng: np.random.Generator, watch: Watch) -> _Matched:
+        """Match every layer once, from the last to the first."""
+        layers: list[LayerMatching | None] = [None] * self.hidden
+        seconds = [0.0] * self.hidden
+        for depth in reversed(range(self.hidden)):
+            watch(f"layer {depth + 1} of {self.hidden}")
+            begin = perf_counter()
+            layers[depth] = self._match(depth, layers, rng, joint=False)
+            seconds[depth] = perf_counter() - begin
+        matched = [layer for layer in layers if layer is not None]
+        return _Matched(matched, seconds, [self.value(matched)])
+
+    def alternate(self, found: _Matched, rng: np.random.Generator, watch: Watch) -> _Matched:
+        """Go up and down the layers until a pass lowers the objective no more."""
+        layers, seconds = list(found.layers), list(found.seconds)
+        values = list(found.objective)
+        for number in range(self.settings.alternations):
+            watch(f"pass {number + 1}, objective {values[-1]:,.0f}")
+            depths = range(self.hidden)
+            for depth in depths if number % 2 == 0 else reversed(depths):
+                begin = perf_counter()
+                layers[depth] = self._match(depth, layers, rng, joint=True)
+                seconds[depth] += perf_counter() - begin
+            values.append(self.value(layers))
+            if values[-1] >= values[-2] - 1e-7 * abs(values[-2]):
+                break
+        return _Matched(layers, seconds, values)
+
+    def assemble(self, layers: Sequence[LayerMatching]) -> Dense:
+        """The global network of a matching.
+
+        As published, weights are posterior means (Eq. 5), where a client observes zeros between
+        its neuron and those above that it does not own. After alternating, every weight is the
+        mean over the clients that own both its ends: the prior that steers the matching would
+        shrink weights by how few own them, anew in every layer.
+        """
+        joint = self.settings.alternations > 0
+        prior = 0.0 if joint else self.settings.sigma0**-2
+        weights, biases = [], []
+        for depth in range(self.hidden + 1):
+            sums, precisions = self._weight_sums(depth, layers, joint)
+            weights.append(_divide(sums, precisions + prior))
+            sums, precisions = self._bias_sums(depth, layers)
+            last = depth == self.hidden
+            mean = 0.0 if last else self.settings.bias_mean
+            biases.append(mean + _divide(sums, precisions + (0.0 if last else prior)))
+        return Dense(weights, biases if self.biases else None)
+
+    def value(self, layers: Sequence[LayerMatching]) -> float:
+        """Twice the objective of the whole network; see the head of this file."""
+        objective, prior = self.settings.objective, np.array(self.settings.sigma0**-2)
+        total = 0.0
+        for depth in range(self.hidden + 1):
+            sums, precisions = self._weight_sums(depth, layers, joint=True)
+            total += float((objective.curvature(precisions, prior) * sums**2).sum())
+            if self.biases and depth < self.hidden:
+                sums, precisions = self._bias_sums(depth, layers)
+                total += float((objective.curvature(precisions, prior) * sums**2).sum())
+        for layer in layers:
+            owners = np.concatenate(
+                [
+                    np.full(int(alone.sum()), client)
+                    for client, places in enumerate(layer.assignments)
+                    for alone in [layer.members[places] == 1]
+                ]
+            )
+            total += objective.process(layer.members, owners, len(self.networks))
+        return total
+
+    def _match(
+        self,
+        depth: int,
+        layers: Sequence[LayerMatching | None],
+        rng: np.random.Generator,
+        joint: bool,
+    ) -> LayerMatching:
+        """Match one hidden layer given those above (and, if joint, below)."""
+        settings, objective = self.settings, self.settings.objective
+        if settings.alternations and settings.start_gamma and not joint:
+            objective = replace(objective, gamma=settings.start_gamma)
+        atoms = [self._atoms(client, depth, layers, joint) for client in range(len(self.networks))]
+        precisions = np.array(
+            [self._precision(client, depth, layers, joint) for client in range(len(self.networks))]
+        )
+        width = precisions.shape[1]
+        mean = np.zeros(width)
+        if self.biases:
+            mean[self._size(depth - 1, layers) if joint or depth == 0 else 0] = settings.bias_mean
+        current = layers[depth]
+        return match_layer(
+            atoms,
+            precisions,
+            prior_mean=mean,
+            prior_precision=np.full(width, settings.sigma0**-2),
+            objective=objective,
+            iterations=1 if current else settings.iterations,
+            rng=rng,
+            start=current.assignments if current else None,
+        )
+
+    def _atoms(
+        self, client: int, depth: int, layers: Sequence[LayerMatching | None], joint: bool
+    ) -> Array:
+        """[incoming weights, bias, outgoing weights] of each neuron, on global coordinates."""
+        network = self.networks[client]
+        parts = []
+        if joint or depth == 0:
+            parts.append(self._placed(network.weights[depth], client, depth - 1, layers))
+        if network.biases is not None:
+            parts.append(network.biases[depth][:, None])
+        parts.append(self._placed(network.weights[depth + 1].T, client, depth + 1, layers))
+        return np.hstack(parts)
+
+    def _precision(
+        self, client: int, depth: int, layers: Sequence[LayerMatching | None], joint: bool
+    ) -> Array:
+        """Precision of each coordinate of `_atoms`."""
+        parts = []
+        if joint or depth == 0:
+            parts.append(self._owned(client, depth - 1, layers))
+        if self.biases:
+            parts.append(np.ones(1))
+        if depth == self.hidden - 1:
+            parts.append(self.shares[client])
+        elif joint:
+            parts.append(self._owned(client, depth + 1, layers))
+        else:
+            parts.append(np.ones(self._size(depth + 1, layers)))
+        return np.concatenate(parts) / self.settings.sigma**2
+
+    def _size(self, depth: int, layers: Sequence[LayerMatching | None]) -> int:
+        """Global neurons of a hidden layer; −1 is the inputs, `hidden` the outputs."""
+        layer = layers[depth] if 0 <= depth < self.hidden else None
+        if layer is not None:
+            return layer.size
+        return self.inputs if depth < 0 else self.outputs
+
+    def _places(
+        self, client: int, depth: int, layers: Sequence[LayerMatching | None]
+    ) -> Indices | slice:
+        """Where a client's neurons of a layer are among the global ones."""
+        layer = layers[depth] if 0 <= depth < self.hidden else None
+        return layer.assignments[client] if layer is not None else slice(None)
+
+    def _placed(
+        self, rows: Array, client: int, depth: int, layers: Sequence[LayerMatching | None]
+    ) -> Array:
+        placed = np.zeros((len(rows), self._size(depth, layers)))
+        placed[:, self._places(client, depth, layers)] = rows
+        return placed
+
+    def _owned(self, client: int, depth: int, layers: Sequence[LayerMatching | None]) -> Array:
+        owned = np.zeros(self._size(depth, layers))
+        owned[self._places(client, depth, layers)] = 1.0
+        return owned
+
+    def _weight_sums(
+        self, depth: int, layers: Sequence[LayerMatching], joint: bool
+    ) -> tuple[Array, Array]:
+        """Sums of precision times weight, and of precision, of one layer's global weights."""
+        shape = (self._size(depth, layers), self._size(depth - 1, layers))
+        sums, precisions = np.zeros(shape), np.zeros(shape)
+        inner = 0 < depth < self.hidden
+        for client, network in enumerate(self.networks):
+            above = np.arange(shape[0])[self._places(client, depth, layers)]
+            below = np.arange(shape[1])[self._places(client, depth - 1, layers)]
+            q = self._output_precision(client, depth)[:, None]
+            block = np.ix_(above, below)
+            sums[block] += q * network.weights[depth]
+            if inner and not joint:
+                precisions[:, below] += q
+            else:
+                precisions[block] += q
+        return sums, precisions
+
+    def _bias_sums(self, depth: int, layers: Sequence[LayerMatching]) -> tuple[Array, Array]:
+        """The same for biases, less their prior mean."""
+        size = self._size(depth, layers)
+        sums, precisions = np.zeros(size), np.zeros(size)
+        mean = 0.0 if depth == self.hidden else self.settings.bias_mean
+        for client, network in enumerate(self.networks):
+            if network.biases is None:
+                continue
+            q = self._output_precision(client, depth)
+            places = self._places(client, depth, layers)
+            sums[places] += q * (network.biases[depth] - mean)
+            precisions[places] += q
+        return sums, precisions
+
+    def _output_precision(self, client: int, depth: int) -> Array:
+        """Precision of a layer's weights by output [outputs], or the same for all [1]."""
+        one: Array = self.shares[client] if depth == self.hidden else np.ones(1)
+        return one / self.settings.sigma**2
+
+
+def _divide(sums: Array, precisions: Array) -> Array:
+    """Their quotient, 0 where nobody observed anything."""
+    return np.divide(sums, precisions, out=np.zeros_like(sums), where=precisions > 0)
+
+
+def _check(networks: Sequence[Dense], counts: Array | None, names: Sequence[str]) -> None:
+    if not networks:
+        raise ModelError("there are no networks to match")
+    first = networks[0]
+    for name, network in zip(names, networks, strict=True):
+        for what, own, wanted in (
+            ("layers", len(network.weights), len(first.weights)),
+            ("inputs", network.widths[0], first.widths[0]),
+            ("outputs", network.widths[-1], first.widths[-1]),
+        ):
+            if own != wanted:
+                raise ModelError(
+                    f"{name} has {own} {what} and {names[0]} has {wanted}; networks of different "
+                    f"{what} cannot be matched"
+                )
+        if (network.biases is None) != (first.biases is None):
+            raise ModelError(f"of {name} and {names[0]}, only one has biases")
+        if min(network.widths) < 1:
+            raise ModelError(f"{name} has a layer without neurons")
+    if len(first.weights) < 2:
+        raise ModelError(f"{names[0]} has no hidden layer; there is nothing to match")
+    shape = (len(networks), first.widths[-1])
+    if counts is not None and counts.shape != shape:
+        raise ModelError(
+            f"the counts are of shape {counts.shape}; {shape} is wanted: a row for each network, "
+            "a column for each class"
+        )
+    if counts is not None and not (np.isfinite(counts).all() and (counts >= 0).all()):
+        raise ModelError("counts must be finite and at least 0")
