@@ -107,6 +107,13 @@ def assign(costs: Array) -> Indices:
     return result
 
 
+def _columns(rows: Indices, wanted: Indices) -> Indices:
+    """Where among `rows`, ascending, each wanted one is; their number if it is not there."""
+    columns = np.searchsorted(rows, wanted)
+    there = np.append(rows, -1)[columns] == wanted
+    return np.where(there, columns, len(rows))
+
+
 def _joined(costs: Array, columns: Indices) -> float:
     """Sum of the costs of atoms that join; founding costs nothing here."""
     joins = np.flatnonzero(columns < costs.shape[1])
@@ -252,9 +259,9 @@ class _Layer:
         sums, precisions = self.sums[rows], self.precisions[rows]
         products = self._products(client, rows)
         if old is not None:
-            shared = np.searchsorted(rows, old)
-            mine = np.flatnonzero(np.take(rows, shared, mode="clip") == old)
-            shared = shared[mine]
+            columns = _columns(rows, old)
+            mine = np.flatnonzero(columns < len(rows))
+            shared = columns[mine]
             sums[shared] -= v[mine]
             precisions[shared] -= q
             for product, gram in zip(products, self.gram[client], strict=True):
@@ -303,8 +310,7 @@ class _Layer:
         The costs leave out that the number of atoms that another client alone owns falls when
         this one joins some of them.
         """
-        shared = others[old] > 0
-        before = np.where(shared, np.searchsorted(rows, old), len(rows))
+        before = _columns(rows, old)
         gain = _joined(costs, columns) - _joined(costs, before)
         singles = others[rows] == 1
         owners = (self.clients[rows] - client * np.isin(rows, old))[singles]

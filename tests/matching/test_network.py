@@ -1,0 +1,185 @@
+"""Matching of whole networks."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbayes.errors import ModelError
+from fedbayes.matching import Dense, MatchingSettings, match_networks
+from fedbayes.matching.network import _Networks
+
+
+def random_network(rng, widths, bias=True):
+    weights = [rng.normal(0, 1, (b, a)) for a, b in pairwise(widths)]
+    biases = [rng.normal(0.1, 0.3, len(w)) for w in weights] if bias else None
+    return Dense(weights, biases)
+
+
+def forward(network, x):
+    for depth, weight in enumerate(network.weights):
+        x = x @ weight.T + (network.biases[depth] if network.biases else 0.0)
+        if depth < len(network.weights) - 1:
+            x = np.maximum(x, 0)
+    return x
+
+
+def permuted(network, rng):
+    """The same function with its hidden neurons in another order."""
+    weights, biases = [w.copy() for w in network.weights], network.biases and list(network.biases)
+    for depth in range(len(weights) - 1):
+        order = rng.permutation(len(weights[depth]))
+        weights[depth] = weights[depth][order]
+        weights[depth + 1] = weights[depth + 1][:, order]
+        if biases:
+            biases[depth] = biases[depth][order]
+    return Dense(weights, biases)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("widths", [[6, 9, 4], [6, 9, 8, 4], [5, 7, 6, 8, 3]])
+@pytest.mark.parametrize("alternations", [0, 4])
+def test_permuted_copies_fuse_to_the_network(widths, bias, alternations):
+    rng = np.random.default_rng(sum(widths))
+    network = random_network(rng, widths, bias)
+    copies = [permuted(network, rng) for _ in range(5)]
+    settings = MatchingSettings(
+        sigma=0.3, sigma0=1000.0, epsilon=0.0, bias_mean=0.1, alternations=alternations
+    )
+    # A prior of no precision makes new atoms free but for their number; γ0 keeps them away.
+    fused = match_networks(copies, settings.model_copy(update={"gamma": 1e-200})).network
+    assert fused.widths == widths
+    x = rng.normal(0, 1, (50, widths[0]))
+    np.testing.assert_allclose(forward(fused, x), forward(network, x), rtol=1e-3, atol=1e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    epsilon=st.sampled_from([0.0, 0.5]),
+    depth=st.integers(1, 3),
+    bias=st.booleans(),
+    gamma=st.sampled_from([0.5, 5.0]),
+)
+def test_alternating_never_raises_the_objective(seed, epsilon, depth, bias, gamma):
+    rng = np.random.default_rng(seed)
+    networks = [random_network(rng, [4, *rng.integers(2, 6, depth), 3], bias) for _ in range(4)]
+    counts = rng.integers(0, 20, (4, 3)).astype(float)
+    settings = MatchingSettings(epsilon=epsilon, gamma=gamma, alternations=6, bias_mean=0.1)
+    result = match_networks(networks, settings, counts=counts, seed=seed)
+    values = np.array(result.objective)
+    assert (np.diff(values) <= 1e-9 * np.abs(values).max()).all()
+    brute = written_out(networks, result.layers, settings, counts)
+    assert values[-1] == pytest.approx(brute, rel=1e-9, abs=1e-7)
+
+
+def written_out(networks, layers, settings, counts):
+    """The objective of the whole network, one weight at a time."""
+    hidden = len(layers)
+    totals = counts.sum(0)
+    clients = len(networks)
+    owned = {}
+    for client, network in enumerate(networks):
+        for depth, weight in enumerate(network.weights):
+            for out, row in enumerate(weight):
+                above = layers[depth].assignments[client][out] if depth < hidden else out
+                q = settings.sigma**-2
+                if depth == hidden:
+                    q *= counts[client, out] / totals[out] if totals[out] else 1 / clients
+                for into, value in enumerate(row):
+                    below = layers[depth - 1].assignments[client][into] if depth else into
+                    owned.setdefault((depth, above, below), []).append((q, value))
+                if network.biases and depth < hidden:
+                    value = network.biases[depth][out] - settings.bias_mean
+                    owned.setdefault((depth, above, "bias"), []).append((q, value))
+    total, p0 = 0.0, settings.sigma0**-2
+    for observations in owned.values():
+        precision = sum(q for q, _ in observations)
+        theta = sum(q * w for q, w in observations) / (p0 + precision)
+        total += p0 * theta**2 + settings.epsilon * precision * theta**2
+        total += sum(q * ((w - theta) ** 2 - w**2) for q, w in observations)
+    for layer in layers:
+        members = np.bincount(np.concatenate(layer.assignments))
+        for n in members:
+            total -= 2 * np.log(settings.gamma / clients)
+            for m in range(1, n):
+                total -= settings.popularity_weight * np.log(m / (clients - m))
+        for own in layer.assignments:
+            alone = int((members[own] == 1).sum())
+            total += 2 * np.log(np.arange(1, alone + 1)).sum()
+    return total
+
+
+def test_top_down_weights_are_posterior_means():
+    """The assembled network holds the layers' own atoms, Eq. 5."""
+    rng = np.random.default_rng(1)
+    networks = [random_network(rng, [5, 4, 6, 3]) for _ in range(3)]
+    settings = MatchingSettings(bias_mean=0.1, sigma0=2.0)
+    result = match_networks(networks, settings, counts=rng.integers(1, 9, (3, 3)).astype(float))
+    lower, upper = result.layers
+    net = result.network
+    np.testing.assert_allclose(upper.atoms, np.hstack([net.biases[1][:, None], net.weights[2].T]))
+    np.testing.assert_allclose(
+        lower.atoms, np.hstack([net.weights[0], net.biases[0][:, None], net.weights[1].T])
+    )
+
+
+def test_output_biases_are_weighted_by_class_share():
+    rng = np.random.default_rng(2)
+    networks = [random_network(rng, [5, 4, 2]) for _ in range(2)]
+    counts = np.array([[10.0, 0.0], [30.0, 5.0]])
+    fused = match_networks(networks, MatchingSettings(), counts=counts).network
+    one, two = networks[0].biases[1], networks[1].biases[1]
+    np.testing.assert_allclose(fused.biases[1], [0.25 * one[0] + 0.75 * two[0], two[1]])
+
+
+def test_a_client_without_a_class_says_nothing_of_it():
+    """What it would predict for that class changes no outgoing weight."""
+    rng = np.random.default_rng(4)
+    networks = [random_network(rng, [5, 4, 3]) for _ in range(3)]
+    counts = np.array([[5.0, 5, 0], [5, 5, 5], [5, 5, 5]])
+    before = match_networks(networks, MatchingSettings(), counts=counts)
+    networks[0].weights[1][2] = 100.0
+    after = match_networks(networks, MatchingSettings(), counts=counts)
+    for one, two in zip(before.network.weights, after.network.weights, strict=True):
+        np.testing.assert_allclose(one, two)
+
+
+def test_more_starts_are_not_worse():
+    rng = np.random.default_rng(5)
+    networks = [random_network(rng, [6, 8, 8, 3]) for _ in range(4)]
+    one = match_networks(networks, MatchingSettings(alternations=5, starts=1))
+    many = match_networks(networks, MatchingSettings(alternations=5, starts=4))
+    assert many.objective[-1] <= one.objective[-1]
+
+
+def test_what_does_not_fit_is_named():
+    rng = np.random.default_rng(6)
+    good = random_network(rng, [5, 4, 3])
+    cases = [
+        ([good, random_network(rng, [5, 4, 4, 3])], None, "b has 3 layers and a has 2"),
+        ([good, random_network(rng, [6, 4, 3])], None, "b has 6 inputs"),
+        ([good, random_network(rng, [5, 4, 2])], None, "b has 2 outputs"),
+        ([good, random_network(rng, [5, 4, 3], bias=False)], None, "biases"),
+        ([random_network(rng, [5, 3])] * 2, None, "no hidden layer"),
+        ([good, random_network(rng, [5, 0, 3])], None, "without neurons"),
+        ([good, good], np.ones((2, 4)), "counts are of shape"),
+        ([good, good], -np.ones((2, 3)), "at least 0"),
+    ]
+    for networks, counts, words in cases:
+        with pytest.raises(ModelError, match=words):
+            match_networks(networks, MatchingSettings(), counts=counts, names=["a", "b"])
+    with pytest.raises(ModelError, match="no networks"):
+        match_networks([], MatchingSettings())
+
+
+def test_layers_of_clients_may_differ_in_width():
+    rng = np.random.default_rng(7)
+    networks = [random_network(rng, [5, n, m, 3]) for n, m in ((4, 6), (7, 2), (1, 9))]
+    work = _Networks(networks, MatchingSettings(), None)
+    matched = work.top_down(rng, lambda _: None)
+    for depth, layer in enumerate(matched.layers):
+        for network, places in zip(networks, layer.assignments, strict=True):
+            assert len(places) == len(network.weights[depth])
