@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,8 @@ def select(
         on_trial: called with the number of trials done and of all.
 
     Returns:
-        The best by accuracy (then by likelihood, then by size), and all trials in order.
+        Of the models within one standard error of the best accuracy, the one with the highest
+        likelihood; and all trials in order.
 
     Raises:
         ModelError: no model is small enough, or the samples do not fit the models.
@@ -154,32 +156,30 @@ def select(
     axes = {name: values for name, values in axes.items() if name not in settings}
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     ready = [matching_settings(method, {**settings, **point}) for point in points]
-    best: Fusion | None = None
-    rank: tuple[float, float, int] | None = None
-    trials = []
+    fusions, trials = [], []
     for number, (point, chosen) in enumerate(zip(points, ready, strict=True), start=1):
         fusion = fuse_layers(models, chosen, counts=counts, seed=seed)
         found = evaluate(partial(relu_network, fusion.layers), samples)
-        trial = Trial(
-            point,
-            fusion.sizes,
-            found.correct / found.count,
-            found.nll / found.count,
-            max_neurons is None or max(fusion.sizes) <= max_neurons,
-        )
-        trials.append(trial)
-        own = (trial.accuracy, -trial.nll, -fusion.parameters)
-        if trial.eligible and (rank is None or own > rank):
-            best, rank = fusion, own
+        small = max_neurons is None or max(fusion.sizes) <= max_neurons
+        accuracy, nll = found.correct / found.count, found.nll / found.count
+        fusions.append(fusion)
+        trials.append(Trial(point, fusion.sizes, accuracy, nll, small))
         if on_trial is not None:
             on_trial(number, len(points))
-    if best is None:
+    eligible = [index for index, trial in enumerate(trials) if trial.eligible]
+    if not eligible:
         smallest = min(max(trial.sizes) for trial in trials)
         raise ModelError(
             f"no fused model has at most {max_neurons} neurons in every layer; the smallest of "
             f"the grid has {smallest}. Allow more, or try a smaller gamma or sigma0"
         )
-    return best, trials
+    top = max(trials[index].accuracy for index in eligible)
+    enough = top - sqrt(top * (1 - top) / len(samples.y))
+    best = min(
+        (index for index in eligible if trials[index].accuracy >= enough),
+        key=lambda index: trials[index].nll,
+    )
+    return fusions[best], trials
 
 
 def read_grid(entries: Sequence[str]) -> dict[str, tuple[float, ...]]:

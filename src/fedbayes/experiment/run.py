@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
@@ -75,6 +76,7 @@ class Simulation:
         self.folder.create(self.config, self.data.partition)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
+        self._blas = threadpool_limits(self.config.threads, user_api="blas")
         self.stop = False
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
@@ -137,6 +139,7 @@ class Simulation:
             self._engine.close()
             self._engine = None
         torch.set_num_threads(self._threads)
+        self._blas.restore_original_limits()
 
     def __iter__(self) -> Iterator[Step]:
         """Run the rounds that remain. After the last one the summary is written."""

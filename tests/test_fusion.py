@@ -1,0 +1,247 @@
+"""`fedbayes.fuse` and `fedbayes fuse`: models from files to one model."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import fedbayes
+from fedbayes.cli import main
+from fedbayes.data import DataSettings, load_dataset
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.models import MLP, dense_layers, relu_network
+
+
+@pytest.fixture(scope="module")
+def silos():
+    """Three networks of different widths, trained apart on parts of digits, and what they saw."""
+    dataset = load_dataset(DataSettings())
+    x = torch.tensor(np.asarray(dataset.x, dtype=np.float32)).flatten(1) / 16
+    y = torch.tensor(np.asarray(dataset.y, dtype=np.int64))
+    models, counts = [], []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for index, width in enumerate((20, 25, 30)):
+        torch.manual_seed(index)
+        model = MLP(64, [width], 10)
+        own = torch.arange(index, 1500, 3)
+        own = own[(y[own] + index) % 5 != 0]
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for _ in range(150):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[own]), y[own]).backward()
+            optimizer.step()
+        models.append(model.state_dict())
+        counts.append(torch.bincount(y[own], minlength=10).tolist())
+    torch.set_num_threads(threads)
+    return models, counts, (x[1500:], y[1500:])
+
+
+@pytest.fixture
+def files(silos, tmp_path):
+    """The same as files, with the counts and held-out samples."""
+    models, counts, (x, y) = silos
+    paths = [tmp_path / f"{name}.safetensors" for name in "abc"]
+    for path, weights in zip(paths, models, strict=True):
+        save_file(weights, path)
+    (tmp_path / "counts.json").write_text(json.dumps(counts))
+    np.savez(tmp_path / "val.npz", x=x.numpy(), y=y.numpy())
+    return tmp_path, [str(path) for path in paths]
+
+
+def accuracy(weights, samples):
+    x, y = samples
+    return float((relu_network(dense_layers(weights, "m"), x).argmax(1) == y).double().mean())
+
+
+def command(*arguments):
+    """Run the command line; its exit status."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["fedbayes", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return end.value.code or 0
+
+
+def test_fusion_beats_its_inputs(silos):
+    models, counts, test = silos
+    fusion = fedbayes.fuse(models, counts=counts, gamma=5.0)
+    alone = [accuracy(weights, test) for weights in models]
+    assert accuracy(fusion.weights, test) > max(alone) + 0.03
+    assert list(fusion.weights) == list(models[0])
+    (size,) = fusion.sizes
+    assert 30 <= size < 75
+    fresh = MLP(64, [size], 10)
+    fresh.load_state_dict(fusion.weights)
+    assert fusion.parameters == sum(p.numel() for p in fresh.parameters())
+    for weights, places in zip(models, fusion.assignments.values(), strict=True):
+        assert len(set(places[0].tolist())) == len(weights["1.bias"])
+
+
+def test_fused_neurons_are_means_of_their_members(silos):
+    """The report can be checked by hand: θ = Σ w / (1 + n) on the inputs, with σ = σ0 = 1."""
+    models, counts, _ = silos
+    fusion = fedbayes.fuse(dict(zip("abc", models, strict=True)), counts=counts)
+    sums = torch.zeros(fusion.sizes[0], 64)
+    members = torch.zeros(fusion.sizes[0], 1)
+    for name, weights in zip("abc", models, strict=True):
+        places = torch.from_numpy(fusion.assignments[name][0])
+        sums[places] += weights["1.weight"]
+        members[places] += 1
+    torch.testing.assert_close(fusion.weights["1.weight"], sums / (1 + members))
+
+
+def test_pfnm_is_epsilon_zero(silos):
+    models, counts, _ = silos
+    one = fedbayes.fuse(models, method="pfnm", counts=counts)
+    two = fedbayes.fuse(models, epsilon=0.0, counts=counts)
+    assert one.method == two.method == "pfnm"
+    for name, tensor in one.weights.items():
+        assert torch.equal(tensor, two.weights[name])
+
+
+def test_names_and_types_are_free():
+    torch.manual_seed(0)
+    one = MLP(6, [5, 5], 3).double().state_dict()
+    names = ["enter.weight", "enter.bias", "a.weight", "a.bias", "zz.weight", "zz.bias"]
+    two = dict(zip(names, MLP(6, [4, 7], 3).state_dict().values(), strict=True))
+    three = {n: t.half() for n, t in MLP(6, [3, 2], 3, bias=False).state_dict().items()}
+    fusion = fedbayes.fuse([one, two, three], alternations=3)
+    assert list(fusion.weights) == list(one)
+    assert all(tensor.dtype == torch.float64 for tensor in fusion.weights.values())
+    bare = fedbayes.fuse([three, three])
+    assert list(bare.weights) == list(three)
+    assert all(tensor.dtype == torch.float16 for tensor in bare.weights.values())
+
+
+def test_average():
+    torch.manual_seed(0)
+    models = [MLP(6, [5], 3).state_dict() for _ in range(3)]
+    fusion = fedbayes.fuse(models, method="average")
+    for name, tensor in fusion.weights.items():
+        torch.testing.assert_close(tensor, torch.stack([m[name] for m in models]).mean(0))
+    with pytest.raises(ModelError, match="no average"):
+        fedbayes.fuse([models[0], MLP(6, [4], 3).state_dict()], method="average")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"sigma": 0}, "sigma = 0"),
+        ({"popularity_cap": -1}, "popularity_cap"),
+        ({"temperature": 1}, "there are sigma"),
+        ({"method": "best"}, "choose gpi-fnm"),
+        ({"method": "pfnm", "epsilon": 1.0}, "gpi-fnm"),
+        ({"method": "average", "sigma": 1.0}, "no setting 'sigma'"),
+    ],
+)
+def test_wrong_settings_are_named(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        fedbayes.fuse([MLP(3, [2], 2).state_dict()] * 2, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ([], "no models"),
+        ([MLP(3, [2], 2), MLP(3, [2, 2], 2)], "1 has 3 layers and 0 has 2"),
+        ([MLP(3, [2], 2), MLP(4, [2], 2)], "1 has 4 inputs"),
+        ([MLP(3, [2], 2), MLP(3, [2], 3)], "1 has 3 outputs"),
+        ([MLP(3, [2], 2), nn.Conv1d(3, 3, 1)], "belongs to no linear layer"),
+    ],
+)
+def test_models_that_do_not_match_are_named(models, words):
+    with pytest.raises(ModelError, match=words):
+        fedbayes.fuse([model.state_dict() for model in models])
+
+
+def test_command_writes_all_it_was_asked_for(files, capsys):
+    folder, paths = files
+    out, report, picture = folder / "g.safetensors", folder / "r.json", folder / "p.png"
+    extra = ["--counts", folder / "counts.json", "--report", report, "--picture", picture]
+    assert command("fuse", *paths, "-o", out, *extra, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.keys() == {"sizes", "seconds", "parameters"}
+    weights = load_file(out)
+    assert printed["parameters"] == sum(t.numel() for t in weights.values())
+    content = json.loads(report.read_text())
+    (layer,) = content["layers"]
+    assert content["sizes"] == [layer["size"]] == [len(weights["1.bias"])]
+    assert sum(layer["members"]) == 75
+    assert list(layer["assignments"]) == content["inputs"] == paths
+    assert layer["seconds"] > 0
+    assert layer["objective"] == sorted(layer["objective"], reverse=True)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    again = folder / "g.pt"
+    assert command("fuse", *paths, "-o", again, *extra[:2]) == 0
+    for name, tensor in torch.load(again, weights_only=True).items():
+        assert torch.equal(tensor, weights[name])
+    assert command("evaluate", out, *paths, "--dataset", "digits", "--json") == 0
+
+
+def test_select_prints_the_grid_and_keeps_the_best(files, silos, capsys):
+    folder, paths = files
+    out, report = folder / "g.safetensors", folder / "r.json"
+    options = ["--select", folder / "val.npz", "--sigma", "1", "--grid", "gamma=0.1,5"]
+    options += ["--grid", "epsilon=0,0.3", "--grid", "sigma0=1", "--report", report]
+    assert command("fuse", *paths, "-o", out, *options, "--max-neurons", "60") == 0
+    assert "chosen" in capsys.readouterr().out
+    trials = json.loads(report.read_text())["trials"]
+    assert [t["values"] for t in trials] == [
+        {"sigma0": 1, "gamma": g, "epsilon": e} for g in (0.1, 5) for e in (0, 0.3)
+    ]
+    best = accuracy(load_file(out), silos[2])
+    eligible = [t["accuracy"] for t in trials if max(t["sizes"]) <= 60]
+    error = np.sqrt(max(eligible) * (1 - max(eligible)) / len(silos[2][1]))
+    assert best >= max(eligible) - error - 1e-9
+    assert command("fuse", *paths, "-o", folder / "no.pt", *options, "--max-neurons", "3") == 2
+    assert "at most 3 neurons" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--counts", "absent.json"], "absent.json"),
+        (["--counts", "bad.json"], "3 models"),
+        (["--select", "absent.npz"], "absent.npz"),
+        (["--select", "bad.npz"], "x [n, ...]"),
+        (["--select", "wide.npz"], "65 features"),
+        (["--grid", "gamma=1"], "--select"),
+        (["--select", "val.npz", "--grid", "iterations=1"], "the grid is over"),
+        (["--select", "val.npz", "--grid", "gamma=a"], "gamma=0.5"),
+        (["--method", "average", "--select", "val.npz"], "no settings to select"),
+        (["--method", "average"], "no average"),
+        (["--epsilon", "-1"], "epsilon = -1"),
+        (["--popularity-cap", "some"], "popularity_cap"),
+        (["--report", "nowhere/r.json"], "no folder"),
+        (["nan.pt"], "NaN"),
+        (["broken.safetensors"], "damaged"),
+        (["a.safetensors"], "named twice"),
+        (["deep.pt"], "deep.pt has 3 layers"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_written(files, monkeypatch, capsys, options, words):
+    folder, paths = files
+    monkeypatch.chdir(folder)
+    (folder / "bad.json").write_text("[[1, 2], [3, 4]]")
+    np.savez(folder / "bad.npz", x=np.ones(3))
+    np.savez(folder / "wide.npz", x=np.ones((3, 65)), y=np.zeros(3, dtype=int))
+    torch.save({"w": torch.full((2, 2), torch.nan), "v.weight": torch.ones(2, 2)}, "nan.pt")
+    torch.save(MLP(64, [3, 3], 10).state_dict(), "deep.pt")
+    (folder / "broken.safetensors").write_bytes(b"no model")
+    before = sorted(folder.iterdir())
+    names = [path.rpartition("/")[2] for path in paths]
+    assert command("fuse", *names, *options, "-o", "g.safetensors") == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error:")
+    assert words in told
+    assert sorted(folder.iterdir()) == before
+
+
+def test_one_model_is_nothing_to_fuse(files, capsys):
+    folder, paths = files
+    assert command("fuse", paths[0], "-o", folder / "g.pt") == 2
+    assert "two or more" in capsys.readouterr().err
