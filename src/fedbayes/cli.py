@@ -334,6 +334,39 @@ def fuse(
     )
 
 
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Experiment; none: list them.")] = None,
+    scale: Annotated[
+        str, typer.Option(help="small (minutes) or full (as in the paper).")
+    ] = "small",
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", "-d", help="Some of its data sets alone.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.")] = Path(
+        "reproduced"
+    ),
+) -> None:
+    """Measure a table or figure of a paper; go on where the last try stopped."""
+    from fedbayes.experiment.papers import EXPERIMENTS, reproduce
+
+    if name is None:
+        table = Table("experiment", "data", "", pad_edge=False)
+        for experiment in EXPERIMENTS.values():
+            table.add_row(
+                f"[bold]{experiment.name}", ", ".join(experiment.datasets), experiment.what
+            )
+        Console().print(table)
+        return
+    if scale not in ("small", "full"):
+        raise RunError(f"--scale {scale}: choose small or full")
+    console = Console(stderr=True)
+    with console.status("") as status:
+        watch = status.update if console.is_terminal else console.print
+        print(reproduce(name, out, scale=scale, datasets=dataset, watch=watch))  # type: ignore[arg-type]
+    console.print(f"wrote {out / name}", highlight=False, soft_wrap=True)
+
+
 @data_app.command("list")
 def data_list(
     data_dir: DataDir = None,

@@ -87,7 +87,7 @@ def written_out(networks, layers, settings, counts):
                 above = layers[depth].assignments[client][out] if depth < hidden else out
                 q = settings.sigma**-2
                 if depth == hidden:
-                    q *= counts[client, out] / totals[out] if totals[out] else 1 / clients
+                    q *= clients * counts[client, out] / totals[out] if totals[out] else 1
                 for into, value in enumerate(row):
                     below = layers[depth - 1].assignments[client][into] if depth else into
                     owned.setdefault((depth, above, below), []).append((q, value))

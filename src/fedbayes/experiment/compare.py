@@ -11,12 +11,9 @@ from torch import Tensor
 
 from fedbayes.data import FederatedData
 from fedbayes.errors import ModelError
-from fedbayes.fusion import coordinate_average
+from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.metrics import Predictor, evaluate
-from fedbayes.models import DenseLayer, relu_network
-
-Layers = Sequence[DenseLayer]
-"""A fully connected network, first layer to last."""
+from fedbayes.models import relu_network
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,10 @@ def compare(
             candidates["average of the inputs"] = (_alone(average), _size(average))
         size = sum(_size(layers) for layers in fused)
         uniform = torch.ones(len(fused), shape[1])
-        candidates["ensemble, uniform"] = (_ensemble(fused, uniform), size)
+        candidates["ensemble, uniform"] = (ensemble(fused, uniform), size)
         if counts is not None:
             shares = torch.as_tensor(counts / np.maximum(counts.sum(0), 1), dtype=torch.float32)
-            candidates["ensemble, by class share"] = (_ensemble(fused, shares), size)
+            candidates["ensemble, by class share"] = (ensemble(fused, shares), size)
     samples = data.test_union(0, data.test_total)
     scores = []
     for name, (predict, parameters) in candidates.items():
@@ -95,7 +92,7 @@ def _alone(layers: Layers) -> Predictor:
     return lambda x: relu_network(layers, x)
 
 
-def _ensemble(models: Sequence[Layers], shares: Tensor) -> Predictor:
+def ensemble(models: Sequence[Layers], shares: Tensor) -> Predictor:
     """Mean of the softmaxes, class k of model s weighted by shares[s, k]."""
 
     def predict(x: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ owns both its ends, so
 with f, b and u as in `costs`. Given the other layers, the part of it that one layer decides is
 the objective of `match_layer`, with atoms of incoming weights, bias and outgoing weights where a
 client observes only the coordinates of global neurons that it owns (precision 0 elsewhere). So
-every sweep over a layer's clients lowers the objective of the whole or leaves it.
+every sweep over a layer's clients lowers the objective of the whole or leaves it. Class shares
+are taken relative to an equal share here, lest the few weights that lead to the outputs, which
+tell most of what a neuron does, count S times less than all others.
 """
 
 from collections.abc import Callable, Sequence
@@ -176,7 +178,7 @@ class _Networks:
         for depth in range(self.hidden + 1):
             sums, precisions = self._weight_sums(depth, layers, joint)
             weights.append(_divide(sums, precisions + prior))
-            sums, precisions = self._bias_sums(depth, layers)
+            sums, precisions = self._bias_sums(depth, layers, joint)
             last = depth == self.hidden
             mean = 0.0 if last else self.settings.bias_mean
             biases.append(mean + _divide(sums, precisions + (0.0 if last else prior)))
@@ -190,7 +192,7 @@ class _Networks:
             sums, precisions = self._weight_sums(depth, layers, joint=True)
             total += float((objective.curvature(precisions, prior) * sums**2).sum())
             if self.biases and depth < self.hidden:
-                sums, precisions = self._bias_sums(depth, layers)
+                sums, precisions = self._bias_sums(depth, layers, joint=True)
                 total += float((objective.curvature(precisions, prior) * sums**2).sum())
         for layer in layers:
             owners = np.concatenate(
@@ -257,7 +259,7 @@ class _Networks:
         if self.biases:
             parts.append(np.ones(1))
         if depth == self.hidden - 1:
-            parts.append(self.shares[client])
+            parts.append(self._share(client, joint))
         elif joint:
             parts.append(self._owned(client, depth + 1, layers))
         else:
@@ -300,7 +302,7 @@ class _Networks:
         for client, network in enumerate(self.networks):
             above = np.arange(shape[0])[self._places(client, depth, layers)]
             below = np.arange(shape[1])[self._places(client, depth - 1, layers)]
-            q = self._output_precision(client, depth)[:, None]
+            q = self._output_precision(client, depth, joint)[:, None]
             block = np.ix_(above, below)
             sums[block] += q * network.weights[depth]
             if inner and not joint:
@@ -309,7 +311,9 @@ class _Networks:
                 precisions[block] += q
         return sums, precisions
 
-    def _bias_sums(self, depth: int, layers: Sequence[LayerMatching]) -> tuple[Array, Array]:
+    def _bias_sums(
+        self, depth: int, layers: Sequence[LayerMatching], joint: bool
+    ) -> tuple[Array, Array]:
         """The same for biases, less their prior mean."""
         size = self._size(depth, layers)
         sums, precisions = np.zeros(size), np.zeros(size)
@@ -317,15 +321,20 @@ class _Networks:
         for client, network in enumerate(self.networks):
             if network.biases is None:
                 continue
-            q = self._output_precision(client, depth)
+            q = self._output_precision(client, depth, joint)
             places = self._places(client, depth, layers)
             sums[places] += q * (network.biases[depth] - mean)
             precisions[places] += q
         return sums, precisions
 
-    def _output_precision(self, client: int, depth: int) -> Array:
+    def _share(self, client: int, joint: bool) -> Array:
+        """A client's share of each class [K]; joint, relative to an equal one."""
+        share: Array = self.shares[client]
+        return share * len(self.networks) if joint else share
+
+    def _output_precision(self, client: int, depth: int, joint: bool) -> Array:
         """Precision of a layer's weights by output [outputs], or the same for all [1]."""
-        one: Array = self.shares[client] if depth == self.hidden else np.ones(1)
+        one = self._share(client, joint) if depth == self.hidden else np.ones(1)
         return one / self.settings.sigma**2
 
 

@@ -1,0 +1,50 @@
+"""The experiments of the papers, each by one command."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedbayes.data import DataSettings, load_dataset
+from fedbayes.errors import ConfigError
+from fedbayes.experiment.papers.experiment import Experiment, Scale
+from fedbayes.experiment.papers.gpi_fnm import EXPERIMENTS as GPI_FNM
+
+__all__ = ["EXPERIMENTS", "Experiment", "Scale", "reproduce"]
+
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in GPI_FNM}
+"""Every experiment by its name."""
+
+
+def reproduce(
+    name: str,
+    folder: Path,
+    *,
+    scale: Scale = "small",
+    datasets: Sequence[str] | None = None,
+    watch: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Measure a table or a figure of a paper; what was measured before is not measured again.
+
+    Args:
+        name: of the experiment.
+        folder: where `NAME/results.jsonl`, `NAME/table.md`, `NAME/figure.png` and the trained
+            models go. Experiments in one folder share these models.
+        scale: `small` takes minutes, `full` is as in the paper.
+        datasets: some of its data sets; all by default.
+        watch: called with what is being done.
+
+    Returns:
+        The table as Markdown.
+
+    Raises:
+        ConfigError: there is no such experiment, or it does not use such data.
+        DataError: a data set is absent.
+    """
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"no experiment is called {name!r}; there are {', '.join(EXPERIMENTS)}")
+    experiment = EXPERIMENTS[name]
+    chosen = datasets or experiment.datasets
+    for dataset in chosen:
+        if dataset not in experiment.datasets:
+            raise ConfigError(f"{name} is on {', '.join(experiment.datasets)}, not on {dataset!r}")
+        load_dataset(DataSettings(name=dataset))
+    return experiment.run(folder, scale, chosen, watch)

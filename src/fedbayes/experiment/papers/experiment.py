@@ -1,0 +1,75 @@
+"""What an experiment is: a grid of measurements, kept as they come, a table and a figure."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from fedbayes.errors import RunError
+
+Scale = Literal["small", "full"]
+"""Minutes on a small machine, or as in the paper."""
+
+Row = dict[str, Any]
+"""One measurement: what was measured (the keys), and what came out."""
+
+
+class Results:
+    """Measurements in a file of JSON lines, so that an experiment goes on where it stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        if path.exists():
+            try:
+                self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+            except ValueError as error:
+                raise RunError(f"{path} is damaged ({error}); remove it to begin anew") from None
+
+    def missing(self, keys: Sequence[Row]) -> list[Row]:
+        """Those of the keys that were not measured yet."""
+        return [key for key in keys if not any(key.items() <= row.items() for row in self.rows)]
+
+    def add(self, row: Row) -> None:
+        """Keep a measurement."""
+        self.rows.append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def table(self, keys: Sequence[Row]) -> pd.DataFrame:
+        """The measurements of these keys."""
+        return pd.DataFrame(
+            [row for row in self.rows if any(key.items() <= row.items() for key in keys)]
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure of a paper."""
+
+    name: str
+    """As on the command line."""
+    what: str
+    """One line."""
+    datasets: tuple[str, ...]
+    """The data that it needs."""
+    run: Callable[[Path, Scale, Sequence[str], Callable[[str], None]], str]
+    """Measure what is missing into a folder, on some of the data sets, telling what is being
+    done; returns the table as Markdown. Leaves `results.jsonl`, `table.md` and a figure."""
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A data frame of texts as a Markdown table."""
+    rows = [list(table.columns), ["---"] * len(table.columns), *table.astype(str).values.tolist()]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
+    """`0.951 ± 0.002`; no deviation for a single value."""
+    found = np.asarray(values, dtype=float)
+    text = f"{found.mean():.{digits}f}"
+    return text if len(found) < 2 else f"{text} ± {found.std(ddof=1):.{digits}f}"
