@@ -56,7 +56,7 @@ class Experiment:
     what: str
     """One line."""
     datasets: tuple[str, ...]
-    """The data that it needs."""
+    """The data that it is on; `digits`, which needs no download, is always possible too."""
     run: Callable[[Path, Scale, Sequence[str], Callable[[str], None]], str]
     """Measure what is missing into a folder, on some of the data sets, telling what is being
     done; returns the table as Markdown. Leaves `results.jsonl`, `table.md` and a figure."""

@@ -1,0 +1,134 @@
+"""PFNM and GPI-FNM as methods of the engine."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fedbayes
+from fedbayes import Config, Simulation
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.messages import dense
+from fedbayes.models import dense_layers, relu_network
+
+
+def config(**changes):
+    settings = {
+        "rounds": 2,
+        "data": {"name": "digits", "clients": 4, "limit": 600},
+        "model": {"hidden": [12, 9]},
+        "training": {"epochs": 10, "optimizer": "adam", "lr": 0.01},
+        "method": {"name": "gpi-fnm"},
+        **changes,
+    }
+    return Config.create(**settings)
+
+
+def test_a_client_starts_from_its_own_columns(tmp_path):
+    """w_sj = Σ_i A_ij θ_i; its size stays, while the global one is free."""
+    with Simulation(config(), tmp_path) as simulation:
+        method = simulation.method
+        first = dense(method.message(simulation.server, 0))
+        assert first["widths"].tolist() == [64, 12, 9, 10]
+        step = next(iter(simulation))
+        layers = dense_layers(method.model(step.server), "m")
+        sizes = [len(layer.weight) for layer in layers[:-1]]
+        assert sizes == [step.metrics["neurons_1"], step.metrics["neurons_2"]]
+        assert 12 <= sizes[0] <= 48
+        for client in range(4):
+            sent = dense(method.message(step.server, client))
+            places = [step.server.places[f"{client}/{depth}"] for depth in (0, 1)]
+            assert [len(own) for own in places] == [12, 9]
+            chosen = [torch.zeros(12, sizes[0]), torch.zeros(9, sizes[1])]
+            for matrix, own in zip(chosen, places, strict=True):
+                matrix[torch.arange(len(own)), own] = 1.0
+            one, two, three = layers
+            torch.testing.assert_close(sent["0.weight"], chosen[0] @ one.weight)
+            torch.testing.assert_close(sent["0.bias"], chosen[0] @ one.bias)
+            torch.testing.assert_close(sent["1.weight"], chosen[1] @ two.weight @ chosen[0].T)
+            torch.testing.assert_close(sent["2.weight"], three.weight @ chosen[1].T)
+            torch.testing.assert_close(sent["2.bias"], three.bias)
+
+
+def test_one_round_is_one_shot_fusion(tmp_path):
+    """The engine's first round fuses what `fedbayes.fuse` fuses."""
+    parameters = {"epsilon": 0.2, "sigma0": 2.0, "iterations": 0}
+    run = fedbayes.run(config(rounds=1, method={"name": "gpi-fnm", **parameters}), tmp_path)
+    server = run.server()
+    models = [
+        {
+            f"{depth}.{kind}": server.latest[f"{client}/{depth}.{kind}"]
+            for depth in range(3)
+            for kind in ("weight", "bias")
+        }
+        for client in range(4)
+    ]
+    counts = [server.latest[f"{client}/counts"].tolist() for client in range(4)]
+    fusion = fedbayes.fuse(models, counts=counts, **parameters)
+    for one, two in zip(fusion.layers, dense_layers(run.model, "m"), strict=True):
+        torch.testing.assert_close(one.weight, two.weight)
+        torch.testing.assert_close(one.bias, two.bias)
+    x = torch.rand(5, 64)
+    torch.testing.assert_close(run.predictor()(x), relu_network(fusion.layers, x))
+
+
+def test_rounds_help(tmp_path):
+    run = fedbayes.run(config(rounds=5, method={"name": "pfnm"}), tmp_path)
+    accuracies = [line["global_accuracy"] for line in run.metrics]
+    assert accuracies[-1] > accuracies[0]
+    assert accuracies[-1] > 0.7
+
+
+def test_absent_clients_are_matched_by_their_last_report(tmp_path):
+    run = fedbayes.run(config(rounds=3, cohort=2), tmp_path)
+    taken = {int(name.partition("/")[0]) for name in run.server().places}
+    seen = set()
+    for line in run.metrics:
+        assert line["cohort"] == 2
+    for number in range(1, 4):
+        from fedbayes.federation.round import sample_cohort
+
+        seen |= set(sample_cohort(0, number, 4, 2))
+    assert taken == seen
+
+
+def test_bytes_fall_with_the_own_columns(tmp_path):
+    """Down goes a client's own network and no more; the first time, only its widths."""
+    run = fedbayes.run(config(), tmp_path)
+    weights = 4 * (64 * 12 + 12 + 12 * 9 + 9 + 9 * 10 + 10)
+    first, second = run.metrics
+    assert first["bytes_down"] < 4 * 400
+    assert 4 * weights < second["bytes_down"] < 4 * (weights + 1000)
+
+
+def test_class_shares_may_stay_at_home(tmp_path):
+    run = fedbayes.run(config(method={"name": "gpi-fnm", "class_shares": False}), tmp_path)
+    assert not any(name.endswith("counts") for name in run.server().latest)
+
+
+def test_only_fully_connected_networks(tmp_path):
+    with pytest.raises(ModelError, match="no linear layer"):
+        fedbayes.run(
+            method={"name": "pfnm"},
+            model={"name": "lenet5"},
+            data={"path": str(_images(tmp_path)), "partition": "iid", "clients": 2},
+        )
+    with pytest.raises(ModelError, match="at least two"):
+        fedbayes.run(config(model={"hidden": []}), tmp_path / "flat")
+    with pytest.raises(ConfigError, match="epsilon"):
+        config(method={"name": "pfnm", "epsilon": 0.5})
+
+
+def _images(folder):
+    rng = np.random.default_rng(0)
+    path = folder / "images.npz"
+    x, y = rng.random((40, 1, 16, 16), dtype=np.float32), np.arange(40) % 2
+    np.savez(path, x=x, y=y)
+    return path
+
+
+def test_metrics_hold_the_sizes(tmp_path):
+    fedbayes.run(config(rounds=1), tmp_path)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert {"neurons_1", "neurons_2", "objective"} <= line.keys()

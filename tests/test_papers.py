@@ -1,0 +1,104 @@
+"""`fedbayes reproduce`: measurements that are kept, tables and figures."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbayes.errors import ConfigError, RunError
+from fedbayes.experiment.papers import EXPERIMENTS, gpi_fnm, reproduce
+from fedbayes.experiment.papers.experiment import Results, markdown, mean_and_deviation
+from tests.test_fusion import command
+
+
+def test_what_was_measured_is_kept(tmp_path, monkeypatch):
+    """Measured once, then kept; what a kill cut off is measured again."""
+    told = []
+    federations = [gpi_fnm.Federation("digits", "iid", 3, 1, seed) for seed in (0, 1)]
+    methods = ["locals", "average", "ensemble", "FedAvg", "PFNM", "GPI-FNM"]
+    grid = {"sigma0": (1.0,), "gamma": (1.0,), "epsilon": (0.0, 0.3)}
+
+    def fill():
+        told.clear()
+        out = tmp_path / "out"
+        return gpi_fnm.fill(tmp_path, out, federations, methods, grid, told.append)
+
+    table = fill()
+    assert len(table) == len(told) == 12
+    means = table.groupby("method")["accuracy"].mean()
+    assert means["ensemble"] > means["average"]
+    assert means["PFNM"] > means["average"]
+    sizes = table[table["method"] == "PFNM"]["sizes"]
+    assert all(100 <= size <= 300 for own in sizes for size in own)
+
+    monkeypatch.setattr(gpi_fnm, "trained", None)  # nothing is trained any more
+    pd.testing.assert_frame_equal(fill(), table)
+    assert not told
+    monkeypatch.undo()
+    file = tmp_path / "out" / "results.jsonl"
+    file.write_text("\n".join(file.read_text().splitlines()[:-2]) + "\n")
+    pd.testing.assert_frame_equal(fill(), table)
+    assert len(told) == 2
+
+
+def test_settings_are_chosen_and_tried_on_different_samples(tmp_path):
+    federation = gpi_fnm.Federation("digits", "iid", 3, 1, 0)
+    silos = gpi_fnm.trained(tmp_path, federation)
+    chosen = {tuple(row) for row in silos.held_out.x.flatten(1).tolist()}
+    tried = {tuple(row) for row in silos.test.x.flatten(1).tolist()}
+    assert len(silos.held_out.y) == round(0.2 * (len(silos.held_out.y) + len(silos.test.y)))
+    assert not chosen & tried
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path):
+    federation = gpi_fnm.Federation("digits", "iid", 3, 1, 0)
+    gpi_fnm.finished(tmp_path / "run", federation.config({"name": "local"}, epochs=1))
+    with pytest.raises(RunError, match="other settings"):
+        gpi_fnm.finished(tmp_path / "run", federation.config({"name": "local"}, epochs=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["gpi-fnm-one-shot", "gpi-fnm-fig2", "gpi-fnm-fig3", "gpi-fnm-fig4"]
+)
+def test_figures_on_digits(name, tmp_path):
+    text = reproduce(name, tmp_path, datasets=["digits"])
+    assert "GPI-FNM is above PFNM in" in text
+    assert (tmp_path / name / "figure.png").exists()
+
+
+def test_names_and_data_are_checked(tmp_path, capsys):
+    with pytest.raises(ConfigError, match="gpi-fnm-fig2"):
+        reproduce("fig9", tmp_path)
+    with pytest.raises(ConfigError, match="not on 'har'"):
+        reproduce("gpi-fnm-fig2", tmp_path, datasets=["har"])
+    assert command("reproduce") == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in EXPERIMENTS)
+    assert command("reproduce", "gpi-fnm-fig2", "--scale", "huge") == 2
+    assert "small or full" in capsys.readouterr().err
+
+
+def test_damaged_results_are_named(tmp_path):
+    (tmp_path / "results.jsonl").write_text("{no")
+    with pytest.raises(RunError, match=r"results\.jsonl is damaged"):
+        Results(tmp_path / "results.jsonl")
+
+
+def test_tables_by_hand():
+    table = pd.DataFrame(
+        {
+            "clients": [5, 5, 5, 5, 9, 9],
+            "method": ["A", "A", "B", "B", "A", "B"],
+            "accuracy": [0.9, 0.92, 0.8, 0.8, 0.7, 0.8],
+            "sizes": [[10, 30], [20, 10], None, None, [5], None],
+        }
+    )
+    lines = gpi_fnm.summarize(table, ("clients",))
+    assert lines.to_dict("records") == [
+        {"clients": 5, "A": "0.910 ± 0.014 (25)", "B": "0.800 ± 0.000"},
+        {"clients": 9, "A": "0.700 (5)", "B": "0.800"},
+    ]
+    assert markdown(lines).splitlines()[1] == "| --- | --- | --- |"
+    said = gpi_fnm.claim(table, ("clients",), "A", "B")
+    assert said.startswith("A is above B in 1 of 2 settings (gain -0.100 to +0.110, mean +0.005)")
+    assert mean_and_deviation([0.5, 0.7]) == f"0.600 ± {np.std([0.5, 0.7], ddof=1):.3f}"
