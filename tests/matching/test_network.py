@@ -147,6 +147,21 @@ def test_a_client_without_a_class_says_nothing_of_it():
         np.testing.assert_allclose(one, two)
 
 
+@pytest.mark.parametrize("widths", [[6, 5, 3], [6, 5, 4, 3]])
+def test_without_any_match_logits_are_those_of_the_ensemble(widths):
+    """By class share, to the last bit of it: nothing is lost by fusing."""
+    rng = np.random.default_rng(8)
+    networks = [random_network(rng, widths) for _ in range(3)]
+    counts = rng.integers(1, 20, (3, 3)).astype(float)
+    apart = MatchingSettings(gamma=1e200, epsilon=0.0, alternations=2)
+    fused = match_networks(networks, apart, counts=counts).network
+    assert fused.widths == [6, *(3 * w for w in widths[1:-1]), 3]
+    x = rng.normal(0, 1, (40, 6))
+    shares = counts / counts.sum(0)
+    wanted = sum(s * forward(n, x) for s, n in zip(shares, networks, strict=True))
+    np.testing.assert_allclose(forward(fused, x), wanted, rtol=1e-9)
+
+
 def test_more_starts_are_not_worse():
     rng = np.random.default_rng(5)
     networks = [random_network(rng, [6, 8, 8, 3]) for _ in range(4)]

@@ -170,18 +170,22 @@ class _Networks:
         As published, weights are posterior means (Eq. 5), where a client observes zeros between
         its neuron and those above that it does not own. After alternating, every weight is the
         mean over the clients that own both its ends: the prior that steers the matching would
-        shrink weights by how few own them, anew in every layer.
+        shrink weights by how few own them, anew in every layer. Weights to the outputs are the
+        sum over owners by class share, as in an ensemble: were nothing matched, the logits would
+        be the clients' logits weighted by class share.
         """
         joint = self.settings.alternations > 0
         prior = 0.0 if joint else self.settings.sigma0**-2
         weights, biases = [], []
         for depth in range(self.hidden + 1):
-            sums, precisions = self._weight_sums(depth, layers, joint)
-            weights.append(_divide(sums, precisions + prior))
-            sums, precisions = self._bias_sums(depth, layers, joint)
             last = depth == self.hidden
             mean = 0.0 if last else self.settings.bias_mean
-            biases.append(mean + _divide(sums, precisions + (0.0 if last else prior)))
+            sums, precisions = self._weight_sums(depth, layers, joint)
+            bias_sums, bias_precisions = self._bias_sums(depth, layers, joint)
+            if joint and last:
+                precisions = np.broadcast_to(bias_precisions[:, None], sums.shape)
+            weights.append(_divide(sums, precisions + prior))
+            biases.append(mean + _divide(bias_sums, bias_precisions + (0.0 if last else prior)))
         return Dense(weights, biases if self.biases else None)
 
     def value(self, layers: Sequence[LayerMatching]) -> float:
@@ -295,7 +299,10 @@ class _Networks:
     def _weight_sums(
         self, depth: int, layers: Sequence[LayerMatching], joint: bool
     ) -> tuple[Array, Array]:
-        """Sums of precision times weight, and of precision, of one layer's global weights."""
+        """Sums of precision times weight, and of precision, of one layer's global weights.
+
+        Unless joint, a client with the lower neuron observes zeros to upper ones it has not.
+        """
         shape = (self._size(depth, layers), self._size(depth - 1, layers))
         sums, precisions = np.zeros(shape), np.zeros(shape)
         inner = 0 < depth < self.hidden
@@ -314,17 +321,16 @@ class _Networks:
     def _bias_sums(
         self, depth: int, layers: Sequence[LayerMatching], joint: bool
     ) -> tuple[Array, Array]:
-        """The same for biases, less their prior mean."""
+        """The same for biases, less their prior mean; networks without have none to add."""
         size = self._size(depth, layers)
         sums, precisions = np.zeros(size), np.zeros(size)
         mean = 0.0 if depth == self.hidden else self.settings.bias_mean
         for client, network in enumerate(self.networks):
-            if network.biases is None:
-                continue
             q = self._output_precision(client, depth, joint)
             places = self._places(client, depth, layers)
-            sums[places] += q * (network.biases[depth] - mean)
             precisions[places] += q
+            if network.biases is not None:
+                sums[places] += q * (network.biases[depth] - mean)
         return sums, precisions
 
     def _share(self, client: int, joint: bool) -> Array:
