@@ -332,6 +332,13 @@ def fuse(
         highlight=False,
         soft_wrap=True,
     )
+    if len(fusion.sizes) > 1 and fusion.settings and not (trials or fusion.settings.alternations):
+        console.print(
+            "deep networks match better up and down, and with other settings: try --alternations "
+            "12 --epsilon 1 --sigma0 10 --gamma 30, or --select",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 @app.command()
