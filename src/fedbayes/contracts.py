@@ -29,7 +29,7 @@ the user is Info. Nothing else remembers anything, so a run can stop and go on a
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -39,8 +39,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbayes import seeds
-from fedbayes.inference.local import LocalTraining, Objective, train
-from fedbayes.messages import Message, dense
+from fedbayes.inference.local import (
+    LocalTraining,
+    Objective,
+    OptimizerBuilder,
+    Projection,
+    train,
+)
+from fedbayes.messages import Masked, Message, dense, dtype_of, shape_of
 from fedbayes.metrics import Predictor
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors
@@ -88,8 +94,19 @@ class Site:
         """The random stream of this client in this round for one purpose."""
         return seeds.torch_stream(self.seed, purpose, round=self.round, client=self.client)
 
+    @property
+    def lr(self) -> float:
+        """Learning rate of the client's weights in this round."""
+        return self.training.learning_rate(self.round, self.rounds)
+
     def fit(
-        self, weights: Tensors, objective: Objective, samples: Samples
+        self,
+        weights: Tensors,
+        objective: Objective,
+        samples: Samples,
+        *,
+        apart: Mapping[str, OptimizerBuilder] | None = None,
+        project: Projection | None = None,
     ) -> tuple[Tensors, dict[str, float]]:
         """Train weights of the network with the round's settings; see `inference.local.train`."""
         return train(
@@ -97,9 +114,11 @@ class Site:
             objective,
             samples,
             self.training,
-            lr=self.training.learning_rate(self.round, self.rounds),
+            lr=self.lr,
             stream=self.stream("batches"),
             fixed=self.network.frozen,
+            apart=apart,
+            project=project,
         )
 
 
@@ -127,22 +146,37 @@ class Sum:
     """Sum of the weights."""
     clients: int = 0
     """Number of reports."""
+    present: Tensors = field(default_factory=dict)
+    """Of tensors that came sparse, the sum of the weights of the reports that held each entry,
+    float64 by name."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     """Types of the tensors as they were reported."""
 
     def add(self, client: int, report: Report) -> None:
         """Fold one report in."""
-        for name, tensor in dense(report.tensors).items():
+        for name, item in report.tensors.items():
             if name not in self.tensors:
-                self.tensors[name] = torch.zeros(tensor.shape, dtype=torch.float64)
-                self.dtypes[name] = tensor.dtype
-            self.tensors[name].add_(tensor, alpha=report.weight)
+                self.tensors[name] = torch.zeros(shape_of(item), dtype=torch.float64)
+                self.dtypes[name] = dtype_of(item)
+            if isinstance(item, Masked):
+                whole = torch.full_like(self.tensors[name], self.weight)
+                self.present.setdefault(name, whole).add_(item.mask(), alpha=report.weight)
+                item = item.dense()
+            elif name in self.present:
+                self.present[name].add_(report.weight)
+            self.tensors[name].add_(item, alpha=report.weight)
         self.weight += report.weight
         self.clients += 1
 
     def mean(self) -> Tensors:
         """The weighted mean of the reports, in the types that they came in."""
         return {name: (t / self.weight).to(self.dtypes[name]) for name, t in self.tensors.items()}
+
+    def share(self, name: str) -> Tensor:
+        """Share of the reports, by weight, that held each entry of a tensor, float64."""
+        if name not in self.present:
+            return torch.ones_like(self.tensors[name])
+        return self.present[name] / self.weight
 
 
 @dataclass

@@ -39,8 +39,28 @@ class Masked:
     @classmethod
     def keep(cls, dense: Tensor, masks: Mapping[tuple[int, ...], Tensor]) -> "Masked":
         """The entries of `dense` that all the masks keep."""
-        sparse = cls(dense.new_empty(0), tuple(dense.shape), masks)
-        return cls(dense[sparse.mask()], sparse.shape, masks)
+        return cls(dense.new_empty(0), tuple(dense.shape), masks).like(dense)
+
+    def like(self, dense: Tensor) -> "Masked":
+        """The entries of another tensor of the same shape that these masks keep."""
+        if self._sliced:
+            kept = dense
+            for (axis, *_), mask in self.masks.items():
+                kept = kept.index_select(axis, mask.nonzero()[:, 0])
+            return Masked(kept.reshape(-1), self.shape, self.masks)
+        return Masked(dense[self.mask()], self.shape, self.masks)
+
+    @property
+    def _sliced(self) -> bool:
+        """Whether every mask removes slices of one axis, which is much faster than entries."""
+        return all(len(axes) == 1 for axes in self.masks)
+
+    def compact(self) -> Tensor:
+        """The surviving entries as a smaller tensor, where every mask is over one axis."""
+        shape = list(self.shape)
+        for (axis, *_), mask in self.masks.items():
+            shape[axis] = int(mask.sum())
+        return self.values.reshape(shape)
 
     def mask(self) -> Tensor:
         """One boolean tensor of the dense shape: the product of the masks."""
@@ -52,6 +72,14 @@ class Masked:
 
     def dense(self) -> Tensor:
         """The tensor with zeros where entries were removed."""
+        if self._sliced:
+            whole = self.compact()
+            for (axis, *_), mask in self.masks.items():
+                shape = [*whole.shape]
+                shape[axis] = self.shape[axis]
+                kept = mask.nonzero()[:, 0]
+                whole = whole.new_zeros(shape).index_copy_(axis, kept, whole)
+            return whole
         result = self.values.new_zeros(self.shape)
         result[self.mask()] = self.values
         return result

@@ -59,9 +59,9 @@ _SCALARS: dict[type, torch.dtype] = {
 def pack(state: object) -> Tensors:
     """Flatten a dataclass of tensors into one dict of named tensors.
 
-    Fields may be tensors, dicts of tensors (each becomes `field/name`), or plain `bool`, `int`
-    and `float`. Names are sorted, so that a state is the same after it was stored as before. The
-    result shares memory with the state.
+    Fields may be tensors, dicts of tensors (each becomes `field/name`), or plain `bool`, `int`,
+    `float` and `str` (as UTF-8 bytes). Names are sorted, so that a state is the same after it
+    was stored as before. The result shares memory with the state.
     """
     if not is_dataclass(state):
         raise TypeError(f"a state must be a dataclass of tensors, not {type(state).__name__}")
@@ -72,12 +72,14 @@ def pack(state: object) -> Tensors:
             flat |= {f"{field.name}/{name}": value[name] for name in sorted(value)}
         elif isinstance(value, Tensor):
             flat[field.name] = value
+        elif isinstance(value, str):
+            flat[field.name] = torch.tensor(list(value.encode()), dtype=torch.uint8)
         elif type(value) in _SCALARS:
             flat[field.name] = torch.tensor(value, dtype=_SCALARS[type(value)])
         else:
             raise TypeError(
                 f"{type(state).__name__}.{field.name} is a {type(value).__name__}; a state holds "
-                "tensors, dicts of tensors, and plain bool, int and float"
+                "tensors, dicts of tensors, and plain bool, int, float and str"
             )
     return flat
 
@@ -100,6 +102,8 @@ def unpack(kind: type[State], flat: Tensors) -> State:
             values[name] = group
         elif set(group) != {""}:
             raise MessageError(f"a stored {kind.__name__} lacks its field {name!r}")
+        elif hint is str:
+            values[name] = bytes(group[""].tolist()).decode()
         else:
             values[name] = group[""].item() if hint in _SCALARS else group[""]
     if groups:

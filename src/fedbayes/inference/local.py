@@ -1,7 +1,7 @@
 """The local training loop, the only one: every method's E-step by gradients runs here."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -12,6 +12,12 @@ from fedbayes.tensors import Samples, Tensors
 
 Objective = Callable[[Tensors, Samples], Tensor]
 """Parameters and one batch to the scalar to be minimized; pure but for the random streams."""
+
+Projection = Callable[[Tensors, float], None]
+"""What follows every step: changes the parameters in place, given the learning rate."""
+
+OptimizerBuilder = Callable[[list[Tensor]], torch.optim.Optimizer]
+"""Makes an optimizer over leaf tensors."""
 
 
 class LocalTraining(BaseModel):
@@ -103,6 +109,8 @@ def train(
     lr: float,
     stream: torch.Generator,
     fixed: frozenset[str] = frozenset(),
+    apart: Mapping[str, OptimizerBuilder] | None = None,
+    project: Projection | None = None,
 ) -> tuple[Tensors, dict[str, float]]:
     """Minimize the objective by stochastic gradients, from `parameters`, on one client.
 
@@ -114,6 +122,9 @@ def train(
         lr: learning rate of this round.
         stream: source of the order of the samples.
         fixed: names that no gradient changes (a network's buffers); the network itself may.
+        apart: parameters whose names start so have an optimizer of their own (thresholds of
+            gates, say).
+        project: is called after every step (a proximal step, say).
 
     Returns:
         The parameters at the end, on the device of the start, and the mean loss over the steps.
@@ -122,8 +133,9 @@ def train(
         name: tensor.detach().clone(memory_format=torch.preserve_format)
         for name, tensor in parameters.items()
     }
-    leaves = [t.requires_grad_() for name, t in current.items() if name not in fixed]
-    optimizer = settings.build_optimizer(leaves, lr)
+    trained = {name: t.requires_grad_() for name, t in current.items() if name not in fixed}
+    leaves = list(trained.values())
+    optimizers = _optimizers(trained, settings, lr, apart or {})
     steps = settings.step_count(len(samples.y))
     losses: list[Tensor] = []
     for batch in batches(samples, settings.batch_size, steps, stream):
@@ -131,8 +143,25 @@ def train(
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
+        if project is not None:
+            with torch.no_grad():
+                project(current, lr)
         losses.append(loss.detach())
     return {name: tensor.detach() for name, tensor in current.items()}, {
         "loss": float(torch.stack(losses).mean())
     }
+
+
+def _optimizers(
+    trained: Tensors, settings: LocalTraining, lr: float, apart: Mapping[str, OptimizerBuilder]
+) -> list[torch.optim.Optimizer]:
+    """An optimizer for each kind of parameters, fresh."""
+    kinds: dict[str, list[Tensor]] = {}
+    for name, leaf in trained.items():
+        kinds.setdefault(next((p for p in apart if name.startswith(p)), ""), []).append(leaf)
+    return [
+        apart[kind](leaves) if kind else settings.build_optimizer(leaves, lr)
+        for kind, leaves in kinds.items()
+    ]

@@ -1,9 +1,10 @@
 """Optimizers: the one that PyTorch lacks, and any of them as a pure function."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from fedbayes.tensors import Tensors
@@ -90,3 +91,30 @@ def step(
         if isinstance(tensor, Tensor)
     }
     return {name: leaf.detach() for name, leaf in zip(names, leaves, strict=True)}, kept
+
+
+class ServerOptimizer(BaseModel):
+    """The hyperparameters of a method whose server takes gradient steps on its weights."""
+
+    server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
+        "sgd", description="optimizer of the server; sgd with rate 1 takes the clients' mean"
+    )
+    server_lr: float | None = Field(
+        None, gt=0, description="learning rate of the server; none: 1 for sgd, or else 0.001"
+    )
+
+    def server_step(
+        self, weights: Tensors, gradients: Tensors, memory: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """One step down the gradients: the new weights and the optimizer's memory."""
+
+        def build(leaves: list[Tensor]) -> torch.optim.Optimizer:
+            match self.server_optimizer:
+                case "sgd":
+                    return torch.optim.SGD(leaves, lr=self.server_lr or 1.0)
+                case "adam":
+                    return torch.optim.Adam(leaves, lr=self.server_lr or 1e-3)
+                case "yogi":
+                    return Yogi(leaves, lr=self.server_lr or 1e-3)
+
+        return step(build, weights, gradients, memory)

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedbayes.models.units import find_units
 from fedbayes.tensors import Tensors
 
 Precision = Literal["float32", "bf16"]
@@ -39,6 +40,8 @@ class Network:
             name for name, parameter in module.named_parameters() if not parameter.requires_grad
         }
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        self.units = find_units(module)
+        """Units of each layer, inputs to outputs."""
         self._slots = self._find_slots()
 
     def _find_slots(self) -> list[tuple[dict[str, Tensor | None], str, str]]:

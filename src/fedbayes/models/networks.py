@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -65,6 +66,9 @@ class ResidualBlock(nn.Module):
     Where the size changes, the shortcut takes every second pixel and fills the new channels
     with zeros, so that it has no weights (option A of the residual networks for CIFAR).
     """
+
+    links: ClassVar = {"conv1": ("norm1", "conv2"), "conv2": ("norm2", None)}
+    """See `fedbayes.models.units`."""
 
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()

@@ -1,0 +1,126 @@
+"""Federated dropout: every client trains a smaller network."""
+
+from dataclasses import dataclass, replace
+from math import floor
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes import seeds
+from fedbayes.contracts import (
+    Federation,
+    Info,
+    Method,
+    Nothing,
+    Report,
+    Site,
+    Sum,
+    cross_entropy,
+    point_predictor,
+)
+from fedbayes.inference.optimizers import ServerOptimizer
+from fedbayes.messages import Masked, Message
+from fedbayes.metrics import Predictor
+from fedbayes.models import Network, units
+from fedbayes.models.units import Units
+from fedbayes.tensors import Samples, Tensors
+
+
+@dataclass(frozen=True)
+class Server:
+    """The whole network."""
+
+    weights: Tensors
+    buffers: Tensors
+    memory: Tensors
+    """Of the server's optimizer."""
+    structure: str
+    """Layers of which units are dropped, as text."""
+    round: int
+    """Rounds done."""
+    seed: int
+    """Seed of the run."""
+
+
+class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
+    """Federated dropout (Caldas et al. 2018).
+
+    For every client of a round the server drops a fixed share of the units of each hidden layer
+    and of the filters of each convolution, and sends the smaller network that is left: without
+    their rows, and without the columns that read them. The client trains it as an ordinary
+    network. Each weight moves to the mean over the clients that had it. Seen from the EM paper
+    (section 4), the gates are the server's, with a fixed probability.
+
+    Units whose readers are not known are kept (filters that add into a residual stream, say),
+    and so are the outputs: the paper's rate of 0.01 on in- and outputs comes to less than one.
+    """
+
+    name = "feddrop"
+    summary = "every client trains a smaller network: federated dropout"
+    paper = "Caldas et al. 2018; Louizos et al. 2021, appendix A"
+    server_state = Server
+
+    conv_rate: float = Field(0.1, ge=0, lt=1, description="share of dropped filters")
+    dense_rate: float = Field(0.5, ge=0, lt=1, description="share of dropped units")
+
+    def init(self, network: Network, federation: Federation) -> Server:
+        """The network's initialization."""
+        dropped = tuple(u for u in network.units if u.reader is not None and not u.last)
+        weights = {n: w for n, w in network.initial.items() if n not in network.frozen}
+        buffers = {n: w for n, w in network.initial.items() if n in network.frozen}
+        structure = units.store_units(dropped)
+        return Server(weights, buffers, {}, structure, 0, federation.seed)
+
+    def message(self, server: Server, client: int) -> Message:
+        """The client's smaller network of the round."""
+        stream = seeds.torch_stream(
+            server.seed, "dropped units", round=server.round + 1, client=client
+        )
+        dropped = units.load_units(server.structure)
+        alive = {u.layer: self._kept(u, stream) for u in dropped}
+        return units.restrict(server.weights, units.masks(dropped, alive)) | server.buffers
+
+    def _kept(self, layer: Units, stream: torch.Generator) -> Tensor:
+        """The units that stay, bool [count]: as many in every group of a normalization."""
+        rate = self.conv_rate if layer.kind == "conv" else self.dense_rate
+        size = layer.count // layer.norm_groups
+        order = torch.rand(layer.norm_groups, size, generator=stream).argsort(dim=1)
+        return (order >= floor(rate * size)).flatten()
+
+    def local(
+        self, message: Message, client: Nothing, data: Samples, site: Site
+    ) -> tuple[Report, Nothing, Info]:
+        """Train the smaller network."""
+        weights, info = site.fit(units.cut(message), cross_entropy(site.network), data)
+        report = {
+            name: replace(item, values=weights[name].reshape(-1))
+            if isinstance(item, Masked)
+            else weights[name]
+            for name, item in message.items()
+        }
+        return Report(report), client, info
+
+    def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
+        """A step towards each weight's mean over the clients that had it."""
+        mean = reports.mean()
+        drift = {}
+        for name, w in server.weights.items():
+            share = reports.share(name).to(w.dtype)
+            drift[name] = torch.where(share > 0, w - mean[name] / share.clamp_min(1e-12), 0.0)
+        weights, memory = self.server_step(server.weights, drift, server.memory)
+        buffers = {name: mean[name] for name in server.buffers}
+        state = replace(
+            server, weights=weights, buffers=buffers, memory=memory, round=server.round + 1
+        )
+        return state, {}
+
+    def model(self, server: Server) -> Tensors:
+        """The whole network."""
+        return {**server.weights, **server.buffers}
+
+    def personal(
+        self, message: Message, report: Report, client: Nothing, network: Network
+    ) -> Predictor:
+        """The smaller network that the client reported."""
+        return point_predictor(units.cut(report.tensors), network)

@@ -1,0 +1,144 @@
+"""The Laplace prior: entries that a client has no need to change stay exactly the server's."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts import (
+    Federation,
+    Gathered,
+    Info,
+    Method,
+    Nothing,
+    Report,
+    Site,
+    Weights,
+    cross_entropy,
+    point_predictor,
+)
+from fedbayes.errors import ConfigError
+from fedbayes.inference.local import Projection
+from fedbayes.messages import Masked, Message, dense
+from fedbayes.metrics import Predictor
+from fedbayes.models import Network
+from fedbayes.tensors import Samples, Tensors
+
+
+class Laplace(Method[Weights, Nothing, Gathered]):
+    """Hard EM on p(φ_s | w) = Lap(w, 1/λ) (EM paper, appendix J.1).
+
+    A client minimizes nll(φ) + λ ‖φ − w‖₁ by proximal steps (Eq. 43), which leave many entries
+    exactly equal to the server's; only the others are sent. The server takes the median of the
+    clients, coordinate by coordinate (Eq. 46), or a step along the mean of the signs (Eq. 45).
+    """
+
+    name = "laplace"
+    summary = "sparse changes and the clients' median: the Laplace prior"
+    paper = "Louizos et al. 2021, appendix J.1"
+    server_state = Weights
+    reduction = Gathered
+
+    scale: float = Field(
+        1e-4, ge=0, description="λ, inverse scale of the prior; the price of leaving the server"
+    )
+    m_step: Literal["median", "sign"] = Field(
+        "median", description="server update: the median (Eq. 46) or a sign gradient step (45)"
+    )
+    server_lr: float = Field(1e-3, gt=0, description="step along the mean sign (m_step = sign)")
+
+    def init(self, network: Network, federation: Federation) -> Weights:
+        """The network's initialization."""
+        return Weights(network.initial)
+
+    def join(self, site: Site) -> Nothing:
+        """Nothing to keep.
+
+        Raises:
+            ConfigError: the client's optimizer is not plain SGD, which proximal steps need.
+        """
+        if site.training.optimizer != "sgd":
+            raise ConfigError(
+                "laplace takes proximal steps, which need training.optimizer = 'sgd', not "
+                f"{site.training.optimizer!r}"
+            )
+        return Nothing()
+
+    def message(self, server: Weights, client: int) -> Message:
+        """The weights, the same to all."""
+        return dict(server.weights)
+
+    def local(
+        self, message: Message, client: Nothing, data: Samples, site: Site
+    ) -> tuple[Report, Nothing, Info]:
+        """Proximal gradient steps from the server's weights; report what has changed."""
+        start = site.network.prepare(dense(message))
+        trained = [name for name in start if name not in site.network.frozen]
+        objective = cross_entropy(site.network)
+        project = proximal({name: start[name] for name in trained}, self.scale)
+        ended, info = site.fit(start, objective, data, project=project)
+        report: Message = {}
+        changed = total = 0
+        for name, tensor in ended.items():
+            moved = tensor != start[name]
+            axes = tuple(range(tensor.ndim))
+            report[name] = Masked.keep(tensor, {axes: moved}) if tensor.ndim else tensor
+            changed, total = changed + int(moved.sum()), total + moved.numel()
+        info["changed"] = changed / total
+        return Report(report), client, info
+
+    def update(self, server: Weights, reports: Gathered) -> tuple[Weights, Info]:
+        """The median, or a step along the mean sign; the mean of what is not a real number."""
+        following = {}
+        for name, w in server.weights.items():
+            found = torch.stack(
+                [_filled(report.tensors[name], w) for report in reports.reports.values()]
+            )
+            if self.m_step == "median":
+                following[name] = median(found)
+            else:
+                following[name] = w + self.server_lr * torch.sign(found - w).mean(dim=0)
+        return Weights(following), {}
+
+    def model(self, server: Weights) -> Tensors:
+        """The server's weights."""
+        return server.weights
+
+    def personal(
+        self, message: Message, report: Report, client: Nothing, network: Network
+    ) -> Predictor:
+        """The server's network with the client's changes."""
+        prior = dense(message)
+        return point_predictor(
+            {name: _filled(item, prior[name]) for name, item in report.tensors.items()}, network
+        )
+
+
+def proximal(centre: Tensors, scale: float) -> Projection:
+    """The proximal map of scale · ‖φ − centre‖₁, to follow every gradient step.
+
+    φ ← centre + sign(d) max(|d| − lr · scale, 0) with d = φ − centre.
+    """
+
+    def project(weights: Tensors, lr: float) -> None:
+        for name, w in centre.items():
+            change = torch.nn.functional.softshrink(weights[name] - w, lr * scale)
+            weights[name].copy_(torch.where(change == 0, w, w + change))
+
+    return project
+
+
+def median(values: Tensor) -> Tensor:
+    """The median along axis 0; the middle of the two inner values of an even number."""
+    ordered = values.sort(dim=0).values
+    count = len(values)
+    low, high = ordered[(count - 1) // 2], ordered[count // 2]
+    return low if count % 2 else low + (high - low) / 2
+
+
+def _filled(item: Tensor | Masked, prior: Tensor) -> Tensor:
+    """A report's tensor with the server's value wherever nothing was sent."""
+    if not isinstance(item, Masked):
+        return item
+    return torch.where(item.mask(), item.dense(), prior)
