@@ -32,6 +32,62 @@ class TestFedYogi(MethodContract):
     method = "fedyogi"
 
 
+class TestScaffold(MethodContract):
+    method = "scaffold"
+
+
+class TestScaffoldAtTheServersWeights(MethodContract):
+    method = "scaffold"
+    parameters: ClassVar = {"control": "gradient", "server_lr": 0.5, "damping": 0.5}
+    settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
+
+
+class TestLaplace(MethodContract):
+    method = "laplace"
+    parameters: ClassVar = {"scale": 1e-2}
+
+
+class TestLaplaceSign(MethodContract):
+    method = "laplace"
+    parameters: ClassVar = {"m_step": "sign"}
+
+
+class TestMixture(MethodContract):
+    method = "mixture"
+    parameters: ClassVar = {"components": 3, "begin": "best"}
+
+
+class TestFedSparse(MethodContract):
+    method = "fedsparse"
+    parameters: ClassVar = {"l0": 1e-3, "gate_lr": 3e-2, "server_gate_lr": 3e-2}
+
+
+class TestFedSparseConvolutional(MethodContract):
+    method = "fedsparse"
+    parameters: ClassVar = {"update_rule": "average", "drift": 0.1, "output_gates": False}
+    settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
+
+
+class TestScaffoldFedSparse(MethodContract):
+    method = "scaffold-fedsparse"
+    parameters: ClassVar = {"l0": 1e-3, "gate_lr": 3e-2, "damping": 0.5}
+
+
+class TestFedDrop(MethodContract):
+    method = "feddrop"
+
+
+class TestFedDropConvolutional(MethodContract):
+    method = "feddrop"
+    parameters: ClassVar = {"conv_rate": 0.5, "server_optimizer": "adam"}
+    settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
+
+
+class TestFedL1(MethodContract):
+    method = "fedl1"
+    parameters: ClassVar = {"l1": 0.3}
+
+
 class TestGpiFnm(MethodContract):
     method = "gpi-fnm"
     settings: ClassVar = {"model": {"hidden": [8, 6]}}

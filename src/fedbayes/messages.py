@@ -3,9 +3,12 @@
 All that passes between server and client, process and process, program and file is encoded
 here, and the length of the encoded bytes is what communication is measured by. Dense tensors
 are stored as safetensors; a sparse one as its surviving values and one bit for every position
-(or row, or filter) that a mask can remove. Nothing is pickled.
+(or row, or filter) that a mask can remove. The header, which holds names and shapes as JSON, is
+deflated on the way: in a network of many small tensors it would weigh more than the masks.
+Nothing is pickled.
 """
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -111,11 +114,23 @@ def dtype_of(item: Tensor | Masked) -> torch.dtype:
     return item.values.dtype if isinstance(item, Masked) else item.dtype
 
 
+_UNREADABLE = (KeyError, TypeError, ValueError, RuntimeError, OverflowError)
+"""What the reader of safetensors raises on bytes that are none, besides its own error."""
 _SHAPE, _MASK = "#shape", "#mask:"
 
 
-def encode(message: Mapping[str, Tensor | Masked]) -> bytes:
+_DEFLATED = 1 << 63
+"""Flag in the header's length, the first eight bytes: the header is deflated."""
+_LONGEST_HEADER = 100_000_000
+"""Bytes; the limit of safetensors."""
+
+
+def encode(message: Mapping[str, Tensor | Masked], *, plain: bool = False) -> bytes:
     """The message as bytes; an empty message costs none.
+
+    Args:
+        message: tensors by name.
+        plain: leave the header as it is; then the bytes are a safetensors file.
 
     Raises:
         MessageError: a name contains `#`, which marks the parts of sparse tensors.
@@ -142,7 +157,25 @@ def encode(message: Mapping[str, Tensor | Masked]) -> bytes:
             stored = stored.clone()
         owners.add(stored.untyped_storage().data_ptr())
         flat[name] = stored
-    return bytes(save(flat))
+    data = bytes(save(flat))
+    if plain:
+        return data
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = zlib.compress(data[8:end], 9)
+    return (len(header) | _DEFLATED).to_bytes(8, "little") + header + data[end:]
+
+
+def _inflated(data: bytes) -> bytes:
+    """The bytes as a safetensors file."""
+    size = int.from_bytes(data[:8], "little")
+    if not size & _DEFLATED:
+        return bytes(data)
+    end = 8 + (size ^ _DEFLATED)
+    stream = zlib.decompressobj()
+    header = stream.decompress(data[8:end], _LONGEST_HEADER)
+    if not stream.eof or stream.unused_data or end > len(data):
+        raise MessageError("not a message: its header is cut off or too long")
+    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def decode(data: bytes) -> Message:
@@ -162,8 +195,10 @@ def decode(data: bytes) -> Message:
     try:
         # In the order of the names, since the reader's is random; and in memory that PyTorch
         # laid out, since products of matrices round differently on other alignments.
-        flat = {name: tensor.clone() for name, tensor in sorted(load(bytes(data)).items())}
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        flat = {name: tensor.clone() for name, tensor in sorted(load(_inflated(data)).items())}
+    except MessageError:
+        raise
+    except (SafetensorError, zlib.error, *_UNREADABLE) as error:
         raise MessageError(f"not a message: {error}") from None
     message: Message = {name: tensor for name, tensor in flat.items() if "#" not in name}
     parts: dict[str, Tensors] = {}

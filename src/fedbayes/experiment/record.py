@@ -245,7 +245,7 @@ class RunFolder:
 
     def finish(self, model: Tensors, summary: Metrics) -> None:
         """Write the global model and the summary."""
-        write_beside(self.model_file, encode(dict(model)))
+        write_beside(self.model_file, encode(dict(model), plain=True))
         write_beside(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
 
     def model(self) -> Tensors:

@@ -53,7 +53,7 @@ def write_model(path: Path, weights: Tensors) -> None:
         torch.save(weights, buffer)
         write_beside(path, buffer.getvalue())
     else:
-        write_beside(path, encode(dict(weights)))
+        write_beside(path, encode(dict(weights), plain=True))
 
 
 def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:

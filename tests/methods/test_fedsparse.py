@@ -1,0 +1,307 @@
+"""FedSparse against closed forms, brute force and finite differences."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import fedbayes
+from fedbayes import Simulation
+from fedbayes.contracts import Nothing, Report, Sum
+from fedbayes.inference import gates
+from fedbayes.messages import Masked, decode, dense, encode
+from fedbayes.methods.fedsparse import Control, FedSparse, ScaffoldFedSparse, Server
+from fedbayes.models import LeNet5, Network, ResNet20, units
+from fedbayes.tensors import unpack
+from tests.methods.places import FEDERATION, difference, network, samples, site
+
+
+def prior(net, method, seed=1):
+    """A server whose gates have all kinds of probabilities."""
+    server = method.init(net, FEDERATION)
+    stream = torch.Generator().manual_seed(seed)
+    thresholds = {}
+    for layer in units.load_units(server.structure):
+        norms = units.row_norms(server.weights, layer)
+        levels = 2 * torch.randn(layer.count, generator=stream, dtype=norms.dtype)
+        thresholds[layer.layer] = gates.thresholds(norms, levels, method.temperature)
+    return Server(**{**vars(server), "thresholds": thresholds})
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_gates_start_open_with_the_probability_asked():
+    method, net = FedSparse(start=0.9), network([5])
+    server = method.init(net, FEDERATION)
+    for layer in units.load_units(server.structure):
+        theta = torch.sigmoid(method._levels(server.weights, server.thresholds, layer))
+        torch.testing.assert_close(theta, torch.full((layer.count,), 0.9), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("per", ["gate", "weight"])
+def test_the_local_objective_in_plain_numpy(per):
+    """The value of Eq. 41, and the gradient of the weights, for softmax regression."""
+    net = network(dtype=torch.double)
+    method = FedSparse(
+        l0=0.01, cross_entropy=0.02, cross_entropy_per=per, drift=0.3, temperature=0.05
+    )
+    server = prior(net, method)
+    start = dense(method.message(server, 0))
+    place, batch = site(net), samples(dtype=torch.double)
+    moved = {
+        n: (t + 0.02 * torch.randn(t.shape, generator=torch.Generator().manual_seed(3)).double())
+        .clone()
+        .requires_grad_()
+        for n, t in start.items()
+    }
+    loss = method.objective(start, place)(moved, batch)
+    loss.backward()
+
+    now = {n: t.detach().numpy() for n, t in moved.items()}
+    old = {n: t.numpy() for n, t in start.items()}
+
+    def level(tensors):
+        norms = np.sqrt((tensors["1.weight"] ** 2).sum(1))
+        return (norms - np.log1p(np.exp(tensors["threshold/1"]))) / 0.05
+
+    u = torch.rand(3, generator=place.stream("relaxed gates")).double().numpy()
+    z = np.clip(sigmoid((np.log(u / (1 - u)) + level(now)) * 1.5) * 1.2 - 0.1, 0, 1)
+    x, y = batch.x.numpy(), np.eye(3)[batch.y.numpy()]
+    logits = x @ (now["1.weight"] * z[:, None]).T + now["1.bias"] * z
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    nll = -np.log((p * y).sum(1)).mean()
+    opened = sigmoid(level(now) - (2 / 3) * math.log(0.1 / 1.1))
+    theta = sigmoid(level(old))
+    size = 5  # four weights and a bias in a group
+    entropy = -(opened * np.log(theta) + (1 - opened) * np.log(1 - theta))
+    squares = ((now["1.weight"] - old["1.weight"]) ** 2).sum(1)
+    squares = squares + (now["1.bias"] - old["1.bias"]) ** 2
+    factor = size if per == "weight" else 1
+    expected = nll + (0.01 * size * opened + 0.02 * factor * entropy).sum()
+    expected += 0.15 * (opened * squares).sum()
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+    slope = ((p - y).T @ x / len(x)) * z[:, None]
+    slope += 0.3 * opened[:, None] * (now["1.weight"] - old["1.weight"])
+    np.testing.assert_allclose(moved["1.weight"].grad.numpy(), slope, rtol=1e-5, atol=1e-9)
+
+    def at(thresholds):
+        other = {n: t.detach() for n, t in moved.items()} | {"threshold/1": thresholds}
+        return method.objective(start, place)(other, batch)
+
+    numeric = difference(at, moved["threshold/1"].detach())
+    torch.testing.assert_close(moved["threshold/1"].grad, numeric, rtol=1e-4, atol=1e-7)
+
+
+def reports(method, server, count=3, seed=0):
+    """Random reports in the form that clients send, and what they hold, in plain arrays."""
+    stream = torch.Generator().manual_seed(seed)
+    gated = units.load_units(server.structure)
+    total, plain = Sum(), []
+    for client in range(count):
+        weights = {
+            n: w + 0.1 * torch.randn(w.shape, generator=stream) for n, w in server.weights.items()
+        }
+        z = {u.layer: torch.rand(u.count, generator=stream) < 0.6 for u in gated}
+        tensors = units.restrict(weights, units.masks(gated, z, readers=False))
+        total.add(client, Report(tensors))
+        plain.append((weights, z))
+    return total, plain
+
+
+def test_the_gradient_step_is_algorithm_1():
+    """With plain descent at the server: w + mean z (ŵ_s − w), and Adamax's first step on v."""
+    net = network([5])
+    method = FedSparse(server_optimizer="sgd", temperature=0.05, prune=False)
+    server = prior(net, method)
+    total, plain = reports(method, server)
+    following, _ = method.update(server, total)
+    for layer in units.load_units(server.structure):
+        for name in layer.owned:
+            w = server.weights[name]
+            step = sum(
+                z[layer.layer].float().reshape(-1, *[1] * (w.ndim - 1)) * (weights[name] - w)
+                for weights, z in plain
+            )
+            torch.testing.assert_close(following.weights[name], w + step / 3)
+        v = server.thresholds[layer.layer]
+        theta = torch.sigmoid(method._levels(server.weights, server.thresholds, layer))
+        slope = sum(
+            torch.where(z[layer.layer], 1 - theta, -theta) * torch.sigmoid(v) / 0.05
+            for _, z in plain
+        )
+        moved = following.thresholds[layer.layer] - v
+        torch.testing.assert_close(moved, -method.server_gate_lr * slope.sign(), rtol=1e-3, atol=0)
+
+
+def test_the_slope_of_the_thresholds_is_that_of_the_cross_entropy():
+    """(z̄ − θ) sigmoid(v)/T is the derivative of the mean −log p(z_s given θ(v))."""
+    v = torch.tensor([0.3, -0.2, 0.7], dtype=torch.double)
+    norms = torch.tensor([0.85, 0.6, 1.1], dtype=torch.double)
+    z = torch.tensor([[1.0, 0, 0], [1, 1, 0], [0, 1, 1], [1, 1, 0]], dtype=torch.double)
+
+    def loss(v):
+        level = gates.logits(norms, v, 0.05)
+        return gates.cross_entropy(z, level).mean(dim=0).sum()
+
+    theta = torch.sigmoid(gates.logits(norms, v, 0.05))
+    stated = (z.mean(dim=0) - theta) * torch.sigmoid(v) / 0.05
+    torch.testing.assert_close(stated, difference(loss, v), rtol=1e-5, atol=1e-7)
+
+
+def test_the_closed_form_is_equations_21_and_22():
+    net = network([5])
+    method = FedSparse(update_rule="average", prune=False)
+    server = prior(net, method)
+    total, plain = reports(method, server, count=5)
+    following, _ = method.update(server, total)
+    for layer in units.load_units(server.structure):
+        opened = sum(z[layer.layer].float() for _, z in plain)
+        for name in layer.owned:
+            w = server.weights[name]
+            shape = (-1, *[1] * (w.ndim - 1))
+            summed = sum(
+                z[layer.layer].float().reshape(shape) * weights[name] for weights, z in plain
+            )
+            mean = summed / opened.reshape(shape).clamp_min(1)
+            expected = torch.where(opened.reshape(shape) > 0, mean, w)
+            torch.testing.assert_close(following.weights[name], expected)
+        theta = torch.sigmoid(method._levels(following.weights, following.thresholds, layer))
+        torch.testing.assert_close(theta, opened / 5, atol=2e-3, rtol=0)
+
+
+def test_pruning_keeps_outputs_and_the_gates_of_readers():
+    """Columns that read a pruned unit go, and nothing else is felt."""
+    net = network([6, 5], inputs=7)
+    method = FedSparse(temperature=0.05, prune_below=0.5)
+    server = prior(net, method)
+    gated = units.load_units(server.structure)
+    levels = {u.layer: method._levels(server.weights, server.thresholds, u) for u in gated}
+    weights, thresholds = method._pruned(server.weights, server.thresholds, gated)
+    dead = {u.layer: levels[u.layer] <= 0 for u in gated}
+    assert any(mask.any() for mask in dead.values())
+    rows_only = units.blank(
+        server.weights, units.masks(gated, {k: ~m for k, m in dead.items()}, readers=False)
+    )
+    x = torch.randn(9, 7)
+    torch.testing.assert_close(net(weights, x), net(rows_only, x))
+    for layer in gated:
+        assert (weights[layer.weight][dead[layer.layer]] == 0).all()
+        after = method._levels(weights, thresholds, layer)
+        alive = ~dead[layer.layer] & (units.row_norms(weights, layer) > 0)
+        torch.testing.assert_close(after[alive], levels[layer.layer][alive], atol=1e-3, rtol=1e-3)
+
+
+def test_what_is_pruned_stays_pruned_and_is_not_sent(tmp_path):
+    """Momentum of the server's Adam revives nothing; messages shrink with the model."""
+    run = dict(  # noqa: C408
+        rounds=12,
+        data={"name": "digits", "clients": 4, "partition": "iid"},
+        model={"hidden": [60]},
+        method={"name": "fedsparse", "l0": 1e-5},
+    )
+    gone = None
+    with Simulation(fedbayes.Config.create(**run), tmp_path) as simulation:
+        for step in simulation:
+            now = {n: w == 0 for n, w in step.server.weights.items()}
+            assert gone is None or all((now[n] | ~gone[n]).all() for n in now)
+            gone = now
+            alive = int((step.server.weights["1.weight"].abs().sum(1) > 0).sum())
+            assert step.metrics["alive_1"] == alive
+        message = simulation.method.message(simulation.server, 0)
+    assert 5 < alive < 50, "the test needs some pruning to be about something"
+    assert message["1.weight"].values.numel() == alive * 64
+    assert message["3.weight"].values.numel() == int(step.metrics["alive_3"]) * alive
+    assert message["threshold/1"].values.numel() == alive
+    assert simulation.summary()["sparsity"] > 0.15
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.2])
+@pytest.mark.parametrize(
+    "module", [LeNet5(3, 32, 32, 10), ResNet20(3, 10)], ids=["lenet", "resnet"]
+)
+def test_a_message_costs_its_values_and_a_bit_per_group(module, share):
+    """At most 1 % over alive values, a bit per group and thresholds; names and types apart."""
+    net = Network(module)
+    method = FedSparse()
+    server = method.init(net, FEDERATION)
+    gated = units.load_units(server.structure)
+    stream = torch.Generator().manual_seed(0)
+    keep = {u.layer: torch.rand(u.count, generator=stream) < share for u in gated if not u.last}
+    weights = units.blank(server.weights, units.masks(gated, keep))
+    server = Server(**{**vars(server), "weights": weights})
+    message = method.message(server, 0)
+    values = sum(
+        (item.values if isinstance(item, Masked) else item).numel() for item in message.values()
+    )
+    groups = sum(u.count for u in gated)
+    allowed = 1.01 * (4 * values + groups / 8)
+    if share < 0.5:  # what is left of names and shapes is felt beside so few values
+        allowed += 40 * len(message)
+    assert len(encode(message)) <= allowed
+    assert values < sum(w.numel() for w in weights.values()) + groups
+
+
+def test_with_all_gates_open_it_is_fedavg(tmp_path):
+    shared = {
+        "rounds": 3,
+        "cohort": 3,
+        "data": {"name": "digits", "clients": 5, "partition": "dirichlet"},
+        "model": {"hidden": [12]},
+    }
+    average = fedbayes.run(method={"name": "fedavg", "weighting": "uniform"}, **shared)
+    for rule in ("average", "gradient"):
+        method = {
+            "name": "fedsparse",
+            "l0": 0.0,
+            "cross_entropy": 0.0,
+            "start": 1 - 1e-12,
+            "temperature": 0.02,
+            "server_optimizer": "sgd",
+            "server_gate_lr": 1e-9,
+            "update_rule": rule,
+        }
+        sparse = fedbayes.run(method=method, **shared)
+        for name, tensor in average.model.items():
+            torch.testing.assert_close(sparse.model[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_reports_are_bernoulli_samples_of_the_gates():
+    """Over many rounds a client's gates are open as often as π says (nothing is trained)."""
+    net, method = network([4]), FedSparse(temperature=0.05, gate_lr=1e-12)
+    server = prior(net, method)
+    message = method.message(server, 0)
+    counts = torch.zeros(4)
+    for number in range(400):
+        place = site(net, round=number + 1, lr=1e-12)
+        report, _, info = method.local(message, Nothing(), samples(), place)
+        counts += report.tensors["1.weight"].masks[(0,)]
+    theta = torch.sigmoid(
+        method._levels(server.weights, server.thresholds, units.load_units(server.structure)[0])
+    )
+    torch.testing.assert_close(counts / 400, theta, atol=0.08, rtol=0)
+    assert info["gate_shift_max"] < 1e-4
+
+
+def test_scaffold_fedsparse_sums_its_control_variates(tmp_path):
+    config = fedbayes.Config.create(
+        rounds=6,
+        data={"name": "digits", "clients": 4, "partition": "dirichlet"},
+        model={"hidden": [30]},
+        method={"name": "scaffold-fedsparse", "l0": 1e-4, "gate_lr": 5e-3, "server_gate_lr": 3e-2},
+    )
+    with Simulation(config, tmp_path) as simulation:
+        list(simulation)
+        states = [unpack(Control, dense(decode(s))) for s in simulation.states.values()]
+        alive = simulation.server.weights["1.weight"].abs().sum(1) > 0
+        assert 0 < int(alive.sum()) < 30
+        summed = torch.stack([s.control["1.weight"] for s in states]).sum(dim=0)
+        torch.testing.assert_close(
+            4 * simulation.server.control["1.weight"][alive], summed[alive], rtol=1e-3, atol=1e-5
+        )
+        message = simulation.method.message(simulation.server, 0)
+    assert message["control/1.weight"].values.numel() == int(alive.sum()) * 64
+    assert ScaffoldFedSparse().client_state is Control
