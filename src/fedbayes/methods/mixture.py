@@ -1,6 +1,7 @@
 """The mixture-of-Gaussians prior: the server learns an ensemble."""
 
 from dataclasses import dataclass
+from math import log
 from typing import Literal
 
 import torch
@@ -165,7 +166,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
 
         def ensemble(x: Tensor) -> Tensor:
             each = torch.stack([torch.log_softmax(member(x), dim=-1) for member in members])
-            return torch.logsumexp(each, dim=0)
+            return torch.logsumexp(each, dim=0) - log(self.components)
 
         return ensemble
 

@@ -1,0 +1,256 @@
+"""The Laplace and mixture priors, and the EM view, against closed forms."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+import fedbayes
+from fedbayes.contracts import Gathered, Nothing, Report, Weights
+from fedbayes.errors import ConfigError
+from fedbayes.inference.local import LocalTraining, train
+from fedbayes.inference.optimizers import ServerOptimizer
+from fedbayes.messages import Masked
+from fedbayes.methods.laplace import Laplace, median, proximal
+from fedbayes.methods.mixture import Mixture
+from fedbayes.metrics import evaluate
+from fedbayes.tensors import Samples
+from tests.methods.places import FEDERATION, difference, network, samples, site
+
+
+@given(
+    a=st.floats(-3, 3),
+    w=st.floats(-3, 3),
+    lr=st.floats(0.01, 1),
+    scale=st.floats(0, 3),
+)
+def test_the_proximal_map_is_the_minimum(a, w, lr, scale):
+    weights = {"x": torch.tensor([a], dtype=torch.double)}
+    centre = torch.tensor([w], dtype=torch.double)
+    proximal({"x": centre}, scale)(weights, lr)
+
+    def cost(phi):
+        return (phi - a) ** 2 / (2 * lr) + scale * abs(phi - w)
+
+    found = float(weights["x"])
+    best = min(cost(minimize_scalar(cost, bounds=(-4, 4), method="bounded").x), cost(w))
+    assert cost(found) <= best + 1e-6
+    if abs(a - w) < lr * scale:
+        assert found == w
+
+
+@given(
+    st.lists(st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=3), min_size=1, max_size=7)
+)
+def test_the_median_is_numpys(values):
+    found = median(torch.tensor(values, dtype=torch.double))
+    np.testing.assert_allclose(found.numpy(), np.median(values, axis=0), atol=1e-12)
+
+
+def gathered(tensors):
+    reports = Gathered()
+    for client, own in enumerate(tensors):
+        reports.add(client, Report(own))
+    return reports
+
+
+def test_the_m_steps_of_the_laplace_prior():
+    """Eq. 46, and Eq. 45 as a step; entries that were not sent are the server's."""
+    w = torch.tensor([0.0, 1.0, 2.0])
+    found = [
+        torch.tensor([0.5, 1.0, 3.0]),
+        torch.tensor([0.0, 4.0, 1.0]),
+        torch.tensor([0.0, 5, 2]),
+    ]
+    sent = [{"w": Masked.keep(phi, {(0,): phi != w})} for phi in found]
+    assert sent[0]["w"].values.tolist() == [0.5, 3.0]
+    following, _ = Laplace().update(Weights({"w": w}), gathered(sent))
+    np.testing.assert_allclose(following.weights["w"], np.median(np.stack(found), axis=0))
+    method = Laplace(m_step="sign", server_lr=0.3)
+    following, _ = method.update(Weights({"w": w}), gathered(sent))
+    expected = w + 0.3 * torch.tensor([1 / 3, 2 / 3, 0.0])
+    torch.testing.assert_close(following.weights["w"], expected)
+
+
+def test_the_laplace_report_is_what_has_changed():
+    net = network([6])
+    data = samples(40)
+    sizes = []
+    for scale in (0.0, 0.02, 0.05, 10.0):
+        method = Laplace(scale=scale)
+        server = method.init(net, FEDERATION)
+        place = site(net, lr=0.1, epochs=3)
+        report, _, info = method.local(method.message(server, 0), Nothing(), data, place)
+        sizes.append(sum(item.values.numel() for item in report.tensors.values()))
+        total = sum(w.numel() for w in server.weights.values())
+        assert info["changed"] == pytest.approx(sizes[-1] / total)
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[3] == 0
+
+
+def test_laplace_at_the_optimum_is_the_lasso_around_the_server():
+    """Entries at the server's value have |gradient| ≤ λ, the others gradient −λ sign (Eq. 43)."""
+    net, data = network(dtype=torch.double), samples(30, dtype=torch.double)
+    method = Laplace(scale=0.03)
+    server = method.init(net, FEDERATION)
+    place = site(net, lr=0.5, steps=3000, batch_size=30)
+    report, _, _ = method.local(method.message(server, 0), Nothing(), data, place)
+    phi = {
+        n: torch.where(i.mask(), i.dense(), server.weights[n]) for n, i in report.tensors.items()
+    }
+    leaves = {n: t.clone().requires_grad_() for n, t in phi.items()}
+    torch.nn.functional.cross_entropy(net(leaves, data.x), data.y).backward()
+    kept = 0
+    for name, leaf in leaves.items():
+        moved = report.tensors[name].mask()
+        kept += int((~moved).sum())
+        assert (leaf.grad[~moved].abs() <= 0.03 + 1e-6).all()
+        sign = torch.sign(phi[name] - server.weights[name])
+        torch.testing.assert_close(leaf.grad[moved], -0.03 * sign[moved], atol=1e-5, rtol=0)
+    assert kept > 0
+
+
+def test_laplace_needs_sgd():
+    with pytest.raises(ConfigError, match="proximal"):
+        fedbayes.run(method={"name": "laplace"}, training={"optimizer": "adam"}, rounds=1)
+
+
+def test_the_local_objective_of_the_mixture():
+    """Value and gradient of Eq. 48: the gradient is λ Σ_k p_k (φ − w_k)."""
+    net, data = network(dtype=torch.double), samples(dtype=torch.double)
+    method = Mixture(components=3, precision=0.8)
+    server = method.init(net, FEDERATION)
+    centres = [
+        {n.removeprefix(f"{k}/"): t for n, t in server.components.items() if n.startswith(f"{k}/")}
+        for k in range(3)
+    ]
+    objective = method.objective(centres, site(net))
+    phi = {n: 0.3 * torch.randn(t.shape).double() for n, t in centres[0].items()}
+
+    def at(weight):
+        return objective({**phi, "1.weight": weight}, data)
+
+    leaf = phi["1.weight"].clone().requires_grad_()
+    at(leaf).backward()
+    torch.testing.assert_close(leaf.grad, difference(at, phi["1.weight"]), rtol=1e-5, atol=1e-7)
+    alone = torch.nn.functional.cross_entropy(net(phi, data.x), data.y)
+    squares = [sum(float(((phi[n] - c[n]) ** 2).sum()) for n in phi) for c in centres]
+    expected = float(alone) - np.log(sum(np.exp(-0.4 * d) for d in squares))
+    assert float(objective(phi, data)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_m_step_of_the_mixture():
+    """Eq. 51 and 52 in plain arrays."""
+    method = Mixture(components=2, precision=1.5, weighting="uniform")
+    net = network()
+    server = method.init(net, FEDERATION)
+    found = [{n: w + 0.3 * torch.randn(w.shape) for n, w in net.initial.items()} for _ in range(4)]
+    following, info = method.update(server, gathered(found))
+    flat = np.stack([np.concatenate([t.flatten() for t in phi.values()]) for phi in found])
+    centres = np.stack(
+        [
+            np.concatenate([server.components[f"{k}/{n}"].flatten() for n in net.initial])
+            for k in range(2)
+        ]
+    )
+    raw = np.exp(-0.75 * ((flat[:, None] - centres) ** 2).sum(-1).astype(np.float64))
+    shares = raw / raw.sum(1, keepdims=True)
+    expected = shares.T @ flat / shares.sum(0)[:, None]
+    for k in range(2):
+        got = np.concatenate([following.components[f"{k}/{n}"].flatten() for n in net.initial])
+        np.testing.assert_allclose(got, expected[k], rtol=1e-4, atol=1e-6)
+        assert info[f"responsibility_{k}"] == pytest.approx(shares[:, k].mean(), rel=1e-5)
+
+
+def test_responsibilities_far_away_are_stable():
+    method = Mixture(components=2, precision=1e4)
+    near, far = {"w": torch.zeros(1000)}, {"w": torch.full((1000,), 10.0)}
+    shares = method.responsibilities([{"w": torch.full((1000,), 9.0)}], [near, far], ["w"])
+    assert shares.tolist() == [[0.0, 1.0]]
+
+
+def test_a_component_of_nobody_stays():
+    method = Mixture(components=2, precision=1e4)
+    net = network()
+    server = method.init(net, FEDERATION)
+    first = {n: server.components[f"0/{n}"] + 0.01 for n in net.initial}
+    following, _ = method.update(server, gathered([first, first]))
+    for name in net.initial:
+        torch.testing.assert_close(following.components[f"0/{name}"], first[name])
+        assert torch.equal(following.components[f"1/{name}"], server.components[f"1/{name}"])
+
+
+@pytest.mark.parametrize("precision", [0.0, 0.1])
+def test_one_component_is_fedprox(precision):
+    """And with λ = 0 both are FedAvg."""
+    shared = {"rounds": 3, "cohort": 3, "data": {"name": "digits", "clients": 5}}
+    shared["model"] = {"hidden": [8]}
+    one = {"name": "mixture", "components": 1, "precision": precision}
+    mixture = fedbayes.run(method=one, **shared)
+    others = [fedbayes.run(method={"name": "fedprox", "proximal": precision}, **shared)]
+    if precision == 0:
+        others.append(fedbayes.run(method={"name": "fedavg"}, **shared))
+    for other in others:
+        assert mixture.model.keys() == other.model.keys()
+        for name, tensor in other.model.items():
+            torch.testing.assert_close(mixture.model[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_the_ensemble_predicts_with_the_mean_of_softmaxes(tmp_path):
+    run = fedbayes.run(
+        method={"name": "mixture", "components": 3},
+        rounds=4,
+        folder=tmp_path,
+        model={"hidden": [8]},
+    )
+    x = torch.randn(6, 64)
+    single = network([8], inputs=64, classes=10)
+    probabilities = []
+    for k in range(3):
+        own = {n.removeprefix(f"{k}/"): t for n, t in run.model.items() if n.startswith(f"{k}/")}
+        probabilities.append(single(own, x).softmax(-1))
+    mean = torch.stack(probabilities).mean(0)
+    torch.testing.assert_close(run.predictor()(x).exp(), mean)
+    assert not torch.allclose(probabilities[0], probabilities[1], atol=0.05)
+    shares = [run.metrics[-1][f"responsibility_{k}"] for k in range(3)]
+    assert sum(shares) == pytest.approx(1)
+    assert min(shares) > 0.1
+    assert run.summary["bytes_down"] > 2.5 * run.summary["bytes_up"]
+
+
+def test_single_step_em_climbs_the_marginal_likelihood():
+    """Appendix F on a conjugate model: D_s ~ N(φ_s, σ²), φ_s ~ N(w, 1/λ).
+
+    The E-step by our training loop finds the posterior mean; one gradient step of the M-step is
+    then a gradient step on log p(D given w) = Σ_s log N(D_s; w, σ² + 1/λ), and many of them end
+    at its maximum, the mean of the data.
+    """
+    data = torch.tensor([[1.0, -2.0], [4.0, 0.5], [2.5, 3.0]], dtype=torch.double)
+    variance, precision, lr = 0.5, 0.8, 0.2
+    w = {"w": torch.tensor([5.0, -5.0], dtype=torch.double)}
+    settings = LocalTraining(lr=0.3, steps=200, batch_size=1)
+    server, memory = ServerOptimizer(server_lr=lr), {}
+    for _ in range(40):
+        means = []
+        for own in data:
+
+            def negative(p, _, own=own, centre=w["w"]):
+                fit = (own - p["w"]).square().sum() / variance
+                return 0.5 * (fit + precision * (p["w"] - centre).square().sum())
+
+            batch = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+            stream = torch.Generator().manual_seed(0)
+            means.append(train(w, negative, batch, settings, lr=0.3, stream=stream)[0]["w"])
+        step = {"w": -precision * (torch.stack(means) - w["w"]).sum(dim=0)}
+        marginal = (data - w["w"]).sum(dim=0) / (variance + 1 / precision)
+        torch.testing.assert_close(step["w"], -marginal, rtol=1e-9, atol=1e-9)
+        w, memory = server.server_step(w, step, memory)
+    torch.testing.assert_close(w["w"], data.mean(dim=0), rtol=1e-6, atol=1e-6)
+
+
+def test_evaluate_accepts_log_probabilities_of_an_ensemble():
+    found = evaluate(
+        lambda x: torch.log(torch.tensor([[0.2, 0.8]])).expand(len(x), 2), samples(4, 3, 2)
+    )
+    assert found.nll < 4 * 1.7

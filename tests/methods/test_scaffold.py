@@ -1,0 +1,142 @@
+"""SCAFFOLD: control variates against gradients counted by hand."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+import fedbayes
+from fedbayes import Simulation
+from fedbayes.errors import ConfigError
+from fedbayes.inference.controls import corrected, mean_gradient
+from fedbayes.inference.local import batches
+from fedbayes.messages import decode, dense
+from fedbayes.methods.scaffold import Control, Scaffold
+from fedbayes.tensors import unpack
+from tests.methods.places import FEDERATION, network, samples, site
+
+
+def gradient(weights, x, y):
+    leaves = [t.clone().requires_grad_() for t in weights]
+    functional.cross_entropy(x @ leaves[0].T + leaves[1], y).backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def setting(option, **training):
+    net = network(dtype=torch.double)
+    method = Scaffold(control=option, damping=0.7)
+    server = method.init(net, FEDERATION)
+    stream = torch.Generator().manual_seed(0)
+
+    def random():
+        return {
+            n: torch.randn(w.shape, generator=stream).double() for n, w in server.weights.items()
+        }
+
+    server = type(server)(**{**vars(server), "control": random()})
+    place = site(net, batch_size=5, epochs=2, lr=0.1, **training)
+    return method, server, Control(random()), place, samples(dtype=torch.double)
+
+
+def test_the_new_variate_is_the_mean_gradient_on_the_way():
+    method, server, own, place, data = setting("path")
+    report, after, _ = method.local(method.message(server, 0), own, data, place)
+    names = ["1.weight", "1.bias"]
+    weights = [server.weights[n].clone() for n in names]
+    add = [0.7 * (server.control[n] - own.control[n]) for n in names]
+    total = [torch.zeros_like(w) for w in weights]
+    steps = list(batches(data, 5, 6, place.stream("batches")))
+    for batch in steps:
+        found = gradient(weights, batch.x, batch.y)
+        total = [t + g for t, g in zip(total, found, strict=True)]
+        weights = [w - 0.1 * (g + a) for w, g, a in zip(weights, found, add, strict=True)]
+    for index, name in enumerate(names):
+        torch.testing.assert_close(report.tensors[name], weights[index])
+        torch.testing.assert_close(after.control[name], total[index] / len(steps))
+        change = after.control[name] - own.control[name]
+        torch.testing.assert_close(report.tensors["control/" + name], change)
+
+
+def test_the_other_option_is_the_gradient_at_the_servers_weights():
+    method, server, own, place, data = setting("gradient", momentum=0.9)
+    _, after, _ = method.local(method.message(server, 0), own, data, place)
+    names = ["1.weight", "1.bias"]
+    found = gradient([server.weights[n] for n in names], data.x, data.y)
+    for name, expected in zip(names, found, strict=True):
+        torch.testing.assert_close(after.control[name], expected)
+
+
+def test_a_linear_term_adds_to_every_gradient():
+    weights = {"a": torch.randn(3, requires_grad=True)}
+    loss = corrected(lambda w, _: w["a"].square().sum(), {"a": torch.tensor([1.0, 2.0, 3.0])})
+    loss(weights, samples()).backward()
+    expected = 2 * weights["a"].detach() + torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(weights["a"].grad, expected)
+
+
+def test_the_gradient_over_pieces_is_that_of_the_whole():
+    net, data = network(dtype=torch.double), samples(13, dtype=torch.double)
+
+    def objective(weights, batch):
+        return functional.cross_entropy(net(weights, batch.x), batch.y)
+
+    pieces = mean_gradient(net.initial, objective, data, 4, ["1.bias"])
+    whole = mean_gradient(net.initial, objective, data, 13, ["1.bias"])
+    torch.testing.assert_close(pieces["1.bias"], whole["1.bias"])
+
+
+def test_variates_of_the_clients_sum_to_the_servers(tmp_path):
+    """With a part of the clients in each round; those never heard have variates of zero."""
+    config = fedbayes.Config.create(
+        rounds=5,
+        cohort=3,
+        data={"name": "digits", "clients": 12, "partition": "dirichlet"},
+        model={"hidden": [8]},
+        method={"name": "scaffold"},
+    )
+    with Simulation(config, tmp_path) as simulation:
+        list(simulation)
+        states = [unpack(Control, dense(decode(s))) for s in simulation.states.values()]
+        assert 3 < len(states) <= 12
+        for name, c in simulation.server.control.items():
+            summed = torch.stack([state.control[name] for state in states]).sum(dim=0)
+            torch.testing.assert_close(12 * c, summed, rtol=1e-4, atol=1e-6)
+
+
+def test_without_correction_it_is_fedavg(tmp_path):
+    shared = {"rounds": 3, "model": {"hidden": [8]}, "data": {"name": "digits", "clients": 4}}
+    one = fedbayes.run(method={"name": "scaffold", "damping": 0.0}, **shared)
+    two = fedbayes.run(method={"name": "fedavg", "weighting": "uniform"}, **shared)
+    for name, tensor in two.model.items():
+        torch.testing.assert_close(one.model[name], tensor, rtol=1e-4, atol=1e-5)
+    assert one.summary["bytes_up"] > 1.9 * two.summary["bytes_up"]
+    assert one.summary["bytes_down"] > 1.9 * two.summary["bytes_down"]
+
+
+def test_clients_that_drift_apart_reach_the_common_optimum(tmp_path):
+    """Full batches on a convex problem: FedAvg stops beside the optimum, SCAFFOLD at it."""
+    shared = {
+        "rounds": 60,
+        "data": {"name": "digits", "clients": 5, "partition": "shards", "limit": 300},
+        "model": {"hidden": []},
+        "training": {"lr": 0.2, "steps": 20, "batch_size": 300, "weight_decay": 0.01},
+    }
+    losses = {}
+    for name in ("fedavg", "scaffold"):
+        method = {"name": name} | ({"weighting": "uniform"} if name == "fedavg" else {})
+        with Simulation(fedbayes.Config.create(method=method, **shared), tmp_path / name) as s:
+            for step in s:
+                model = step.server.weights
+            slopes = []
+            for client in range(5):
+                data = s.data.train(client)
+                found = gradient([model["1.weight"], model["1.bias"]], data.x.flatten(1), data.y)
+                slopes.append(found[0] + 0.01 * model["1.weight"])
+            losses[name] = float(torch.stack(slopes).mean(dim=0).norm())
+    assert losses["scaffold"] < 0.1 * losses["fedavg"]
+
+
+@pytest.mark.parametrize("training", [{"optimizer": "adam"}, {"momentum": 0.5}])
+@pytest.mark.parametrize("name", ["scaffold", "scaffold-fedsparse"])
+def test_other_optimizers_are_refused(name, training, tmp_path):
+    with pytest.raises(ConfigError, match=r"training.optimizer = 'sgd'"):
+        fedbayes.run(method={"name": name}, training=training, rounds=1)
