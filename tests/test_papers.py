@@ -6,7 +6,7 @@ import pytest
 
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.experiment.papers import EXPERIMENTS, gpi_fnm, reproduce
-from fedbayes.experiment.papers.experiment import Results, markdown, mean_and_deviation
+from fedbayes.experiment.papers.experiment import Results, finished, markdown, mean_and_deviation
 from tests.test_fusion import command
 
 
@@ -51,9 +51,9 @@ def test_settings_are_chosen_and_tried_on_different_samples(tmp_path):
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):
     federation = gpi_fnm.Federation("digits", "iid", 3, 1, 0)
-    gpi_fnm.finished(tmp_path / "run", federation.config({"name": "local"}, epochs=1))
+    finished(tmp_path / "run", federation.config({"name": "local"}, epochs=1))
     with pytest.raises(RunError, match="other settings"):
-        gpi_fnm.finished(tmp_path / "run", federation.config({"name": "local"}, epochs=2))
+        finished(tmp_path / "run", federation.config({"name": "local"}, epochs=2))
 
 
 @pytest.mark.slow

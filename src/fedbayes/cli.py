@@ -342,6 +342,44 @@ def fuse(
 
 
 @app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File: .safetensors or .pt for weights, .pt2 for a program of torch.export.",
+        ),
+    ] = Path("model.safetensors"),
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Cut units that are all zero out of the tensors.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Write the global model of a run for use elsewhere, physically smaller if asked."""
+    from fedbayes.experiment.export import export
+
+    done = export(folder, out, small=compact)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "path": str(done.path),
+                    "parameters": done.parameters,
+                    "kept": done.kept,
+                    "difference": done.difference,
+                }
+            )
+        )
+        return
+    text = f"wrote {done.path}: {done.kept:,} of {done.parameters:,} parameters"
+    if compact:
+        text += f", outputs the same to {done.difference:.1g}"
+    Console().print(text, highlight=False, soft_wrap=True)
+
+
+@app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Experiment; none: list them.")] = None,
     scale: Annotated[

@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 import fedbayes
 from fedbayes.contracts import Gathered, Nothing, Report, Weights
 from fedbayes.errors import ConfigError
+from fedbayes.experiment.build import build_data
 from fedbayes.inference.local import LocalTraining, train
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked
@@ -117,7 +118,7 @@ def test_laplace_needs_sgd():
 
 
 def test_the_local_objective_of_the_mixture():
-    """Value and gradient of Eq. 48: the gradient is λ Σ_k p_k (φ − w_k)."""
+    """Value and gradient of Eq. 48, per sample."""
     net, data = network(dtype=torch.double), samples(dtype=torch.double)
     method = Mixture(components=3, precision=0.8)
     server = method.init(net, FEDERATION)
@@ -125,7 +126,7 @@ def test_the_local_objective_of_the_mixture():
         {n.removeprefix(f"{k}/"): t for n, t in server.components.items() if n.startswith(f"{k}/")}
         for k in range(3)
     ]
-    objective = method.objective(centres, site(net))
+    objective = method.objective(centres, 12, site(net))
     phi = {n: 0.3 * torch.randn(t.shape).double() for n, t in centres[0].items()}
 
     def at(weight):
@@ -136,7 +137,7 @@ def test_the_local_objective_of_the_mixture():
     torch.testing.assert_close(leaf.grad, difference(at, phi["1.weight"]), rtol=1e-5, atol=1e-7)
     alone = torch.nn.functional.cross_entropy(net(phi, data.x), data.y)
     squares = [sum(float(((phi[n] - c[n]) ** 2).sum()) for n in phi) for c in centres]
-    expected = float(alone) - np.log(sum(np.exp(-0.4 * d) for d in squares))
+    expected = float(alone) - np.log(sum(np.exp(-0.4 * d) for d in squares)) / 12
     assert float(objective(phi, data)) == pytest.approx(expected, rel=1e-9)
 
 
@@ -183,10 +184,12 @@ def test_a_component_of_nobody_stays():
 
 @pytest.mark.parametrize("precision", [0.0, 0.1])
 def test_one_component_is_fedprox(precision):
-    """And with λ = 0 both are FedAvg."""
-    shared = {"rounds": 3, "cohort": 3, "data": {"name": "digits", "clients": 5}}
-    shared["model"] = {"hidden": [8]}
-    one = {"name": "mixture", "components": 1, "precision": precision}
+    """FedProx's λ is per sample. With λ = 0 both are FedAvg."""
+    data = {"name": "digits", "clients": 5, "partition": "iid", "limit": 500}
+    shared = {"rounds": 3, "cohort": 3, "data": data, "model": {"hidden": [8]}}
+    sizes = {len(build_data(fedbayes.Config.create(**shared)).train(c).y) for c in range(5)}
+    assert len(sizes) == 1
+    one = {"name": "mixture", "components": 1, "precision": precision * sizes.pop()}
     mixture = fedbayes.run(method=one, **shared)
     others = [fedbayes.run(method={"name": "fedprox", "proximal": precision}, **shared)]
     if precision == 0:

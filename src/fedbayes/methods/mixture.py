@@ -41,9 +41,11 @@ class Mixture(Method[Server, Nothing, Gathered]):
     """Hard EM on p(φ_s | w_1..K) = (1/K) Σ_k N(w_k, 1/λ) (EM paper, appendix J.2).
 
     A client starts from one of the centres and minimizes
-    nll(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²) (Eq. 48). The server computes the responsibilities
-    p_sk ∝ exp(−λ/2 ‖φ_s − w_k‖²) (Eq. 51) and sets w_k = Σ_s p_sk φ_s / Σ_s p_sk (Eq. 52). The
-    mean of the K softmaxes predicts. Down go K models, up goes one.
+    Σ_i nll_i(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²) (Eq. 48), here divided by its number of samples
+    as all losses are: so one λ rules both how far a client goes and whose it is. The server
+    computes the responsibilities p_sk ∝ exp(−λ/2 ‖φ_s − w_k‖²) (Eq. 51) and sets
+    w_k = Σ_s p_sk φ_s / Σ_s p_sk (Eq. 52). The mean of the K softmaxes predicts. Down go K
+    models, up goes one.
     """
 
     name = "mixture"
@@ -53,7 +55,9 @@ class Mixture(Method[Server, Nothing, Gathered]):
     reduction = Gathered
 
     components: int = Field(2, ge=1, description="number K of components")
-    precision: float = Field(0.01, ge=0, description="λ, precision of each component")
+    precision: float = Field(
+        10.0, ge=0, description="λ, precision of each component, beside the summed loss of a client"
+    )
     spread: Literal["independent", "near"] = Field(
         "independent",
         description="initial centres: independent draws, or one draw with noise around it",
@@ -98,14 +102,15 @@ class Mixture(Method[Server, Nothing, Gathered]):
         """One model."""
         return dict(_component(dense(message), 0))
 
-    def objective(self, centres: list[Tensors], site: Site) -> Objective:
-        """nll(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²), without the constants of Eq. 48."""
+    def objective(self, centres: list[Tensors], samples: int, site: Site) -> Objective:
+        """Eq. 48 per sample, as a minimum: mean nll(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²) / N_s."""
         nll = cross_entropy(site.network)
         trained = [name for name in centres[0] if name not in site.network.frozen]
 
         def loss(weights: Tensors, batch: Samples) -> Tensor:
             squares = torch.stack([_distance(weights, centre, trained) for centre in centres])
-            return nll(weights, batch) - torch.logsumexp(-0.5 * self.precision * squares, dim=0)
+            prior = torch.logsumexp(-0.5 * self.precision * squares, dim=0)
+            return nll(weights, batch) - prior / samples
 
         return loss
 
@@ -119,7 +124,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
         if self.begin == "best":
             fits = [evaluate(point_predictor(c, site.network), data).nll for c in centres]
             first = min(range(self.components), key=fits.__getitem__)
-        weights, info = site.fit(centres[first], self.objective(centres, site), data)
+        weights, info = site.fit(centres[first], self.objective(centres, len(data.y), site), data)
         weight = float(len(data.y)) if self.weighting == "samples" else 1.0
         return Report(dict(weights), weight), client, info
 

@@ -1,16 +1,19 @@
 """The experiments of the papers, each by one command."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.errors import ConfigError
-from fedbayes.experiment.papers.experiment import Experiment, Scale
+from fedbayes.experiment.papers.em_view import EXPERIMENTS as EM_VIEW
+from fedbayes.experiment.papers.experiment import Experiment, Scale, Watch
 from fedbayes.experiment.papers.gpi_fnm import EXPERIMENTS as GPI_FNM
 
 __all__ = ["EXPERIMENTS", "Experiment", "Scale", "reproduce"]
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in GPI_FNM}
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment for experiment in (*GPI_FNM, *EM_VIEW)
+}
 """Every experiment by its name."""
 
 
@@ -20,7 +23,7 @@ def reproduce(
     *,
     scale: Scale = "small",
     datasets: Sequence[str] | None = None,
-    watch: Callable[[str], None] = lambda _: None,
+    watch: Watch = lambda _: None,
 ) -> str:
     """Measure a table or a figure of a paper; what was measured before is not measured again.
 

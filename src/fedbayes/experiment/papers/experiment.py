@@ -10,12 +10,47 @@ import numpy as np
 import pandas as pd
 
 from fedbayes.errors import RunError
+from fedbayes.experiment.config import Config
+from fedbayes.experiment.record import RunFolder
+from fedbayes.experiment.run import Simulation
 
 Scale = Literal["small", "full"]
 """Minutes on a small machine, or as in the paper."""
 
+Watch = Callable[[str], None]
+"""Is told what is being done."""
+
 Row = dict[str, Any]
 """One measurement: what was measured (the keys), and what came out."""
+
+
+def opened(folder: Path, config: Config) -> Simulation:
+    """The run of this config in this folder, to begin or to go on."""
+    return Simulation(None if begun(folder, config) else config, folder)
+
+
+def finished(folder: Path, config: Config) -> RunFolder:
+    """The same run at its end."""
+    if not begun(folder, config) or not (folder / "summary.json").exists():
+        with opened(folder, config) as simulation:
+            for _ in simulation:
+                pass
+    return RunFolder(folder)
+
+
+def begun(folder: Path, config: Config) -> bool:
+    """Whether the run is there already.
+
+    Raises:
+        RunError: the folder holds a run with other settings.
+    """
+    if not (folder / "config.toml").exists():
+        return False
+    engines = {"engine", "workers"}
+    stored = RunFolder(folder).config().model_dump(exclude=engines)
+    if stored != config.model_dump(exclude=engines):
+        raise RunError(f"{folder} holds a run with other settings; choose another folder")
+    return True
 
 
 class Results:
@@ -57,7 +92,7 @@ class Experiment:
     """One line."""
     datasets: tuple[str, ...]
     """The data that it is on; `digits`, which needs no download, is always possible too."""
-    run: Callable[[Path, Scale, Sequence[str], Callable[[str], None]], str]
+    run: Callable[[Path, Scale, Sequence[str], Watch], str]
     """Measure what is missing into a folder, on some of the data sets, telling what is being
     done; returns the table as Markdown. Leaves `results.jsonl`, `table.md` and a figure."""
 

@@ -7,7 +7,7 @@ alternating rows take no such data: their settings are constants of this file.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ import torch
 
 from fedbayes import seeds
 from fedbayes.data import FederatedData
-from fedbayes.errors import RunError
 from fedbayes.experiment.build import stored_data
 from fedbayes.experiment.compare import ensemble
 from fedbayes.experiment.config import Config
@@ -30,11 +29,14 @@ from fedbayes.experiment.papers.experiment import (
     Results,
     Row,
     Scale,
+    Watch,
+    begun,
+    finished,
     markdown,
     mean_and_deviation,
+    opened,
 )
-from fedbayes.experiment.record import RunFolder, write_beside
-from fedbayes.experiment.run import Simulation
+from fedbayes.experiment.record import write_beside
 from fedbayes.experiment.silos import read_models
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.metrics import Predictor, evaluate
@@ -87,8 +89,6 @@ DEEP: dict[str, tuple[float, ...]] = {
 }
 """Grid of the deep networks."""
 
-Watch = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Federation:
@@ -125,35 +125,6 @@ class Federation:
             },
             method=method,
         )
-
-
-def opened(folder: Path, config: Config) -> Simulation:
-    """The run of this config in this folder, to begin or to go on."""
-    return Simulation(None if _begun(folder, config) else config, folder)
-
-
-def finished(folder: Path, config: Config) -> RunFolder:
-    """The same run at its end."""
-    if not _begun(folder, config) or not (folder / "summary.json").exists():
-        with opened(folder, config) as simulation:
-            for _ in simulation:
-                pass
-    return RunFolder(folder)
-
-
-def _begun(folder: Path, config: Config) -> bool:
-    """Whether the run is there already.
-
-    Raises:
-        RunError: the folder holds a run with other settings.
-    """
-    if not (folder / "config.toml").exists():
-        return False
-    engines = {"engine", "workers"}
-    stored = RunFolder(folder).config().model_dump(exclude=engines)
-    if stored != config.model_dump(exclude=engines):
-        raise RunError(f"{folder} holds a run with other settings; choose another folder")
-    return True
 
 
 @dataclass(frozen=True)
@@ -455,7 +426,7 @@ def _settled(folder: Path, settings: Results, key: Row, watch: Watch) -> Row:
 
 def _followed(place: Path, config: Config) -> Iterator[tuple[int, float, list[int]]]:
     """The rounds of a run that are still to be done: number, accuracy, sizes of hidden layers."""
-    if _begun(place, config) and (place / "summary.json").exists():
+    if begun(place, config) and (place / "summary.json").exists():
         return
     with opened(place, config) as simulation:
         _, test = split(simulation.data, config.seed)

@@ -1,0 +1,143 @@
+"""Exported models: smaller, and the same to the user."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import fedbayes
+from fedbayes.models import LeNet5, Network, ResNet20, read_weights, units
+from fedbayes.models.compact import PrunedGroupNorm, compact, difference, with_weights
+from fedbayes.models.networks import MLP
+from tests.test_fusion import command
+from tests.toy_models import residual
+
+NETWORKS = {
+    "mlp": (MLP(20, [12, 9], 4), (20,)),
+    "lenet": (LeNet5(3, 32, 32, 10), (3, 32, 32)),
+    "resnet": (ResNet20(3, 10), (3, 16, 16)),
+    "residual": (residual((64,), 3), (64,)),
+}
+
+
+def pruned(module, share, seed=0):
+    """Weights with units gone in every layer but the last."""
+    network = Network(module)
+    stream = torch.Generator().manual_seed(seed)
+    weights = {
+        n: w + 0.02 * torch.randn(w.shape, generator=stream) for n, w in network.initial.items()
+    }
+    alive = {
+        u.layer: torch.rand(u.count, generator=stream) >= share for u in network.units if not u.last
+    }
+    return units.blank(weights, units.masks(network.units, alive)), alive
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_compact_network_answers_the_same(name, share):
+    module, shape = NETWORKS[name]
+    weights, alive = pruned(module, share)
+    small = compact(module, weights)
+    x = torch.randn(7, *shape)
+    assert difference(with_weights(module, weights), small, x) < 1e-5
+    size = {layer: max(int(keep.sum()), 1) for layer, keep in alive.items()}
+    for layer, count in size.items():
+        found = small.get_submodule(layer)
+        found = found[0] if isinstance(found, nn.Sequential) else found
+        assert len(found.weight) == count, "rows are cut out"
+    zero = sum(int((w == 0).sum()) for w in weights.values())
+    kept = sum(p.numel() for p in small.parameters())
+    assert kept < sum(w.numel() for w in weights.values()) - 0.8 * zero
+
+
+def test_group_normalization_counts_what_is_gone():
+    """Against PyTorch's on the whole layer, with zeros in the places."""
+    norm = nn.GroupNorm(2, 6)
+    kept = torch.tensor([True, False, True, False, False, True])
+    x = torch.randn(3, 6, 4, 4) + 2
+    x[:, ~kept] = 0
+    torch.testing.assert_close(PrunedGroupNorm(norm, kept)(x[:, kept]), norm(x)[:, kept])
+
+
+def test_batch_normalization_is_cut():
+    module = nn.Sequential(
+        nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 36, 3)
+    )
+    module(torch.randn(30, 1, 8, 8))  # running means
+    weights, _ = pruned(module, 0.5, seed=1)
+    weights["1.running_var"] = weights["1.running_var"].abs()
+    weights["1.num_batches_tracked"] = torch.tensor(1)
+    small = compact(module, weights)
+    assert small[1].num_features < 5
+    x = torch.randn(4, 1, 8, 8)
+    assert difference(with_weights(module, weights), small, x) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def sparse_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sparse") / "run"
+    fedbayes.run(
+        rounds=6,
+        data={"name": "digits", "clients": 4, "partition": "iid"},
+        model={"hidden": [40, 30]},
+        method={"name": "fedsparse", "l0": 3e-5},
+        folder=folder,
+    )
+    return folder
+
+
+def test_export_of_a_run(sparse_run, tmp_path, capsys):
+    path = tmp_path / "small.safetensors"
+    assert command("export", sparse_run, "--compact", "-o", path, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    run = fedbayes.Run(sparse_run)
+    assert found["kept"] < found["parameters"] == sum(t.numel() for t in run.model.values())
+    assert found["difference"] < 1e-5
+    weights = read_weights(path)
+    assert sum(t.numel() for t in weights.values()) == found["kept"]
+    widths = [len(weights[f"{i}.weight"]) for i in (1, 3)]
+    module = MLP(64, widths, 10)
+    module.load_state_dict(weights)
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(
+        module(x).log_softmax(-1), run.predictor()(x).log_softmax(-1), atol=1e-5, rtol=0
+    )
+
+
+def test_export_of_a_program(sparse_run, tmp_path, capsys):
+    path = tmp_path / "model.pt2"
+    assert command("export", sparse_run, "--compact", "-o", path) == 0
+    assert "outputs the same to" in capsys.readouterr().out
+    program = torch.export.load(path).module()
+    predict = fedbayes.Run(sparse_run).predictor()
+    for count in (1, 7):
+        x = torch.randn(count, 1, 8, 8)
+        torch.testing.assert_close(program(x), predict(x), atol=1e-5, rtol=1e-4)
+
+
+def test_export_as_it_is(sparse_run, tmp_path):
+    path = tmp_path / "model.pt"
+    assert command("export", sparse_run, "-o", path) == 0
+    stored = torch.load(path, weights_only=True)
+    for name, tensor in fedbayes.Run(sparse_run).model.items():
+        assert torch.equal(stored[name], tensor)
+
+
+def test_mistakes_are_told(tmp_path, capsys):
+    folder = tmp_path / "ensemble"
+    fedbayes.run(method={"name": "mixture"}, rounds=1, model={"hidden": [4]}, folder=folder)
+    out = tmp_path / "model.safetensors"
+
+    def told(*arguments):
+        capsys.readouterr()
+        assert command("export", *arguments) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "not one network" in told(folder, "--compact", "-o", out)
+    assert not out.exists()
+    assert "nowhere" in told(tmp_path / "nowhere", "-o", out)
+    assert "there is no folder" in told(folder, "-o", tmp_path / "no" / "model.pt")
+    assert command("export", folder, "-o", out) == 0
+    assert {name[:2] for name in read_weights(out)} == {"0/", "1/"}
