@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from fedbayes.errors import ConfigError, RunError
-from fedbayes.experiment.papers import EXPERIMENTS, gpi_fnm, reproduce
+from fedbayes.experiment.papers import EXPERIMENTS, em_view, gpi_fnm, reproduce
 from fedbayes.experiment.papers.experiment import Results, finished, markdown, mean_and_deviation
 from tests.test_fusion import command
 
@@ -64,6 +64,32 @@ def test_figures_on_digits(name, tmp_path):
     text = reproduce(name, tmp_path, datasets=["digits"])
     assert "GPI-FNM is above PFNM in" in text
     assert (tmp_path / name / "figure.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedsparse-table1", "fedsparse-fig8", "em-priors"])
+def test_methods_are_compared_on_digits(name, tmp_path):
+    text = reproduce(name, tmp_path, datasets=["digits"])
+    assert "| FedAvg |" in text
+    assert "after 40 rounds" in text
+    assert (tmp_path / name / "figure-digits.png").exists()
+    again = []
+    assert reproduce(name, tmp_path, datasets=["digits"], watch=again.append) == text
+    assert not again, "what was run is kept"
+
+
+def test_bytes_by_hand():
+    """Totals, settled bytes, and accuracy at equal bytes between two evaluations."""
+    slow = [{"bytes_down": 10, "bytes_up": 10, "local_accuracy": 0.5, "sparsity": 0.0}] * 4
+    fast = [{"bytes_down": 4, "bytes_up": 6, "local_accuracy": 0.6, "sparsity": 0.5}] * 4
+    for own, values in ((slow, (0.2, 0.6)), (fast, (0.3, 0.5))):
+        own[:] = [{**line, "round": i} for i, line in enumerate(own, start=1)]
+        own[1]["global_accuracy"], own[3]["global_accuracy"] = values
+    assert em_view.accuracy_at(slow, 60) == pytest.approx(0.4)
+    table = em_view.tabulate({"FedAvg": [slow], "other": [fast]}, 4)
+    assert table["global"].tolist() == ["0.600", "0.500"]
+    assert table.iloc[1, 4] == "0.500"
+    assert table.iloc[1, 6] == "0.200", "40 bytes were spent at round 2"
 
 
 def test_names_and_data_are_checked(tmp_path, capsys):
