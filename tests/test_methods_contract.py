@@ -88,6 +88,26 @@ class TestFedL1(MethodContract):
     parameters: ClassVar = {"l1": 0.3}
 
 
+class TestVirtual(MethodContract):
+    method = "virtual"
+    parameters: ClassVar = {"samples": 3, "predictions": 4}
+    settings: ClassVar = {"cohort": 1, "sampling": "cyclic", "training": {"optimizer": "adam"}}
+
+
+class TestVirtualSideBySide(MethodContract):
+    method = "virtual"
+    parameters: ClassVar = {"samples": 2, "damping": 0.5, "estimator": "reparametrization"}
+    settings: ClassVar = {
+        "model": {"name": "tests.toy_models:stack"},
+        "training": {"optimizer": "adam", "lr": 0.01},
+    }
+
+
+class TestVirtualWithoutClientNetworks(MethodContract):
+    method = "virtual"
+    parameters: ClassVar = {"samples": 2, "lateral": False}
+
+
 class TestGpiFnm(MethodContract):
     method = "gpi-fnm"
     settings: ClassVar = {"model": {"hidden": [8, 6]}}

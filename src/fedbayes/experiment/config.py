@@ -29,6 +29,9 @@ class Config(BaseModel):
     cohort: int | float = Field(
         1.0, description="clients in a round: a number of them (10), or a fraction (0.1)"
     )
+    sampling: Literal["uniform", "cyclic"] = Field(
+        "uniform", description="who is in a round: drawn anew, or all in a fixed cycle"
+    )
     min_reports: int = Field(1, ge=1, description="good reports that an update needs")
     engine: Literal["sequential", "workers"] = Field("sequential", description="who runs clients")
     workers: int = Field(2, ge=1, description="processes of engine workers")

@@ -159,7 +159,13 @@ class Simulation:
             self.engine,
             self.states,
             number=number,
-            cohort=sample_cohort(self.config.seed, number, self.clients, self.cohort),
+            cohort=sample_cohort(
+                self.config.seed,
+                number,
+                self.clients,
+                self.cohort,
+                cyclic=self.config.sampling == "cyclic",
+            ),
             min_reports=self.config.min_reports,
         )
         packed = pack(result.server)

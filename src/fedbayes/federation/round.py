@@ -37,8 +37,15 @@ class Round:
     """The method's figures: means over the clients, and the server's."""
 
 
-def sample_cohort(seed: int, number: int, clients: int, size: int) -> list[int]:
-    """The clients of a round: `size` of them, uniformly without replacement, ascending."""
+def sample_cohort(
+    seed: int, number: int, clients: int, size: int, *, cyclic: bool = False
+) -> list[int]:
+    """The clients of a round: `size` of them, ascending.
+
+    Uniformly without replacement, or in a fixed cycle: the first `size`, then the next.
+    """
+    if cyclic:
+        return sorted((size * (number - 1) + place) % clients for place in range(size))
     stream = seeds.numpy_stream(seed, "cohort", round=number)
     return sorted(stream.choice(clients, size, replace=False, shuffle=False).tolist())
 
@@ -65,7 +72,8 @@ def run_round(
         min_reports: how many good reports an update needs.
 
     A report that is not what the method expects is refused: the client counts as if it had not
-    taken part, and the round goes on. All other errors leave here.
+    taken part, and the round goes on. So does every client of a round that comes to too few
+    reports: their states stay as they were, like the server's. All other errors leave here.
     """
     encoded = _Encoder()
     expected: dict[int, Message] = {}
@@ -84,6 +92,7 @@ def run_round(
     infos: list[Info] = []
     scores: dict[int, tuple[int, int]] = {}
     refused: dict[int, str] = {}
+    waiting: dict[int, bytes] = {}
     for client, outcome in zip(cohort, engine.train(tasks()), strict=True):
         up += len(outcome.report)
         try:
@@ -93,7 +102,10 @@ def run_round(
             continue
         reports.add(client, report)
         if outcome.state:
-            states[client] = outcome.state
+            waiting[client] = outcome.state
+        if reports.clients >= min_reports:
+            states.update(waiting)
+            waiting.clear()
         infos.append(outcome.info)
         scores[client] = (outcome.correct, outcome.tested)
 

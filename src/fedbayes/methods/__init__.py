@@ -13,6 +13,7 @@ from fedbayes.methods.matching import GpiFnm, Pfnm
 from fedbayes.methods.mixture import Mixture
 from fedbayes.methods.pooled import Global
 from fedbayes.methods.scaffold import Scaffold
+from fedbayes.methods.virtual import Virtual
 
 METHODS: dict[str, type[AnyMethod]] = {
     method.name: method
@@ -30,6 +31,7 @@ METHODS: dict[str, type[AnyMethod]] = {
         ScaffoldFedSparse,
         FedDrop,
         FedL1,
+        Virtual,
         GpiFnm,
         Pfnm,
         Local,

@@ -1,0 +1,89 @@
+"""Mean-field Gaussians by their natural parameters, which products add and quotients subtract."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent Gaussians over the entries of named tensors.
+
+    A factor of a product need not be normalizable: its precision may be anything.
+    """
+
+    precision: Tensors
+    """Λ = 1/variance."""
+    shift: Tensors
+    """Λ times mean."""
+
+    @classmethod
+    def of(cls, mean: Tensors, variance: Tensors) -> "Gaussian":
+        """From means and variances."""
+        precision = {name: 1 / v for name, v in variance.items()}
+        return cls(precision, {name: precision[name] * m for name, m in mean.items()})
+
+    def __mul__(self, other: "Gaussian") -> "Gaussian":
+        """The product of densities, unnormalized."""
+        return Gaussian(
+            {name: p + other.precision[name] for name, p in self.precision.items()},
+            {name: h + other.shift[name] for name, h in self.shift.items()},
+        )
+
+    def __truediv__(self, other: "Gaussian") -> "Gaussian":
+        """The quotient of densities, unnormalized."""
+        return Gaussian(
+            {name: p - other.precision[name] for name, p in self.precision.items()},
+            {name: h - other.shift[name] for name, h in self.shift.items()},
+        )
+
+    def __pow__(self, exponent: float) -> "Gaussian":
+        """A power of the density, unnormalized."""
+        return Gaussian(
+            {name: exponent * p for name, p in self.precision.items()},
+            {name: exponent * h for name, h in self.shift.items()},
+        )
+
+    @property
+    def mean(self) -> Tensors:
+        """Means."""
+        return {name: h / self.precision[name] for name, h in self.shift.items()}
+
+    @property
+    def deviation(self) -> Tensors:
+        """Standard deviations."""
+        return {name: p.rsqrt() for name, p in self.precision.items()}
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Gaussian":
+        """The same on a device, in a type."""
+        return Gaussian(
+            {name: p.to(device, dtype) for name, p in self.precision.items()},
+            {name: h.to(device, dtype) for name, h in self.shift.items()},
+        )
+
+
+def standard(like: Mapping[str, Tensor], deviation: float = 1.0) -> Gaussian:
+    """N(0, deviation²) over tensors of these shapes, float64."""
+    precision = {
+        name: torch.full(t.shape, deviation**-2, dtype=torch.float64) for name, t in like.items()
+    }
+    return Gaussian(precision, {name: torch.zeros_like(p) for name, p in precision.items()})
+
+
+def kl(mean: Tensors, precision: Tensors, prior: Gaussian) -> Tensor:
+    """KL(N(mean, 1/precision) ‖ prior) in nats, summed over all entries; a scalar.
+
+    With Λ0, h0 the prior's natural parameters:
+    ½ Σ [Λ0/Λ − 1 + log(Λ/Λ0) + (Λ0 μ − h0)²/Λ0].
+    """
+    total = torch.zeros(())
+    for name, m in mean.items():
+        own, other = precision[name], prior.precision[name]
+        distance = (other * m - prior.shift[name]).square() / other
+        terms = other / own - 1 + torch.log(own / other) + distance
+        total = total.to(m) + 0.5 * terms.sum()
+    return total

@@ -1,0 +1,203 @@
+"""Networks with Gaussian weights, as functions of their means and deviations.
+
+Several Monte-Carlo samples are one batch: inputs [n, ...] become [samples · n, ...], sample by
+sample. Two estimators give every sample its own noise (`Estimator`):
+
+- `flipout` (Wen et al. 2018) draws one perturbation ΔW and turns its signs for every row of the
+  batch, y = x Wᵀ + ((x ∘ s) ΔWᵀ) ∘ r. The signs of sample k and row b are products of one sign
+  of k and one of b, so that any two rows remain uncorrelated, at the price of far fewer draws;
+- `reparametrization` draws the weights of each sample, and shares them between its rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedbayes.errors import ModelError
+from fedbayes.tensors import Tensors
+
+Estimator = Literal["flipout", "reparametrization"]
+
+_PLAIN = (
+    nn.Flatten,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.Identity,
+    nn.Unflatten,
+)
+_ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One layer with weights, and what lies between it and the next."""
+
+    name: str
+    """Name of the layer."""
+    layer: nn.Linear | nn.Conv2d
+    before: tuple[nn.Module, ...]
+    """Pooling, reshaping and dropout between the stage before and the layer."""
+    activation: nn.Module | None
+
+    @property
+    def width(self) -> int:
+        """Units or filters."""
+        return len(self.layer.weight)
+
+
+def stages(module: nn.Module) -> tuple[Stage, ...]:
+    """The layers of a plain stack, inputs to outputs.
+
+    Raises:
+        ModelError: the module is no `nn.Sequential` of linear layers, convolutions, activations,
+            pooling, dropout and reshaping.
+    """
+    if not isinstance(module, nn.Sequential):
+        raise ModelError(f"a {type(module).__name__} is no stack of layers (torch.nn.Sequential)")
+    found: list[Stage] = []
+    waiting: list[nn.Module] = []
+    for key, child in module.named_children():
+        if isinstance(child, nn.Linear | nn.Conv2d):
+            found.append(Stage(key, child, tuple(waiting), None))
+            waiting = []
+        elif isinstance(child, _ACTIVATIONS) and found and not waiting and not found[-1].activation:
+            found[-1] = replace(found[-1], activation=child)
+        elif isinstance(child, (*_PLAIN, nn.Dropout)):
+            waiting.append(child)
+        else:
+            raise ModelError(
+                f"layer {key!r}, a {type(child).__name__}, has no variational form there; use "
+                "linear layers and convolutions, each followed by its activation, with pooling, "
+                "dropout and reshaping between them"
+            )
+    if not found or waiting:
+        raise ModelError("the network does not end with a linear layer or a convolution")
+    return tuple(found)
+
+
+class Noise(NamedTuple):
+    """How weights are perturbed in one pass."""
+
+    samples: int
+    """Monte-Carlo samples in the batch."""
+    estimator: Estimator
+    stream: torch.Generator
+    """A generator on the CPU."""
+
+    def normal(self, *shape: int, like: Tensor) -> Tensor:
+        """Standard normal draws."""
+        return torch.randn(shape, generator=self.stream).to(like)
+
+    def signs(self, rows: int, width: int, like: Tensor) -> Tensor:
+        """Signs [rows, width], the product of one for the sample and one for the row."""
+        bits = torch.empty(self.samples + rows // self.samples, width)
+        turned = bits.bernoulli_(0.5, generator=self.stream).mul_(2).sub_(1).to(like)
+        each, own = turned[: self.samples], turned[self.samples :]
+        return (each[:, None] * own).reshape(rows, width)
+
+
+def affine(
+    layer: nn.Linear | nn.Conv2d,
+    x: Tensor,
+    mean: tuple[Tensor, Tensor | None],
+    deviation: tuple[Tensor, Tensor | None],
+    noise: Noise,
+) -> Tensor:
+    """A linear layer or convolution with Gaussian weight and bias.
+
+    Args:
+        layer: which map; its own weights are not used.
+        x: inputs [samples · n, ...].
+        mean: of weight and bias.
+        deviation: of weight and bias.
+        noise: how to perturb.
+    """
+    weight, bias = mean
+    spread, bias_spread = deviation
+    if noise.estimator == "flipout":
+        delta = spread * noise.normal(*weight.shape, like=weight)
+        rows, extra = len(x), [1] * (x.ndim - 2)
+        incoming = noise.signs(rows, x.shape[1], x).reshape(rows, -1, *extra)
+        y = _apply(layer, x, weight)
+        other = _apply(layer, x * incoming, delta)
+        y = y + other * noise.signs(rows, y.shape[1], y).reshape(rows, -1, *extra)
+    else:
+        drawn = weight + spread * noise.normal(noise.samples, *weight.shape, like=weight)
+        y = _each(layer, x, drawn)
+    if bias is not None and bias_spread is not None:
+        own = bias + bias_spread * noise.normal(noise.samples, *bias.shape, like=bias)
+        own = own.repeat_interleave(len(x) // noise.samples, dim=0)
+        y = y + own.reshape(*own.shape, *[1] * (y.ndim - 2))
+    return y
+
+
+def _apply(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
+    if isinstance(layer, nn.Linear):
+        return functional.linear(x, weight)
+    return functional.conv2d(x, weight, None, layer.stride, layer.padding)
+
+
+def _each(layer: nn.Linear | nn.Conv2d, x: Tensor, weights: Tensor) -> Tensor:
+    """Every sample with weights of its own, [samples, out, in, ...], in one product."""
+    count = len(weights)
+    split = x.reshape(count, -1, *x.shape[1:])
+    if isinstance(layer, nn.Linear):
+        return torch.bmm(split, weights.transpose(1, 2)).reshape(len(x), -1)
+    # As a convolution in groups: the samples' channels beside each other.
+    side = split.transpose(0, 1).flatten(1, 2)
+    flat = weights.flatten(0, 1)
+    y = functional.conv2d(side, flat, None, layer.stride, layer.padding, 1, count)
+    own = y.reshape(len(y), count, -1, *y.shape[2:])
+    return own.transpose(0, 1).flatten(0, 1)
+
+
+def repeat(x: Tensor, samples: int) -> Tensor:
+    """Inputs [n, ...] as [samples · n, ...], sample by sample."""
+    return x.repeat(samples, *[1] * (x.ndim - 1))
+
+
+def through(modules: Sequence[nn.Module], x: Tensor, training: bool) -> Tensor:
+    """Pooling, reshaping and dropout; dropout in training alone."""
+    for module in modules:
+        if isinstance(module, nn.Dropout):
+            x = functional.dropout(x, module.p, training)
+        else:
+            x = module(x)
+    return x
+
+
+def activate(stage: Stage, x: Tensor) -> Tensor:
+    """The stage's activation, the identity where there is none."""
+    return x if stage.activation is None else stage.activation(x)
+
+
+class Weights(NamedTuple):
+    """Means and deviations of a network's weights, by name."""
+
+    mean: Tensors
+    deviation: Tensors
+
+    def of(self, name: str) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+        """Those of weight and bias of a layer, as `affine` takes them."""
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        return (
+            (self.mean[weight], self.mean.get(bias)),
+            (self.deviation[weight], self.deviation.get(bias)),
+        )
+
+
+def forward(
+    network: tuple[Stage, ...], weights: Weights, x: Tensor, noise: Noise, *, training: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """Logits [samples · n, classes] of a repeated batch, and the activation of every stage."""
+    seen: list[Tensor] = []
+    for stage in network:
+        x = through(stage.before, x, training)
+        x = activate(stage, affine(stage.layer, x, *weights.of(stage.name), noise))
+        seen.append(x)
+    return x, seen

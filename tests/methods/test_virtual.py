@@ -1,0 +1,311 @@
+"""VIRTUAL against conjugate models, finite differences and torch.distributions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+from torch.nn import functional
+
+import fedbayes
+from fedbayes import Simulation
+from fedbayes.contracts import Federation
+from fedbayes.errors import ModelError
+from fedbayes.inference.gaussian import Gaussian, kl, standard
+from fedbayes.messages import decode, dense
+from fedbayes.methods.virtual import Client, Virtual, _part
+from fedbayes.models import LeNet5, Network, ResNet20
+from fedbayes.models.variational import Noise, Weights, affine, forward, repeat, stages
+from fedbayes.tensors import Samples, unpack
+from tests.methods.places import network, samples, site
+
+
+def random_gaussian(seed, **shapes):
+    stream = torch.Generator().manual_seed(seed)
+    precision = {n: torch.rand(s, generator=stream).double() + 0.3 for n, s in shapes.items()}
+    shift = {n: torch.randn(s, generator=stream).double() for n, s in shapes.items()}
+    return Gaussian(precision, shift)
+
+
+def test_products_and_quotients_of_densities():
+    """log N1 + log N2 − log N(product) is a constant, and so for the quotient."""
+    one, two = random_gaussian(0, w=(3,)), random_gaussian(1, w=(3,))
+    product = one * two
+    x = torch.linspace(-2, 2, 7).double()[:, None]
+
+    def logs(g):
+        return Normal(g.mean["w"], g.deviation["w"]).log_prob(x)
+
+    rest = logs(one) + logs(two) - logs(product)
+    torch.testing.assert_close(rest, rest[:1].expand_as(rest))
+    torch.testing.assert_close((product / two).shift["w"], one.shift["w"])
+    torch.testing.assert_close((one**0.25 * one**0.75).precision["w"], one.precision["w"])
+
+
+def test_kl_is_that_of_torch():
+    one, two = random_gaussian(0, a=(3,), b=(2, 2)), random_gaussian(1, a=(3,), b=(2, 2))
+    expected = sum(
+        kl_divergence(
+            Normal(one.mean[n], one.deviation[n]), Normal(two.mean[n], two.deviation[n])
+        ).sum()
+        for n in ("a", "b")
+    )
+    torch.testing.assert_close(kl(one.mean, one.precision, two), expected)
+
+
+@pytest.mark.parametrize("estimator", ["flipout", "reparametrization"])
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(5, 4), (5,)), (nn.Conv2d(2, 3, 3, 2, 1), (2, 6, 6))]
+)
+def test_perturbed_outputs_have_the_exact_mean_and_variance(estimator, layer, shape):
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randn(2, *shape, generator=stream)
+    mean = layer.weight.detach(), layer.bias.detach()
+    spread = tuple(0.1 + 0.4 * torch.rand(t.shape, generator=stream) for t in mean)
+    draws = []
+    for _ in range(1500):
+        noise = Noise(20, estimator, stream)
+        with torch.no_grad():
+            out = affine(layer, repeat(x, 20), mean, spread, noise)
+        draws.append(out.reshape(20, 2, *out.shape[1:]))
+    y = torch.cat(draws)
+    with torch.no_grad():
+        exact = layer(x)
+        squares = x.square(), spread[0].square(), spread[1].square()
+        if isinstance(layer, nn.Linear):
+            variance = functional.linear(*squares)
+        else:
+            variance = functional.conv2d(*squares, layer.stride, layer.padding)
+    scale = variance.sqrt()
+    # 30,000 draws; the squares of those that share a perturbation in flipout are correlated.
+    assert ((y.mean(0) - exact).abs() / scale).max() < 0.05
+    assert (y.var(0) / variance - 1).abs().max() < (0.12 if estimator == "flipout" else 0.06)
+
+
+def test_rows_of_flipout_are_uncorrelated():
+    layer = nn.Linear(3, 1, bias=False)
+    mean, spread = (torch.zeros(1, 3), None), (torch.ones(1, 3), None)
+    stream = torch.Generator().manual_seed(0)
+    x = torch.tensor([[1.0, 2.0, -1.0], [1.0, 2.0, -1.0]])
+    y = torch.stack(
+        [
+            affine(layer, repeat(x, 2), mean, spread, Noise(2, "flipout", stream))[:, 0]
+            for _ in range(4000)
+        ]
+    )
+    correlation = torch.corrcoef(y.T) - torch.eye(4)
+    assert correlation.abs().max() < 0.06
+    torch.testing.assert_close(y.var(0), torch.full((4,), 6.0), rtol=0.12, atol=0)
+
+
+def test_without_deviation_it_is_the_network_itself():
+    net = Network(LeNet5(1, 16, 16, 4))
+    x = torch.randn(3, 1, 16, 16)
+    weights = Weights(net.initial, {n: torch.zeros_like(t) for n, t in net.initial.items()})
+    for estimator in ("flipout", "reparametrization"):
+        noise = Noise(2, estimator, torch.Generator().manual_seed(0))
+        logits, seen = forward(stages(net.module), weights, repeat(x, 2), noise)
+        torch.testing.assert_close(logits, net(net.initial, x).repeat(2, 1), rtol=1e-4, atol=1e-5)
+    assert [tuple(h.shape[1:]) for h in seen] == [(20, 12, 12), (50, 2, 2), (500,), (4,)]
+
+
+def test_what_is_no_stack_is_refused():
+    with pytest.raises(ModelError, match="GroupNorm"):
+        stages(ResNet20(3, 10))
+    with pytest.raises(ModelError, match="no stack"):
+        stages(nn.Linear(3, 2))
+
+
+def prepared(method, net, clients=3, dtype=torch.double):
+    server = method.init(net, Federation(clients, 1, 5, 3, 7))
+    return server, method.message(server, 0)
+
+
+def test_gradients_of_the_free_energy():
+    """Against central differences, in float64, with the same noise."""
+    net = network([3], dtype=torch.double)
+    method = Virtual(samples=4, prior_deviation=0.7)
+    place, data = site(net), samples(dtype=torch.double)
+    cavity = standard(net.initial, 0.9)
+    share = standard(net.initial, 0.7) ** 0.5
+    empty = Client({}, {}, {}, {}, {})
+    start = method._start(cavity, share, cavity / share, empty, 2, place)
+    start = {n: t.double() for n, t in start.items()}
+    start = {n: t + 0.1 * torch.randn(t.shape).double() for n, t in start.items()}
+    leaves = {n: t.clone().requires_grad_() for n, t in start.items()}
+    method.objective(cavity, share, 12, place)(leaves, data).backward()
+    stream = torch.Generator().manual_seed(0)
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None, name
+        index = int(torch.randint(leaf.numel(), (1,), generator=stream))
+        values = []
+        for step in (1e-5, -1e-5):
+            moved = {n: t.clone() for n, t in start.items()}
+            moved[name].view(-1)[index] += step
+            values.append(float(method.objective(cavity, share, 12, place)(moved, data)))
+        numeric = (values[0] - values[1]) / 2e-5
+        assert float(leaf.grad.view(-1)[index]) == pytest.approx(numeric, rel=1e-3, abs=1e-7), name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cohort": 1, "sampling": "cyclic", "rounds": 9},
+        {"cohort": 3, "rounds": 4, "method": {"damping": 0.4}},
+    ],
+    ids=["sequential", "side by side"],
+)
+def test_the_posterior_is_the_product_of_the_factors(settings, tmp_path):
+    """To 1e-9 in float64, with those of clients that never took part at p(θ)^{1/K}."""
+    method = {"name": "virtual", "samples": 2, **settings.pop("method", {})}
+    config = fedbayes.Config.create(
+        **settings,
+        data={"name": "digits", "clients": 5, "partition": "iid", "limit": 200},
+        model={"hidden": [4]},
+        training={"optimizer": "adam", "lr": 0.05, "epochs": 5},
+        method=method,
+    )
+    with Simulation(config, tmp_path) as simulation:
+        for step in simulation:
+            states = {c: unpack(Client, dense(decode(s))) for c, s in simulation.states.items()}
+            share = standard(step.server.precision) ** 0.2
+            product = share**0.0
+            for client in range(5):
+                own = states.get(client)
+                product = product * (Gaussian(own.precision, own.shift) if own else share)
+            for name, p in step.server.precision.items():
+                torch.testing.assert_close(product.precision[name], p, rtol=1e-9, atol=1e-9)
+                torch.testing.assert_close(
+                    product.shift[name], step.server.shift[name], rtol=1e-9, atol=1e-9
+                )
+                assert (p > 0).all()
+            for own in states.values():
+                assert all((p > 0).all() for p in own.precision.values())
+    assert len(states) >= 4
+
+
+def test_what_leaves_a_client(tmp_path):
+    """Changes of the shared factor's natural parameters and nothing else."""
+    net = network([3])
+    method = Virtual(samples=2)
+    _, message = prepared(method, net)
+    place = site(net, optimizer="adam", lr=0.01)
+    report, state, _ = method.local(message, method.join(place), samples(), place)
+    names = set(net.initial)
+    assert set(report.tensors) == {f"{kind}/{n}" for kind in ("precision", "shift") for n in names}
+    second, after, _ = method.local(message, state, samples(), place)
+    own = [*state.mean.values(), *state.log_deviation.values(), *state.gates.values()]
+    assert not alike(own, report.tensors.values())
+    own += [*after.mean.values(), *after.log_deviation.values(), *after.gates.values()]
+    factors = [*after.precision.values(), *after.shift.values()]
+    assert not alike(own + factors, second.tensors.values())
+
+
+def alike(secrets, sent):
+    """Whether one of the secrets can be read off what was sent, up to its sign."""
+    return any(
+        secret.shape == item.shape
+        and (
+            torch.allclose(secret.float(), item, rtol=1e-3)
+            or torch.allclose(secret.float(), -item, rtol=1e-3)
+        )
+        for item in sent
+        for secret in secrets
+    )
+
+
+class Regression(Virtual):
+    """A linear Gaussian model, in which everything is known."""
+
+    def nll(self, outputs, labels):
+        return 0.5 * (outputs[:, 0] - labels).square().mean() / 0.25
+
+
+def regression(seed, count=40):
+    """Orthogonal inputs, so that the exact posterior of each weight stands alone."""
+    stream = torch.Generator().manual_seed(seed)
+    x = torch.linalg.qr(torch.randn(count, 3, generator=stream))[0] * count**0.5
+    x[:, 2] *= 0.3
+    y = x @ torch.tensor([1.0, -0.5, 2.0]) + 0.5 * torch.randn(count, generator=stream)
+    return Samples(x, y)
+
+
+@pytest.mark.parametrize("mode", ["one client", "sequential", "side by side"])
+def test_refinement_reaches_the_exact_posterior(mode):
+    """Of linear regression with noise variance 1/4, prior N(0, 1) and orthogonal inputs."""
+    net = Network(nn.Sequential(nn.Linear(3, 1, bias=False)))
+    method = Regression(
+        samples=128, estimator="reparametrization", lateral=False, start_deviation=0.2
+    )
+    data = [regression(seed) for seed in range(1 if mode == "one client" else 3)]
+    server = method.init(net, Federation(len(data), 1, 9, 1, 7))
+    states = {}
+    rates = [0.03, 0.02, 0.003, 0.0007]
+    if len(data) == 1:
+        rates = [0.03, 0.03, *rates]
+    for number, lr in enumerate(rates, start=1):
+        group = range(len(data)) if mode == "side by side" else None
+        for turn in range(len(data) if group is None else 1):
+            reports = method.reduction()
+            for client in group if group is not None else [turn]:
+                place = site(net, client, number, optimizer="adam", lr=lr, steps=500, batch_size=40)
+                state = states.get(client) or method.join(place)
+                report, states[client], _ = method.local(
+                    method.message(server, client), state, data[client], place
+                )
+                reports.add(client, report)
+            server, _ = method.update(server, reports)
+    x = torch.cat([d.x for d in data]).double()
+    y = torch.cat([d.y for d in data]).double()
+    precision = torch.eye(3).double() + x.T @ x / 0.25
+    mean = torch.linalg.solve(precision, x.T @ y / 0.25)
+    found = Gaussian(server.precision, server.shift)
+    deviation = precision.diagonal().rsqrt()
+    assert ((found.mean["0.weight"][0] - mean) / deviation).abs().max() < 0.3
+    torch.testing.assert_close(
+        found.precision["0.weight"][0], precision.diagonal(), rtol=0.06, atol=0
+    )
+
+
+def test_one_client_without_network_of_its_own_is_bayes_by_backprop():
+    """The free energy is KL(q ‖ N(0, 1))/N + E[nll], written out."""
+    net = network([3])
+    method = Virtual(samples=5, lateral=False, estimator="reparametrization")
+    place, data = site(net), samples()
+    share = standard(net.initial)
+    nothing = standard(net.initial) / share
+    start = {f"mean/{n}": t for n, t in net.initial.items()}
+    start |= {f"log_precision/{n}": torch.full_like(t, 4.0) for n, t in net.initial.items()}
+    found = float(method.objective(nothing, share, 12, place)(start, data))
+    q = Normal(
+        torch.cat([t.flatten() for t in net.initial.values()]),
+        torch.tensor(-2.0).exp(),
+    )
+    complexity = float(kl_divergence(q, Normal(0.0, 1.0)).sum())
+    stream = place.stream("weights")
+    spread = torch.tensor(-2.0).exp()
+    drawn = [t + spread * torch.randn(5, *t.shape, generator=stream) for t in net.initial.values()]
+    total = 0.0
+    for k in range(5):
+        w1, b1, w2, b2 = (d[k] for d in drawn)
+        hidden = torch.relu(data.x @ w1.T + b1)
+        total += float(functional.cross_entropy(hidden @ w2.T + b2, data.y)) / 5
+    assert found == pytest.approx(total + complexity / 12, rel=1e-5)
+
+
+def test_a_sequential_run(tmp_path):
+    """A run as a user would start it: personal models that are good, a proper predictor."""
+    run = fedbayes.run(
+        rounds=12,
+        cohort=1,
+        sampling="cyclic",
+        data={"name": "digits", "clients": 4, "partition": "dirichlet", "alpha": 0.3},
+        model={"hidden": [50]},
+        training={"optimizer": "adam", "lr": 0.005, "epochs": 30},
+        method={"name": "virtual", "samples": 5},
+        folder=tmp_path,
+    )
+    assert run.summary["local_accuracy"] > 0.9
+    x = torch.randn(4, 1, 8, 8)
+    probabilities = run.predictor()(x).exp()
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
+    assert _part(run.model, "deviation/")["1.weight"].min() > 0
