@@ -1,6 +1,7 @@
 """`fedbayes.fuse` and `fedbayes fuse`: models from files to one model."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,3 +246,11 @@ def test_one_model_is_nothing_to_fuse(files, capsys):
     folder, paths = files
     assert command("fuse", paths[0], "-o", folder / "g.pt") == 2
     assert "two or more" in capsys.readouterr().err
+
+
+def test_an_input_is_never_overwritten(files, capsys):
+    folder, paths = files
+    before = Path(paths[0]).read_bytes()
+    assert command("fuse", *paths, "-o", paths[0]) == 2
+    assert "one of the inputs" in capsys.readouterr().err
+    assert Path(paths[0]).read_bytes() == before

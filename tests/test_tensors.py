@@ -2,6 +2,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedbayes.errors import MessageError
 from fedbayes.messages import decode, dense, encode
@@ -43,10 +45,21 @@ def test_unpack_names_what_is_wrong():
 def test_only_tensors_are_state():
     @dataclass
     class Bad:
-        text: str
+        words: list[str]
 
-    with pytest.raises(TypeError, match="text"):
-        pack(Bad("x"))
+    with pytest.raises(TypeError, match="words"):
+        pack(Bad(["x"]))
+
+
+@dataclass
+class Told:
+    text: str
+
+
+@given(st.text(st.characters(blacklist_categories=["Cs"])))
+def test_text_survives(text):
+    stored = dense(decode(encode(dict(pack(Told(text))))))
+    assert unpack(Told, stored) == Told(text)
 
 
 def test_sparsity_counts_zeros():

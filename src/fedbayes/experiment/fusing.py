@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, ModelError, RunError
 from fedbayes.experiment.record import write_beside
 from fedbayes.experiment.silos import (
     read_counts,
@@ -71,6 +71,8 @@ class FusionJob:
         for what, path in outputs.items():
             if path is not None:
                 writable(path, what)
+        if self.out.resolve() in {path.resolve() for path in self.models}:
+            raise RunError(f"the model {self.out} is one of the inputs; name another file")
         if len(self.models) < 2:
             raise ModelError("there is one model, and nothing to fuse it with; name two or more")
         models = read_models(self.models)

@@ -67,8 +67,7 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization."""
         dropped = tuple(u for u in network.units if u.reader is not None and not u.last)
-        weights = {n: w for n, w in network.initial.items() if n not in network.frozen}
-        buffers = {n: w for n, w in network.initial.items() if n in network.frozen}
+        weights, buffers = network.split()
         structure = units.store_units(dropped)
         return Server(weights, buffers, {}, structure, 0, federation.seed)
 

@@ -61,8 +61,7 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization."""
         groups = tuple(u for u in network.units if self.output_groups or not u.last)
-        weights = {n: w for n, w in network.initial.items() if n not in network.frozen}
-        buffers = {n: w for n, w in network.initial.items() if n in network.frozen}
+        weights, buffers = network.split()
         groups = tuple(u for u in groups if u.weight in weights)
         return Server(self._thresholded(weights, groups), buffers, {}, units.store_units(groups))
 

@@ -40,8 +40,7 @@ class GeneralizedFedAvg(PointEstimate[Server]):
 
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization; the optimizer remembers nothing."""
-        weights = {n: w for n, w in network.initial.items() if n not in network.frozen}
-        buffers = {n: w for n, w in network.initial.items() if n in network.frozen}
+        weights, buffers = network.split()
         return Server(weights, buffers, {})
 
     def model(self, server: Server) -> Tensors:

@@ -97,8 +97,7 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization, with thresholds that leave every gate open."""
         gated = tuple(u for u in network.units if self.output_gates or not u.last)
-        weights = {n: w for n, w in network.initial.items() if n not in network.frozen}
-        buffers = {n: w for n, w in network.initial.items() if n in network.frozen}
+        weights, buffers = network.split()
         gated = tuple(u for u in gated if u.weight in weights)
         level = torch.tensor(log(self.start / (1 - self.start)))
         thresholds = {
@@ -338,8 +337,8 @@ class ScaffoldFedSparse(Gated[Control]):
             ConfigError: the client's optimizer is not plain SGD.
         """
         require_plain_sgd(site.training)
-        weights = site.network.initial.items()
-        return Control({n: torch.zeros_like(w) for n, w in weights if n not in site.network.frozen})
+        weights, _ = site.network.split()
+        return Control({name: torch.zeros_like(w) for name, w in weights.items()})
 
     def message(self, server: Server, client: int) -> Message:
         """As FedSparse, and the control variate of what survives."""

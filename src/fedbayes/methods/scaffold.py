@@ -72,8 +72,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
 
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization, with a control variate of zero."""
-        weights = {n: w for n, w in network.initial.items() if n not in network.frozen}
-        buffers = {n: w for n, w in network.initial.items() if n in network.frozen}
+        weights, buffers = network.split()
         zero = {name: torch.zeros_like(w) for name, w in weights.items()}
         return Server(weights, buffers, zero, {}, federation.clients)
 
@@ -85,8 +84,8 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         """
         if self.control == "path":
             require_plain_sgd(site.training)
-        initial = site.network.initial.items()
-        return Control({n: torch.zeros_like(w) for n, w in initial if n not in site.network.frozen})
+        weights, _ = site.network.split()
+        return Control({name: torch.zeros_like(w) for name, w in weights.items()})
 
     def message(self, server: Server, client: int) -> Message:
         """Weights, buffers and the control variate, the same to all."""

@@ -62,6 +62,11 @@ class Network:
                         slots.append((table, key, name))
         return slots
 
+    def split(self) -> tuple[Tensors, Tensors]:
+        """The initial tensors: those that gradients train, and the others (running means, say)."""
+        trained = {name: t for name, t in self.initial.items() if name not in self.frozen}
+        return trained, {name: t for name, t in self.initial.items() if name in self.frozen}
+
     def prepare(self, weights: Tensors) -> Tensors:
         """The weights on this network's device, filters laid out channels last."""
         return {

@@ -8,11 +8,12 @@ from fedbayes.errors import ConfigError
 from fedbayes.experiment.papers.em_view import EXPERIMENTS as EM_VIEW
 from fedbayes.experiment.papers.experiment import Experiment, Scale, Watch
 from fedbayes.experiment.papers.gpi_fnm import EXPERIMENTS as GPI_FNM
+from fedbayes.experiment.papers.virtual import EXPERIMENTS as VIRTUAL
 
 __all__ = ["EXPERIMENTS", "Experiment", "Scale", "reproduce"]
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*GPI_FNM, *EM_VIEW)
+    experiment.name: experiment for experiment in (*GPI_FNM, *VIRTUAL, *EM_VIEW)
 }
 """Every experiment by its name."""
 

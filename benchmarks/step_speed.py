@@ -1,0 +1,97 @@
+"""What a training step costs under a method, in ratio to the plain one, timed side by side.
+
+- FedSparse: a step on LeNet-5 (batch 64, CIFAR-10's shape) over FedAvg's step.
+- VIRTUAL: a step of the server's network with 20 Monte-Carlo samples (two layers of 100, MNIST's
+  shape, batch 64, flipout) over a deterministic step on a batch 20 times as large.
+
+    python benchmarks/step_speed.py
+"""
+
+import argparse
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from fedbayes.contracts import Federation, Site, cross_entropy
+from fedbayes.inference.gaussian import standard
+from fedbayes.inference.local import LocalTraining, Objective
+from fedbayes.messages import dense
+from fedbayes.methods.fedsparse import FedSparse
+from fedbayes.methods.virtual import Client, Virtual
+from fedbayes.models import MLP, LeNet5, Network
+from fedbayes.tensors import Samples, Tensors
+
+FEDERATION = Federation(clients=10, cohort=10, rounds=1, classes=10, seed=0)
+
+
+def site(network: Network) -> Site:
+    """The place of a client."""
+    return Site(0, 1, 1, 0, network, LocalTraining(), lambda: network)
+
+
+def step(parameters: Tensors, objective: Objective, batch: Samples) -> Callable[[], None]:
+    """One forward and backward pass."""
+    leaves = {n: t.clone().requires_grad_() for n, t in parameters.items()}
+
+    def run() -> None:
+        torch.autograd.grad(objective(leaves, batch), list(leaves.values()), allow_unused=True)
+
+    return run
+
+
+def samples(count: int, *shape: int) -> Samples:
+    """Noise of this shape."""
+    return Samples(torch.randn(count, *shape), torch.randint(10, (count,)))
+
+
+def race(one: Callable[[], None], two: Callable[[], None], repeats: int) -> float:
+    """Median over turns of the time of `one` over that of `two`."""
+    ratios = []
+    for _ in range(repeats + 2):
+        times = []
+        for run in (one, two):
+            began = perf_counter()
+            run()
+            times.append(perf_counter() - began)
+        ratios.append(times[0] / times[1])
+    return float(torch.tensor(ratios[2:]).median())
+
+
+def fedsparse(repeats: int) -> float:
+    """FedSparse over FedAvg."""
+    network = Network(LeNet5(3, 32, 32, 10))
+    method, batch = FedSparse(), samples(64, 3, 32, 32)
+    start = network.prepare(dense(method.message(method.init(network, FEDERATION), 0)))
+    sparse = step(start, method.objective(start, site(network)), batch)
+    plain = step(network.prepare(network.initial), cross_entropy(network), batch)
+    return race(sparse, plain, repeats)
+
+
+def virtual(repeats: int) -> float:
+    """VIRTUAL over a deterministic step on as many rows."""
+    network = Network(MLP(784, [100, 100], 10))
+    method = Virtual(samples=20, lateral=False)
+    prior = standard(network.initial)
+    share, empty = prior**0.1, Client({}, {}, {}, {}, {})
+    place = site(network)
+    start = method._start(prior, share, prior / share, empty, 10, place)
+    bayes = step(start, method.objective(prior / share, share, 6000, place), samples(64, 784))
+    plain = step(network.initial, cross_entropy(network), samples(64 * 20, 784))
+    return race(bayes, plain, repeats)
+
+
+def main() -> None:
+    """Time both and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=40)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    print(f"FedSparse step / FedAvg step, LeNet-5: {fedsparse(repeats):.2f}")
+    print(
+        f"VIRTUAL step of 20 samples / step on 20 times the batch: {virtual(repeats):.2f} (aim 3)"
+    )
+
+
+if __name__ == "__main__":
+    main()
