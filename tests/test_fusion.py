@@ -249,7 +249,7 @@ def test_one_model_is_nothing_to_fuse(files, capsys):
 
 
 def test_an_input_is_never_overwritten(files, capsys):
-    folder, paths = files
+    _, paths = files
     before = Path(paths[0]).read_bytes()
     assert command("fuse", *paths, "-o", paths[0]) == 2
     assert "one of the inputs" in capsys.readouterr().err

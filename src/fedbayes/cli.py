@@ -342,6 +342,46 @@ def fuse(
 
 
 @app.command()
+def calibrate(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG file for a reliability diagram.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
+    from fedbayes.experiment.calibration import plot, summary, trust
+    from fedbayes.experiment.silos import writable
+
+    if picture is not None:
+        writable(picture, "the picture")
+    found = trust(folder)
+    figures = summary(found)
+    if picture is not None:
+        plot(found, picture)
+    if as_json:
+        print(json.dumps(figures))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in figures.items():
+        table.add_row(_FIGURES.get(name, name), f"{value:.4f}")
+    Console().print(table)
+    if picture is not None:
+        Console().print(f"wrote {picture}", highlight=False, soft_wrap=True)
+
+
+_FIGURES = {
+    "accuracy": "accuracy",
+    "nll": "negative log-likelihood",
+    "ece": "expected calibration error",
+    "entropy_right": "entropy where right",
+    "entropy_wrong": "entropy where wrong",
+    "information_right": "mutual information where right",
+    "information_wrong": "mutual information where wrong",
+}
+
+
+@app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
     out: Annotated[

@@ -47,7 +47,7 @@ from fedbayes.inference.local import (
     train,
 )
 from fedbayes.messages import Masked, Message, dense, dtype_of, shape_of
-from fedbayes.metrics import Predictor
+from fedbayes.metrics import Predictor, Sampler
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors
 
@@ -277,6 +277,10 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     def predict(self, model: Tensors, network: Network) -> Predictor:
         """The predictor that a global model stands for."""
         return point_predictor(model, network)
+
+    def sampler(self, model: Tensors, network: Network) -> Sampler | None:
+        """Single draws behind a global model's predictions, for methods that have several."""
+        return None
 
     @abstractmethod
     def personal(

@@ -27,7 +27,7 @@ from fedbayes.federation.party import Exam, Party
 from fedbayes.federation.round import Round, run_round, sample_cohort
 from fedbayes.federation.workers import Workers
 from fedbayes.messages import encode
-from fedbayes.metrics import Predictor
+from fedbayes.metrics import Predictor, calibrate
 from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
 
 EXAM_ROWS = 1000
@@ -215,8 +215,8 @@ class Simulation:
         """The global model on the union of the clients' test sets.
 
         Returns:
-            Accuracy and mean negative log-likelihood, and how many of each client's own test
-            samples it got right, int64 [S].
+            Accuracy, mean negative log-likelihood and calibration error, and how many of each
+            client's own test samples it got right, int64 [S].
         """
         total = self.data.test_total
         data = encode(dict(model))
@@ -229,9 +229,11 @@ class Simulation:
         truth = torch.as_tensor(self.data.test_labels())
         owner = torch.repeat_interleave(torch.as_tensor(self.data.test_sizes()))
         right = torch.bincount(owner, (labels == truth).double(), minlength=self.data.clients)
+        confidence = torch.cat([result.confidence for result in results])
         figures = {
             "global_accuracy": sum(result.correct for result in results) / total,
             "global_nll": sum(result.nll for result in results) / total,
+            "global_ece": calibrate(confidence, labels == truth).error,
         }
         return figures, right.long()
 
@@ -278,6 +280,7 @@ class Simulation:
             "seed": config.seed,
             "global_accuracy": last.get("global_accuracy"),
             "global_nll": last.get("global_nll"),
+            "global_ece": last.get("global_ece"),
             "local_accuracy": self.local_accuracy(),
             "bytes_down": progress.bytes_down,
             "bytes_up": progress.bytes_up,

@@ -69,7 +69,8 @@ def handle(party: Party, header: Header, blobs: list[bytes]) -> tuple[Header, li
         return reply, [outcome.report, outcome.state]
     result = party.examine(Exam(blobs[0], header["start"], header["stop"]))
     labels = result.labels.numpy().tobytes()
-    return {"correct": result.correct, "nll": result.nll}, [labels]
+    confidence = result.confidence.numpy().tobytes()
+    return {"correct": result.correct, "nll": result.nll}, [labels, confidence]
 
 
 def main() -> None:

@@ -179,7 +179,8 @@ class Workers:
         header = {"kind": "examine", "start": exam.start, "stop": exam.stop}
         reply, blobs = self._call("the evaluation", header, [exam.model])
         labels = torch.from_numpy(np.frombuffer(blobs[0], dtype=np.int64).copy())
-        return Predictions(labels, reply["correct"], reply["nll"])
+        confidence = torch.from_numpy(np.frombuffer(blobs[1], dtype=np.float32).copy())
+        return Predictions(labels, reply["correct"], reply["nll"], confidence)
 
     def _call(
         self, what: str, header: Header, blobs: Sequence[bytes]

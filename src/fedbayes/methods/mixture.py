@@ -22,7 +22,7 @@ from fedbayes.contracts import (
 )
 from fedbayes.inference.local import Objective
 from fedbayes.messages import Message, dense
-from fedbayes.metrics import Predictor, evaluate
+from fedbayes.metrics import Predictor, Sampler, evaluate
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors
 
@@ -165,15 +165,15 @@ class Mixture(Method[Server, Nothing, Gathered]):
 
     def predict(self, model: Tensors, network: Network) -> Predictor:
         """The logarithm of the mean of the K softmaxes."""
+        members = self.sampler(model, network)
+        return lambda x: torch.logsumexp(members(x), dim=0) - log(self.components)
+
+    def sampler(self, model: Tensors, network: Network) -> Sampler:
+        """The K components, one by one."""
         if self.components == 1:
-            return point_predictor(model, network)
+            model = {f"0/{name}": w for name, w in model.items()}
         members = [point_predictor(_component(model, k), network) for k in range(self.components)]
-
-        def ensemble(x: Tensor) -> Tensor:
-            each = torch.stack([torch.log_softmax(member(x), dim=-1) for member in members])
-            return torch.logsumexp(each, dim=0) - log(self.components)
-
-        return ensemble
+        return lambda x: torch.stack([torch.log_softmax(m(x), dim=-1) for m in members])
 
     def personal(
         self, message: Message, report: Report, client: Nothing, network: Network

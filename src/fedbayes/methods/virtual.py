@@ -14,7 +14,7 @@ from fedbayes.errors import ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.inference.local import Objective
 from fedbayes.messages import Message, dense
-from fedbayes.metrics import Predictor
+from fedbayes.metrics import Predictor, Sampler
 from fedbayes.models import Network, variational
 from fedbayes.models.variational import Estimator, Noise, Stage, Weights
 from fedbayes.tensors import Samples, Tensors
@@ -265,11 +265,15 @@ class Virtual(Method[Server, Client, Sum]):
 
     def predict(self, model: Tensors, network: Network) -> Predictor:
         """The server's network alone: the mean of the Monte-Carlo softmaxes."""
+        return _mean(self.sampler(model, network))
+
+    def sampler(self, model: Tensors, network: Network) -> Sampler:
+        """The server's network alone, under draws from its posterior."""
         weights = Weights(_part(model, _MEAN), _part(model, _DEVIATION))
         if not any(bool(m.any()) for m in weights.mean.values()):
             # Nothing is learnt yet; the prior's noise would be all there is.
             weights = Weights(network.initial, {n: 0 * t for n, t in network.initial.items()})
-        return self._predictor(network, weights, None, {})
+        return self._sampler(network, weights, None, {})
 
     def personal(
         self, message: Message, report: Report, client: Client, network: Network
@@ -285,20 +289,23 @@ class Virtual(Method[Server, Client, Sum]):
         if self.lateral:
             own = Weights(client.mean, {n: t.exp() for n, t in client.log_deviation.items()})
         shared = Weights(posterior.mean, posterior.deviation)
-        return self._predictor(network, shared, own, client.gates)
+        return _mean(self._sampler(network, shared, own, client.gates))
 
-    def _predictor(
+    def _sampler(
         self, network: Network, shared: Weights, own: Weights | None, gates: Tensors
-    ) -> Predictor:
-        draw = partial(
-            sampled, variational.stages(network.module), shared, own, gates, self.predictions
-        )
+    ) -> Sampler:
+        stages = variational.stages(network.module)
+        return partial(sampled, stages, shared, own, gates, self.predictions)
 
-        def predict(x: Tensor) -> Tensor:
-            each = draw(x)
-            return torch.logsumexp(each, dim=0) - log(len(each))
 
-        return predict
+def _mean(draw: Sampler) -> Predictor:
+    """The logarithm of the mean probabilities of the draws."""
+
+    def predict(x: Tensor) -> Tensor:
+        each = draw(x)
+        return torch.logsumexp(each, dim=0) - log(len(each))
+
+    return predict
 
 
 _CLIENTS, _MEAN, _PRECISION, _SHIFT = "clients", "mean/", "precision/", "shift/"
