@@ -44,7 +44,12 @@ METHODS: dict[str, Row] = {
     "FedSparse, low": {"name": "fedsparse", "l0": "low"},
     "FedSparse, mid": {"name": "fedsparse", "l0": "mid"},
     "FedSparse, high": {"name": "fedsparse", "l0": "high"},
-    "FedSparse, high, gates 1.25": {"name": "fedsparse", "l0": "high", "gate_lr": 1.25e-3},
+    "FedSparse, high, faster": {
+        "name": "fedsparse",
+        "l0": "high",
+        "gate_lr": 1.2e-3,
+        "output_gates": False,
+    },
     "SCAFFOLD": {"name": "scaffold", "server_optimizer": "adam"},
     "SCAFFOLD, FedSparse": {"name": "scaffold-fedsparse", "l0": "mid"},
     "SCAFFOLD, damped": {"name": "scaffold", "server_optimizer": "adam", "damping": 0.1},
@@ -52,7 +57,7 @@ METHODS: dict[str, Row] = {
     "Laplace": {"name": "laplace"},
     "mixture, K = 3": {"name": "mixture", "components": 3},
 }
-"""As the tables call them. `gates 1.25`: thresholds 1.25 times as fast as the paper's."""
+"""As the tables call them. `faster`: thresholds 1.2 times as fast, and no output is gated."""
 
 COLOURS = {
     "FedAvg": "#000000",
@@ -61,7 +66,7 @@ COLOURS = {
     "FedSparse, low": "#56B4E9",
     "FedSparse, mid": "#0072B2",
     "FedSparse, high": "#CC79A7",
-    "FedSparse, high, gates 1.25": "#AA4499",
+    "FedSparse, high, faster": "#AA4499",
     "SCAFFOLD": "#D55E00",
     "SCAFFOLD, FedSparse": "#F0E442",
     "SCAFFOLD, damped": "#D55E00",
@@ -270,7 +275,7 @@ def _images(dataset: str) -> Row:
 def table1(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
     """Table 1: CIFAR-10, LeNet-5; small is one seed and 300 rounds of the cheaper rows."""
     rows = ["FedAvg", "FedDrop", "FedL1", "FedSparse, low", "FedSparse, mid", "FedSparse, high"]
-    rows.append("FedSparse, high, gates 1.25")
+    rows.append("FedSparse, high, faster")
     comparisons = {}
     for dataset in datasets:
         rounds = dict.fromkeys(rows, 1000 if scale == "full" else 300)
@@ -320,7 +325,8 @@ def figure8(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
         }
         rows = ["FedAvg", "SCAFFOLD", "FedSparse, mid", "SCAFFOLD, FedSparse"]
         rounds = dict.fromkeys(rows, 40 if dataset == "digits" else 400)
-        comparisons[dataset] = Comparison("one-class", settings, rounds, 3)
+        seeds = 3 if scale == "full" else 1
+        comparisons[dataset] = Comparison("one-class", settings, rounds, seeds)
     return _run("fedsparse-fig8", "SCAFFOLD and FedSparse (Fig. 8)", comparisons, folder, watch)
 
 

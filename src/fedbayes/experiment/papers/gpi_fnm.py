@@ -91,8 +91,8 @@ DEEP: dict[str, tuple[float, ...]] = {
 
 
 SPREADS: dict[str, Row] = {"cifar10": {"sigma": (1.5, 2.0)}}
-"""Values of σ by data set, in place of a grid's. The 3,072 weights of a neuron on CIFAR-10 stay near
-their random start, and with σ = 1 most neurons find no partner."""
+"""Values of σ by data set, in place of a grid's. The 3,072 weights of a neuron on CIFAR-10 stay
+near their random start, and with σ = 1 most neurons find no partner."""
 
 
 @dataclass(frozen=True)
