@@ -237,6 +237,14 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     pooled: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
 
+    def check(self, training: LocalTraining) -> None:
+        """Refuse, before anything runs, clients' training that the method cannot work with.
+
+        Raises:
+            ConfigError: says which setting, and what would do.
+        """
+        return None
+
     @abstractmethod
     def init(self, network: Network, federation: Federation) -> ServerState:
         """The server's state before the first round."""

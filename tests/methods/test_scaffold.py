@@ -138,5 +138,7 @@ def test_clients_that_drift_apart_reach_the_common_optimum(tmp_path):
 @pytest.mark.parametrize("training", [{"optimizer": "adam"}, {"momentum": 0.5}])
 @pytest.mark.parametrize("name", ["scaffold", "scaffold-fedsparse"])
 def test_other_optimizers_are_refused(name, training, tmp_path):
+    folder = tmp_path / "run"
     with pytest.raises(ConfigError, match=r"training.optimizer = 'sgd'"):
-        fedbayes.run(method={"name": name}, training=training, rounds=1)
+        fedbayes.run(method={"name": name}, training=training, rounds=1, folder=folder)
+    assert not folder.exists()

@@ -189,6 +189,10 @@ def _suggest(word: str, known: Iterable[str]) -> str:
 def _explain(kind: type[BaseModel], error: ErrorDetails, prefix: str = "") -> str:
     """One line that names the key, what is wrong, and what is allowed."""
     path = [str(part) for part in error["loc"]]
+    if len(path) > 1 and path[0] in kind.model_fields and error["type"] != "extra_forbidden":
+        annotation = kind.model_fields[path[0]].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            path = path[:1]  # what follows names a member of a union
     key = prefix + ".".join(path)
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):

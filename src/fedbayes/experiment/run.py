@@ -72,6 +72,8 @@ class Simulation:
         self.method: AnyMethod = self.party.method
         self.clients = 1 if self.method.pooled else self.data.clients
         self.cohort = 1 if self.method.pooled else self.config.cohort_size(self.clients)
+        self.method.check(self.config.training)
+        first = None if config is None else self._first()
         # Only now is the config known to be sound: a mistake leaves no folder behind.
         self.folder.create(self.config, self.data.partition)
         self._threads = torch.get_num_threads()
@@ -81,24 +83,26 @@ class Simulation:
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
         try:
-            self._open()
+            self._open(first)
         except BaseException:
             self.close()
             raise
 
-    def _open(self) -> None:
+    def _first(self) -> Progress:
+        """The state before the first round."""
+        federation = Federation(
+            clients=self.clients,
+            cohort=self.cohort,
+            rounds=self.config.rounds,
+            classes=len(self.data.dataset.classes),
+            seed=self.config.seed,
+        )
+        server = self.method.init(self.party.network, federation)
+        return first_progress(pack(server), self.data.clients)
+
+    def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
-        found = self.folder.progress()
-        if found is None:
-            federation = Federation(
-                clients=self.clients,
-                cohort=self.cohort,
-                rounds=self.config.rounds,
-                classes=len(self.data.dataset.classes),
-                seed=self.config.seed,
-            )
-            server = self.method.init(self.party.network, federation)
-            found = first_progress(pack(server), self.data.clients)
+        found = self.folder.progress() or first or self._first()
         self.progress: Progress = found
         self._saved = found.round
         self.server: Any = unpack(self.method.server_state, found.server)

@@ -23,7 +23,7 @@ from fedbayes.contracts import (
 )
 from fedbayes.inference import gates, optimizers
 from fedbayes.inference.controls import along_path, corrected, require_plain_sgd
-from fedbayes.inference.local import Objective
+from fedbayes.inference.local import LocalTraining, Objective
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.metrics import Predictor
 from fedbayes.models import Network, units
@@ -330,13 +330,12 @@ class ScaffoldFedSparse(Gated[Control]):
         zero = {name: torch.zeros_like(w) for name, w in server.weights.items()}
         return Controlled(**vars(server), control=zero, clients=federation.clients)
 
-    def join(self, site: Site) -> Control:
-        """A control variate of zero.
+    def check(self, training: LocalTraining) -> None:
+        """Variates along the path need plain SGD."""
+        require_plain_sgd(training)
 
-        Raises:
-            ConfigError: the client's optimizer is not plain SGD.
-        """
-        require_plain_sgd(site.training)
+    def join(self, site: Site) -> Control:
+        """A control variate of zero."""
         weights, _ = site.network.split()
         return Control({name: torch.zeros_like(w) for name, w in weights.items()})
 

@@ -19,7 +19,7 @@ from fedbayes.contracts import (
     point_predictor,
 )
 from fedbayes.errors import ConfigError
-from fedbayes.inference.local import Projection
+from fedbayes.inference.local import LocalTraining, Projection
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.metrics import Predictor
 from fedbayes.models import Network
@@ -52,18 +52,13 @@ class Laplace(Method[Weights, Nothing, Gathered]):
         """The network's initialization."""
         return Weights(network.initial)
 
-    def join(self, site: Site) -> Nothing:
-        """Nothing to keep.
-
-        Raises:
-            ConfigError: the client's optimizer is not plain SGD, which proximal steps need.
-        """
-        if site.training.optimizer != "sgd":
+    def check(self, training: LocalTraining) -> None:
+        """Proximal steps need plain SGD."""
+        if training.optimizer != "sgd":
             raise ConfigError(
                 "laplace takes proximal steps, which need training.optimizer = 'sgd', not "
-                f"{site.training.optimizer!r}"
+                f"{training.optimizer!r}"
             )
-        return Nothing()
 
     def message(self, server: Weights, client: int) -> Message:
         """The weights, the same to all."""

@@ -22,6 +22,7 @@ from fedbayes.inference.controls import (
     mean_gradient,
     require_plain_sgd,
 )
+from fedbayes.inference.local import LocalTraining
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Message, dense
 from fedbayes.metrics import Predictor
@@ -76,14 +77,13 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         zero = {name: torch.zeros_like(w) for name, w in weights.items()}
         return Server(weights, buffers, zero, {}, federation.clients)
 
-    def join(self, site: Site) -> Control:
-        """A control variate of zero.
-
-        Raises:
-            ConfigError: `control` is path, and the client's optimizer is not plain SGD.
-        """
+    def check(self, training: LocalTraining) -> None:
+        """Variates along the path need plain SGD."""
         if self.control == "path":
-            require_plain_sgd(site.training)
+            require_plain_sgd(training)
+
+    def join(self, site: Site) -> Control:
+        """A control variate of zero."""
         weights, _ = site.network.split()
         return Control({name: torch.zeros_like(w) for name, w in weights.items()})
 
