@@ -290,6 +290,9 @@ def test_one_client_without_network_of_its_own_is_bayes_by_backprop():
         hidden = torch.relu(data.x @ w1.T + b1)
         total += float(functional.cross_entropy(hidden @ w2.T + b2, data.y)) / 5
     assert found == pytest.approx(total + complexity / 12, rel=1e-5)
+    tempered = method.model_copy(update={"kl_weight": 0.25})
+    found = float(tempered.objective(nothing, share, 12, place)(start, data))
+    assert found == pytest.approx(total + 0.25 * complexity / 12, rel=1e-5)
 
 
 def test_a_sequential_run(tmp_path):

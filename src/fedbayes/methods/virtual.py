@@ -83,6 +83,9 @@ class Virtual(Method[Server, Client, Sum]):
     start_deviation: float = Field(
         0.03, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
+    kl_weight: float = Field(
+        1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
+    )
     damping: float = Field(
         1.0, gt=0, le=1, description="share of a factor's change that is made in a round"
     )
@@ -205,7 +208,7 @@ class Virtual(Method[Server, Client, Sum]):
         return start | {_GATE + n: t for n, t in gates.items()}
 
     def objective(self, cavity: Gaussian, share: Gaussian, count: int, site: Site) -> Objective:
-        """The free energy of Eq. 3 per sample, by Monte Carlo.
+        """The free energy of Eq. 3 per sample, by Monte Carlo, its KL terms times `kl_weight`.
 
         Args:
             cavity: s / s_i.
@@ -240,7 +243,8 @@ class Virtual(Method[Server, Client, Sum]):
             logits = _logits(
                 network, shared, own, _part(parameters, _GATE), x, noise, training=True
             )
-            return self.nll(logits, batch.y.repeat(self.samples)) + complexity / count
+            complexity = self.kl_weight * complexity / count
+            return self.nll(logits, batch.y.repeat(self.samples)) + complexity
 
         return loss
 
