@@ -71,3 +71,36 @@ def test_the_command(method, tmp_path, capsys):
     assert ("entropy_right" in figures) == (method != "fedavg")
     assert command("calibrate", tmp_path / "nothing") == 2
     assert "nothing" in capsys.readouterr().err
+
+
+def test_personal_models_between_rounds(tmp_path, capsys):
+    """With one client nothing happens between its refinement and the end of the round."""
+    for method in ("virtual", "local"):
+        folder = tmp_path / method
+        run = fedbayes.run(
+            method={"name": method},
+            rounds=2,
+            data={"name": "digits", "clients": 1, "partition": "iid"},
+            model={"hidden": [16]},
+            training={"epochs": 5},
+            folder=folder,
+        )
+        assert command("calibrate", folder, "--personal", "--json") == 0
+        figures = json.loads(capsys.readouterr().out)
+        assert figures["accuracy"] == pytest.approx(run.summary["local_accuracy"], abs=0.005)
+        assert figures["accuracy"] > 0.3
+        assert figures["ece"] >= 0
+        if method == "local":
+            assert figures["information_right"] == pytest.approx(0, abs=1e-5)
+        else:
+            assert figures["information_wrong"] > figures["information_right"] > 0
+
+
+def test_no_personal_models(tmp_path, capsys):
+    fedbayes.run(
+        rounds=1,
+        data={"name": "digits", "clients": 2, "partition": "iid"},
+        folder=tmp_path / "run",
+    )
+    assert command("calibrate", tmp_path / "run", "--personal") == 2
+    assert "fedavg keep no models of their own" in " ".join(capsys.readouterr().err.split())

@@ -7,7 +7,10 @@ from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional
 
+import fedbayes
 from fedbayes.contracts import cross_entropy
+from fedbayes.experiment.build import build_data, build_party
+from fedbayes.experiment.config import Config
 from fedbayes.inference.local import LocalTraining, batches, train
 from fedbayes.inference.optimizers import Yogi, step
 from fedbayes.models import MLP, Network
@@ -180,3 +183,73 @@ def test_yogi_by_its_formula_in_plain_numbers():
         v = v - 0.01 * math.copysign(1, v - g * g) * g * g
         theta = theta - 0.1 * m / (math.sqrt(v) + 1e-3)
         assert leaf.item() == pytest.approx(theta, rel=1e-12)
+
+
+def scalar_loss(parameters, batch):
+    return ((parameters["w"] - batch.x) ** 2).mean()
+
+
+def test_patience_ends_training_on_a_plateau():
+    data = Samples(torch.zeros(10, 1), torch.zeros(10, dtype=torch.int64))
+    settings = LocalTraining(epochs=50, batch_size=4, patience=3)
+    # At the minimum nothing improves after the first epoch.
+    _, info = train({"w": torch.zeros(1)}, scalar_loss, data, settings, lr=0.1, stream=stream())
+    assert info["steps"] == 4 * 3
+    # While every epoch improves, all are done.
+    start = {"w": torch.full((1,), 8.0)}
+    slow = LocalTraining(epochs=7, batch_size=4, patience=1)
+    _, info = train(start, scalar_loss, data, slow, lr=0.01, stream=stream())
+    assert info["steps"] == 7 * 3
+    demanding = LocalTraining(epochs=7, batch_size=4, patience=1, min_improvement=100.0)
+    _, info = train(start, scalar_loss, data, demanding, lr=0.01, stream=stream())
+    assert info["steps"] == 2 * 3
+
+
+def test_patience_returns_what_was_best_on_samples_held_out():
+    """From 0 towards 1, while the samples held out lie at 0.5."""
+    data = Samples(torch.ones(8, 1), torch.zeros(8, dtype=torch.int64))
+    held_out = Samples(torch.full((6, 1), 0.5), torch.zeros(6, dtype=torch.int64))
+    settings = LocalTraining(epochs=100, batch_size=8, patience=5, validation=0.4)
+    found, info = train(
+        {"w": torch.zeros(1)},
+        scalar_loss,
+        data,
+        settings,
+        lr=0.02,
+        stream=stream(),
+        held_out=held_out,
+    )
+    path = [1 - 0.96**step for step in range(1, 101)]
+    best = min(range(100), key=lambda step: abs(path[step] - 0.5))
+    assert info["steps"] == best + 1
+    assert float(found["w"]) == pytest.approx(path[best], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"patience": 2, "steps": 10}, {"validation": 0.2}, {"patience": 0}]
+)
+def test_patience_that_makes_no_sense(settings):
+    with pytest.raises(ValidationError):
+        LocalTraining(**settings)
+
+
+def test_samples_are_set_aside_once_and_for_all(tmp_path):
+    config = Config.create(
+        data={"name": "digits", "clients": 5, "partition": "iid"},
+        training={"patience": 2, "validation": 0.25, "epochs": 4},
+        rounds=2,
+    )
+    party = build_party(config, build_data(config))
+    samples = party.data.train(3)
+    kept, watched = party._set_aside(samples, 3)
+    assert len(watched.y) == round(0.25 * len(samples.y))
+    both = torch.cat([kept.x, watched.x]).flatten(1)
+    order = np.lexsort(both.T.numpy())
+    expected = samples.x.flatten(1)
+    assert torch.equal(both[order], expected[np.lexsort(expected.T.numpy())])
+    again, _ = party._set_aside(samples, 3)
+    assert torch.equal(kept.x, again.x)
+    one = Samples(samples.x[:1], samples.y[:1])
+    assert party._set_aside(one, 3)[1] is None
+    run = fedbayes.run(config, tmp_path / "run")
+    assert run.metrics[0]["steps"] <= 4 * 8

@@ -344,6 +344,9 @@ def fuse(
 @app.command()
 def calibrate(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    personal: Annotated[
+        bool, typer.Option("--personal", help="Every client's own model on its own test set.")
+    ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="PNG file for a reliability diagram.")
     ] = None,
@@ -355,7 +358,7 @@ def calibrate(
 
     if picture is not None:
         writable(picture, "the picture")
-    found = trust(folder)
+    found = trust(folder, personal=personal)
     figures = summary(found)
     if picture is not None:
         plot(found, picture)

@@ -89,6 +89,8 @@ class Site:
     """How clients train."""
     own_network: Callable[[], Network]
     """Builds a network with an initialization that is this client's own."""
+    held_out: Samples | None = None
+    """Training samples set aside for early stopping, if the config asks for it."""
 
     def stream(self, purpose: str) -> torch.Generator:
         """The random stream of this client in this round for one purpose."""
@@ -107,6 +109,7 @@ class Site:
         *,
         apart: Mapping[str, OptimizerBuilder] | None = None,
         project: Projection | None = None,
+        validation: Objective | None = None,
     ) -> tuple[Tensors, dict[str, float]]:
         """Train weights of the network with the round's settings; see `inference.local.train`."""
         return train(
@@ -119,6 +122,8 @@ class Site:
             fixed=self.network.frozen,
             apart=apart,
             project=project,
+            held_out=self.held_out,
+            validation=validation,
         )
 
 
@@ -296,6 +301,14 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     ) -> Predictor:
         """The client's own predictor right after its E-step."""
 
+    def personal_sampler(
+        self, message: Message, client: ClientState, network: Network
+    ) -> Sampler | None:
+        """Draws behind a client's own predictions between rounds, for methods that keep a model
+        for every client: from what the server would send it now, and its private state.
+        """
+        return None
+
 
 def point_predictor(weights: Tensors, network: Network) -> Predictor:
     """Prediction by one network with these weights."""
@@ -303,11 +316,11 @@ def point_predictor(weights: Tensors, network: Network) -> Predictor:
     return lambda x: network(ready, x)
 
 
-def cross_entropy(network: Network) -> Objective:
-    """The mean negative log-likelihood of a batch under a network."""
+def cross_entropy(network: Network, *, training: bool = True) -> Objective:
+    """The mean negative log-likelihood of a batch under a network, with dropout in training."""
 
     def loss(weights: Tensors, batch: Samples) -> Tensor:
-        return functional.cross_entropy(network(weights, batch.x, training=True), batch.y)
+        return functional.cross_entropy(network(weights, batch.x, training=training), batch.y)
 
     return loss
 
@@ -342,7 +355,8 @@ class PointEstimate(Method[ServerState, Nothing, Sum]):
     ) -> tuple[Report, Nothing, Info]:
         """Train from the server's weights and report the result."""
         start = dense(message)
-        weights, info = site.fit(start, self.objective(start, site), data)
+        validation = cross_entropy(site.network, training=False)
+        weights, info = site.fit(start, self.objective(start, site), data, validation=validation)
         weight = float(len(data.y)) if self.weighting == "samples" else 1.0
         return Report(dict(weights), weight), client, info
 

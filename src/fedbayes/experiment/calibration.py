@@ -1,14 +1,28 @@
 """How far the predictions of a run's model can be trusted."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedbayes.errors import RunError
 from fedbayes.experiment.build import build_party, stored_data
-from fedbayes.experiment.record import RunFolder
-from fedbayes.metrics import Calibration, Uncertainty, calibrate, evaluate, uncertainty
+from fedbayes.experiment.record import ClientStates, RunFolder
+from fedbayes.federation.party import Party
+from fedbayes.messages import decode, dense
+from fedbayes.metrics import (
+    Calibration,
+    Predictions,
+    Sampler,
+    Uncertainty,
+    calibrate,
+    evaluate,
+    uncertainty,
+)
+from fedbayes.tensors import Samples, to, unpack
 
 PIECE = 500
 """Test samples that are predicted at a time."""
@@ -16,7 +30,7 @@ PIECE = 500
 
 @dataclass(frozen=True)
 class Trust:
-    """A global model on the union of the clients' test sets."""
+    """Predictions on the union of the clients' test sets."""
 
     accuracy: float
     nll: float
@@ -28,11 +42,11 @@ class Trust:
     """For methods with a posterior, or an ensemble."""
 
 
-def trust(folder: Path) -> Trust:
-    """Try the global model of a run that has ended.
+def trust(folder: Path, *, personal: bool = False) -> Trust:
+    """Try the global model of a run that has ended, or every client's own on its own test set.
 
     Raises:
-        RunError: it has not ended, or there are no test samples.
+        RunError: it has not ended, there are no test samples, or clients keep no own models.
     """
     run = RunFolder(folder)
     model, config = run.model(), run.config()
@@ -40,30 +54,79 @@ def trust(folder: Path) -> Trust:
     if not data.test_total:
         raise RunError(f"the clients of {folder} hold no test samples")
     party = build_party(config, data)
+    if personal:
+        return _joined([_try(draw, samples) for draw, samples in _own(run, party)])
     samples = data.test_union(0, data.test_total).to(party.network.device)
-    found = evaluate(party.method.predict(model, party.network), samples)
-    right = found.labels == samples.y.cpu()
     draw = party.method.sampler(model, party.network)
-    parts: list[Uncertainty] = []
     if draw is not None:
-        for start in range(0, len(samples.y), PIECE):
-            with torch.no_grad():
-                parts.append(uncertainty(draw(samples.x[start : start + PIECE])))
-    return Trust(
-        found.correct / found.count,
-        found.nll / found.count,
-        calibrate(found.confidence, right),
-        right,
-        _joined(parts),
-    )
+        return _joined([_try(draw, samples)])
+    return _joined([_Tried(evaluate(party.method.predict(model, party.network), samples), samples)])
 
 
-def _joined(parts: list[Uncertainty]) -> Uncertainty | None:
-    if not parts:
-        return None
-    return Uncertainty(
+def _own(run: RunFolder, party: Party) -> Iterator[tuple[Sampler, Samples]]:
+    """Of every client that keeps a model: its draws between rounds, and its test samples."""
+    method, device = party.method, party.network.device
+    progress = run.progress()
+    assert progress is not None  # a run that has ended has a checkpoint
+    server: Any = unpack(method.server_state, progress.server)
+    states = ClientStates(run.clients, progress.stored)
+    found = False
+    for client, state in states.items():
+        message = {name: item.to(device) for name, item in method.message(server, client).items()}
+        own: Any = unpack(method.client_state, to(dense(decode(state)), device))
+        draw = method.personal_sampler(message, own, party.network)
+        samples = party.data.test(client).to(device)
+        if draw is not None and len(samples.y):
+            found = True
+            yield draw, samples
+    if not found:
+        raise RunError(
+            f"clients under {method.name} keep no models of their own between rounds; "
+            "virtual and local do"
+        )
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What was predicted for some samples."""
+
+    found: Predictions
+    samples: Samples
+    uncertainty: Uncertainty | None = None
+
+
+def _try(draw: Sampler, samples: Samples) -> _Tried:
+    """The mean prediction of the draws, and how they disagree."""
+    parts: list[Uncertainty] = []
+
+    def predict(x: torch.Tensor) -> torch.Tensor:
+        each = draw(x)
+        parts.append(uncertainty(each))
+        return torch.logsumexp(each, dim=0) - log(len(each))
+
+    found = evaluate(predict, samples, PIECE)
+    joined = Uncertainty(
         torch.cat([part.entropy for part in parts]).cpu(),
         torch.cat([part.information for part in parts]).cpu(),
+    )
+    return _Tried(found, samples, joined)
+
+
+def _joined(parts: Sequence[_Tried]) -> Trust:
+    right = torch.cat([part.found.labels == part.samples.y.cpu() for part in parts])
+    confidence = torch.cat([part.found.confidence for part in parts])
+    unsure = [part.uncertainty for part in parts if part.uncertainty is not None]
+    return Trust(
+        sum(part.found.correct for part in parts) / len(right),
+        sum(part.found.nll for part in parts) / len(right),
+        calibrate(confidence, right),
+        right,
+        Uncertainty(
+            torch.cat([one.entropy for one in unsure]),
+            torch.cat([one.information for one in unsure]),
+        )
+        if unsure
+        else None,
     )
 
 

@@ -89,16 +89,17 @@ class Party:
     def train(self, task: Task) -> Outcome:
         """Decode, run the E-step, try the personal model, encode."""
         device = self.network.device
-        site = self._site(task)
         message = _to(decode(task.message), device)
+        samples = (
+            self.data.pooled_train() if self.method.pooled else self.data.train(task.client)
+        ).to(device)
+        samples, held_out = self._set_aside(samples, task.client)
+        site = self._site(task, held_out)
         state = (
             self.method.join(site)
             if task.state is None
             else unpack(self.method.client_state, to(dense(decode(task.state)), device))
         )
-        samples = (
-            self.data.pooled_train() if self.method.pooled else self.data.train(task.client)
-        ).to(device)
         seed = seeds.integer(self.seed, "layers", round=task.round, client=task.client)
         with seeds.global_stream(seed, device):
             report, state, info = self.method.local(message, state, samples, site)
@@ -120,7 +121,20 @@ class Party:
         predict = self.method.predict(to(dense(decode(exam.model)), device), self.network)
         return evaluate(predict, self.data.test_union(exam.start, exam.stop).to(device))
 
-    def _site(self, task: Task) -> Site:
+    def _set_aside(self, samples: Samples, client: int) -> tuple[Samples, Samples | None]:
+        """What a client trains on, and what its early stopping watches: the same every round."""
+        count = round(self.training.validation * len(samples.y))
+        if not count or count == len(samples.y):
+            return samples, None
+        stream = seeds.torch_stream(self.seed, "validation", client=client)
+        order = torch.randperm(len(samples.y), generator=stream).to(samples.y.device)
+        watched, kept = order[:count], order[count:].sort().values
+        return (
+            Samples(samples.x[kept], samples.y[kept]),
+            Samples(samples.x[watched], samples.y[watched]),
+        )
+
+    def _site(self, task: Task, held_out: Samples | None = None) -> Site:
         return Site(
             client=task.client,
             round=task.round,
@@ -129,6 +143,7 @@ class Party:
             network=self.network,
             training=self.training,
             own_network=lambda: self.own_network(task.client),
+            held_out=held_out,
         )
 
 

@@ -36,6 +36,19 @@ class LocalTraining(BaseModel):
         None, ge=1, description="optimizer steps in a round, in place of epochs"
     )
     batch_size: int = Field(32, ge=1, description="samples in a step")
+    patience: int | None = Field(
+        None, ge=1, description="epochs without improvement that end a client's training early"
+    )
+    min_improvement: float = Field(
+        0.0, ge=0, description="fall of the loss that counts as an improvement (patience)"
+    )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of a client's training samples set aside for patience to watch; 0: "
+        "it watches the training loss",
+    )
     schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
         "constant", description="learning rate over rounds"
     )
@@ -48,6 +61,10 @@ class LocalTraining(BaseModel):
     def _check(self) -> "LocalTraining":
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is for optimizer = 'sgd', not '{self.optimizer}'")
+        if self.patience is not None and self.steps is not None:
+            raise ValueError("patience counts epochs; limit them by epochs, not by steps")
+        if self.validation and self.patience is None:
+            raise ValueError("validation sets samples aside for patience; give patience too")
         return self
 
     def learning_rate(self, round: int, rounds: int) -> float:
@@ -111,6 +128,8 @@ def train(
     fixed: frozenset[str] = frozenset(),
     apart: Mapping[str, OptimizerBuilder] | None = None,
     project: Projection | None = None,
+    held_out: Samples | None = None,
+    validation: Objective | None = None,
 ) -> tuple[Tensors, dict[str, float]]:
     """Minimize the objective by stochastic gradients, from `parameters`, on one client.
 
@@ -118,16 +137,20 @@ def train(
         parameters: where to start; not changed.
         objective: the scalar to be minimized on a batch.
         samples: the client's training data, at least one sample.
-        settings: optimizer, epochs, batch size.
+        settings: optimizer, epochs, batch size, patience.
         lr: learning rate of this round.
         stream: source of the order of the samples.
         fixed: names that no gradient changes (a network's buffers); the network itself may.
         apart: parameters whose names start so have an optimizer of their own (thresholds of
             gates, say).
         project: is called after every step (a proximal step, say).
+        held_out: samples to watch if training ends by patience; None watches the training loss.
+        validation: the loss on them; the objective by default.
 
     Returns:
-        The parameters at the end, on the device of the start, and the mean loss over the steps.
+        The parameters at the end (if samples are held out, those of the epoch that was best on
+        them), on the device of the start; the mean loss over the steps, and the number of steps
+        that led to the parameters.
     """
     current = {
         name: tensor.detach().clone(memory_format=torch.preserve_format)
@@ -137,7 +160,10 @@ def train(
     leaves = list(trained.values())
     optimizers = _optimizers(trained, settings, lr, apart or {})
     steps = settings.step_count(len(samples.y))
+    epoch = math.ceil(len(samples.y) / settings.batch_size)
     losses: list[Tensor] = []
+    lowest, waited = math.inf, 0
+    best: tuple[Tensors, int] | None = None
     for batch in batches(samples, settings.batch_size, steps, stream):
         loss = objective(current, batch)
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -149,9 +175,37 @@ def train(
             with torch.no_grad():
                 project(current, lr)
         losses.append(loss.detach())
-    return {name: tensor.detach() for name, tensor in current.items()}, {
-        "loss": float(torch.stack(losses).mean())
+        if settings.patience is None or len(losses) % epoch:
+            continue
+        if held_out is None:
+            watched = float(torch.stack(losses[-epoch:]).mean())
+        else:
+            watched = _mean_loss(validation or objective, current, held_out, settings.batch_size)
+        waited += 1
+        if watched < lowest - settings.min_improvement:
+            lowest, waited = watched, 0
+            if held_out is not None:
+                best = {name: t.detach().clone() for name, t in current.items()}, len(losses)
+        if waited >= settings.patience:
+            break
+    ended, taken = best or (current, len(losses))
+    return {name: tensor.detach() for name, tensor in ended.items()}, {
+        "loss": float(torch.stack(losses).mean()),
+        "steps": float(taken),
     }
+
+
+@torch.no_grad()
+def _mean_loss(
+    objective: Objective, parameters: Tensors, samples: Samples, batch_size: int
+) -> float:
+    """Mean over samples of a loss, piece by piece."""
+    total = 0.0
+    for x, y in zip(
+        torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True
+    ):
+        total += len(y) * float(objective(parameters, Samples(x, y)))
+    return total / len(samples.y)
 
 
 def _optimizers(

@@ -91,7 +91,12 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         self, message: Message, client: Nothing, data: Samples, site: Site
     ) -> tuple[Report, Nothing, Info]:
         """Train the smaller network."""
-        weights, info = site.fit(units.cut(message), cross_entropy(site.network), data)
+        weights, info = site.fit(
+            units.cut(message),
+            cross_entropy(site.network),
+            data,
+            validation=cross_entropy(site.network, training=False),
+        )
         report = {
             name: replace(item, values=weights[name].reshape(-1))
             if isinstance(item, Masked)

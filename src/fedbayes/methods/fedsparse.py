@@ -359,13 +359,7 @@ class ScaffoldFedSparse(Gated[Control]):
         correction = {n: self.damping * (c - client.control[n]) for n, c in common.items()}
         objective = corrected(self.objective(start, site), correction)
         tensors, ended, info = self.train(prior, objective, data, site)
-        own = along_path(
-            start,
-            ended,
-            correction,
-            steps=site.training.step_count(len(data.y)),
-            lr=site.lr,
-        )
+        own = along_path(start, ended, correction, steps=int(info["steps"]), lr=site.lr)
         change = {n: own[n] - client.control[n] for n in own}
         masked = {
             n: item.like(change[n]) if isinstance(item, Masked) else change[n]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
@@ -17,7 +18,7 @@ from fedbayes.contracts import (
     point_predictor,
 )
 from fedbayes.messages import Message
-from fedbayes.metrics import Predictor
+from fedbayes.metrics import Predictor, Sampler
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors
 
@@ -62,7 +63,12 @@ class Local(Method[Weights, Client, Sum]):
         self, message: Message, client: Client, data: Samples, site: Site
     ) -> tuple[Report, Client, Info]:
         """Go on training where the client's last round ended."""
-        weights, info = site.fit(client.weights, cross_entropy(site.network), data)
+        weights, info = site.fit(
+            client.weights,
+            cross_entropy(site.network),
+            data,
+            validation=cross_entropy(site.network, training=False),
+        )
         return Report({}), Client(weights), info
 
     def update(self, server: Weights, reports: Sum) -> tuple[Weights, Info]:
@@ -78,3 +84,8 @@ class Local(Method[Weights, Client, Sum]):
     ) -> Predictor:
         """The client's own network."""
         return point_predictor(client.weights, network)
+
+    def personal_sampler(self, message: Message, client: Client, network: Network) -> Sampler:
+        """The client's own network, which is a single draw."""
+        predict = point_predictor(client.weights, network)
+        return lambda x: torch.log_softmax(predict(x), dim=-1)[None]

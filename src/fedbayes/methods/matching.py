@@ -123,7 +123,12 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         start = (
             site.own_network().initial if "widths" in message else _named(dense(message), layers)
         )
-        weights, info = site.fit(start, cross_entropy(site.network), data)
+        weights, info = site.fit(
+            start,
+            cross_entropy(site.network),
+            data,
+            validation=cross_entropy(site.network, training=False),
+        )
         report = _numbered(weights, layers)
         if self.class_shares:
             classes = len(layers[-1].weight)

@@ -104,7 +104,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         objective = cross_entropy(site.network)
         ended, info = site.fit(start, corrected(objective, correction), data)
         if self.control == "path":
-            steps = site.training.step_count(len(data.y))
+            steps = int(info["steps"])
             own = along_path(start, ended, correction, steps=steps, lr=site.lr)
         else:
             weights = site.network.prepare(start)

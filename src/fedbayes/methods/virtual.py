@@ -135,7 +135,8 @@ class Virtual(Method[Server, Client, Sum]):
         cavity = _floored(posterior / factor, posterior)
         start = self._start(posterior, factor, cavity, client, clients, site)
         objective = self.objective(cavity, share, len(data.y), site)
-        ended, info = site.fit(start, objective, data)
+        validation = self.objective(cavity, share, len(data.y), site, training=False)
+        ended, info = site.fit(start, objective, data, validation=validation)
 
         log_precision = _part(ended, _LOG_PRECISION)
         refined = Gaussian({n: t.double().exp() for n, t in log_precision.items()}, {})
@@ -207,19 +208,25 @@ class Virtual(Method[Server, Client, Sum]):
         start |= {_OWN_LOG_DEVIATION + n: t for n, t in spread.items()}
         return start | {_GATE + n: t for n, t in gates.items()}
 
-    def objective(self, cavity: Gaussian, share: Gaussian, count: int, site: Site) -> Objective:
+    def objective(
+        self, cavity: Gaussian, share: Gaussian, count: int, site: Site, *, training: bool = True
+    ) -> Objective:
         """The free energy of Eq. 3 per sample, by Monte Carlo, its KL terms times `kl_weight`.
+
+        To be watched on samples held out it is the likelihood term alone, without dropout.
 
         Args:
             cavity: s / s_i.
             share: p(θ)^{1/K}.
             count: the client's number of samples.
             site: where it is.
+            training: whether it is to be minimized, or watched.
         """
         device = site.network.device
         kind = next(iter(site.network.initial.values())).dtype
         rest, prior = cavity.to(device, kind), (cavity * share).to(device, kind)
-        noise = Noise(self.samples, self.estimator, site.stream("weights"))
+        stream = site.stream("weights" if training else "validation")
+        noise = Noise(self.samples, self.estimator, stream)
         network = variational.stages(site.network.module)
 
         def loss(parameters: Tensors, batch: Samples) -> Tensor:
@@ -240,11 +247,10 @@ class Virtual(Method[Server, Client, Sum]):
                 inverse = {n: d.pow(-2) for n, d in own.deviation.items()}
                 complexity = complexity + kl(own.mean, inverse, private)
             x = variational.repeat(batch.x, self.samples)
-            logits = _logits(
-                network, shared, own, _part(parameters, _GATE), x, noise, training=True
-            )
-            complexity = self.kl_weight * complexity / count
-            return self.nll(logits, batch.y.repeat(self.samples)) + complexity
+            gates = _part(parameters, _GATE)
+            logits = _logits(network, shared, own, gates, x, noise, training=training)
+            nll = self.nll(logits, batch.y.repeat(self.samples))
+            return nll + self.kl_weight * complexity / count if training else nll
 
         return loss
 
@@ -288,12 +294,19 @@ class Virtual(Method[Server, Client, Sum]):
             {n: t.double() for n, t in _part(change, _PRECISION).items()},
             {n: t.double() for n, t in _part(change, _SHIFT).items()},
         )
+        return _mean(self._beside(posterior, client, network))
+
+    def personal_sampler(self, message: Message, client: Client, network: Network) -> Sampler:
+        """The client's network with the server's beside it, as they are between rounds."""
+        return self._beside(_posterior(dense(message)), client, network)
+
+    def _beside(self, posterior: Gaussian, client: Client, network: Network) -> Sampler:
         posterior = posterior.to(network.device, torch.float32)
         own = None
         if self.lateral:
             own = Weights(client.mean, {n: t.exp() for n, t in client.log_deviation.items()})
         shared = Weights(posterior.mean, posterior.deviation)
-        return _mean(self._sampler(network, shared, own, client.gates))
+        return self._sampler(network, shared, own, client.gates)
 
     def _sampler(
         self, network: Network, shared: Weights, own: Weights | None, gates: Tensors
