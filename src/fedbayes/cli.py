@@ -237,7 +237,7 @@ def fuse(
     models: Annotated[list[Path], typer.Argument(help="Model files: .safetensors, .pt.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Fused model to write.")],
     method: Annotated[
-        str, typer.Option("--method", "-m", help="gpi-fnm, pfnm, or average.")
+        str, typer.Option("--method", "-m", help="gpi-fnm, pfnm, combined, or average.")
     ] = "gpi-fnm",
     counts: Annotated[
         Path | None, typer.Option(help="JSON: samples of each class that each model saw.")
@@ -271,6 +271,12 @@ def fuse(
     start_gamma: Annotated[
         float | None, typer.Option(help="gamma of those matchings, if another.")
     ] = None,
+    alpha: Annotated[
+        str | None, typer.Option(help="Factors of combined: mean, linear, or exp. [exp]")
+    ] = None,
+    c: Annotated[
+        float | None, typer.Option("--c", help="Constant of linear c + r and exp(c r). [0.001]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of models.")] = 0,
     held_out: Annotated[
         Path | None,
@@ -302,6 +308,8 @@ def fuse(
         "alternations": alternations,
         "starts": starts,
         "start_gamma": start_gamma,
+        "alpha": alpha,
+        "c": c,
     }
     job = FusionJob(
         models,
@@ -332,7 +340,7 @@ def fuse(
         highlight=False,
         soft_wrap=True,
     )
-    if len(fusion.sizes) > 1 and fusion.settings and not (trials or fusion.settings.alternations):
+    if len(fusion.sizes) > 1 and fusion.matching and not (trials or alternations):
         console.print(
             "deep networks match better up and down, and with other settings: try --alternations "
             "12 --epsilon 1 --sigma0 10 --gamma 30, or --select",

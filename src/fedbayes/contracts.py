@@ -241,6 +241,8 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     """Whether reports are summed or gathered."""
     pooled: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
+    hands_out: ClassVar[bool] = False
+    """Whether every client gets a copy of the last global model, whose bytes count."""
 
     def check(self, training: LocalTraining) -> None:
         """Refuse, before anything runs, clients' training that the method cannot work with.
@@ -282,6 +284,10 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     @abstractmethod
     def update(self, server: ServerState, reports: Reduced) -> tuple[ServerState, Info]:
         """The M-step: the server's new state from at least one report."""
+
+    def stopped(self, server: ServerState) -> str:
+        """Why the server wants no further rounds, in words; empty while it does."""
+        return ""
 
     @abstractmethod
     def model(self, server: ServerState) -> Tensors:

@@ -17,12 +17,16 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.inference.combination import Combination, factors
 from fedbayes.matching import Dense, MatchingSettings, NetworkMatching, match_networks
 from fedbayes.models import DenseLayer, dense_layers
 from fedbayes.tensors import Tensors, parameter_count
 
-FusionMethod = Literal["gpi-fnm", "pfnm", "average"]
+FusionMethod = Literal["gpi-fnm", "pfnm", "combined", "average"]
 """How models are fused."""
+
+FusionSettings = MatchingSettings | Combination
+"""Parameters of the matching, or of a linear combination, of which the average is one."""
 
 Layers = Sequence[DenseLayer]
 """A fully connected network, first layer to last."""
@@ -42,9 +46,9 @@ class Fusion:
     """Of each input by name and of each of its hidden layers: the fused neuron that each of its
     neurons became [L]."""
     matching: NetworkMatching | None
-    """The matching in full; None for an average."""
-    settings: MatchingSettings | None
-    """Its parameters; None for an average."""
+    """The matching in full; None for a combination or an average."""
+    settings: FusionSettings
+    """Its parameters."""
     method: str
     """What it was made with."""
     seconds: float
@@ -71,12 +75,14 @@ def fuse(
         models: `state_dict`s of MLPs, with names for errors and assignments (else "0", "1", …).
             Names of tensors are free; depth, inputs and outputs must agree, widths need not. A
             model without biases beside models with biases counts as one whose biases are 0.
-        method: `gpi-fnm`, `pfnm` (ε = 0), or `average`, weight by weight.
+        method: `gpi-fnm`, `pfnm` (ε = 0), or, weight by weight, `average` or `combined`.
         counts: training samples of each model and class [S, K], in the order of the models; a
-            model says nothing of classes that it never saw. Equal shares by default.
+            model says nothing of classes that it never saw, and has the share of its samples in
+            a combination. Equal shares by default.
         seed: of the order of models in sweeps.
         watch: called with what is being done.
-        settings: of the matching; see `fedbayes.matching.MatchingSettings`.
+        settings: of the matching (see `fedbayes.matching.MatchingSettings`), or of the
+            combination: `alpha` (mean, linear, exp) and `c`.
 
     Raises:
         ModelError: the models cannot be fused, or the counts do not fit.
@@ -87,15 +93,15 @@ def fuse(
     layers = {name: dense_layers(weights, name) for name, weights in models.items()}
     return fuse_layers(
         layers,
-        matching_settings(method, settings),
+        fusion_settings(method, settings),
         counts=None if counts is None else np.asarray(counts, dtype=np.float64),
         seed=seed,
         watch=watch,
     )
 
 
-def matching_settings(method: str, settings: Mapping[str, Any]) -> MatchingSettings | None:
-    """The settings of a fusion method by name; None for an average, which has none.
+def fusion_settings(method: str, settings: Mapping[str, Any]) -> FusionSettings:
+    """The settings of a fusion method by name.
 
     Raises:
         ConfigError: a setting is unknown, out of range, or not of this method.
@@ -106,48 +112,52 @@ def matching_settings(method: str, settings: Mapping[str, Any]) -> MatchingSetti
     if method == "average":
         if settings:
             raise ConfigError(f"the average has no setting {next(iter(settings))!r}")
-        return None
+        return Combination(alpha="mean")
     if method == "pfnm" and settings.get("epsilon"):
         raise ConfigError("pfnm is epsilon = 0; with another epsilon the method is gpi-fnm")
     fixed = {"epsilon": 0.0} if method == "pfnm" else {}
+    kind = Combination if method == "combined" else MatchingSettings
     try:
-        return MatchingSettings(**{**settings, **fixed})
+        return kind(**{**settings, **fixed})
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"])
-        allowed = ", ".join(MatchingSettings.model_fields)
+        allowed = ", ".join(kind.model_fields)
         hint = f"; there are {allowed}" if problem["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{name} = {problem['input']!r}: {problem['msg']}{hint}") from None
 
 
 def fuse_layers(
     models: Mapping[str, Layers],
-    settings: MatchingSettings | None,
+    settings: FusionSettings,
     *,
     counts: npt.NDArray[np.float64] | None = None,
     seed: int = 0,
     watch: Callable[[str], None] | None = None,
 ) -> Fusion:
-    """The same for networks that are lists of layers already; without settings, their average."""
+    """The same for networks that are lists of layers already."""
     if not models:
         raise ModelError("there are no models to fuse")
     begin = perf_counter()
     first = next(iter(models.values()))
-    if settings is None:
-        average = coordinate_average(list(models.values()))
-        if average is None:
+    if isinstance(settings, Combination):
+        samples = np.ones(len(models)) if counts is None else counts.sum(axis=1)
+        if len(samples) != len(models) or not samples.sum() > 0:
+            raise ModelError(f"the counts are of {len(samples)} models; there are {len(models)}")
+        alpha = factors(settings.alpha, settings.c, samples)
+        combined = combination(list(models.values()), alpha.tolist())
+        if combined is None:
             raise ModelError("the models differ in their shapes, so they have no average")
-        sizes = [len(layer.weight) for layer in average[:-1]]
+        sizes = [len(layer.weight) for layer in combined[:-1]]
         own = [np.arange(size) for size in sizes]
-        places = dict.fromkeys(models, own)
         return Fusion(
-            _state_dict(average),
-            average,
+            _state_dict(combined),
+            combined,
             sizes,
-            places,
+            dict.fromkeys(models, own),
             None,
-            None,
-            "average",
+            settings,
+            "average" if settings.alpha == "mean" else "combined",
             perf_counter() - begin,
         )
     biased = any(layer.bias is not None for layers in models.values() for layer in layers)
@@ -177,18 +187,30 @@ def fuse_layers(
 
 def coordinate_average(models: Sequence[Layers]) -> list[DenseLayer] | None:
     """The mean of networks weight by weight, or None where their shapes differ."""
+    return combination(models, [1 / len(models)] * len(models))
+
+
+def combination(models: Sequence[Layers], alpha: Sequence[float]) -> list[DenseLayer] | None:
+    """Σ_s α_s of networks weight by weight, or None where their shapes differ."""
     if len({len(layers) for layers in models}) > 1:
         return None
-    average = []
+    combined = []
     for layers in zip(*models, strict=True):
         shapes = {tuple(layer.weight.shape) for layer in layers}
         biases = [layer.bias for layer in layers if layer.bias is not None]
         if len(shapes) > 1 or len(biases) not in (0, len(layers)):
             return None
-        weight = torch.stack([layer.weight for layer in layers]).mean(dim=0)
-        bias = torch.stack(biases).mean(dim=0) if biases else None
-        average.append(DenseLayer(layers[0].name, weight, layers[0].bias_name, bias))
-    return average
+        weight = _sum([layer.weight for layer in layers], alpha)
+        bias = _sum(biases, alpha) if biases else None
+        combined.append(DenseLayer(layers[0].name, weight, layers[0].bias_name, bias))
+    return combined
+
+
+def _sum(tensors: Sequence[torch.Tensor], alpha: Sequence[float]) -> torch.Tensor:
+    total = torch.zeros(tensors[0].shape, dtype=torch.float64)
+    for tensor, factor in zip(tensors, alpha, strict=True):
+        total.add_(tensor, alpha=factor)
+    return total.to(tensors[0].dtype)
 
 
 def _plain(layers: Layers, biased: bool) -> Dense:

@@ -226,3 +226,43 @@ def test_a_damaged_file_is_refused(tmp_path):
     )  # fmt: skip
     with pytest.raises(DataError, match="contradicts"):
         Partition.load(file)
+
+
+@given(
+    table=st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4
+    ).filter(lambda rows: all(sum(row) for row in rows)),
+    test=st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5)),
+    seed=st.integers(0, 100),
+)
+@settings(deadline=None, max_examples=40)
+def test_counts_are_met_exactly(table, test, seed):
+    dataset = pool(np.resize(np.arange(3), 120))
+    asked = DataSettings(partition="counts", class_counts=table, test_counts=test, min_samples=1)
+    found = partition(dataset, asked, seed)
+    assert (counts(dataset, found) == np.array(table)).all()
+    assert (np.bincount(dataset.y[found.test], minlength=3) == np.array(test)).all()
+    assert not np.intersect1d(found.train, found.test).size
+    if seed:
+        assert not np.array_equal(found.train, partition(dataset, asked, 0).train)
+
+
+def test_counts_that_cannot_be():
+    dataset = pool(np.resize(np.arange(2), 20))
+    with pytest.raises(DataError, match="want 14 samples of class 1"):
+        partition(
+            dataset,
+            DataSettings(partition="counts", class_counts=[[3, 8], [2, 4]], test_counts=(1, 2)),
+            0,
+        )
+    for wrong in (
+        {"partition": "counts"},
+        {"class_counts": [[1, 2]]},
+        {"partition": "counts", "class_counts": [[1, 2], [3]]},
+        {"partition": "counts", "class_counts": [[1, -2]]},
+        {"partition": "counts", "class_counts": [[1, 2]], "clients": 3},
+        {"partition": "counts", "class_counts": [[1, 2]], "test_counts": (1, 1), "test": 0.3},
+        {"test_counts": (1, 1)},
+    ):
+        with pytest.raises(ValueError, match="count"):
+            DataSettings(**wrong)

@@ -120,7 +120,12 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
         settings.min_samples if fraction is None else rows_needed(settings.min_samples, fraction)
     )
     division = divide(dataset, pool, settings, needed, seed)
-    if fraction is not None:
+    if settings.test_counts is not None:
+        left = np.setdiff1d(pool, division.rows)
+        chosen = _of_each_class(dataset.y, left, settings.test_counts, stream)
+        dealt = seeds.numpy_stream(seed, "holdout")
+        train, test = division, deal_official(dataset, division, chosen, False, dealt)
+    elif fraction is not None:
         train, test = own_fraction(division, fraction, seeds.numpy_stream(seed, "holdout"))
     else:
         start = dataset.official_train or 0
@@ -142,7 +147,9 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
 
 
 def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
-    """The part of its own samples that a client tests on; None for the official test part."""
+    """The part of its own samples that a client tests on; None if others are for testing."""
+    if settings.test_counts is not None:
+        return None
     if isinstance(settings.test, float):
         return settings.test
     if dataset.official_train is not None:
@@ -165,6 +172,18 @@ def _some(rows: Rows, limit: int | None, stream: np.random.Generator) -> Rows:
     if limit is None or limit >= len(rows):
         return rows
     return np.sort(stream.choice(rows, limit, replace=False))
+
+
+def _of_each_class(
+    y: Rows, rows: Rows, counts: tuple[int, ...], stream: np.random.Generator
+) -> Rows:
+    """Rows drawn at random, so many of each class, rising."""
+    labels = y[rows]
+    drawn = [
+        stream.choice(rows[labels == label], count, replace=False)
+        for label, count in enumerate(counts)
+    ]
+    return np.sort(np.concatenate(drawn))
 
 
 def _cap(division: Division, most: int, stream: np.random.Generator) -> Division:

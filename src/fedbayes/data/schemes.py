@@ -63,7 +63,7 @@ def divide(
     """
     if settings.partition == "natural":
         return _natural(dataset, pool, settings, needed)
-    clients = settings.clients or DEFAULT_CLIENTS
+    clients = settings.clients or len(settings.class_counts or ()) or DEFAULT_CLIENTS
     if clients > len(pool):
         raise DataError(
             f"{dataset.name}: {len(pool)} samples do not suffice for {clients} clients; "
@@ -191,6 +191,27 @@ def _draw(mix: Array, left: Rows, size: int, stream: np.random.Generator) -> Row
     return drawn
 
 
+def _by_counts(
+    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+) -> Rows:
+    """So many rows of each class for each client; the rest is left over."""
+    counts = np.array(settings.class_counts)
+    there = np.bincount(labels, minlength=counts.shape[1])
+    if len(there) > counts.shape[1]:
+        raise DataError(f"class_counts has {counts.shape[1]} classes, the data {len(there)}")
+    wanted = counts.sum(0) + np.array(settings.test_counts or 0)
+    if (short := np.flatnonzero(wanted > there)).size:
+        raise DataError(
+            f"class_counts and test_counts want {wanted[short[0]]} samples of class {short[0]}; "
+            f"there are {there[short[0]]}"
+        )
+    client = np.full(len(labels), -1)
+    for label, column in enumerate(counts.T):
+        rows = np.flatnonzero(labels == label)
+        client[rows[: column.sum()]] = np.repeat(np.arange(clients), column)
+    return client
+
+
 def _natural(dataset: Dataset, pool: Rows, settings: DataSettings, needed: int) -> Division:
     """One client per group; the first `clients` of those that hold enough rows."""
     if dataset.groups is None:
@@ -225,4 +246,5 @@ _SCHEMES: dict[str, _Scheme] = {
     "dirichlet": _dirichlet,
     "dirichlet-equal": _dirichlet_equal,
     "shards": _shards,
+    "counts": _by_counts,
 }

@@ -18,6 +18,9 @@ BUILT_IN = (
 )
 """Names of the data sets that the package knows."""
 
+Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"]
+"""Ways to divide data among clients."""
+
 DEFAULT_CLIENTS = 10
 """Number of clients of an artificial partition, unless said otherwise."""
 
@@ -60,12 +63,15 @@ class DataSettings(BaseModel):
         description=f"Number of clients. Default: {DEFAULT_CLIENTS}, or every group of a "
         "natural partition, of which a number takes the first ones.",
     )
-    partition: Literal["iid", "dirichlet", "dirichlet-equal", "shards", "natural"] = Field(
-        "dirichlet",
-        description="iid: equal parts at random. dirichlet: each class is divided by "
-        "Dirichlet shares. dirichlet-equal: each client has a Dirichlet class mix and the same "
-        "number of samples. shards: each client gets shards of the samples sorted by class. "
-        "natural: one client per writer, subject or sensor.",
+    partition: Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"] = (
+        Field(
+            "dirichlet",
+            description="iid: equal parts at random. dirichlet: each class is divided by "
+            "Dirichlet shares. dirichlet-equal: each client has a Dirichlet class mix and the same "
+            "number of samples. shards: each client gets shards of the samples sorted by class. "
+            "counts: each client gets so many of each class as class_counts says. "
+            "natural: one client per writer, subject or sensor.",
+        )
     )
     alpha: float = Field(
         0.4, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small is skewed."
@@ -76,6 +82,16 @@ class DataSettings(BaseModel):
         "none of the classes still to be divided.",
     )
     shards_per_client: int = Field(2, ge=1, description="shards: number of shards of a client.")
+    class_counts: tuple[tuple[int, ...], ...] | None = Field(
+        None,
+        description="counts: samples of each client and class, as in [[30, 10], [5, 45]]. They "
+        "are training samples if test_counts or an official test part is used.",
+    )
+    test_counts: tuple[int, ...] | None = Field(
+        None,
+        description="counts: test samples of each class, drawn from those that no client trains "
+        "on and dealt to the clients in proportion to their training classes.",
+    )
     min_samples: int = Field(
         2,
         ge=1,
@@ -128,7 +144,24 @@ class DataSettings(BaseModel):
             )
         if isinstance(self.test, float) and not 0 < self.test < 1:
             raise ValueError(f"test = {self.test} must lie between 0 and 1, or be 'official'")
+        if (self.partition == "counts") != (self.class_counts is not None):
+            raise ValueError("partition = 'counts' and class_counts go together")
+        if self.test_counts is not None and self.class_counts is None:
+            raise ValueError("test_counts goes with partition = 'counts'")
+        if self.class_counts is not None:
+            self._check_counts(self.class_counts)
         return self
+
+    def _check_counts(self, counts: tuple[tuple[int, ...], ...]) -> None:
+        rows = [*counts, *([self.test_counts] if self.test_counts is not None else [])]
+        if not counts or len({len(row) for row in rows}) > 1:
+            raise ValueError("class_counts and test_counts need one number for every class")
+        if any(count < 0 for row in rows for count in row):
+            raise ValueError("class_counts and test_counts are numbers of samples, 0 or more")
+        if self.clients not in (None, len(counts)):
+            raise ValueError(f"clients is {self.clients}, class_counts has {len(counts)} rows")
+        if self.test_counts is not None and self.test != "default":
+            raise ValueError("test_counts and test exclude one another; leave test out")
 
     @property
     def drops_incomplete(self) -> bool:

@@ -22,7 +22,8 @@ from fedbayes.experiment.silos import (
     writable,
     write_model,
 )
-from fedbayes.fusion import Fusion, Layers, fuse_layers, matching_settings
+from fedbayes.fusion import Fusion, Layers, fuse_layers, fusion_settings
+from fedbayes.matching import MatchingSettings
 from fedbayes.metrics import evaluate
 from fedbayes.models import relu_network
 from fedbayes.tensors import Samples
@@ -62,11 +63,11 @@ class FusionJob:
         Raises:
             FedbayesError: what is wrong with an option or a file.
         """
-        settings = matching_settings(self.method, self.settings)
+        settings = fusion_settings(self.method, self.settings)
         if self.held_out is None and (self.grid or self.max_neurons):
             raise ConfigError("--grid and --max-neurons are for --select, which names the data")
-        if self.held_out is not None and settings is None:
-            raise ConfigError("the average has no settings to select")
+        if self.held_out is not None and not isinstance(settings, MatchingSettings):
+            raise ConfigError(f"{self.method} has no settings to select")
         outputs = {"the model": self.out, "the report": self.report, "the picture": self.picture}
         for what, path in outputs.items():
             if path is not None:
@@ -157,7 +158,7 @@ def select(
         axes["epsilon"] = (0.0,)
     axes = {name: values for name, values in axes.items() if name not in settings}
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-    ready = [matching_settings(method, {**settings, **point}) for point in points]
+    ready = [fusion_settings(method, {**settings, **point}) for point in points]
     fusions, trials = [], []
     for number, (point, chosen) in enumerate(zip(points, ready, strict=True), start=1):
         fusion = fuse_layers(models, chosen, counts=counts, seed=seed)
@@ -208,9 +209,7 @@ def trial_table(trials: Sequence[Trial], chosen: Fusion) -> Table:
     table = Table(*varied, "neurons", "accuracy", "nll", "", pad_edge=False)
     for trial in trials:
         values = trial.values
-        won = chosen.settings is not None and all(
-            getattr(chosen.settings, name) == value for name, value in values.items()
-        )
+        won = all(getattr(chosen.settings, name) == value for name, value in values.items())
         table.add_row(
             *(f"{values[name]:g}" for name in varied),
             ", ".join(map(str, trial.sizes)),
@@ -227,7 +226,7 @@ def report(fusion: Fusion) -> dict[str, Any]:
     content: dict[str, Any] = {
         **summary(fusion),
         "method": fusion.method,
-        "settings": fusion.settings.model_dump() if fusion.settings else {},
+        "settings": fusion.settings.model_dump(),
         "inputs": list(fusion.assignments),
         "layers": [],
     }

@@ -147,12 +147,16 @@ class Simulation:
 
     def __iter__(self) -> Iterator[Step]:
         """Run the rounds that remain. After the last one the summary is written."""
-        while self.progress.round < self.config.rounds and not self.stop:
+        while not self._over(self.progress.round, self.server) and not self.stop:
             yield self._step(self.progress.round + 1)
         if self._saved < self.progress.round:
             self.checkpoint()
         if self.progress.round:
             self.folder.finish(self.method.model(self.server), self.summary())
+
+    def _over(self, number: int, server: Any) -> bool:
+        """Whether round `number` was the last."""
+        return number >= self.config.rounds or bool(self.method.stopped(server))
 
     def _step(self, number: int) -> Step:
         began = time.perf_counter()
@@ -180,10 +184,14 @@ class Simulation:
         for client, score in result.scores.items():
             correct[client], tested[client] = score
         evaluation: Metrics = {}
-        if self._evaluates(number):
+        last = self._over(number, self.server)
+        copies = 0
+        if last or self._evaluates(number):
             evaluation, right = self.evaluate(model)
-            if self.method.pooled:
+            if self.method.pooled or (last and self.method.hands_out):
                 correct, tested = right, torch.as_tensor(self.data.test_sizes())
+        if last and self.method.hands_out:
+            copies = self.clients * len(encode(dict(model)))
         seconds = time.perf_counter() - began
         past = self.progress
         self.progress = replace(
@@ -193,12 +201,13 @@ class Simulation:
             correct=correct,
             tested=tested,
             stored=self.states.stored.clone(),
-            bytes_down=past.bytes_down + result.bytes_down,
+            bytes_down=past.bytes_down + result.bytes_down + copies,
             bytes_up=past.bytes_up + result.bytes_up,
             refused=past.refused + len(result.refused),
             seconds=past.seconds + seconds,
         )
         metrics = self._metrics(result, evaluation, model, seconds)
+        metrics["bytes_down"] += copies
         self.folder.add_metrics(metrics)
         if number % self.config.checkpoint_every == 0:
             self.checkpoint()
@@ -213,7 +222,7 @@ class Simulation:
 
     def _evaluates(self, number: int) -> bool:
         every = self.config.evaluate_every
-        return number == self.config.rounds or (every > 0 and number % every == 0)
+        return every > 0 and number % every == 0
 
     def evaluate(self, model: Tensors) -> tuple[Metrics, Tensor]:
         """The global model on the union of the clients' test sets.
@@ -238,6 +247,7 @@ class Simulation:
             "global_accuracy": sum(result.correct for result in results) / total,
             "global_nll": sum(result.nll for result in results) / total,
             "global_ece": calibrate(confidence, labels == truth).error,
+            "class_accuracy": _by_class(labels == truth, truth, len(self.data.classes)),
         }
         return figures, right.long()
 
@@ -285,6 +295,7 @@ class Simulation:
             "global_accuracy": last.get("global_accuracy"),
             "global_nll": last.get("global_nll"),
             "global_ece": last.get("global_ece"),
+            "class_accuracy": last.get("class_accuracy"),
             "local_accuracy": self.local_accuracy(),
             "bytes_down": progress.bytes_down,
             "bytes_up": progress.bytes_up,
@@ -294,9 +305,14 @@ class Simulation:
             "model_parameters": parameter_count(model),
             "seconds_per_round": progress.seconds / max(progress.round, 1),
             "engine": config.engine,
-            "stopped_reason": "completed" if progress.round >= config.rounds else "interrupted",
+            "stopped_reason": self._reason(),
             "folder": str(self.folder.path),
         }
+
+    def _reason(self) -> str:
+        """Why there are no more rounds: the server's words, or that they are all done."""
+        done = self.progress.round >= self.config.rounds
+        return self.method.stopped(self.server) or ("completed" if done else "interrupted")
 
 
 class Run:
@@ -320,6 +336,16 @@ class Run:
         """The global model as a function from inputs [n, ...] to log-probabilities or logits."""
         party = build_party(self.config, stored_data(self.config, self.folder))
         return party.method.predict(self.model, party.network)
+
+
+def _by_class(right: Tensor, truth: Tensor, classes: int) -> list[float | None]:
+    """Share of the test samples of each class that was predicted right; None of no samples."""
+    tested = torch.bincount(truth, minlength=classes)
+    found = torch.bincount(truth, right.double(), minlength=classes)
+    return [
+        count / total if total else None
+        for count, total in zip(found.tolist(), tested.tolist(), strict=True)
+    ]
 
 
 Listener = Callable[[Simulation, Step], None]

@@ -1,6 +1,7 @@
 """The methods, one file each."""
 
 from fedbayes.contracts import AnyMethod
+from fedbayes.methods.combined import Combined
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
@@ -32,6 +33,7 @@ METHODS: dict[str, type[AnyMethod]] = {
         FedDrop,
         FedL1,
         Virtual,
+        Combined,
         GpiFnm,
         Pfnm,
         Local,

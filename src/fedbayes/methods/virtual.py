@@ -86,6 +86,12 @@ class Virtual(Method[Server, Client, Sum]):
     kl_weight: float = Field(
         1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
     )
+    server_likelihood: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the likelihood of the server's own outputs; 0 is the paper, with "
+        "more the server's network predicts by itself too",
+    )
     damping: float = Field(
         1.0, gt=0, le=1, description="share of a factor's change that is made in a round"
     )
@@ -248,8 +254,11 @@ class Virtual(Method[Server, Client, Sum]):
                 complexity = complexity + kl(own.mean, inverse, private)
             x = variational.repeat(batch.x, self.samples)
             gates = _part(parameters, _GATE)
-            logits = _logits(network, shared, own, gates, x, noise, training=training)
-            nll = self.nll(logits, batch.y.repeat(self.samples))
+            y = batch.y.repeat(self.samples)
+            logits, common = _logits(network, shared, own, gates, x, noise, training=training)
+            nll = self.nll(logits, y)
+            if self.lateral and self.server_likelihood:
+                nll = nll + self.server_likelihood * self.nll(common, y)
             return nll + self.kl_weight * complexity / count if training else nll
 
         return loss
@@ -344,7 +353,7 @@ def sampled(
     The draws are the same on every call.
     """
     noise = Noise(samples, "reparametrization", torch.Generator().manual_seed(0))
-    logits = _logits(network, shared, own, gates, variational.repeat(x, samples), noise)
+    logits, _ = _logits(network, shared, own, gates, variational.repeat(x, samples), noise)
     return torch.log_softmax(logits, dim=-1).reshape(samples, len(x), -1)
 
 
@@ -357,11 +366,11 @@ def _logits(
     noise: Noise,
     *,
     training: bool = False,
-) -> Tensor:
-    """The client's logits (Eq. 4), or the server's if the client has no network of its own."""
-    logits, seen = variational.forward(network, shared, x, noise, training=training)
+) -> tuple[Tensor, Tensor]:
+    """The client's logits (Eq. 4) and the server's, which are one if it has no own network."""
+    common, seen = variational.forward(network, shared, x, noise, training=training)
     if own is None:
-        return logits
+        return common, common
     for stage, h in zip(network, seen, strict=True):
         inner, outer = _lateral(stage)
         x = variational.through(stage.before, x, training)
@@ -371,7 +380,7 @@ def _logits(
         gate = gates[stage.name].reshape(-1, *[1] * (side.ndim - 2))
         x = variational.affine(stage.layer, x, *own.of(stage.name), noise) + gate * side
         x = variational.activate(stage, x)
-    return x
+    return x, common
 
 
 def _lateral(stage: Stage) -> tuple[nn.Linear | nn.Conv2d, nn.Linear | nn.Conv2d]:

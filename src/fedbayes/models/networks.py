@@ -60,6 +60,29 @@ class LeNet5(nn.Sequential):
         )
 
 
+class CNN(nn.Sequential):
+    """Two 3 by 3 convolutions of 32 and 64 filters, each with pooling, and 622 units.
+
+    On MNIST it has 1,020,868 parameters, about as many as the network of the Combined Learning
+    paper (1,020,554), of which no more is told. Inputs are images [n, channels, height, width].
+    """
+
+    def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
+        flat = 64 * (((height - 2) // 2 - 2) // 2) * (((width - 2) // 2 - 2) // 2)
+        super().__init__(
+            nn.Conv2d(channels, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(flat, 622),
+            nn.ReLU(),
+            nn.Linear(622, classes),
+        )
+
+
 class ResidualBlock(nn.Module):
     """Two 3 by 3 convolutions with group normalization around a shortcut.
 

@@ -39,6 +39,7 @@ from fedbayes.experiment.papers.experiment import (
 from fedbayes.experiment.record import write_beside
 from fedbayes.experiment.silos import read_models
 from fedbayes.fusion import Layers, coordinate_average
+from fedbayes.matching import MatchingSettings
 from fedbayes.metrics import Predictor, evaluate
 from fedbayes.models import dense_layers, relu_network
 from fedbayes.tensors import Samples
@@ -157,7 +158,7 @@ class Silos:
             max_neurons=most,
             counts=self.counts,
         )
-        assert fusion.settings is not None
+        assert isinstance(fusion.settings, MatchingSettings)
         chosen = fusion.settings
         return {
             "accuracy": self.accuracy(partial(relu_network, fusion.layers)),

@@ -1,0 +1,201 @@
+"""Combined Learning against the formulas of the paper by hand, and its two ends."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedbayes
+from fedbayes.contracts import Federation, Gathered, Report
+from fedbayes.experiment.run import Simulation
+from fedbayes.inference.combination import factors
+from fedbayes.methods.combined import Combined, amplification
+from fedbayes.models import MLP, Network
+from tests.methods.places import samples, site
+from tests.test_fusion import command
+
+SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=8)
+
+
+@given(SIZES, st.floats(-2, 2))
+def test_factors_are_the_papers(sizes, c):
+    total = sum(sizes)
+    assert factors("mean", c, sizes) == pytest.approx([1 / len(sizes)] * len(sizes))
+    assert factors("linear", c, sizes) == pytest.approx([c + n / total for n in sizes])
+    assert factors("exp", c, sizes) == pytest.approx([math.exp(c * n / total) for n in sizes])
+
+
+def test_sums_of_factors():
+    assert factors("linear", 1.0, [3, 5]).sum() == pytest.approx(1 + 2)
+    # "Even for c = 1e-3 the combination is far from a mean."
+    assert factors("exp", 1e-3, [3, 5]).sum() == pytest.approx(2, abs=2e-3)
+
+
+def federation(clients=2):
+    return Federation(clients=clients, cohort=clients, rounds=30, classes=3, seed=0)
+
+
+def heard(method, server, changes, sizes, overflowed=False, accuracy=0.5):
+    """Reports of weights moved by constants."""
+    reports = Gathered()
+    for client, (change, size) in enumerate(zip(changes, sizes, strict=True)):
+        message = method.message(server, client)
+        tensors = {name: tensor + change for name, tensor in message.items()}
+        for name, value in (
+            ("accuracy", accuracy),
+            ("loss", 1.0),
+            ("overflowed", float(overflowed and client == 1)),
+        ):
+            tensors[f"received/{name}"] = torch.tensor(value, dtype=torch.float64)
+        reports.add(client, Report(tensors, float(size)))
+    return reports
+
+
+@pytest.mark.parametrize(("alpha", "c"), [("mean", 0.0), ("linear", 0.7), ("exp", 1.0)])
+def test_update_is_the_combination(alpha, c):
+    network = Network(MLP(4, [3], 3))
+    method = Combined(alpha=alpha, c=c)
+    server = method.init(network, federation())
+    after, info = method.update(server, heard(method, server, (0.5, -2.0), (30, 10)))
+    r = np.array([0.75, 0.25])
+    weights = {"mean": [0.5, 0.5], "linear": c + r, "exp": np.exp(c * r)}[alpha]
+    for name, start in network.initial.items():
+        expected = weights[0] * (start + 0.5) + weights[1] * (start - 2.0)
+        torch.testing.assert_close(method.model(after)[name], expected.float())
+    assert info["alpha_sum"] == pytest.approx(sum(weights))
+
+
+def test_buffers_are_averaged():
+    """Statistics of a batch normalization are no weights to be scaled."""
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    method = Combined(alpha="linear", c=5.0)
+    server = method.init(Network(module), federation())
+    after, _ = method.update(server, heard(method, server, (1.0, 3.0), (10, 30)))
+    assert torch.equal(after.buffers["1.running_mean"], torch.full((4,), 2.5))
+
+
+def test_amplification_bounds_what_a_network_does():
+    torch.manual_seed(2)
+    network = Network(MLP(6, [8, 5], 3, bias=False))
+    x = 2 * torch.rand(200, 6) - 1
+    with torch.no_grad():
+        largest = network(network.initial, x).abs().max()
+    assert float(largest.log10()) <= amplification(network.initial)
+    grown = {name: 10 * w for name, w in network.initial.items()}
+    assert amplification(grown) == pytest.approx(amplification(network.initial) + 3)
+
+
+def test_the_last_sound_model_is_kept():
+    network = Network(MLP(4, [3], 3))
+    method = Combined(alpha="linear", c=1.0, safe=4.0)
+    server = method.init(network, federation())
+    sound = None
+    for _ in range(20):
+        sound = server
+        server, _ = method.update(server, heard(method, server, (0.0, 0.0), (1, 1)))
+        if method.stopped(server):
+            break
+    assert "overflow" in method.stopped(server)
+    assert amplification(server.weights) <= 4.0
+    for name, tensor in sound.weights.items():
+        assert torch.equal(server.weights[name], tensor)
+    # The next combination would have been unsafe.
+    assert amplification(server.weights) + 2 * math.log10(3) > 4.0
+
+
+def test_a_client_that_overflows_says_so():
+    network = Network(MLP(4, [3], 3))
+    method = Combined()
+    server = method.init(network, federation())
+    huge = {name: 1e30 * torch.ones_like(w) for name, w in method.message(server, 0).items()}
+    here = site(network, lr=1.0)
+    report, _, _ = method.local(huge, method.join(here), samples(), here)
+    assert float(report.tensors["received/overflowed"]) == 1
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in report.tensors.values())
+    after, _ = method.update(server, heard(method, server, (1.0, 1.0), (1, 1), overflowed=True))
+    assert "overflow" in method.stopped(after)
+    for name, tensor in server.weights.items():
+        assert torch.equal(after.weights[name], tensor)
+
+
+def test_the_coordinator_sees_a_plateau():
+    network = Network(MLP(4, [3], 3))
+    method = Combined(alpha="mean", tolerance=0.011, window=3)
+    server = method.init(network, federation())
+    accuracies = [0.5, 0.7, 0.80, 0.82, 0.82, 0.825]
+    for number, accuracy in enumerate(accuracies, start=1):
+        reports = heard(method, server, (0.0, 0.0), (1, 3), accuracy=accuracy)
+        server, _ = method.update(server, reports)
+        assert bool(method.stopped(server)) == (number == 6)
+    assert "stable point" in method.stopped(server)
+
+
+def settings(**method):
+    return {
+        "rounds": 40,
+        "data": {"name": "digits", "clients": 2, "partition": "iid"},
+        "model": {"hidden": [16]},
+        "training": {"optimizer": "adam", "lr": 0.01, "epochs": 20, "patience": 2},
+        "method": {"name": "combined", **method},
+    }
+
+
+def test_a_run_ends_at_its_stable_point(tmp_path):
+    run = fedbayes.run(**settings(alpha="mean", tolerance=0.01, window=3), folder=tmp_path / "run")
+    summary = run.summary
+    assert summary["rounds"] < 40
+    assert summary["stopped_reason"].startswith("stable point")
+    recent = [line["received_accuracy"] for line in run.metrics[-3:]]
+    assert max(recent) - min(recent) < 0.02
+    # Every client has a copy, on its own test set, and its bytes are counted.
+    with Simulation(None, tmp_path / "run") as simulation:
+        sizes = simulation.data.test_sizes()
+        copy = simulation.evaluate(run.model)[1].numpy()
+    assert summary["local_accuracy"] == pytest.approx(float(np.mean(copy / sizes)))
+    size = run.metrics[0]["bytes_down"] / 2
+    assert run.metrics[-1]["bytes_down"] == pytest.approx(4 * size, rel=0.01)
+    # To resume it does nothing.
+    again = fedbayes.resume(tmp_path / "run")
+    assert again.summary == {**summary, "folder": again.summary["folder"]}
+
+
+def test_a_run_that_would_overflow_ends_with_a_sound_model(tmp_path, capsys):
+    options = [f"--set={key}" for key in ("training.epochs=2", "data.clients=4", "method.c=3")]
+    arguments = ["run", "-m", "combined", "--rounds", "60", *options]
+    assert command(*arguments, "--set=method.alpha=linear", "-o", tmp_path / "r", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["stopped_reason"].startswith("overflow")
+    assert summary["rounds"] < 60
+    assert all(math.isfinite(value) for value in (summary["global_nll"], summary["global_ece"]))
+
+
+def test_fusion_by_combination(tmp_path, capsys):
+    torch.manual_seed(0)
+    models = [MLP(6, [5], 3).state_dict() for _ in range(3)]
+    counts = [[1, 2, 3], [0, 4, 0], [5, 5, 5]]
+    fusion = fedbayes.fuse(models, method="combined", alpha="exp", c=1.0, counts=counts)
+    alpha = np.exp(np.array([6, 4, 15]) / 25)
+    for name, tensor in fusion.weights.items():
+        expected = sum(a * model[name] for a, model in zip(alpha, models, strict=True))
+        torch.testing.assert_close(tensor, expected.float())
+    for index, model in enumerate(models):
+        torch.save(model, tmp_path / f"{index}.pt")
+    paths = [tmp_path / f"{index}.pt" for index in range(3)]
+    out = tmp_path / "out.safetensors"
+    options = ["--method", "combined", "--alpha", "linear", "--c", "0.5"]
+    assert command("fuse", *paths, "-o", out, *options, "--json") == 0
+    from safetensors.torch import load_file
+
+    found = load_file(out)
+    for name, tensor in found.items():
+        expected = sum((0.5 + 1 / 3) * model[name] for model in models)
+        torch.testing.assert_close(tensor, expected)
+    capsys.readouterr()
+    assert command("fuse", *paths, "-o", out, "--method", "combined", "--sigma", "2") == 2
+    assert "alpha, c" in " ".join(capsys.readouterr().err.split())
+    assert command("fuse", *paths, "-o", out, "--alpha", "cube", "--method", "combined") == 2
+    assert "alpha" in capsys.readouterr().err
