@@ -88,6 +88,11 @@ class TestFedL1(MethodContract):
     parameters: ClassVar = {"l1": 0.3}
 
 
+class TestCombined(MethodContract):
+    method = "combined"
+    parameters: ClassVar = {"alpha": "linear", "c": 0.1}
+
+
 class TestVirtual(MethodContract):
     method = "virtual"
     parameters: ClassVar = {"samples": 3, "predictions": 4}

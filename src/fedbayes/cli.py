@@ -433,9 +433,7 @@ def export(
 @app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Experiment; none: list them.")] = None,
-    scale: Annotated[
-        str, typer.Option(help="small (minutes) or full (as in the paper).")
-    ] = "small",
+    scale: Annotated[str, typer.Option(help="small (minutes) or paper (its scale).")] = "small",
     dataset: Annotated[
         list[str] | None, typer.Option("--dataset", "-d", help="Some of its data sets alone.")
     ] = None,
@@ -454,8 +452,8 @@ def reproduce(
             )
         Console().print(table)
         return
-    if scale not in ("small", "full"):
-        raise RunError(f"--scale {scale}: choose small or full")
+    if scale not in ("small", "paper"):
+        raise RunError(f"--scale {scale}: choose small or paper")
     console = Console(stderr=True)
     with console.status("") as status:
         watch = status.update if console.is_terminal else console.print

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.errors import ConfigError
+from fedbayes.experiment.papers.combined import EXPERIMENTS as COMBINED
 from fedbayes.experiment.papers.em_view import EXPERIMENTS as EM_VIEW
 from fedbayes.experiment.papers.experiment import Experiment, Scale, Watch
 from fedbayes.experiment.papers.gpi_fnm import EXPERIMENTS as GPI_FNM
@@ -13,7 +14,7 @@ from fedbayes.experiment.papers.virtual import EXPERIMENTS as VIRTUAL
 __all__ = ["EXPERIMENTS", "Experiment", "Scale", "reproduce"]
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*GPI_FNM, *VIRTUAL, *EM_VIEW)
+    experiment.name: experiment for experiment in (*GPI_FNM, *VIRTUAL, *EM_VIEW, *COMBINED)
 }
 """Every experiment by its name."""
 
@@ -32,7 +33,7 @@ def reproduce(
         name: of the experiment.
         folder: where `NAME/results.jsonl`, `NAME/table.md`, `NAME/figure.png` and the trained
             models go. Experiments in one folder share these models.
-        scale: `small` takes minutes, `full` is as in the paper.
+        scale: `small` takes minutes, `paper` is as there.
         datasets: some of its data sets, or `digits`; all but digits by default.
         watch: called with what is being done.
 

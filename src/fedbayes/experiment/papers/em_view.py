@@ -278,12 +278,12 @@ def table1(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) ->
     rows.append("FedSparse, high, faster")
     comparisons = {}
     for dataset in datasets:
-        rounds = dict.fromkeys(rows, 1000 if scale == "full" else 300)
+        rounds = dict.fromkeys(rows, 1000 if scale == "paper" else 300)
         if dataset == "digits":
             rounds = dict.fromkeys(rows, 40)
         elif scale == "small":
             rounds |= {"FedAvg": 1000, "FedSparse, mid": 1000}
-        seeds = 3 if scale == "full" else 1
+        seeds = 3 if scale == "paper" else 1
         comparisons[dataset] = Comparison("mixed", _images(dataset), rounds, seeds)
     return _run("fedsparse-table1", "FedSparse (Table 1)", comparisons, folder, watch)
 
@@ -297,11 +297,11 @@ def priors(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) ->
     rows.append("mixture, K = 3")
     comparisons = {}
     for dataset in datasets:
-        many = 1000 if scale == "full" else 300
+        many = 1000 if scale == "paper" else 300
         rounds = dict.fromkeys(rows, 40 if dataset == "digits" else many)
         if dataset != "digits":
             rounds["FedAvg"] = 1000
-        seeds = 3 if scale == "full" else 1
+        seeds = 3 if scale == "paper" else 1
         comparisons[dataset] = Comparison("mixed", _images(dataset), rounds, seeds)
     return _run("em-priors", "Priors of the EM view", comparisons, folder, watch)
 
@@ -325,7 +325,7 @@ def figure8(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
         }
         rows = ["FedAvg", "SCAFFOLD", "FedSparse, mid", "SCAFFOLD, FedSparse"]
         rounds = dict.fromkeys(rows, 40 if dataset == "digits" else 400)
-        seeds = 3 if scale == "full" else 1
+        seeds = 3 if scale == "paper" else 1
         comparisons[dataset] = Comparison("one-class", settings, rounds, seeds)
     return _run("fedsparse-fig8", "SCAFFOLD and FedSparse (Fig. 8)", comparisons, folder, watch)
 

@@ -14,7 +14,7 @@ from fedbayes.experiment.config import Config
 from fedbayes.experiment.record import RunFolder
 from fedbayes.experiment.run import Simulation
 
-Scale = Literal["small", "full"]
+Scale = Literal["small", "paper"]
 """Minutes on a small machine, or as in the paper."""
 
 Watch = Callable[[str], None]
@@ -101,6 +101,11 @@ def markdown(table: pd.DataFrame) -> str:
     """A data frame of texts as a Markdown table."""
     rows = [list(table.columns), ["---"] * len(table.columns), *table.astype(str).values.tolist()]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def claim(text: str, seen: bool, measured: str) -> str:
+    """A claim of a paper, whether it was seen here, and what was measured."""
+    return f"- {'Seen' if seen else 'NOT seen'}: {text} ({measured})."
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:

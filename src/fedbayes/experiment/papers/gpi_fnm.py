@@ -348,10 +348,10 @@ def figure2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
         for name in datasets
         for partition in PARTITIONS
         for clients in _clients(name, scale)
-        for seed in range(10 if scale == "full" else 2 if name == "cifar10" else 3)
+        for seed in range(10 if scale == "paper" else 2 if name == "cifar10" else 3)
     ]
     epsilons: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
-    if scale == "full":
+    if scale == "paper":
         epsilons = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)
     grid = {"sigma0": (1.0, 3.0), "gamma": (1.0, 8.0), "epsilon": epsilons}
     out = folder / "gpi-fnm-fig2"
@@ -364,7 +364,7 @@ def figure2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
 
 def _clients(dataset: str, scale: Scale) -> tuple[int, ...]:
     """Numbers of clients of Fig. 2."""
-    if scale == "full":
+    if scale == "paper":
         return (5, 10, 15, 20, 25, 30)
     return (5, 10, 20) if dataset == "cifar10" else (5, 10, 20, 30)
 
