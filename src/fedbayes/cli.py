@@ -432,7 +432,7 @@ def export(
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Experiment; none: list them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Experiment; none, or list: all.")] = None,
     scale: Annotated[str, typer.Option(help="small (minutes) or paper (its scale).")] = "small",
     dataset: Annotated[
         list[str] | None, typer.Option("--dataset", "-d", help="Some of its data sets alone.")
@@ -444,7 +444,7 @@ def reproduce(
     """Measure a table or figure of a paper; go on where the last try stopped."""
     from fedbayes.experiment.papers import EXPERIMENTS, reproduce
 
-    if name is None:
+    if name in (None, "list"):
         table = Table("experiment", "data", "", pad_edge=False)
         for experiment in EXPERIMENTS.values():
             table.add_row(

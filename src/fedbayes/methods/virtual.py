@@ -89,8 +89,8 @@ class Virtual(Method[Server, Client, Sum]):
     server_likelihood: float = Field(
         0.0,
         ge=0,
-        description="weight of the likelihood of the server's own outputs; 0 is the paper, with "
-        "more the server's network predicts by itself too",
+        description="weight of the likelihood of the server's own outputs, and of these in a "
+        "client's predictions; 0 is the paper, with more the server's network predicts too",
     )
     damping: float = Field(
         1.0, gt=0, le=1, description="share of a factor's change that is made in a round"
@@ -321,7 +321,8 @@ class Virtual(Method[Server, Client, Sum]):
         self, network: Network, shared: Weights, own: Weights | None, gates: Tensors
     ) -> Sampler:
         stages = variational.stages(network.module)
-        return partial(sampled, stages, shared, own, gates, self.predictions)
+        trust = self.server_likelihood if self.lateral else 0.0
+        return partial(sampled, stages, shared, own, gates, self.predictions, trust)
 
 
 def _mean(draw: Sampler) -> Predictor:
@@ -346,15 +347,22 @@ def sampled(
     own: Weights | None,
     gates: Tensors,
     samples: int,
+    trust: float,
     x: Tensor,
 ) -> Tensor:
     """Log-probabilities [samples, n, classes] under weights drawn from the posteriors.
 
-    The draws are the same on every call.
+    A draw is the mean of the client's prediction, with weight 1, and of the server's, with weight
+    `trust`. The draws are the same on every call.
     """
     noise = Noise(samples, "reparametrization", torch.Generator().manual_seed(0))
-    logits, _ = _logits(network, shared, own, gates, variational.repeat(x, samples), noise)
-    return torch.log_softmax(logits, dim=-1).reshape(samples, len(x), -1)
+    x = variational.repeat(x, samples)
+    logits, common = _logits(network, shared, own, gates, x, noise)
+    predicted = torch.log_softmax(logits, dim=-1)
+    if trust:
+        other = torch.log_softmax(common, dim=-1) + log(trust)
+        predicted = torch.logaddexp(predicted, other) - log(1 + trust)
+    return predicted.reshape(samples, len(x) // samples, -1)
 
 
 def _logits(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedbayes.data import DataSettings, load_dataset
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, DataError
 from fedbayes.experiment.papers.combined import EXPERIMENTS as COMBINED
 from fedbayes.experiment.papers.em_view import EXPERIMENTS as EM_VIEW
 from fedbayes.experiment.papers.experiment import Experiment, Scale, Watch
@@ -34,7 +34,7 @@ def reproduce(
         folder: where `NAME/results.jsonl`, `NAME/table.md`, `NAME/figure.png` and the trained
             models go. Experiments in one folder share these models.
         scale: `small` takes minutes, `paper` is as there.
-        datasets: some of its data sets, or `digits`; all but digits by default.
+        datasets: some of its data sets, or `digits`; by default those that are here.
         watch: called with what is being done.
 
     Returns:
@@ -47,10 +47,21 @@ def reproduce(
     if name not in EXPERIMENTS:
         raise ConfigError(f"no experiment is called {name!r}; there are {', '.join(EXPERIMENTS)}")
     experiment = EXPERIMENTS[name]
-    chosen = datasets or experiment.datasets
-    for dataset in chosen:
+    here, absent = [], []
+    for dataset in datasets or experiment.datasets:
         possible = (*experiment.datasets, "digits")
         if dataset not in possible:
             raise ConfigError(f"{name} is on {', '.join(possible)}, not on {dataset!r}")
-        load_dataset(DataSettings(name=dataset))
-    return experiment.run(folder, scale, chosen, watch)
+        try:
+            load_dataset(DataSettings(name=dataset))
+        except DataError as error:
+            if datasets:
+                raise
+            absent.append(str(error))
+        else:
+            here.append(dataset)
+    if not here:
+        raise DataError("\n".join(absent))
+    for reason in absent:
+        watch(f"left out: {reason}")
+    return experiment.run(folder, scale, here, watch)

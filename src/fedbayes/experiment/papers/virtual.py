@@ -42,12 +42,14 @@ def config(method: str, dataset: str, seed: int, scale: Scale) -> Config:
     if dataset != "vehicle":
         data |= {"partition": "iid", "clients": clients}
         if small and dataset != "digits":
-            data["limit"] = 10_000
+            data["limit"] = 30_000
     else:
         data["partition"] = "natural"
     batch = 256 if not small else 64
     refinements = 3
-    epochs = {True: 20, False: 200 if dataset == "vehicle" else 100}[small]
+    epochs = 200 if dataset == "vehicle" else 100
+    if small:
+        epochs = 20 if dataset in ("vehicle", "digits") else 10
     # Every method makes as many passes over each client's data.
     rounds, training = 1, {"epochs": refinements * epochs}
     table: Row = {"name": method.lower()}
@@ -56,7 +58,7 @@ def config(method: str, dataset: str, seed: int, scale: Scale) -> Config:
         case "VIRTUAL":
             rounds, training = refinements * clients, {"epochs": epochs}
             extra = {"cohort": 1, "sampling": "cyclic"}
-            table["samples"] = 5 if small else 20
+            table |= {"samples": 5 if small else 20, "kl_weight": 1e-3, "server_likelihood": 1.0}
         case "FedAvg":
             rounds, training = 2 * refinements * epochs // 3, {"epochs": 1}
     return Config.create(
