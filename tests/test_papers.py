@@ -4,9 +4,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbayes.errors import ConfigError, RunError
-from fedbayes.experiment.papers import EXPERIMENTS, em_view, gpi_fnm, reproduce
-from fedbayes.experiment.papers.experiment import Results, finished, markdown, mean_and_deviation
+from fedbayes.errors import ConfigError, DataError, RunError
+from fedbayes.experiment.build import build_data
+from fedbayes.experiment.papers import EXPERIMENTS, combined, em_view, gpi_fnm, reproduce
+from fedbayes.experiment.papers.experiment import (
+    Results,
+    claim,
+    finished,
+    markdown,
+    mean_and_deviation,
+)
 from tests.test_fusion import command
 
 
@@ -62,12 +69,14 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
 )
 def test_figures_on_digits(name, tmp_path):
     text = reproduce(name, tmp_path, datasets=["digits"])
-    assert "GPI-FNM is above PFNM in" in text
+    assert "GPI-FNM is ahead of PFNM in every setting" in text
     assert (tmp_path / name / "figure.png").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedsparse-table1", "fedsparse-fig8", "em-priors"])
+@pytest.mark.parametrize(
+    "name", ["fedsparse-table1", "fedsparse-fig5", "fedsparse-fig7", "fedsparse-fig8", "em-priors"]
+)
 def test_methods_are_compared_on_digits(name, tmp_path):
     text = reproduce(name, tmp_path, datasets=["digits"])
     assert "| FedAvg |" in text
@@ -89,7 +98,8 @@ def test_bytes_by_hand():
     table = em_view.tabulate({"FedAvg": [slow], "other": [fast]}, 4)
     assert table["global"].tolist() == ["0.600", "0.500"]
     assert table.iloc[1, 4] == "0.500"
-    assert table.iloc[1, 6] == "0.200", "40 bytes were spent at round 2"
+    assert table.iloc[1, 5] == "0.500"
+    assert table.iloc[1, 7] == "0.200", "40 bytes were spent at round 2"
 
 
 def test_names_and_data_are_checked(tmp_path, capsys):
@@ -97,11 +107,62 @@ def test_names_and_data_are_checked(tmp_path, capsys):
         reproduce("fig9", tmp_path)
     with pytest.raises(ConfigError, match="not on 'har'"):
         reproduce("gpi-fnm-fig2", tmp_path, datasets=["har"])
-    assert command("reproduce") == 0
+    assert command("reproduce", "list") == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in EXPERIMENTS)
     assert command("reproduce", "gpi-fnm-fig2", "--scale", "huge") == 2
-    assert "small or full" in capsys.readouterr().err
+    assert "small or paper" in capsys.readouterr().err
+
+
+def test_absent_data_are_named(tmp_path, monkeypatch):
+    """Alone, an absent set is an error; among others it is left out."""
+    from fedbayes.experiment import papers
+
+    def load(settings):
+        if settings.name != "cifar10":
+            raise DataError(f"{settings.name} is at https://example.org")
+
+    monkeypatch.setattr(papers, "load_dataset", load)
+    ran = []
+    experiment = papers.Experiment(
+        "two", "", ("cifar10", "femnist"), lambda *rest: ran.append(rest[2]) or "done"
+    )
+    monkeypatch.setitem(papers.EXPERIMENTS, "two", experiment)
+    told = []
+    assert reproduce("two", tmp_path, watch=told.append) == "done"
+    assert ran == [["cifar10"]]
+    assert told == ["left out: femnist is at https://example.org"]
+    with pytest.raises(DataError, match="example"):
+        reproduce("two", tmp_path, datasets=["femnist"])
+
+
+@pytest.mark.slow
+def test_virtual_on_digits(tmp_path):
+    text = reproduce("virtual-table2", tmp_path, datasets=["digits"])
+    assert "VIRTUAL is at or within one deviation" in text
+    assert (tmp_path / "virtual-table2" / "figure.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["combined-fig2", "combined-fig5", "combined-fig6"])
+def test_combinations_on_digits(name, tmp_path):
+    text = reproduce(name, tmp_path, datasets=["digits"])
+    assert "seen" in text.lower()
+    assert (tmp_path / name / "figure.png").exists()
+
+
+def test_a_claim_is_told_either_way():
+    assert claim("up", True, "1 to 2") == "- Seen: up (1 to 2)."
+    assert claim("up", False, "2 to 1") == "- NOT seen: up (2 to 1)."
+
+
+@pytest.mark.data
+def test_the_splits_of_the_patients_fit_the_sheet(tmp_path):
+    for name, split in combined.SPLITS.items():
+        data = build_data(combined.patients(name, "mean", 0, "einstein"))
+        assert data.counts().tolist() == [list(host) for host in split.hosts]
+        tested = np.bincount(data.test_labels(), minlength=2)
+        assert tested.tolist() == list(split.test)
 
 
 def test_damaged_results_are_named(tmp_path):
@@ -125,6 +186,7 @@ def test_tables_by_hand():
         {"clients": 9, "A": "0.700 (5)", "B": "0.800"},
     ]
     assert markdown(lines).splitlines()[1] == "| --- | --- | --- |"
-    said = gpi_fnm.claim(table, ("clients",), "A", "B")
-    assert said.startswith("A is above B in 1 of 2 settings (gain -0.100 to +0.110, mean +0.005)")
+    said = gpi_fnm.ahead(table, ("clients",), "A", "B")
+    assert said.startswith("- NOT seen: A is ahead of B in every setting (in 1 of 2, by -0.100")
+    assert "to +0.110, mean +0.005" in said
     assert mean_and_deviation([0.5, 0.7]) == f"0.600 ± {np.std([0.5, 0.7], ddof=1):.3f}"

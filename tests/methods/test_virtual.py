@@ -12,7 +12,7 @@ from fedbayes.contracts import Federation
 from fedbayes.errors import ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.messages import decode, dense
-from fedbayes.methods.virtual import Client, Virtual, _part
+from fedbayes.methods.virtual import Client, Virtual, _newcomer, _part, sampled
 from fedbayes.models import LeNet5, Network, ResNet20
 from fedbayes.models.variational import Noise, Weights, affine, forward, repeat, stages
 from fedbayes.tensors import Samples, unpack
@@ -312,3 +312,56 @@ def test_a_sequential_run(tmp_path):
     probabilities = run.predictor()(x).exp()
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
     assert _part(run.model, "deviation/")["1.weight"].min() > 0
+
+
+def test_the_server_can_be_asked_to_predict_too():
+    """Without a likelihood of its own outputs the server's network knows features, not labels."""
+    settings = {
+        "rounds": 9,
+        "cohort": 1,
+        "sampling": "cyclic",
+        "data": {"name": "digits", "clients": 3, "partition": "iid"},
+        "model": {"hidden": [32]},
+        "training": {"optimizer": "adam", "lr": 0.01, "epochs": 10},
+    }
+    table = {"name": "virtual", "samples": 3, "kl_weight": 1e-3}
+    paper = fedbayes.run(**settings, method=table).summary
+    asked = fedbayes.run(**settings, method={**table, "server_likelihood": 1.0}).summary
+    assert paper["global_accuracy"] < 0.5 < 0.85 < asked["global_accuracy"]
+    assert asked["local_accuracy"] > 0.85
+
+
+def test_predictions_average_the_client_and_the_server():
+    """A draw is the mean of two softmaxes, weighted 1 to w."""
+    net, trust = network((5,)), 0.5
+    structure = stages(net.module)
+    shared = Weights(net.initial, {n: 0 * t for n, t in net.initial.items()})
+    here = site(net)
+    means, gates = _newcomer(here)
+    own = Weights(means, {n: 0 * t for n, t in means.items()})
+    x = samples().x
+    both = sampled(structure, shared, own, gates, 2, trust, x).exp()
+    alone = sampled(structure, shared, own, gates, 2, 0.0, x).exp()
+    server = torch.softmax(net(net.prepare(net.initial), x), dim=-1)
+    torch.testing.assert_close(both, (alone + trust * server) / (1 + trust))
+    torch.testing.assert_close(both.sum(-1), torch.ones(2, len(x)))
+
+
+def test_a_client_stops_early_by_its_validation_loss():
+    """What is watched is the likelihood on samples set aside, not the falling KL term."""
+    run = fedbayes.run(
+        rounds=2,
+        data={"name": "digits", "clients": 4, "partition": "iid"},
+        model={"hidden": [16]},
+        training={
+            "optimizer": "adam",
+            "lr": 0.02,
+            "epochs": 200,
+            "patience": 3,
+            "validation": 0.2,
+        },
+        method={"name": "virtual", "samples": 2, "kl_weight": 1e-3},
+    )
+    # 337 samples, of which 67 are set aside: 9 steps an epoch.
+    assert all(0 < line["steps"] < 100 * 9 for line in run.metrics)
+    assert run.summary["local_accuracy"] > 0.7

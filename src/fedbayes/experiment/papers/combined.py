@@ -164,7 +164,7 @@ def covid(name: str, title: str, rule: str, splits: Sequence[str]) -> Experiment
             curves[split], centres[split] = curve, float(np.mean(centre))
             lines.append(_line(split, rule, curve, found, centre, ends))
             claims.append(_verdict(split, rule, curve, centres[split]))
-        text = "\n\n".join([markdown(pd.DataFrame(lines)), *claims, _NOTE])
+        text = "\n\n".join([markdown(pd.DataFrame(lines)), "\n".join(claims), _NOTE])
         write_beside(out / "table.md", (text + "\n").encode())
         _draw_patients(curves, centres, rule, title, out / "figure.png")
         return text
@@ -296,7 +296,7 @@ def figure6(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
             )
         )
     note = "The paper shows curves alone. Accuracy on the test set, mean ± deviation over seeds."
-    text = "\n\n".join([markdown(pd.DataFrame(lines)), *claims, note])
+    text = "\n\n".join([markdown(pd.DataFrame(lines)), "\n".join(claims), note])
     write_beside(out / "table.md", (text + "\n").encode())
     _draw_hosts(curves, out / "figure.png")
     return text
