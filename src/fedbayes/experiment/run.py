@@ -96,6 +96,7 @@ class Simulation:
             rounds=self.config.rounds,
             classes=len(self.data.dataset.classes),
             seed=self.config.seed,
+            cyclic=self.config.sampling == "cyclic",
         )
         server = self.method.init(self.party.network, federation)
         return first_progress(pack(server), self.data.clients)
@@ -305,6 +306,7 @@ class Simulation:
             "model_parameters": parameter_count(model),
             "seconds_per_round": progress.seconds / max(progress.round, 1),
             "engine": config.engine,
+            **self.method.figures(self.server),
             "stopped_reason": self._reason(),
             "folder": str(self.folder.path),
         }

@@ -88,7 +88,7 @@ def run_round(
             down += len(data)
             yield Task(client, number, data, states.get(client))
 
-    reports = method.reduction()
+    reports = method.reports(server)
     infos: list[Info] = []
     scores: dict[int, tuple[int, int]] = {}
     refused: dict[int, str] = {}
