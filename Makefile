@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow check format clean
+.PHONY: demo test slow check docs format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedbayes run
@@ -19,7 +19,10 @@ check: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(MAKE) test
+	$(MAKE) docs test
+
+docs: $(VENV)/.developing
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/.developing
 	$(BIN)/ruff check --fix .

@@ -16,8 +16,10 @@ def trimmed_mean(points: Tensor, share: float) -> Tensor:
 
 
 def median(points: Tensor) -> Tensor:
-    """The median of each coordinate of [n, ...], the mean of the middle two if n is even."""
-    return points.quantile(0.5, dim=0)
+    """The median of each coordinate of [n, ...]; the middle of the inner two if n is even."""
+    ordered = points.sort(dim=0).values
+    low, high = ordered[(len(points) - 1) // 2], ordered[len(points) // 2]
+    return low if len(points) % 2 else low + (high - low) / 2
 
 
 def krum(points: Tensor, hostile: int, keep: int) -> Tensor:

@@ -20,6 +20,7 @@ from fedbayes.contracts import (
 )
 from fedbayes.errors import ConfigError
 from fedbayes.inference.local import LocalTraining, Projection
+from fedbayes.inference.robust import median
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.metrics import Predictor
 from fedbayes.models import Network
@@ -122,14 +123,6 @@ def proximal(centre: Tensors, scale: float) -> Projection:
             weights[name].copy_(torch.where(change == 0, w, w + change))
 
     return project
-
-
-def median(values: Tensor) -> Tensor:
-    """The median along axis 0; the middle of the two inner values of an even number."""
-    ordered = values.sort(dim=0).values
-    count = len(values)
-    low, high = ordered[(count - 1) // 2], ordered[count // 2]
-    return low if count % 2 else low + (high - low) / 2
 
 
 def _filled(item: Tensor | Masked, prior: Tensor) -> Tensor:

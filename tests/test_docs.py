@@ -1,0 +1,98 @@
+"""The documentation does what it says: tutorials run, every method has its page."""
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedbayes.methods import METHODS
+from tests.test_fusion import command
+
+DOCS = Path(__file__).parent.parent / "docs"
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGES = ["quickstart.md", *(f"tutorials/{p.name}" for p in (DOCS / "tutorials").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_tutorials_run(page, tmp_path, monkeypatch, capsys):
+    """Code with a title is saved under it; other Python runs in one namespace; shell lines are
+    commands of fedbayes; a TOML block is the config that a later command names.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = (DOCS / page).read_text()
+    names: dict[str, object] = {}
+    for language, title, code in BLOCK.findall(text):
+        if title:
+            Path(title).write_text(code)
+        elif language == "python":
+            exec(compile(code, page, "exec"), names)
+        elif language == "toml":
+            (found,) = set(re.findall(r"[\w-]+\.toml", text)) - {"config.toml"}
+            Path(found).write_text(code)
+        elif language == "sh":
+            for line in code.splitlines():
+                program, *arguments = shlex.split(line)
+                assert program == "fedbayes"
+                assert command(*arguments) == 0, f"{line}\n{capsys.readouterr().err}"
+    with contextlib.suppress(KeyError):
+        monkeypatch.delitem(__import__("sys").modules, "lookahead")
+
+
+def test_the_own_method_keeps_the_contract(tmp_path):
+    """The class in the tutorial, as its test file there would."""
+    import subprocess
+    import sys
+
+    text = (DOCS / "tutorials" / "method.md").read_text()
+    for _, title, code in BLOCK.findall(text):
+        if title:
+            (tmp_path / title).write_text(code)
+    lines = (tmp_path / "lookahead.py").read_text().splitlines()
+    assert len(lines) <= 45, "it is meant to be short"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_lookahead.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "failed" not in done.stdout
+
+
+def test_every_method_has_its_page():
+    told = [
+        name
+        for page in (DOCS / "methods").glob("*.md")
+        for name in re.findall(r"<!-- parameters: (\S+) -->", page.read_text())
+    ]
+    assert sorted(told) == sorted(METHODS)
+
+
+def test_commands_in_the_pages_are_known():
+    """Indented commands (too long to run here) at least name methods and options that exist."""
+    from typer.main import get_command
+
+    from fedbayes.cli import app
+
+    known = get_command(app)
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
+    found = [
+        shlex.split(line, comments=True)[1:]
+        for page in pages
+        for line in re.findall(
+            r"^    (fedbayes .*)$", page.read_text().replace("\\\n", " "), re.MULTILINE
+        )
+    ]
+    assert len(found) > 20
+    for words in found:
+        name, *rest = words
+        inner = known.commands[name]
+        if getattr(inner, "commands", None):
+            inner, rest = inner.commands[rest[0]], rest[1:]
+        options = {option for parameter in inner.params for option in parameter.opts}
+        assert {word for word in rest if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options, words
+        if "--method" in rest and name == "run":
+            assert rest[rest.index("--method") + 1] in METHODS
