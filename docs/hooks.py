@@ -19,7 +19,8 @@ _PARAMETERS = re.compile(r"<!-- parameters: (\S+) -->")
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """The page as MkDocs shall read it."""
     markdown = _BLOCK.sub(lambda found: convert(found[1].strip(), display="block"), markdown)
-    markdown = _INLINE.sub(lambda found: convert(found[1]), markdown)
+    # A line that begins with <math> would be taken for a block.
+    markdown = _INLINE.sub(lambda found: f"<span>{convert(found[1])}</span>", markdown)
     return _PARAMETERS.sub(lambda found: parameters(found[1]), markdown)
 
 
@@ -32,6 +33,7 @@ def parameters(name: str) -> str:
     lines += ["| parameter | default | |", "|---|---|---|"]
     for key, field in method.model_fields.items():
         default = "none" if field.default is None else field.default
+        default = f"{default:.4g}" if isinstance(default, float) else default
         about = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{key}` | `{default}` | {about} |")
     return "\n".join(lines)
