@@ -10,6 +10,7 @@ have a likelihood of weight 1: as the paper states them, the KL terms outweigh s
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -109,8 +110,14 @@ def table2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) ->
         for seed in range(3 if scale == "small" else 5)
         for method in METHODS
     ]
+    configs = [config(k["method"], k["dataset"], k["seed"], scale) for k in keys]
+    # Measurements under other settings do not count.
+    keys = [
+        {**key, "settings": f"{crc32(settings.dump().encode()):08x}"}
+        for key, settings in zip(keys, configs, strict=True)
+    ]
     for key in results.missing(keys):
-        settings = config(key["method"], key["dataset"], key["seed"], scale)
+        settings = configs[keys.index(key)]
         name = f"{scale}-{key['dataset']}-{key['method'].lower()}-seed{key['seed']}"
         with opened(out / "runs" / name, settings) as simulation:
             for step in simulation:
