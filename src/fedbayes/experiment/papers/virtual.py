@@ -55,9 +55,7 @@ def config(method: str, dataset: str, seed: int, scale: Scale) -> Config:
         data["partition"] = "natural"
     batch = 256 if not small else 64
     refinements = 3
-    epochs = 200 if dataset == "vehicle" else 100
-    if small:
-        epochs = 20 if dataset in ("vehicle", "digits") else 10
+    epochs = 20 if small else 200 if dataset == "vehicle" else 100
     # Every method makes as many passes over each client's data.
     rounds, training = 1, {"epochs": refinements * epochs}
     table: Row = {"name": method.lower()}
@@ -66,7 +64,7 @@ def config(method: str, dataset: str, seed: int, scale: Scale) -> Config:
         case "VIRTUAL":
             rounds, training = refinements * clients, {"epochs": epochs}
             extra = {"cohort": 1, "sampling": "cyclic"}
-            table |= {"samples": 5 if small else 20, "kl_weight": 1e-3, "server_likelihood": 1.0}
+            table |= {"samples": 2 if small else 20, "kl_weight": 1e-3, "server_likelihood": 1.0}
         case "FedAvg":
             rounds, training = 2 * refinements * epochs // 3, {"epochs": 1}
     return Config.create(
