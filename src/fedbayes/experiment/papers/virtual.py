@@ -66,7 +66,7 @@ def config(method: str, dataset: str, seed: int, scale: Scale) -> Config:
             extra = {"cohort": 1, "sampling": "cyclic"}
             table |= {"samples": 2 if small else 20, "kl_weight": 1e-3, "server_likelihood": 1.0}
         case "FedAvg":
-            rounds, training = 2 * refinements * epochs // 3, {"epochs": 1}
+            rounds, training = refinements * epochs, {"epochs": 1}
     return Config.create(
         seed=seed,
         rounds=rounds,
