@@ -36,6 +36,9 @@ Setting = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", help="Any setting, as in training.lr=0.05.", metavar="KEY=VALUE"),
 ]
+Track = Annotated[
+    list[str] | None, typer.Option("--track", help="Tell rounds to tensorboard or mlflow too.")
+]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with data sets (FEDBAYES_DATA).")]
 
 
@@ -55,13 +58,16 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
+    track: Track = None,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
     """Run a federation; the defaults learn digits with FedAvg."""
     from fedbayes.experiment.config import Config
     from fedbayes.experiment.run import Simulation
+    from fedbayes.experiment.tracking import check
 
+    check(track or ())
     shortcuts = {
         "method.name": method,
         "data.name": dataset,
@@ -77,19 +83,20 @@ def run(
         "data.dir": data_dir,
     }
     settled = Config.load(config, [*_overrides(shortcuts), *(settings or [])])
-    _drive(
-        Simulation(settled, out or _new_folder(settled.data.name, settled.method["name"])), as_json
-    )
+    place = out or _new_folder(settled.data.name, settled.method["name"])
+    _drive(Simulation(settled, place), track, as_json)
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")], as_json: Json = False
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    track: Track = None,
+    as_json: Json = False,
 ) -> None:
     """Go on with a run that was interrupted or killed."""
     from fedbayes.experiment.run import Simulation
 
-    _drive(Simulation(None, folder), as_json)
+    _drive(Simulation(None, folder), track, as_json)
 
 
 def _overrides(shortcuts: Mapping[str, object]) -> list[str]:
@@ -107,9 +114,10 @@ def _new_folder(dataset: str, method: str) -> Path:
     return folder
 
 
-def _drive(simulation: "Simulation", as_json: bool) -> None:
+def _drive(simulation: "Simulation", track: list[str] | None, as_json: bool) -> None:
     """Run to the end with a display, and say what came of it."""
     from fedbayes.experiment.display import display, outcome, stop_after_round
+    from fedbayes.experiment.tracking import tracking
 
     console = Console(stderr=True)
     path = simulation.folder.path
@@ -117,10 +125,12 @@ def _drive(simulation: "Simulation", as_json: bool) -> None:
         with (
             simulation,
             stop_after_round(simulation, console),
+            tracking(track or (), simulation) as tell,
             display(simulation, console) as listener,
         ):
             for step in simulation:
                 listener(simulation, step)
+                tell(step.metrics)
             if not simulation.progress.round:
                 raise RunError(f"stopped before the first round; start with fedbayes resume {path}")
             summary = simulation.summary()
@@ -390,6 +400,48 @@ _FIGURES = {
     "information_right": "mutual information where right",
     "information_wrong": "mutual information where wrong",
 }
+
+
+Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
+
+
+@app.command()
+def report(
+    folders: Runs,
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """One HTML page of a run, or of several side by side; needs no network."""
+    from fedbayes.experiment.reports import write_page
+
+    with Console(stderr=True).status("") as status:
+        write_page(folders, out, status.update)
+    Console().print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def plot(
+    folders: Runs,
+    figure: Annotated[
+        str,
+        typer.Option(
+            "--figure",
+            "-f",
+            help="accuracy, bytes, local, sparsity, size, clients, split, confusion, or any "
+            "figure of metrics.jsonl.",
+        ),
+    ] = "accuracy",
+    out: Annotated[Path, typer.Option("--out", "-o", help="PNG, SVG or PDF file.")] = Path(
+        "figure.png"
+    ),
+) -> None:
+    """Draw a single figure of one run or several, for a paper."""
+    from fedbayes.experiment.reports import plot
+
+    with Console(stderr=True).status("") as status:
+        plot(folders, figure, out, status.update)
+    Console().print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from fedbayes.experiment.record import (
     RunFolder,
     first_progress,
 )
+from fedbayes.experiment.tracking import check, tracking
 from fedbayes.federation.engines import Engine, Sequential
 from fedbayes.federation.party import Exam, Party
 from fedbayes.federation.round import Round, run_round, sample_cohort
@@ -359,6 +360,7 @@ def run(
     folder: Path | str | None = None,
     *,
     listener: Listener | None = None,
+    track: Sequence[str] = (),
     **settings: Any,
 ) -> Run:
     """Run a config to its end.
@@ -368,19 +370,25 @@ def run(
             method={"name": "fedprox", "proximal": 0.1})`.
         folder: the run folder, which must not hold a run; a temporary one if None.
         listener: is called after every round with the simulation and the round.
+        track: names of trackers that are told of the rounds; see `fedbayes.experiment.tracking`.
         **settings: keys of the config, where there is no `config`.
     """
-    return _finish(Simulation(config or Config.create(**settings), folder), listener)
+    check(track)
+    simulation = Simulation(config or Config.create(**settings), folder)
+    return _finish(simulation, listener, track)
 
 
-def resume(folder: Path | str, *, listener: Listener | None = None) -> Run:
+def resume(
+    folder: Path | str, *, listener: Listener | None = None, track: Sequence[str] = ()
+) -> Run:
     """Go on with a run from its last complete round; the end is as if it had never stopped."""
-    return _finish(Simulation(None, folder), listener)
+    return _finish(Simulation(None, folder), listener, track)
 
 
-def _finish(simulation: Simulation, listener: Listener | None) -> Run:
-    with simulation:
+def _finish(simulation: Simulation, listener: Listener | None, track: Sequence[str]) -> Run:
+    with simulation, tracking(track, simulation) as tell:
         for step in simulation:
+            tell(step.metrics)
             if listener is not None:
                 listener(simulation, step)
     return Run(simulation.folder.path, simulation._temporary)

@@ -29,6 +29,8 @@ class Server:
     """Precision times mean."""
     clients: int
     """Number of clients, K."""
+    damping: float
+    """Share of a factor's change that is made in a round."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,12 @@ class Virtual(Method[Server, Client, Sum]):
         description="weight of the likelihood of the server's own outputs, and of these in a "
         "client's predictions; 0 is the paper, with more the server's network predicts too",
     )
-    damping: float = Field(
-        1.0, gt=0, le=1, description="share of a factor's change that is made in a round"
+    damping: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a factor's change that is made in a round; none: 1 by the number "
+        "of clients in it, since each assumes that the others stand still",
     )
     lateral: bool = Field(
         True, description="whether clients have networks of their own; if not, all share one"
@@ -109,16 +115,20 @@ class Virtual(Method[Server, Client, Sum]):
         if network.frozen:
             raise ModelError(f"virtual has no place for what is not trained: {network.frozen}")
         prior = standard(network.initial, self.prior_deviation)
-        return Server(prior.precision, prior.shift, federation.clients)
+        damping = self.damping or 1 / federation.cohort
+        return Server(prior.precision, prior.shift, federation.clients, damping)
 
     def join(self, site: Site) -> Client:
         """Nothing yet."""
         return Client({}, {}, {}, {}, {})
 
     def message(self, server: Server, client: int) -> Message:
-        """Means and precisions of the posterior, and the number of clients."""
+        """Means and precisions of the posterior, the number of clients and the damping."""
         posterior = Gaussian(server.precision, server.shift)
-        message: Message = {_CLIENTS: torch.tensor(server.clients)}
+        message: Message = {
+            _CLIENTS: torch.tensor(server.clients),
+            _DAMPING: torch.tensor(server.damping, dtype=torch.float64),
+        }
         for name, mean in posterior.mean.items():
             message[_MEAN + name] = mean.float()
             message[_PRECISION + name] = server.precision[name].float()
@@ -152,7 +162,7 @@ class Virtual(Method[Server, Client, Sum]):
             for n in mean
         }
         change = Gaussian(refined.precision, shift) / factor
-        report = self._report(change)
+        report = _report(change, float(sent[_DAMPING]))
         precision = {n: p + report[_PRECISION + n].double() for n, p in factor.precision.items()}
         shift = {n: h + report[_SHIFT + n].double() for n, h in factor.shift.items()}
         after = Client(
@@ -163,18 +173,6 @@ class Virtual(Method[Server, Client, Sum]):
             _part(ended, _GATE),
         )
         return Report(dict(report)), after, info
-
-    def _report(self, change: Gaussian) -> Tensors:
-        """The damped change in float32, so that client and server add the very same numbers.
-
-        A fall of precision is rounded towards zero: no factor's precision can reach it.
-        """
-        report = {}
-        for name, p in change.precision.items():
-            p = self.damping * p
-            report[_PRECISION + name] = torch.where(p < 0, p * (1 - 1e-6), p).float()
-            report[_SHIFT + name] = (self.damping * change.shift[name]).float()
-        return report
 
     def _start(
         self,
@@ -274,7 +272,8 @@ class Virtual(Method[Server, Client, Sum]):
         shift = {n: h + changes[_SHIFT + n] for n, h in server.shift.items()}
         mean = sum(float(p.sum()) for p in precision.values())
         count = sum(p.numel() for p in precision.values())
-        return Server(precision, shift, server.clients), {"mean_precision": mean / count}
+        after = Server(precision, shift, server.clients, server.damping)
+        return after, {"mean_precision": mean / count}
 
     def model(self, server: Server) -> Tensors:
         """Means and deviations of the shared weights, float32."""
@@ -325,6 +324,19 @@ class Virtual(Method[Server, Client, Sum]):
         return partial(sampled, stages, shared, own, gates, self.predictions, trust)
 
 
+def _report(change: Gaussian, damping: float) -> Tensors:
+    """The damped change in float32, so that client and server add the very same numbers.
+
+    A fall of precision is rounded towards zero: no factor's precision can reach it.
+    """
+    report = {}
+    for name, p in change.precision.items():
+        p = damping * p
+        report[_PRECISION + name] = torch.where(p < 0, p * (1 - 1e-6), p).float()
+        report[_SHIFT + name] = (damping * change.shift[name]).float()
+    return report
+
+
 def _mean(draw: Sampler) -> Predictor:
     """The logarithm of the mean probabilities of the draws."""
 
@@ -335,7 +347,8 @@ def _mean(draw: Sampler) -> Predictor:
     return predict
 
 
-_CLIENTS, _MEAN, _PRECISION, _SHIFT = "clients", "mean/", "precision/", "shift/"
+_CLIENTS, _DAMPING = "clients", "damping"
+_MEAN, _PRECISION, _SHIFT = "mean/", "precision/", "shift/"
 _LOG_PRECISION, _DEVIATION = "log_precision/", "deviation/"
 _OWN_MEAN, _OWN_LOG_DEVIATION, _GATE = "own_mean/", "own_log_deviation/", "gate/"
 """What names of tensors begin with in messages, models and training."""

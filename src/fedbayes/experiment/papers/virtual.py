@@ -65,6 +65,7 @@ def config(method: str, dataset: str, seed: int, scale: Scale) -> Config:
             rounds, training = refinements * clients, {"epochs": epochs}
             extra = {"cohort": 1, "sampling": "cyclic"}
             table |= {"samples": 2 if small else 20, "kl_weight": 1e-3, "server_likelihood": 1.0}
+            table["damping"] = 1.0
         case "FedAvg":
             rounds, training = refinements * epochs, {"epochs": 1}
     return Config.create(

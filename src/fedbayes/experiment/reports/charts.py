@@ -1,0 +1,312 @@
+"""What is shown of runs: charts as plain data, for whoever draws them.
+
+Every chart of the page and every figure for a paper is made here; `page` and `draw` only differ
+in what they draw with.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from fedbayes.data.dataset import Rows
+from fedbayes.errors import RunError
+from fedbayes.experiment.reports.gather import Record
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart."""
+
+    run: int
+    """Which run it belongs to: colour and marker."""
+    x: list[float]
+    y: list[float]
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Curves over rounds or bytes."""
+
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+    curves: list[Curve]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The clients of one run."""
+
+    run: int
+    names: list[str]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A distribution over clients for each run."""
+
+    key: str
+    title: str
+    x_label: str
+    groups: list[Group]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Counts in a grid; a cell is as strong as its share of its row, or of its column."""
+
+    key: str
+    title: str
+    runs: list[int]
+    """The runs that it is true of."""
+    row_label: str
+    rows: list[str]
+    column_label: str
+    columns: list[str]
+    counts: list[list[int]]
+    by: str
+    """`row` or `column`: whose total a cell is a share of."""
+    note: str = ""
+
+
+Chart = Lines | Spread | Heat
+
+MOST_COLUMNS = 200
+"""Clients that a heat map shows; of more, as many evenly spaced ones."""
+
+
+def accuracy(records: Sequence[Record]) -> list[Chart]:
+    """Global accuracy over rounds."""
+    return [
+        Lines(
+            "accuracy",
+            "Global accuracy over rounds",
+            "round",
+            "accuracy on all clients' test samples",
+            _curves(records, "global_accuracy"),
+        )
+    ]
+
+
+def over_bytes(records: Sequence[Record]) -> list[Chart]:
+    """Global accuracy over what was sent up to then, to clients and back."""
+    unit, factor = _unit(
+        max((_sent(record)[-1] for record in records if record.metrics), default=0)
+    )
+    curves = []
+    for curve in _curves(records, "global_accuracy"):
+        record = records[curve.run]
+        sent = dict(zip((line["round"] for line in record.metrics), _sent(record), strict=True))
+        curves.append(Curve(curve.run, [float(sent[int(x)]) / factor for x in curve.x], curve.y))
+    return [
+        Lines(
+            "bytes",
+            "Global accuracy over bytes",
+            f"sent to clients and back, {unit}",
+            "accuracy on all clients' test samples",
+            curves,
+        )
+    ]
+
+
+def local(records: Sequence[Record]) -> list[Chart]:
+    """Local accuracy over rounds, beside the global one."""
+    dashed = [Curve(c.run, c.x, c.y, dashed=True) for c in _curves(records, "global_accuracy")]
+    return [
+        Lines(
+            "local",
+            "Local against global",
+            "round",
+            "accuracy",
+            [*_curves(records, "local_accuracy"), *dashed],
+            "Solid: clients' own models on their own test samples, mean over clients. Dashed: the "
+            "global model on all of them.",
+        )
+    ]
+
+
+def sparsity(records: Sequence[Record]) -> list[Chart]:
+    """Share of the global model's weights that are zero, over rounds."""
+    return [
+        Lines(
+            "sparsity",
+            "Sparsity",
+            "round",
+            "share of weights that are zero",
+            _curves(records, "sparsity"),
+        )
+    ]
+
+
+def size(records: Sequence[Record]) -> list[Chart]:
+    """Size of the global model over rounds, without its zeros."""
+    curves = []
+    for run, record in enumerate(records):
+        lines = [line for line in record.metrics if {"sparsity", "model_parameters"} <= line.keys()]
+        alive = [line["model_parameters"] * (1 - line["sparsity"]) for line in lines]
+        curves.append(Curve(run, [float(line["round"]) for line in lines], alive))
+    return [
+        Lines("size", "Size of the global model", "round", "parameters that are not zero", curves)
+    ]
+
+
+def clients(records: Sequence[Record]) -> list[Chart]:
+    """Accuracies of the clients, each on its own test samples."""
+    groups = [
+        Group(run, list(record.accuracies), list(record.accuracies.values()))
+        for run, record in enumerate(records)
+        if record.accuracies
+    ]
+    return [
+        Spread(
+            "clients",
+            "Clients one by one",
+            "accuracy of the model a client last reported, on its own test samples",
+            groups,
+        )
+    ]
+
+
+def split(records: Sequence[Record]) -> list[Chart]:
+    """Which client trains on which classes; runs with the same split share a chart."""
+    charts: list[Chart] = []
+    told: list[tuple[tuple[str, ...], Rows, list[int]]] = []
+    for run, record in enumerate(records):
+        if record.counts is None:
+            continue
+        for names, counts, runs in told:
+            if names == record.classes and np.array_equal(counts, record.counts):
+                runs.append(run)
+                break
+        else:
+            told.append((record.classes, record.counts, [run]))
+    for classes, counts, runs in told:
+        record, total = records[runs[0]], len(counts)
+        shown = np.unique(np.linspace(0, total - 1, min(total, MOST_COLUMNS)).round().astype(int))
+        note = "The stronger the colour, the larger the share of the client's training samples."
+        if len(shown) < total:
+            note += f" {len(shown)} of {total:,} clients are shown, evenly spaced."
+        charts.append(
+            Heat(
+                "split",
+                "Who trains on what",
+                runs,
+                "class",
+                list(classes),
+                "client",
+                [record.clients[client] for client in shown],
+                counts[shown].T.tolist(),
+                "column",
+                note,
+            )
+        )
+    return charts
+
+
+def confusion(records: Sequence[Record]) -> list[Chart]:
+    """True and predicted classes of each global model."""
+    return [
+        Heat(
+            "confusion",
+            "Confusion matrix",
+            [run],
+            "true class",
+            list(record.classes),
+            "predicted class",
+            list(record.classes),
+            record.confusion.tolist(),
+            "row",
+            "The global model on all clients' test samples; shares of the true class.",
+        )
+        for run, record in enumerate(records)
+        if record.confusion is not None
+    ]
+
+
+FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
+    "accuracy": accuracy,
+    "bytes": over_bytes,
+    "local": local,
+    "sparsity": sparsity,
+    "size": size,
+    "clients": clients,
+    "split": split,
+    "confusion": confusion,
+}
+"""The charts by the name of the figure. Any figure of `metrics.jsonl` can be named too."""
+
+
+def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
+    """The charts of a figure: one of `FIGURES`, or a figure that the rounds have, by its name.
+
+    Raises:
+        RunError: there is no such figure, or these runs have nothing to show in it.
+    """
+    if figure in FIGURES:
+        found = FIGURES[figure](records)
+    elif figure in figures(records):
+        found = [Lines(figure, figure, "round", figure, _curves(records, figure))]
+    else:
+        names = ", ".join([*FIGURES, *figures(records)])
+        raise RunError(f"there is no figure {figure!r}; there are {names}")
+    if not any(filled(chart) for chart in found):
+        notes = "; ".join(f"{r.label}: {note}" for r in records for note in r.notes)
+        raise RunError(f"there is nothing to draw of {figure}" + (f" ({notes})" if notes else ""))
+    return found
+
+
+def figures(records: Sequence[Record]) -> list[str]:
+    """Names of the figures that the rounds of any of the runs have, the methods' own included."""
+    names = {
+        name: None
+        for record in records
+        for line in record.metrics
+        for name, value in line.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "round"
+    }
+    return list(names)
+
+
+def filled(chart: Chart) -> bool:
+    """Whether there is anything to draw."""
+    match chart:
+        case Lines():
+            return any(curve.x for curve in chart.curves)
+        case Spread():
+            return bool(chart.groups)
+        case Heat():
+            return bool(chart.counts)
+
+
+def _curves(records: Sequence[Record], figure: str) -> list[Curve]:
+    """A figure of the rounds; rounds without it, or where it is not finite, are left out."""
+    curves = []
+    for run, record in enumerate(records):
+        points = [
+            (float(line["round"]), float(line[figure]))
+            for line in record.metrics
+            if line.get(figure) is not None and math.isfinite(line[figure])
+        ]
+        curves.append(Curve(run, [x for x, _ in points], [y for _, y in points]))
+    return curves
+
+
+def _sent(record: Record) -> list[int]:
+    """Bytes sent up to the end of each round."""
+    return list(accumulate(line["bytes_down"] + line["bytes_up"] for line in record.metrics))
+
+
+def _unit(most: float) -> tuple[str, float]:
+    """A unit in which so many bytes are a handy number."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if most >= factor:
+            return unit, factor
+    return "bytes", 1.0

@@ -1,0 +1,200 @@
+"""What run folders tell, whether their runs have ended or not."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbayes.data import FederatedData, Partition
+from fedbayes.data.dataset import Rows
+from fedbayes.errors import FedbayesError, RunError
+from fedbayes.experiment.build import build_party, stored_data
+from fedbayes.experiment.config import Config
+from fedbayes.experiment.record import Metrics, Progress, RunFolder
+from fedbayes.metrics import evaluate
+from fedbayes.tensors import Tensors, to, unpack
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run, as far as its folder tells it."""
+
+    label: str
+    """Its name among the others: the folder's, with as many of its parents as it takes."""
+    folder: Path
+    settings: dict[str, Any]
+    """Its config, flat: `training.lr` to 0.05."""
+    metrics: list[Metrics]
+    """The lines of its rounds."""
+    accuracies: dict[str, float] = field(default_factory=dict)
+    """Of each client that was tried, the accuracy of the model it last reported, by name."""
+    clients: tuple[str, ...] = ()
+    """Names of the clients [S]."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes [K]; none if the data set is not here."""
+    counts: Rows | None = None
+    """Training samples of each client and class, int64 [S, K]."""
+    confusion: Rows | None = None
+    """Of the global model on all clients' test samples: true and predicted class, int64 [K, K]."""
+    ending: str = "so far"
+    """Why the run ended; `so far` if it has not."""
+    notes: tuple[str, ...] = ()
+    """What is not told, and why."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+        return int(self.metrics[-1]["round"]) if self.metrics else 0
+
+    def last(self, figure: str) -> float | None:
+        """The newest value of a figure of the rounds, if there is any."""
+        for line in reversed(self.metrics):
+            if line.get(figure) is not None:
+                return float(line[figure])
+        return None
+
+    def total(self, figure: str) -> float:
+        """The sum of a figure over the rounds."""
+        return float(sum(line.get(figure, 0) for line in self.metrics))
+
+
+Watch = Callable[[str], object]
+"""Is told which run is being read."""
+
+
+def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Record]:
+    """Read run folders.
+
+    A run that goes on is told so far. What cannot be told (the data set is not here, the method
+    is not installed) is left out, with a note that says why.
+
+    Raises:
+        RunError: a folder holds no run, is damaged, or is named twice.
+    """
+    runs = [RunFolder(folder) for folder in folders]
+    for run in runs:
+        _refuse_no_run(run)
+    records = []
+    for run, label in zip(runs, _labels(folders), strict=True):
+        watch(f"reading {label}")
+        records.append(_record(run, label))
+    return records
+
+
+def _refuse_no_run(run: RunFolder) -> None:
+    if run.config_file.exists():
+        return
+    text = f"{run.path} holds no run: there is no {run.config_file.name}"
+    if any(run.path.glob("*/config.toml")):
+        text += f"; the runs are in its folders, name them as {run.path}/*"
+    raise RunError(text)
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell the folders apart."""
+    paths = [folder.resolve() for folder in folders]
+    for path, count in Counter(paths).items():
+        if count > 1:
+            raise RunError(f"{path} is named twice; a run counts once")
+    depths = [1] * len(paths)
+    while True:
+        labels = ["/".join(p.parts[-depth:]) for p, depth in zip(paths, depths, strict=True)]
+        counts = Counter(labels)
+        if max(counts.values(), default=1) == 1:
+            return labels
+        depths = [depth + (counts[label] > 1) for depth, label in zip(depths, labels, strict=True)]
+
+
+def _record(run: RunFolder, label: str) -> Record:
+    settings = _settings(run)
+    metrics = run.metrics()
+    notes = []
+    rounds, planned = metrics[-1]["round"] if metrics else 0, settings.get("rounds", 0)
+    if not rounds:
+        notes.append("no round is complete yet")
+    elif rounds < planned and not run.summary_file.exists():
+        notes.append(f"{rounds} of {planned} rounds so far")
+    refused = sum(len(line.get("refused", ())) for line in metrics)
+    if refused:
+        skipped = sum(bool(line.get("skipped")) for line in metrics)
+        notes.append(f"{refused} reports were refused, {skipped} rounds ended without an update")
+    told: dict[str, Any] = {}
+    if run.summary_file.exists():
+        told["ending"] = run.summary().get("stopped_reason", "completed")
+    progress = None
+    try:
+        names = Partition.load(run.partition_file).names
+        told["clients"] = names
+        progress = run.progress()
+        if progress is not None:
+            told["accuracies"] = _accuracies(progress, names)
+    except FedbayesError as error:
+        notes.append(f"no accuracies of clients: {error}")
+    try:
+        config = Config.load(run.config_file, ["device=auto"])
+        data = stored_data(config, run)
+        told |= {"classes": data.classes, "counts": data.counts()}
+        model = _model(run, config, progress)
+        if model is not None and data.test_total:
+            told["confusion"] = _confusion(config, data, model)
+            lost = data.test_total - int(told["confusion"].sum())
+            if lost:
+                notes.append(f"{lost} predictions of the global model are not finite")
+    except FedbayesError as error:
+        missing = "confusion matrix" if "counts" in told else "split and no confusion matrix"
+        notes.append(f"no {missing}: {error}")
+    return Record(label, run.path, settings, metrics, notes=tuple(notes), **told)
+
+
+def _settings(run: RunFolder) -> dict[str, Any]:
+    """The config as it stands in the file: the method it names need not be installed here."""
+    try:
+        return dict(_flat(tomllib.loads(run.config_file.read_text())))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {run.config_file}: {error}") from None
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    entries: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            entries += _flat(value, f"{prefix}{key}.")
+        else:
+            entries.append((f"{prefix}{key}", value))
+    return entries
+
+
+def _accuracies(progress: Progress, names: Sequence[str]) -> dict[str, float]:
+    tried = (progress.tested > 0).nonzero()[:, 0].tolist()
+    shares = progress.correct.double() / progress.tested.clamp_min(1)
+    return {names[client]: float(shares[client]) for client in tried}
+
+
+def _model(run: RunFolder, config: Config, progress: Progress | None) -> Tensors | None:
+    """The newest global model; None before the first round."""
+    if progress is not None:
+        method = config.build_method()
+        return method.model(unpack(method.server_state, progress.server))
+    return run.model() if run.model_file.exists() else None
+
+
+def _confusion(config: Config, data: FederatedData, model: Tensors) -> Rows:
+    """True and predicted classes [K, K]; predictions that are not finite are left out."""
+    party = build_party(config, data)
+    device = party.network.device
+    predict = party.method.predict(to(model, device), party.network)
+    matrix = np.zeros((len(data.classes),) * 2, dtype=np.int64)
+    for start in range(0, data.test_total, _PIECE):
+        samples = data.test_union(start, start + _PIECE)
+        found = evaluate(predict, samples.to(device))
+        finite = found.confidence.numpy() > 0
+        np.add.at(matrix, (samples.y.numpy()[finite], found.labels.numpy()[finite]), 1)
+    return matrix
+
+
+_PIECE = 1000
+"""Test samples that are predicted at a time."""

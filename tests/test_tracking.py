@@ -1,0 +1,71 @@
+"""Rounds told to TensorBoard and MLflow, read back with their own libraries."""
+
+import json
+
+import pytest
+
+import fedbayes
+from fedbayes.errors import ConfigError
+from fedbayes.experiment import tracking
+from fedbayes.experiment.run import Simulation
+from tests.test_fusion import command
+
+SETTINGS = {"data": {"name": "digits", "clients": 3, "partition": "iid"}, "rounds": 4}
+
+
+def broken_off(folder, track, monkeypatch):
+    """A run that ends after two rounds and is resumed, one of them told without counting."""
+    config = fedbayes.Config.create(**SETTINGS, checkpoint_every=3)
+    with Simulation(config, folder) as simulation, tracking.tracking(track, simulation) as tell:
+        for step in simulation:
+            tell(step.metrics)
+            if step.number == 2:
+                break  # as if killed: no checkpoint of these rounds
+    fedbayes.resume(folder, track=track)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+
+
+def test_tensorboard(tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lines = broken_off(tmp_path / "run", ["tensorboard"], monkeypatch)
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    for key in ("global_accuracy", "bytes_up", "loss"):
+        events = found.Scalars(key)
+        assert [event.step for event in events] == [1, 2, 3, 4]
+        assert [e.value for e in events] == pytest.approx([line[key] for line in lines])
+
+
+def test_mlflow(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    lines = broken_off(tmp_path / "run", ["mlflow"], monkeypatch)
+    client = MlflowClient((tmp_path / "run" / "mlflow").as_uri())
+    run = (tmp_path / "run" / "mlflow-run.txt").read_text()
+    history = client.get_metric_history(run, "global_accuracy")
+    assert [metric.step for metric in history] == [1, 2, 3, 4]
+    assert [m.value for m in history] == pytest.approx([line["global_accuracy"] for line in lines])
+    found = client.get_run(run)
+    assert found.data.params["data.clients"] == "3"
+    assert found.info.status == "FINISHED"
+
+
+def test_both_from_the_command_line(tmp_path, capsys):
+    options = ["--track", "tensorboard", "--track", "mlflow", "--rounds", "1"]
+    assert command("run", *options, "-o", tmp_path / "run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 1
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert (tmp_path / "run" / "mlflow").is_dir()
+
+
+def test_mistakes_leave_no_folder(tmp_path, monkeypatch, capsys):
+    assert command("run", "--track", "paper", "-o", tmp_path / "run") == 2
+    assert "tensorboard, mlflow" in capsys.readouterr().err
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    assert command("run", "--track", "mlflow", "-o", tmp_path / "run") == 2
+    assert "pip install 'fedbayes[mlflow]'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="tensorboard"):
+        fedbayes.run(**SETTINGS, track=["tensorboard"], folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
