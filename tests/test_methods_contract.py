@@ -88,21 +88,6 @@ class TestFedL1(MethodContract):
     parameters: ClassVar = {"l1": 0.3}
 
 
-class TestRobust(MethodContract):
-    method = "robust"
-    parameters: ClassVar = {"rule": "trimmed-mean", "trim": 0.3, "clip": 2.0}
-
-
-class TestKrum(MethodContract):
-    method = "robust"
-    parameters: ClassVar = {"rule": "multi-krum"}
-
-
-class TestPrivateFedAvg(MethodContract):
-    method = "dp-fedavg"
-    parameters: ClassVar = {"noise_multiplier": 0.01, "clip": 5.0, "server_optimizer": "adam"}
-
-
 class TestCombined(MethodContract):
     method = "combined"
     parameters: ClassVar = {"alpha": "linear", "c": 0.1}

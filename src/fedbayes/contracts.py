@@ -69,8 +69,6 @@ class Federation:
     """Number of classes, K."""
     seed: int
     """Seed of the run."""
-    cyclic: bool = False
-    """Whether cohorts follow one another in a fixed cycle; else they are drawn."""
 
 
 @dataclass(frozen=True)
@@ -283,18 +281,9 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return message
 
-    def reports(self, server: ServerState) -> Reduced:
-        """What the reports of a round are folded into: by default an empty `reduction`."""
-        empty: Reduced = self.reduction()  # type: ignore[assignment]
-        return empty
-
     @abstractmethod
     def update(self, server: ServerState, reports: Reduced) -> tuple[ServerState, Info]:
         """The M-step: the server's new state from at least one report."""
-
-    def figures(self, server: ServerState) -> Info:
-        """Figures for the summary of the run."""
-        return {}
 
     def stopped(self, server: ServerState) -> str:
         """Why the server wants no further rounds, in words; empty while it does."""

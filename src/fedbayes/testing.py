@@ -110,7 +110,7 @@ class MethodContract:
             assert_identical(kept, pack(client))
             updates = []
             for _ in range(2):
-                reports = method.reports(server)
+                reports = method.reduction()
                 reports.add(0, decode_report(results[0][0], method.expected(message)))
                 updates.append(pack(method.update(server, reports)[0]))
             assert_identical(updates[0], updates[1])

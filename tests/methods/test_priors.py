@@ -13,9 +13,8 @@ from fedbayes.errors import ConfigError
 from fedbayes.experiment.build import build_data
 from fedbayes.inference.local import LocalTraining, train
 from fedbayes.inference.optimizers import ServerOptimizer
-from fedbayes.inference.robust import median
 from fedbayes.messages import Masked
-from fedbayes.methods.laplace import Laplace, proximal
+from fedbayes.methods.laplace import Laplace, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.metrics import evaluate
 from fedbayes.tensors import Samples

@@ -101,8 +101,6 @@ def outcome(summary: Metrics) -> Table:
         "stopped": f"{summary['stopped_reason']} after {summary['rounds']} rounds",
         "folder": summary["folder"],
     }
-    if "epsilon" in summary:
-        rows["privacy"] = f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:.2g}"
     for name, value in rows.items():
         table.add_row(f"[bold]{name}", value)
     return table

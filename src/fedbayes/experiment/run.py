@@ -97,7 +97,6 @@ class Simulation:
             rounds=self.config.rounds,
             classes=len(self.data.dataset.classes),
             seed=self.config.seed,
-            cyclic=self.config.sampling == "cyclic",
         )
         server = self.method.init(self.party.network, federation)
         return first_progress(pack(server), self.data.clients)
@@ -307,7 +306,6 @@ class Simulation:
             "model_parameters": parameter_count(model),
             "seconds_per_round": progress.seconds / max(progress.round, 1),
             "engine": config.engine,
-            **self.method.figures(self.server),
             "stopped_reason": self._reason(),
             "folder": str(self.folder.path),
         }

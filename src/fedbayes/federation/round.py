@@ -88,7 +88,7 @@ def run_round(
             down += len(data)
             yield Task(client, number, data, states.get(client))
 
-    reports = method.reports(server)
+    reports = method.reduction()
     infos: list[Info] = []
     scores: dict[int, tuple[int, int]] = {}
     refused: dict[int, str] = {}

@@ -13,8 +13,6 @@ from fedbayes.methods.local import Local
 from fedbayes.methods.matching import GpiFnm, Pfnm
 from fedbayes.methods.mixture import Mixture
 from fedbayes.methods.pooled import Global
-from fedbayes.methods.private import PrivateFedAvg
-from fedbayes.methods.robust import Robust
 from fedbayes.methods.scaffold import Scaffold
 from fedbayes.methods.virtual import Virtual
 
@@ -38,8 +36,6 @@ METHODS: dict[str, type[AnyMethod]] = {
         Combined,
         GpiFnm,
         Pfnm,
-        Robust,
-        PrivateFedAvg,
         Local,
         Global,
     )

@@ -20,7 +20,6 @@ from fedbayes.contracts import (
 )
 from fedbayes.errors import ConfigError
 from fedbayes.inference.local import LocalTraining, Projection
-from fedbayes.inference.robust import median
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.metrics import Predictor
 from fedbayes.models import Network
@@ -123,6 +122,13 @@ def proximal(centre: Tensors, scale: float) -> Projection:
             weights[name].copy_(torch.where(change == 0, w, w + change))
 
     return project
+
+
+def median(points: Tensor) -> Tensor:
+    """The median of each coordinate of [n, ...]; the middle of the inner two if n is even."""
+    ordered = points.sort(dim=0).values
+    low, high = ordered[(len(points) - 1) // 2], ordered[len(points) // 2]
+    return low if len(points) % 2 else low + (high - low) / 2
 
 
 def _filled(item: Tensor | Masked, prior: Tensor) -> Tensor:
