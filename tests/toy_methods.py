@@ -1,5 +1,6 @@
 """Methods that lean on every part of the contract that the averaging family does not need."""
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from fedbayes.contracts import (
     point_predictor,
 )
 from fedbayes.messages import Masked, dense
+from fedbayes.methods.fedavg import FedAvg
 from fedbayes.tensors import Tensors
 
 
@@ -206,3 +208,18 @@ def halve(weights):
         "3.weight": Masked.keep(weights["3.weight"], {(1,): keep}),
         "3.bias": weights["3.bias"],
     }
+
+
+class Straggler(FedAvg):
+    """FedAvg of which one client takes its time in one round."""
+
+    name = "straggler"
+    summary = "one client is late"
+    client: int = 2
+    round: int = 1
+    seconds: float = 60.0
+
+    def local(self, message, client, data, site):
+        if (site.client, site.round) == (self.client, self.round):
+            time.sleep(self.seconds)
+        return super().local(message, client, data, site)

@@ -23,7 +23,7 @@ from fedbayes.experiment.config import Config
 from fedbayes.experiment.run import Simulation, resume, run
 from fedbayes.federation.checks import decode_report, encode_report
 from fedbayes.federation.engines import Engine, Sequential
-from fedbayes.federation.party import Exam, Outcome, Task
+from fedbayes.federation.party import Exam, NoReport, Outcome, Task
 from fedbayes.messages import Masked, Message, decode, dense, encode
 from fedbayes.metrics import Predictions
 from fedbayes.tensors import Tensors, pack, unpack
@@ -46,11 +46,14 @@ class Tampering:
         self.down = 0
         self.up = 0
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
         """Run the tasks and change their outcomes."""
         tasks = list(tasks)
         self.down += sum(len(task.message) for task in tasks)
         for task, outcome in zip(tasks, self._engine.train(tasks), strict=True):
+            if isinstance(outcome, NoReport):
+                yield outcome
+                continue
             changed = self._tamper(task, outcome)
             self.up += len(changed.report)
             yield changed

@@ -20,13 +20,21 @@ class FederatedData:
     and a missing value becomes the mean of its feature over these rows.
     """
 
-    def __init__(self, dataset: Dataset, partition: Partition, seed: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        seed: int,
+        statistics: tuple[Array, Array] | None = None,
+    ) -> None:
         """Put a data set and its partition together.
 
         Args:
             dataset: The pool of samples.
             partition: Who holds which rows of it.
             seed: Seed of the run or trial; the clients' pixel orders come from it.
+            statistics: Mean and deviation to standardize by, in place of the data's own: where
+                these samples are one of several parts that lie apart.
 
         Raises:
             DataError: The partition is not one of this data set.
@@ -41,7 +49,9 @@ class FederatedData:
         self.partition = partition
         self.seed = seed
         self.mean, self.std = dataset.mean, dataset.std
-        if len(dataset.shape) == 1:
+        if statistics is not None:
+            self.mean, self.std = statistics
+        elif len(dataset.shape) == 1:
             self.mean, self.std = moments(dataset.x, np.sort(partition.train), dataset.scale)
         # As a plain array: indexing the subclass np.memmap costs more.
         self._x = np.asarray(dataset.x)

@@ -51,6 +51,9 @@ class DataSettings(BaseModel):
     split: str | None = Field(
         None, description="Own tables: a column that says train or test, left out of x."
     )
+    classes: tuple[str, ...] = Field(
+        (), description="Own tables and arrays: names of all classes, where some may not occur."
+    )
     drop: tuple[str, ...] = Field((), description="Own tables: columns to leave out of x.")
     missing: Literal["default", "impute", "drop"] = Field(
         "default",

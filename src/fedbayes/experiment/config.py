@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from fedbayes.contracts import AnyMethod, Method
 from fedbayes.data import DataSettings
 from fedbayes.errors import ConfigError
+from fedbayes.federation.aggregation import Aggregation
 from fedbayes.federation.worker import resolve
 from fedbayes.inference.local import LocalTraining
 from fedbayes.methods import METHODS
@@ -33,7 +34,12 @@ class Config(BaseModel):
         "uniform", description="who is in a round: drawn anew, or all in a fixed cycle"
     )
     min_reports: int = Field(1, ge=1, description="good reports that an update needs")
-    engine: Literal["sequential", "workers"] = Field("sequential", description="who runs clients")
+    engine: Literal["sequential", "workers", "flower-simulation", "flower"] = Field(
+        "sequential", description="who runs clients; flower: nodes of `fedbayes federate`"
+    )
+    round_timeout: float = Field(
+        600.0, gt=0, allow_inf_nan=False, description="seconds that a round waits (flower engines)"
+    )
     workers: int = Field(2, ge=1, description="processes of engine workers")
     threads: int = Field(1, ge=1, description="threads of every process; part of the arithmetic")
     device: str = Field("cpu", description="cpu, cuda, cuda:1, or auto")
@@ -47,6 +53,7 @@ class Config(BaseModel):
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: LocalTraining = LocalTraining()
+    aggregation: Aggregation = Aggregation()
     method: dict[str, Any] = Field(
         default_factory=lambda: complete_method({"name": "fedavg"}),
         description="name of the method and its parameters",

@@ -82,6 +82,7 @@ def _line(step: Step, rounds: int) -> str:
 def _troubles(metrics: Metrics) -> list[str]:
     """What went wrong in a round, a line each."""
     lines = [f"client {client} refused: {reason}" for client, reason in metrics["refused"].items()]
+    lines += [f"client {client} lost: {reason}" for client, reason in metrics["lost"].items()]
     if metrics["skipped"]:
         lines.append("too few good reports: the global model is as before")
     return lines
@@ -94,13 +95,19 @@ def outcome(summary: Metrics) -> Table:
         "global accuracy": share(summary["global_accuracy"]),
         "local accuracy": share(summary["local_accuracy"]),
         "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}",
+        "on the link": f"{decimal(summary['link_down'])} / {decimal(summary['link_up'])}",
         "parameters": f"{summary['model_parameters']:,} ({summary['sparsity']:.1%} zero)",
         "seconds a round": f"{summary['seconds_per_round']:.3f}",
         "refused reports": f"{summary['refused_reports']} ({summary['skipped_rounds']} rounds "
         "without an update)",
+        "lost reports": str(summary["lost_reports"]),
         "stopped": f"{summary['stopped_reason']} after {summary['rounds']} rounds",
         "folder": summary["folder"],
     }
+    if "epsilon" in summary:
+        rows["privacy"] = f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:g}"
+    if not summary["link_down"]:
+        del rows["on the link"], rows["lost reports"]
     for name, value in rows.items():
         table.add_row(f"[bold]{name}", value)
     return table

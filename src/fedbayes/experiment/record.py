@@ -7,6 +7,7 @@
     clients/             private states of clients, one file each
     model.safetensors    the global model
     summary.json         what came of it
+    noise.key            secret of the server's noise, where there is some
 
 A round counts once its checkpoint is there. Every file is written beside and renamed, and what
 an unfinished round left behind is removed when the run is resumed.
@@ -14,6 +15,7 @@ an unfinished round left behind is removed when the run is resumed.
 
 import json
 import os
+import secrets
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +168,20 @@ class RunFolder:
                 division.save(self.partition_file)
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
+
+    def noise_key(self) -> bytes:
+        """The secret that the server's noise comes from, made when first needed.
+
+        It is no part of the config, which clients know; a run that is resumed has the same.
+        """
+        path = self.path / "noise.key"
+        if not path.exists():
+            path.touch(mode=0o600)
+        key = path.read_bytes()
+        if not key:
+            key = secrets.token_bytes(32)
+            path.write_bytes(key)
+        return key
 
     def config(self) -> Config:
         """The run's settings.

@@ -8,13 +8,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
+from fedbayes.errors import EngineError
 from fedbayes.experiment.build import build_data, build_party, stored_data
 from fedbayes.experiment.config import Config
+from fedbayes.experiment.flower import require_flower
 from fedbayes.experiment.record import (
     ClientStates,
     Metrics,
@@ -23,6 +26,7 @@ from fedbayes.experiment.record import (
     first_progress,
 )
 from fedbayes.experiment.tracking import check, tracking
+from fedbayes.federation.aggregation import epsilon, noise_stream, require_accounting
 from fedbayes.federation.engines import Engine, Sequential
 from fedbayes.federation.party import Exam, Party
 from fedbayes.federation.round import Round, run_round, sample_cohort
@@ -57,9 +61,16 @@ class Simulation:
     Args:
         config: the settings; None to go on with the run that the folder holds.
         folder: the run folder; a temporary one if None.
+        engine: starts the engine, in place of the one that the config names.
     """
 
-    def __init__(self, config: Config | None = None, folder: Path | str | None = None) -> None:
+    def __init__(
+        self,
+        config: Config | None = None,
+        folder: Path | str | None = None,
+        *,
+        engine: "Callable[[Simulation], Engine] | None" = None,
+    ) -> None:
         self._temporary = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
@@ -74,12 +85,18 @@ class Simulation:
         self.clients = 1 if self.method.pooled else self.data.clients
         self.cohort = 1 if self.method.pooled else self.config.cohort_size(self.clients)
         self.method.check(self.config.training)
+        self.config.aggregation.check(
+            self.method, self.config.min_reports, self.config.checkpoint_every
+        )
+        if self.config.aggregation.noise:
+            require_accounting()
         first = None if config is None else self._first()
         # Only now is the config known to be sound: a mistake leaves no folder behind.
         self.folder.create(self.config, self.data.partition)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
         self._blas = threadpool_limits(self.config.threads, user_api="blas")
+        self._start_engine = engine or _start_engine
         self.stop = False
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
@@ -116,15 +133,7 @@ class Simulation:
     def engine(self) -> Engine:
         """Who runs the clients; started when first needed."""
         if self._engine is None:
-            if self.config.engine == "workers":
-                self._engine = Workers(
-                    "fedbayes.experiment.build:party",
-                    str(self.folder.path.resolve()),
-                    workers=self.config.workers,
-                    threads=self.config.threads,
-                )
-            else:
-                self._engine = Sequential(self.party)
+            self._engine = self._start_engine(self)
         return self._engine
 
     def __enter__(self) -> Self:
@@ -168,14 +177,10 @@ class Simulation:
             self.engine,
             self.states,
             number=number,
-            cohort=sample_cohort(
-                self.config.seed,
-                number,
-                self.clients,
-                self.cohort,
-                cyclic=self.config.sampling == "cyclic",
-            ),
+            cohort=self._cohort_of(number),
             min_reports=self.config.min_reports,
+            aggregation=self.config.aggregation,
+            noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
         )
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
@@ -263,7 +268,9 @@ class Simulation:
     def _metrics(
         self, result: Round, evaluation: Metrics, model: Tensors, seconds: float
     ) -> Metrics:
+        link = {"link_down": result.link_down, "link_up": result.link_up}
         return {
+            **result.info,  # first, so that no client can name a figure as one of ours
             "round": result.number,
             **evaluation,
             "local_accuracy": self.local_accuracy(),
@@ -271,12 +278,29 @@ class Simulation:
             "bytes_up": result.bytes_up,
             "cohort": len(result.cohort),
             "refused": {str(client): reason for client, reason in result.refused.items()},
+            "lost": {str(client): reason for client, reason in result.lost.items()},
             "skipped": result.skipped,
             "sparsity": sparsity(model),
             "model_parameters": parameter_count(model),
             "seconds": seconds,
-            **result.info,
+            **(link if any(link.values()) else {}),
         }
+
+    def _privacy(self) -> Metrics:
+        """ε and δ of differential privacy, if there is noise."""
+        settings = self.config.aggregation
+        if not settings.noise:
+            return {}
+        times = np.zeros(self.clients, np.int64)
+        for number in range(1, self.progress.round + 1):
+            times[self._cohort_of(number)] += 1
+        spent = epsilon(settings.noise, settings.delta, int(times.max()))
+        return {"epsilon": spent, "delta": settings.delta}
+
+    def _cohort_of(self, number: int) -> list[int]:
+        """The clients of a round."""
+        cyclic = self.config.sampling == "cyclic"
+        return sample_cohort(self.config.seed, number, self.clients, self.cohort, cyclic=cyclic)
 
     def summary(self) -> Metrics:
         """What came of the rounds so far."""
@@ -300,8 +324,17 @@ class Simulation:
             "local_accuracy": self.local_accuracy(),
             "bytes_down": progress.bytes_down,
             "bytes_up": progress.bytes_up,
+            "link_down": sum(line.get("link_down", 0) for line in metrics),
+            "link_up": sum(line.get("link_up", 0) for line in metrics),
             "refused_reports": progress.refused,
+            "lost_reports": sum(len(line["lost"]) for line in metrics),
+            "losses": [
+                {"round": line["round"], "client": int(client), "reason": reason}
+                for line in metrics
+                for client, reason in {**line["refused"], **line["lost"]}.items()
+            ],
             "skipped_rounds": sum(line["skipped"] for line in metrics),
+            **self._privacy(),
             "sparsity": sparsity(model),
             "model_parameters": parameter_count(model),
             "seconds_per_round": progress.seconds / max(progress.round, 1),
@@ -314,6 +347,33 @@ class Simulation:
         """Why there are no more rounds: the server's words, or that they are all done."""
         done = self.progress.round >= self.config.rounds
         return self.method.stopped(self.server) or ("completed" if done else "interrupted")
+
+
+def _start_engine(simulation: Simulation) -> Engine:
+    """The engine that the config names.
+
+    Raises:
+        EngineError: it needs a network, or what is not installed.
+    """
+    config, folder = simulation.config, simulation.folder.path.resolve()
+    if config.engine == "workers":
+        return Workers(
+            "fedbayes.experiment.build:party",
+            str(folder),
+            workers=config.workers,
+            threads=config.threads,
+        )
+    if config.engine == "flower-simulation":
+        require_flower()
+        from fedbayes.experiment.flower.simulated import simulated
+
+        return simulated(config, simulation.party, simulation.clients, folder / "nodes")
+    if config.engine == "flower":
+        raise EngineError(
+            "the clients of engine 'flower' are behind a SuperLink: start with `fedbayes federate "
+            f"CONFIG`, go on with `fedbayes federate resume {simulation.folder.path}`"
+        )
+    return Sequential(simulation.party)
 
 
 class Run:

@@ -11,6 +11,8 @@ from fedbayes.messages import Masked, Message, decode, dtype_of, encode, shape_o
 
 _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
+HEAVIEST = 2.0**53
+"""Largest weight of a report: sums of such weights times values stay finite."""
 
 
 def encode_report(report: Report) -> bytes:
@@ -28,9 +30,12 @@ def decode_report(data: bytes, expected: Message) -> Report:
         expected: names, shapes and types of a proper report (`Method.expected`).
 
     Raises:
-        MessageError: the bytes are no message, or names, shapes, types or weight are wrong, or
-            a value is NaN or infinite. The text says which.
+        MessageError: the bytes are no message or too many, or names, shapes, types or weight
+            are wrong, or a value is NaN or infinite. The text says which.
     """
+    most = most_bytes(expected)
+    if len(data) > most:
+        raise MessageError(f"it has {len(data):,} bytes; at most {most:,} make sense")
     tensors = decode(data)
     weight = 1.0
     if _WEIGHT in tensors:
@@ -38,8 +43,8 @@ def decode_report(data: bytes, expected: Message) -> Report:
         if isinstance(item, Masked) or item.shape != () or item.dtype != torch.float64:
             raise MessageError("its weight is not a float64 scalar")
         weight = float(item)
-    if not math.isfinite(weight) or weight <= 0:
-        raise MessageError(f"its weight is {weight}; it must be positive and finite")
+    if not 0 < weight <= HEAVIEST:  # nor is NaN
+        raise MessageError(f"its weight is {weight}; it must be positive and at most 2**53")
     if tensors.keys() != expected.keys():
         missing = sorted(expected.keys() - tensors.keys())
         surplus = sorted(tensors.keys() - expected.keys())
@@ -58,6 +63,18 @@ def decode_report(data: bytes, expected: Message) -> Report:
         if not all_finite(values):
             raise MessageError(f"{name!r} holds NaN or infinite values")
     return Report({name: tensors[name] for name in expected}, weight)
+
+
+def most_bytes(expected: Message) -> int:
+    """Bytes that no proper report exceeds: every value, a mask for every entry, long headers."""
+    total = 1024
+    for name, pattern in expected.items():
+        shape = shape_of(pattern)
+        entries = math.prod(shape)
+        parts = 3 + len(shape)  # the tensor, its shape, its masks
+        header = parts * (160 + 2 * len(name) + 24 * len(shape))
+        total += entries * dtype_of(pattern).itemsize + entries // 8 + 8 * parts + header
+    return total
 
 
 def all_finite(values: Tensor) -> bool:

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from fedbayes.federation.party import Exam, Outcome, Party, Task
+from fedbayes.federation.party import Exam, NoReport, Outcome, Party, Task
 from fedbayes.metrics import Predictions
 
 
 class Engine(Protocol):
     """Runs tasks where the clients are; results come in the order of the tasks."""
 
-    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
         """The E-step of each task's client."""
 
     def examine(self, exams: Iterable[Exam]) -> Iterator[Predictions]:

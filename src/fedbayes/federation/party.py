@@ -46,6 +46,23 @@ class Outcome:
     """Test samples of the client that its personal model got right."""
     tested: int
     """Number of its test samples."""
+    link_down: int = 0
+    """Bytes that a network carried for it to the client, 0 where there is none."""
+    link_up: int = 0
+    """Bytes that a network carried for it from the client."""
+
+
+@dataclass(frozen=True)
+class NoReport:
+    """A task that no report came of: the client counts as if it had not taken part."""
+
+    reason: str
+    link_down: int = 0
+    """Bytes that a network carried to the client; 0: the task never got there."""
+    link_up: int = 0
+    """Bytes that a network carried from the client."""
+    refused: bool = False
+    """Whether something came that is no report, as opposed to nothing."""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,15 @@ from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, Info
-from fedbayes.errors import MessageError
+from fedbayes.errors import EngineError, MessageError
+from fedbayes.federation.aggregation import Aggregation, Noise
 from fedbayes.federation.checks import decode_report
 from fedbayes.federation.engines import Engine
-from fedbayes.federation.party import Task
+from fedbayes.federation.party import NoReport, Task
 from fedbayes.messages import Message, encode
 
 
@@ -31,6 +34,12 @@ class Round:
     """Of each client whose report counted: test samples its model got right, and tested."""
     refused: dict[int, str] = field(default_factory=dict)
     """Clients whose report was refused, and why."""
+    lost: dict[int, str] = field(default_factory=dict)
+    """Clients of whom no report came, and why."""
+    link_down: int = 0
+    """Bytes that a network carried to the clients; 0 where there is none."""
+    link_up: int = 0
+    """Bytes that a network carried from the clients."""
     skipped: bool = False
     """Whether too few reports came for an update, so that the server is as before."""
     info: Info = field(default_factory=dict)
@@ -59,6 +68,8 @@ def run_round(
     number: int,
     cohort: list[int],
     min_reports: int = 1,
+    aggregation: Aggregation | None = None,
+    noise: Noise = lambda _: np.random.default_rng(),
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
 
@@ -70,30 +81,47 @@ def run_round(
         number: the round, from 1.
         cohort: the clients that take part.
         min_reports: how many good reports an update needs.
+        aggregation: what is done with reports before they are averaged.
+        noise: where its noise comes from.
 
     A report that is not what the method expects is refused: the client counts as if it had not
-    taken part, and the round goes on. So does every client of a round that comes to too few
-    reports: their states stay as they were, like the server's. All other errors leave here.
+    taken part, and the round goes on. So does a client that was lost, and every client of a
+    round that comes to too few reports: their states stay as they were, like the server's. All
+    other errors leave here.
+
+    Raises:
+        EngineError: every client was lost.
     """
     encoded = _Encoder()
     expected: dict[int, Message] = {}
-    down = up = 0
+    sent: dict[int, int] = {}
+    up = link_down = link_up = 0
 
     def tasks() -> Iterator[Task]:
-        nonlocal down
         for client in cohort:
             message = method.message(server, client)
             expected[client] = method.expected(message)
             data = encoded(message)
-            down += len(data)
+            sent[client] = len(data)
             yield Task(client, number, data, states.get(client))
 
     reports = method.reduction()
+    if aggregation is not None and not aggregation.plain:
+        broadcast = method.message(server, cohort[0])
+        reports = aggregation.reduction(broadcast, len(cohort), noise)
     infos: list[Info] = []
     scores: dict[int, tuple[int, int]] = {}
     refused: dict[int, str] = {}
+    lost: dict[int, str] = {}
     waiting: dict[int, bytes] = {}
     for client, outcome in zip(cohort, engine.train(tasks()), strict=True):
+        link_down += outcome.link_down
+        link_up += outcome.link_up
+        if isinstance(outcome, NoReport):
+            (refused if outcome.refused else lost)[client] = outcome.reason
+            if not outcome.link_down:
+                sent[client] = 0
+            continue
         up += len(outcome.report)
         try:
             report = decode_report(outcome.report, expected.pop(client))
@@ -109,6 +137,9 @@ def run_round(
         infos.append(outcome.info)
         scores[client] = (outcome.correct, outcome.tested)
 
+    if len(lost) == len(cohort):
+        reasons = "; ".join(f"client {client}: {reason}" for client, reason in lost.items())
+        raise EngineError(f"no client reported in round {number}. {reasons}")
     info = _mean(infos)
     skipped = reports.clients < min_reports
     if not skipped:
@@ -118,10 +149,13 @@ def run_round(
         number=number,
         server=server,
         cohort=cohort,
-        bytes_down=0 if method.pooled else down,
+        bytes_down=0 if method.pooled else sum(sent.values()),
         bytes_up=0 if method.pooled else up,
         scores=scores,
         refused=refused,
+        lost=lost,
+        link_down=link_down,
+        link_up=link_up,
         skipped=skipped,
         info=info,
     )

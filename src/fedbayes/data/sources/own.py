@@ -208,6 +208,8 @@ def _assemble(
     if settings.drops_incomplete and x.dtype.kind == "f":
         order = order[~np.isnan(x[order].reshape(len(x), -1)).any(1)]
     y, classes = index_names(_plain(labels.to_numpy()))
+    if settings.classes:
+        y, classes = _among(y, classes, settings.classes, where), settings.classes
     if len(classes) > MOST_CLASSES:
         raise DataError(
             f"{where}: the label has {len(classes)} different values, which are no classes"
@@ -225,6 +227,16 @@ def _assemble(
         scale=255.0 if x.dtype == np.uint8 else 1.0,
         features=features,
     )
+
+
+def _among(y: Rows, found: tuple[str, ...], classes: tuple[str, ...], where: str) -> Rows:
+    """Indices of classes that were found as indices into those that are known [N]."""
+    unknown = [name for name in found if name not in classes]
+    if unknown:
+        raise DataError(
+            f"{where}: there is no class {', '.join(unknown)}; there are {', '.join(classes)}"
+        )
+    return np.array([classes.index(name) for name in found], np.int64)[y]
 
 
 def _group_index(groups: Array | None, where: str) -> tuple[Rows | None, tuple[str, ...]]:

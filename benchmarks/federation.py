@@ -1,0 +1,98 @@
+"""What a real federation costs over local training: time and bytes, on loopback.
+
+    python benchmarks/federation.py [rounds]
+
+One SuperLink and three SuperNodes as processes on this machine, FedAvg and FedSparse on MNIST
+with an MLP of two layers of 200 units. Between every node and the SuperLink stands a proxy that
+counts all the bytes of the TCP connections: what the link really carried, with HTTP, polling and
+heartbeats. Prints, for each method, seconds a round beside those of the sequential engine on the
+same tasks, and the bytes of the link in ratio to those of the encoded messages: counted by the
+engine (Flower's objects), and by the proxy. Needs the data (FEDBAYES_DATA, or the hub).
+"""
+
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.deployment import Deployment
+
+from fedbayes import Config, run
+from fedbayes.experiment.run import Run
+
+
+class Proxy:
+    """Forwards TCP connections and counts their bytes."""
+
+    def __init__(self, port):
+        self.down = self.up = 0
+        self._target = port
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            node, _ = self._listener.accept()
+            link = socket.create_connection(("127.0.0.1", self._target))
+            threading.Thread(target=self._carry, args=(node, link, "up"), daemon=True).start()
+            threading.Thread(target=self._carry, args=(link, node, "down"), daemon=True).start()
+
+    def _carry(self, source, sink, way):
+        try:
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    setattr(self, way, getattr(self, way) + len(data))
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+def measure(method, rounds):
+    config = Config.create(
+        rounds=rounds,
+        data={"name": "mnist", "clients": 3, "partition": "iid"},
+        model={"hidden": [200, 200]},
+        method={"name": method},
+        evaluate_every=0,
+    )
+    alone = run(config)
+    with tempfile.TemporaryDirectory() as name, Deployment(Path(name)) as deployment:
+        proxy = Proxy(deployment.port)
+        for client in range(3):
+            deployment.start_node(client, superlink=f"127.0.0.1:{proxy.port}")
+        file = Path(name) / "config.toml"
+        file.write_text(config.dump())
+        process = deployment.federate(file, "--out", Path(name) / "run")
+        if process.wait() != 0:
+            sys.exit(deployment.log("federate"))
+        ended = Run(Path(name) / "run")
+    # The first round waits for the nodes to say who they are.
+    local = statistics.median(line["seconds"] for line in alone.metrics[1:])
+    remote = statistics.median(line["seconds"] for line in ended.metrics[1:])
+    summary = ended.summary
+    print(
+        f"{method}: {remote:.1f} s a round, {local:.1f} s sequentially, overhead "
+        f"{remote - local:.1f} s; same model: {same(alone.model, ended.model)}"
+    )
+    for way in ("down", "up"):
+        sent = summary[f"bytes_{way}"]
+        print(
+            f"  {way}: {sent:,} bytes encoded, {summary[f'link_{way}'] / sent:.4f} of it as "
+            f"Flower's objects, {getattr(proxy, way) / sent:.4f} on the wire"
+        )
+
+
+def same(one, other):
+    return all((one[name] == other[name]).all() for name in one)
+
+
+if __name__ == "__main__":
+    for name in ("fedavg", "fedsparse"):
+        measure(name, int(sys.argv[1]) if len(sys.argv) > 1 else 10)

@@ -1,0 +1,84 @@
+"""Federations over a network, on Flower: its apps, its simulation, and the way to a SuperLink."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedbayes.errors import EngineError
+
+if TYPE_CHECKING:
+    from fedbayes.experiment.config import Config
+    from fedbayes.experiment.flower.superlink import SuperLink
+    from fedbayes.experiment.run import Simulation
+    from fedbayes.federation.engines import Engine
+
+
+def require_flower() -> None:
+    """See that Flower is installed.
+
+    Raises:
+        EngineError: it is not.
+    """
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise EngineError("this needs Flower: pip install 'fedbayes[flower]'") from None
+
+
+def superlink_at(
+    address: str,
+    certificates: Path | None = None,
+    insecure: bool = False,
+    secret: Path | None = None,
+) -> "SuperLink":
+    """The SuperLink at an address.
+
+    Args:
+        address: host:port.
+        certificates: PEM file of the CA that signed its certificate.
+        insecure: whether it speaks no TLS.
+        secret: file with the secret of its `--superexec-auth-secret-file`.
+
+    Raises:
+        EngineError: Flower is not installed, or neither TLS nor its absence is asked for.
+    """
+    require_flower()
+    from fedbayes.experiment.flower.superlink import SuperLink
+
+    if (certificates is None) != insecure:
+        raise EngineError(
+            "say how the SuperLink is reached: --root-certificates CA.pem for TLS, or --insecure "
+            "for a trial on one machine"
+        )
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    return SuperLink(address, certificates, secret)
+
+
+def federation(link: "SuperLink", config: "Config | None", folder: Path) -> "Simulation":
+    """A run whose clients are the nodes of a SuperLink.
+
+    Args:
+        link: the SuperLink.
+        config: the settings; None to go on with the run that the folder holds.
+        folder: the run folder.
+
+    Raises:
+        EngineError: the SuperLink cannot be reached.
+    """
+    from fedbayes.experiment.flower.apps import on_grid
+    from fedbayes.experiment.flower.project import app_files
+    from fedbayes.experiment.flower.superlink import Submission
+    from fedbayes.experiment.run import Simulation
+
+    link.check()  # before there is a run folder
+
+    def start(simulation: Simulation) -> "Engine":
+        submission = Submission(link, app_files(simulation.config, simulation.data))
+
+        def close() -> None:
+            done = simulation.progress.round >= simulation.config.rounds
+            submission.close(completed=done)
+
+        return on_grid(simulation, submission.connect, close)
+
+    return Simulation(config, folder, engine=start)

@@ -1,0 +1,144 @@
+"""Flower apps that run any method from our config."""
+
+import logging
+import shlex
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from platformdirs import user_data_path
+from rich.console import Console
+from threadpoolctl import threadpool_limits
+
+from fedbayes.errors import ConfigError, EngineError, FedbayesError
+from fedbayes.experiment.build import build_data, build_party
+from fedbayes.experiment.config import Config
+from fedbayes.experiment.display import display, outcome
+from fedbayes.experiment.flower.own_data import own_data
+from fedbayes.experiment.flower.project import Schema
+from fedbayes.experiment.run import Simulation
+from fedbayes.federation.flower import Flower, Node, StateStore, complaint
+from fedbayes.federation.party import Party
+
+
+def client_app(node: Callable[[Context], Node]) -> ClientApp:
+    """The ClientApp of nodes that are found from their contexts."""
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return node(context).answer(message)
+        except FedbayesError as error:
+            return complaint(error, message)
+
+    app.query("hello")(answer)
+    app.train("round")(answer)
+    return app
+
+
+def state_store(config: Config, folder: Path) -> StateStore:
+    """The private states of a node in this folder."""
+    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints == "all")
+
+
+def node_app(project: Path) -> ClientApp:
+    """The ClientApp of a SuperNode.
+
+    Args:
+        project: the folder with `config.toml` and `schema.json`.
+    """
+    return client_app(lambda context: find_node(project, context))
+
+
+def find_node(project: Path, context: Context) -> Node:
+    """The client of a SuperNode, whose node config says who it is and what it has:
+
+    client: which client it is, from 0.
+    data: a file or folder with its samples; without it, the client's part of the data set that
+        the config names, which must then be on this machine.
+    data-dir: folder with data sets; else FEDBAYES_DATA.
+    state: folder for its private states.
+
+    Raises:
+        ConfigError: it does not say who it is.
+    """
+    given = context.node_config
+    client = given.get("client")
+    if type(client) is not int or client < 0:
+        raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
+    config = _config(project, context)
+    if "data-dir" in given:
+        where = Path(str(given["data-dir"])).expanduser().absolute()
+        config = config.model_copy(update={"data": config.data.model_copy(update={"dir": where})})
+    torch.set_num_threads(config.threads)
+    threadpool_limits(config.threads, user_api="blas")
+    states = given.get("state") or user_data_path("fedbayes") / "nodes" / str(client)
+
+    def party() -> Party:
+        if "data" not in given:
+            return build_party(config, build_data(config))
+        schema = Schema.read(project / "schema.json")
+        return build_party(config, own_data(config, Path(str(given["data"])), schema))
+
+    return Node(client, party, state_store(config, Path(str(states)).expanduser()))
+
+
+def server_app(project: Path) -> ServerApp:
+    """The ServerApp of a project: it runs or resumes the run in the folder of the run config.
+
+    Args:
+        project: the folder with `config.toml`.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+        folder = Path(str(context.run_config.get("folder") or _new_folder())).expanduser()
+        config = None if (folder / "config.toml").exists() else _config(project, context)
+        console = Console(no_color=True, width=120)
+        with (
+            Simulation(config, folder, engine=lambda run: on_grid(run, _once(grid))) as simulation,
+            display(simulation, console) as listener,
+        ):
+            for step in simulation:
+                listener(simulation, step)
+            console.print(outcome(simulation.summary()))
+
+    return app
+
+
+def on_grid(
+    simulation: Simulation,
+    connect: Callable[[], Grid],
+    closing: Callable[[], None] = lambda: None,
+) -> Flower:
+    """The engine of a simulation whose clients are behind a grid."""
+    timeout = simulation.config.round_timeout
+    return Flower(connect, simulation.party, timeout=timeout, closing=closing)
+
+
+def _once(grid: Grid) -> Callable[[], Grid]:
+    """A grid that is there once; Flower started this ServerApp for it."""
+    grids = [grid]
+
+    def connect() -> Grid:
+        if not grids:
+            raise EngineError("the SuperLink ended this run; start it again with `flwr run`")
+        return grids.pop()
+
+    return connect
+
+
+def _config(project: Path, context: Context) -> Config:
+    """The settings of a project, changed by the key `set` of the run config."""
+    overrides = shlex.split(str(context.run_config.get("set") or ""))
+    return Config.load(project / "config.toml", [*overrides, "engine=flower"])
+
+
+def _new_folder() -> Path:
+    return Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"

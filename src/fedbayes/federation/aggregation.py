@@ -1,0 +1,275 @@
+"""What the server does with reports before a method that averages sees them.
+
+Clipping bounds what one client can move, robust rules put something else in place of the mean,
+and noise makes the global models differentially private. A method sees none of it: it asks for
+the mean of the reports and gets what the rule says.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fedbayes.contracts import AnyMethod, PointEstimate, Report, Sum
+from fedbayes.errors import ConfigError
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Tensors
+
+Noise = Callable[[bytes], np.random.Generator]
+"""The stream of noise for what has this digest."""
+
+
+class Aggregation(BaseModel):
+    """The `[aggregation]` table of a config, for methods that average weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rule: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
+        "mean",
+        description="mean; median: of every weight; trimmed-mean: of every weight, without the "
+        "`hostile` largest and smallest; krum: mean of the reports nearest to their neighbours",
+    )
+    hostile: int = Field(
+        0, ge=0, description="clients that may be hostile (trimmed-mean, krum); median: half"
+    )
+    clip: float | None = Field(
+        None, gt=0, description="largest L2 norm of what a client changes; a longer change shrinks"
+    )
+    noise: float = Field(
+        0.0,
+        ge=0,
+        description="noise multiplier z: Gaussian noise of deviation z · clip on the sum of the "
+        "changes (central differential privacy)",
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ of differential privacy")
+
+    @property
+    def plain(self) -> bool:
+        """Whether reports are taken as they are."""
+        return self.rule == "mean" and self.clip is None
+
+    def check(self, method: AnyMethod, min_reports: int, checkpoint_every: int) -> None:
+        """See that the settings go together, and with the rest.
+
+        Raises:
+            ConfigError: they do not; the text says what would.
+        """
+        if self.noise and (self.clip is None or self.rule != "mean"):
+            raise ConfigError("aggregation.noise needs aggregation.clip and rule = 'mean'")
+        if self.noise and checkpoint_every > 1:
+            raise ConfigError(
+                "aggregation.noise needs checkpoint_every = 1: rounds that were run again after "
+                "a kill would tell more than ε says"
+            )
+        if self.plain:
+            return
+        if not isinstance(method, PointEstimate) or method.pooled:
+            raise ConfigError(
+                f"[aggregation] is for methods that average weights (fedavg, fedprox, reptile, "
+                f"fedavgm, fedadam, fedyogi); {method.name} does not"
+            )
+        least = {"trimmed-mean": 2 * self.hostile + 1, "krum": 2 * self.hostile + 3}
+        if min_reports < least.get(self.rule, 1):
+            raise ConfigError(
+                f"aggregation.rule = {self.rule!r} with hostile = {self.hostile} needs "
+                f"min_reports of at least {least[self.rule]}; it is {min_reports}"
+            )
+
+    def reduction(self, broadcast: Message, cohort: int, noise: Noise) -> Sum:
+        """What folds the reports of one round.
+
+        Args:
+            broadcast: what the server sent to all.
+            cohort: number of clients that it was sent to.
+            noise: where noise comes from.
+        """
+        centre = dense(broadcast)
+        if self.noise:
+            return Private(centre, float(self.clip or 0), self.noise, cohort, noise)
+        if self.rule == "mean":
+            return Clipped(centre, float(self.clip or 0))
+        return Robust(self.rule, self.hostile, centre, self.clip)
+
+
+def clipped(report: Tensors, centre: Tensors, clip: float) -> Tensors:
+    """The report, drawn to the centre until its distance from it is at most `clip`.
+
+    The distance is the L2 norm over all tensors of real numbers; counters are left alone.
+    """
+    changes = {name: t.double() - centre[name].double() for name, t in _real(report).items()}
+    norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
+    if norm <= clip:
+        return report
+    shrunk = {
+        name: (centre[name].double() + change * (clip / norm)).to(report[name].dtype)
+        for name, change in changes.items()
+    }
+    return {**report, **shrunk}
+
+
+def _real(tensors: Tensors) -> Tensors:
+    return {name: t for name, t in tensors.items() if t.is_floating_point()}
+
+
+class Clipped(Sum):
+    """A sum of reports of bounded change."""
+
+    def __init__(self, centre: Tensors, clip: float) -> None:
+        super().__init__()
+        self._centre, self._clip = centre, clip
+
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in."""
+        bounded = clipped(dense(report.tensors), self._centre, self._clip)
+        super().add(client, Report(dict(bounded), report.weight))
+
+
+class Private(Sum):
+    """Changes of bounded norm, summed with equal weights, and Gaussian noise on the sum.
+
+    The mean is w + (Σ_s clip(φ_s − w) + N(0, (z·C)²)) / B. It is divided by the size of the
+    cohort B, not by the number of reports, which would tell who reported. What is no real
+    number stays as it was.
+    """
+
+    def __init__(
+        self, centre: Tensors, clip: float, noise: float, cohort: int, stream: Noise
+    ) -> None:
+        super().__init__()
+        self._centre, self._clip, self._noise = centre, clip, noise
+        self._cohort, self._stream = cohort, stream
+
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in; its weight does not count."""
+        bounded = clipped(dense(report.tensors), self._centre, self._clip)
+        changes: Message = {
+            name: t.double() - self._centre[name].double() for name, t in _real(bounded).items()
+        }
+        super().add(client, Report(changes, 1.0))
+
+    def mean(self) -> Tensors:
+        """The noisy mean."""
+        result = dict(self._centre)
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            digest.update(self.tensors[name].numpy().tobytes())
+        stream = self._stream(digest.digest())
+        for name in sorted(_real(self._centre)):
+            before = self._centre[name]
+            noise = torch.from_numpy(stream.standard_normal(tuple(before.shape)))
+            total = self.tensors[name] + noise * (self._noise * self._clip)
+            result[name] = (before.double() + total / self._cohort).to(before.dtype)
+        return result
+
+
+class Robust(Sum):
+    """Keeps all the reports, and has a robust middle of them in place of the mean.
+
+    The weights of the reports do not count, since a hostile client chooses its own.
+    """
+
+    def __init__(self, rule: str, hostile: int, centre: Tensors, clip: float | None) -> None:
+        super().__init__()
+        self._rule, self._hostile, self._centre, self._clip = rule, hostile, centre, clip
+        self._reports: list[Tensors] = []
+
+    def add(self, client: int, report: Report) -> None:
+        """Keep one report."""
+        tensors = dense(report.tensors)
+        if self._clip is not None:
+            tensors = clipped(tensors, self._centre, self._clip)
+        self._reports.append(tensors)
+        self.clients += 1
+
+    def mean(self) -> Tensors:
+        """The middle, in the types that the reports came in."""
+        reports = self._nearest() if self._rule == "krum" else self._reports
+        result = {}
+        for name, first in reports[0].items():
+            stack = torch.stack([report[name].double() for report in reports])
+            result[name] = self._middle(stack).to(first.dtype)
+        return result
+
+    def _middle(self, stack: Tensor) -> Tensor:
+        """The middle of numbers [n, ...], entry by entry."""
+        if self._rule == "krum":
+            return stack.mean(0)
+        ordered = stack.sort(0).values
+        count, cut = len(stack), self._hostile
+        if self._rule == "median":
+            cut = (count - 1) // 2
+        return ordered[cut : count - cut].mean(0)
+
+    def _nearest(self) -> list[Tensors]:
+        """Multi-Krum (Blanchard et al. 2017): the n − f reports nearest to their neighbours.
+
+        A report's score is the sum of its squared distances to the n − f − 2 nearest others.
+        """
+        flat = torch.stack(
+            [torch.cat([t.double().flatten() for t in _real(r).values()]) for r in self._reports]
+        )
+        count = len(flat)
+        distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+        nearest = distances.sort(1).values[:, 1 : count - self._hostile - 1]
+        chosen = nearest.sum(1).argsort(stable=True)[: count - self._hostile]
+        return [self._reports[place] for place in sorted(chosen.tolist())]
+
+
+def noise_stream(key: bytes, number: int, digest: bytes) -> np.random.Generator:
+    """The noise of one round from the server's secret key.
+
+    The seed of a run is known to its clients, who could take noise off that came from it. And a
+    round that is run again after a kill, on other reports, must not have the noise it had: the
+    two sums would tell their difference. So what the noise goes on is part of its seed.
+
+    Args:
+        key: the secret.
+        number: the round.
+        digest: of what the noise goes on.
+    """
+    seed = hashlib.sha256(key + number.to_bytes(8, "little") + digest).digest()
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(seed))))
+
+
+def epsilon(noise: float, delta: float, times: int) -> float:
+    """ε of a client's data after it was sampled so many times.
+
+    Neighbours are federations that differ in all the data of one client. Who is sampled when
+    follows from the seed, which clients know, so sampling amplifies nothing here.
+
+    Args:
+        noise: the multiplier z.
+        delta: δ.
+        times: rounds that the client was sampled for.
+
+    Raises:
+        ConfigError: dp-accounting is not installed.
+    """
+    require_accounting()
+    if not times:
+        return 0.0
+    from dp_accounting import GaussianDpEvent, NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(NeighboringRelation.REPLACE_ONE)
+    accountant.compose(GaussianDpEvent(noise), times)
+    return float(accountant.get_epsilon(delta))
+
+
+def require_accounting() -> None:
+    """See that dp-accounting is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        import dp_accounting  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "aggregation.noise needs dp-accounting: pip install 'fedbayes[privacy]'"
+        ) from None

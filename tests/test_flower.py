@@ -1,0 +1,209 @@
+"""Federations on Flower: the same numbers, private states that stay, and hostile nodes."""
+
+import math
+
+import pytest
+import torch
+
+from fedbayes import Config, Simulation, resume, run
+from fedbayes.errors import EngineError, MessageError
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedbayes.federation.engines import Sequential
+from fedbayes.federation.flower import Node, StateStore, _bytes_record, read_reply
+from fedbayes.federation.party import NoReport
+from fedbayes.messages import decode, encode
+
+DATA = {"name": "digits", "clients": 3, "partition": "iid"}
+METHODS = {
+    "fedavg": {"name": "fedavg"},
+    "fedsparse": {"name": "fedsparse"},
+    "gpi-fnm": {"name": "gpi-fnm"},
+    "virtual, one after another": {"name": "virtual"},
+    "virtual, all at once": {"name": "virtual"},
+    "scaffold": {"name": "scaffold"},
+}
+
+
+class Losing(Sequential):
+    """The sequential engine, but without the reports that a federation lost or refused."""
+
+    def __init__(self, party, losses):
+        super().__init__(party)
+        self._losses = {(loss["round"], loss["client"]) for loss in losses}
+
+    def train(self, tasks):
+        for task in tasks:
+            if (task.round, task.client) in self._losses:
+                yield NoReport("lost on purpose")
+            else:
+                yield from super().train([task])
+
+
+def without(config, losses=()):
+    """The global model of the sequential engine without these reports."""
+    config = config.model_copy(update={"engine": "sequential"})
+    with Simulation(config, engine=lambda run: Losing(run.party, losses)) as simulation:
+        for _ in simulation:
+            pass
+        return simulation.method.model(simulation.server)
+
+
+def settings(label, **more):
+    cohort = 1 if label == "virtual, one after another" else 1.0
+    return {
+        "seed": 7,
+        "rounds": 3,
+        "cohort": cohort,
+        "data": DATA,
+        "method": METHODS[label],
+        **more,
+    }
+
+
+def same(one, other):  # bit for bit
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("label", METHODS)
+def test_simulation_ends_with_the_model_of_the_sequential_engine(label, tmp_path):
+    alone = run(**settings(label, engine="sequential"))
+    flower = run(folder=tmp_path / "run", **settings(label, engine="flower-simulation"))
+    assert same(alone.model, flower.model)
+    for mine, theirs in zip(alone.metrics, flower.metrics, strict=True):
+        for name in ("global_accuracy", "local_accuracy", "bytes_down", "bytes_up"):
+            assert mine[name] == theirs[name]
+
+
+def test_private_states_stay_with_their_nodes_and_survive_a_resume(tmp_path):
+    config = Config.create(**settings("scaffold", engine="flower-simulation", rounds=4))
+    whole = run(config, tmp_path / "whole")
+    with Simulation(config, tmp_path / "cut") as simulation:
+        steps = iter(simulation)
+        next(steps), next(steps)
+    kept = [len(file.read_bytes()) for file in (tmp_path / "cut" / "clients").iterdir()]
+    assert len(kept) == 3
+    assert max(kept) < 200  # a ticket, where a control variate would take 30 kB
+    for client in range(3):
+        # The one before stays: the server may not have taken in the newest.
+        files = sorted((tmp_path / "cut" / "nodes" / str(client)).iterdir())
+        assert [file.stem.split("-")[1:] for file in files] == [[str(client), n] for n in "12"]
+        assert all(file.stat().st_size > 20_000 for file in files)
+    assert same(resume(tmp_path / "cut").model, whole.model)
+
+
+def test_a_lost_private_state_is_named(tmp_path):
+    config = Config.create(**settings("scaffold", engine="flower-simulation", round_timeout=5))
+    with Simulation(config, tmp_path / "run") as simulation:
+        steps = iter(simulation)
+        next(steps)
+        (file,) = (tmp_path / "run" / "nodes" / "1").iterdir()
+        file.unlink()
+        lost = next(steps).metrics["lost"]
+    assert list(lost) == ["1"]
+    assert "private state of client 1 after round 1" in lost["1"]
+
+
+def test_states_are_kept_as_long_as_a_checkpoint_may_name_them(tmp_path):
+    store = StateStore(tmp_path, checkpoint_every=3)
+    ticket, tickets = None, {}
+    for number in range(1, 8):
+        ticket = tickets[number] = store.save(b"state %d" % number, ticket, 5, number)
+        checkpoint = number // 3 * 3
+        for old in range(max(checkpoint, 1), number + 1):
+            assert store.load(tickets[old], 5) == b"state %d" % old
+    with pytest.raises(EngineError, match="after round 2 is not in"):
+        store.load(tickets[2], 5)
+    with pytest.raises(EngineError, match="ticket"):
+        store.load(b"../../etc/passwd:1:x", 5)
+
+
+def reply(**changes):
+    parts = {
+        "report": ArrayRecord({"bytes": Array("uint8", (3,), "fedbayes", b"abc")}),
+        "about": ConfigRecord({"ticket": b"", "correct": 1, "tested": 2}),
+        "figures": MetricRecord({"loss": 0.5}),
+    } | changes
+    return RecordDict({name: part for name, part in parts.items() if part is not None})
+
+
+def test_a_proper_reply_is_read():
+    outcome = read_reply(reply(figures=MetricRecord({"loss": 0.5, "odd": math.nan})))
+    assert (outcome.report, outcome.correct, outcome.tested) == (b"abc", 1, 2)
+    assert outcome.info == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"report": None}, "lacks the report"),
+        ({"about": None}, "lacks the report"),
+        ({"figures": None}, "lacks the report"),
+        ({"report": ConfigRecord({"bytes": b"abc"})}, "lacks the report"),
+        ({"report": ArrayRecord({})}, "lacks the report"),
+        ({"about": ConfigRecord({"ticket": "x", "correct": 1, "tested": 2})}, "ticket"),
+        ({"about": ConfigRecord({"ticket": b"x" * 999, "correct": 1, "tested": 2})}, "ticket"),
+        ({"about": ConfigRecord({"ticket": b"", "correct": 3, "tested": 2})}, "right"),
+        ({"about": ConfigRecord({"ticket": b"", "correct": -1, "tested": 2})}, "right"),
+        ({"about": ConfigRecord({"ticket": b"", "correct": 1.0, "tested": 2})}, "right"),
+        ({"figures": MetricRecord({"loss": [1.0]})}, "figures"),
+        ({"figures": MetricRecord({str(i): 1.0 for i in range(999)})}, "figures"),
+    ],
+)
+def test_a_reply_that_is_none_is_refused(changes, words):
+    with pytest.raises(MessageError, match=words):
+        read_reply(reply(**changes))
+
+
+class Hostile(Node):
+    """A node that sends something else in place of its report, another thing every round."""
+
+    def _train(self, content):
+        honest = super()._train(content)
+        number = content.config_records["about"]["round"]
+        if self.client != 1:
+            return honest
+        report = decode(honest.array_records["report"]["bytes"].data)
+        honest.array_records["report"] = _bytes_record(HOSTILE[number - 1][0](report))
+        return honest
+
+
+def changed(change):
+    def bytes_of(report):
+        change(report)
+        return encode(report)
+
+    return bytes_of
+
+
+HOSTILE = [
+    (changed(lambda report: report["1.weight"].fill_(math.nan)), "NaN"),
+    (changed(lambda report: report.update({"1.bias": torch.zeros(3)})), "shape"),
+    (changed(lambda report: report.update({"2.bias": torch.zeros(3)})), "not those expected"),
+    (changed(lambda report: report.pop("1.bias")), "not those expected"),
+    (changed(lambda report: report.update({"1.bias": report["1.bias"].double()})), "type"),
+    (changed(lambda report: report.update({"/weight": torch.tensor(-1.0).double()})), "weight"),
+    (changed(lambda report: report.update({"x": torch.zeros(10**6)})), "at most"),
+    (lambda _: b"nonsense" * 99, "not a message"),
+    (lambda _: b"", "not those expected"),
+]
+
+
+def test_hostile_reports_are_refused_and_named_while_the_rounds_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedbayes.experiment.flower.simulated.Node", Hostile)
+    config = Config.create(
+        **settings("fedavg", rounds=len(HOSTILE), engine="flower-simulation", min_reports=2)
+    )
+    ended = run(config, tmp_path / "run")
+    for line, (_, words) in zip(ended.metrics, HOSTILE, strict=True):
+        assert list(line["refused"]) == ["1"]
+        assert words in line["refused"]["1"]
+        assert line["lost"] == {}
+        assert not line["skipped"]
+    assert ended.summary["refused_reports"] == len(HOSTILE)
+    assert [loss["client"] for loss in ended.summary["losses"]] == [1] * len(HOSTILE)
+    assert same(ended.model, without(config, ended.summary["losses"]))

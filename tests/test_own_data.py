@@ -1,0 +1,139 @@
+"""Clients that bring their own data: the federation's classes, shapes and scales."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from fedbayes import Config
+from fedbayes.data import FederatedData
+from fedbayes.errors import ConfigError, DataError, RunError
+from fedbayes.experiment.build import build_data
+from fedbayes.experiment.flower import superlink_at
+from fedbayes.experiment.flower.apps import find_node
+from fedbayes.experiment.flower.keys import make_keys, read_public_key
+from fedbayes.experiment.flower.own_data import own_data
+from fedbayes.experiment.flower.project import Schema, app_files, write_project
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A reference table at the server, of three classes and two features."""
+    stream = np.random.default_rng(0)
+    path = tmp_path / "server.csv"
+    rows = [
+        f"{a:.6f},{b:.6f},{label}" for a, b, label in samples(stream, 60, ("ant", "bee", "cat"))
+    ]
+    path.write_text("width,height,label\n" + "\n".join(rows) + "\n")
+    return Config.create(data={"path": str(path), "clients": 3, "partition": "iid"})
+
+
+def samples(stream, count, classes):
+    for _ in range(count):
+        yield stream.normal(5, 2), stream.normal(-1, 3), classes[stream.integers(len(classes))]
+
+
+def test_own_samples_are_put_in_the_federations_terms(table, tmp_path):
+    server = build_data(table)
+    schema = Schema.of(server)
+    path = tmp_path / "mine.csv"
+    rows = list(samples(np.random.default_rng(1), 40, ("cat", "bee")))
+    path.write_text("width,height,label\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
+    mine = own_data(table, path, schema)
+    train, test = mine.train(2), mine.test(2)
+    assert (len(train.y), len(test.y)) == (30, 10)
+    got = {
+        (round(float(x[0]), 4), round(float(x[1]), 4), int(y))
+        for x, y in zip(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]), strict=True)
+    }
+    wanted = {
+        (
+            round((a - float(server.mean[0])) / float(server.std[0]), 4),
+            round((b - float(server.mean[1])) / float(server.std[1]), 4),
+            ("ant", "bee", "cat").index(c),
+        )
+        for a, b, c in rows
+    }
+    close = sum(any(np.allclose(one, other, atol=2e-4) for other in wanted) for one in got)
+    assert close == len(got) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("width,height,label\n1,2,dog\n1,2,dog\n1,2,ant\n1,2,ant\n", "no class dog"),
+        ("width,depth,label\n1,2,ant\n1,2,bee\n1,2,ant\n", "samples are"),
+        ("width,label\n1,ant\n1,bee\n1,ant\n", "samples are"),
+    ],
+)
+def test_samples_of_another_kind_are_refused(table, tmp_path, text, words):
+    path = tmp_path / "mine.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=words):
+        own_data(table, path, Schema.of(build_data(table)))
+
+
+def test_images_keep_the_servers_standardization(tmp_path):
+    stream = np.random.default_rng(0)
+    pictures = stream.integers(0, 256, (30, 8, 8), np.uint8)
+    np.savez(tmp_path / "server.npz", x=pictures, y=np.arange(30) % 3)
+    np.savez(tmp_path / "mine.npz", x=pictures[:9] // 2, y=np.full(9, 2))
+    config = Config.create(data={"path": str(tmp_path / "server.npz"), "clients": 2})
+    server: FederatedData = build_data(config)
+    mine = own_data(config, tmp_path / "mine.npz", Schema.of(server))
+    x = torch.cat([mine.train(0).x, mine.test(0).x])
+    raw = (pictures[:9] // 2 / 255 - float(server.mean[0])) / float(server.std[0])
+    assert float(x.mean()) == pytest.approx(raw.mean(), abs=1e-4)
+    assert set(mine.train(1).y.tolist()) == {2}
+
+
+def test_the_schema_and_the_config_of_an_app_say_nothing_of_the_machine(table):
+    files = app_files(table, build_data(table))
+    assert set(files) == {"pyproject.toml", "federation.py", "config.toml", "schema.json"}
+    assert Config.create(**{"data": {"dir": "/secret"}}).data.dir is not None
+    hidden = Config.create(data={"dir": "/secret"})
+    assert b"/secret" not in b"".join(app_files(hidden, build_data(table)).values())
+
+
+def test_a_project_is_not_written_over(table, tmp_path):
+    write_project(tmp_path / "1st-try", table, build_data(table))
+    assert 'name = "federation-1st-try"' in (tmp_path / "1st-try" / "pyproject.toml").read_text()
+    schema = Schema.read(tmp_path / "1st-try" / "schema.json")
+    assert schema == Schema.of(build_data(table))
+    with pytest.raises(RunError, match="is there already"):
+        write_project(tmp_path / "1st-try", table, build_data(table))
+
+
+@pytest.mark.parametrize("client", [None, "2", -1, 1.0])
+def test_a_node_without_a_number_says_so(table, tmp_path, client):
+    write_project(tmp_path / "project", table, build_data(table))
+    config = {} if client is None else {"client": client}
+    context = SimpleNamespace(node_config=config, run_config={})
+    with pytest.raises(ConfigError, match="client=0"):
+        find_node(tmp_path / "project", context)
+
+
+def test_keys_are_private_and_not_written_over(tmp_path):
+    files = make_keys(tmp_path / "keys", ["localhost", "10.0.0.1"], clients=2)
+    for file in files:
+        assert file.exists()
+        if file.suffix == ".key":
+            assert file.stat().st_mode & 0o077 == 0
+    assert read_public_key(tmp_path / "keys" / "client-1.pub").startswith(b"-----BEGIN PUBLIC")
+    with pytest.raises(RunError, match="holds keys already"):
+        make_keys(tmp_path / "keys", ["localhost"], clients=2)
+    with pytest.raises(RunError, match="cannot read the public key"):
+        read_public_key(tmp_path / "keys" / "ca.crt")
+
+
+def test_tls_or_its_absence_must_be_asked_for(tmp_path):
+    from fedbayes.errors import EngineError
+
+    for arguments in ({}, {"insecure": True, "certificates": tmp_path / "ca.crt"}):
+        with pytest.raises(EngineError, match="--insecure"):
+            superlink_at("127.0.0.1:1", **arguments)
+    with pytest.raises(EngineError, match=r"cannot reach a SuperLink at 127\.0\.0\.1:1"):
+        superlink_at("127.0.0.1:1", insecure=True).check()
