@@ -1,6 +1,7 @@
 """Federations on Flower: the same numbers, private states that stay, and hostile nodes."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,21 @@ from fedbayes.errors import EngineError, MessageError
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedbayes.federation.engines import Sequential
-from fedbayes.federation.flower import Node, StateStore, _bytes_record, read_reply
+from fedbayes.federation.flower import (
+    HELLO,
+    TRAIN,
+    Flower,
+    LinkError,
+    Node,
+    StateStore,
+    _bytes_record,
+    read_reply,
+)
 from fedbayes.federation.party import NoReport
 from fedbayes.messages import decode, encode
 
@@ -207,3 +219,171 @@ def test_hostile_reports_are_refused_and_named_while_the_rounds_go_on(tmp_path, 
     assert ended.summary["refused_reports"] == len(HOSTILE)
     assert [loss["client"] for loss in ended.summary["losses"]] == [1] * len(HOSTILE)
     assert same(ended.model, without(config, ended.summary["losses"]))
+
+
+class Wire:
+    """A grid without Flower behind it: nodes answer at once, and a test says what breaks.
+
+    Args:
+        nodes: client of each node, by the node's number.
+        party: what they train with.
+        folder: for private states.
+    """
+
+    def __init__(self, nodes, party, folder):
+        self.nodes, self.party, self.folder = dict(nodes), party, folder
+        self.since = dict.fromkeys(nodes, "the start")
+        self.replies, self.sent = {}, []
+        self.breaks = lambda wire, message: None
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=n, last_activated_at=self.since[n]) for n in self.nodes]
+
+    def push_messages(self, messages):
+        for message in messages:
+            number = f"message {len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = number
+            self.sent.append(message)
+            self.replies[number] = message
+            yield number
+
+    def pull_messages(self, numbers):
+        for number in numbers:
+            message = self.replies[number]
+            if broken := self.breaks(self, message):
+                yield broken
+                continue
+            node = message.metadata.dst_node_id
+            if node in self.nodes:
+                states = StateStore(self.folder / str(self.nodes[node]))
+                yield Node(self.nodes[node], lambda: self.party, states).answer(message)
+
+    def trains(self, message, client, times=1):
+        """Whether this is the task of a client, the first so many times that it is sent."""
+        tasks = [
+            m for m in self.sent if m.metadata.message_type == TRAIN and client_of(m) == client
+        ]
+        return message in tasks[:times]
+
+
+def client_of(message):
+    return message.content.config_records["about"]["client"]
+
+
+@pytest.fixture
+def over(tmp_path, monkeypatch):
+    """Runs a round of SCAFFOLD over a wire that a test prepares: the wire, and the metrics."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    monkeypatch.setattr("fedbayes.federation.flower.ROLL_CALL", 0.0)
+
+    def run_over(breaks, nodes={10: 0, 11: 1, 12: 2}, timeout=2.0, wires=1):  # noqa: B006
+        config = Config.create(**settings("scaffold", rounds=1))
+        made = []
+
+        def engine(simulation):
+            def connect():
+                if len(made) == wires:
+                    raise LinkError("no wire is left")
+                made.append(Wire(nodes, simulation.party, tmp_path / "states"))
+                made[-1].breaks = breaks
+                return made[-1]
+
+            return Flower(connect, simulation.party, timeout=timeout, poll=0.01)
+
+        with Simulation(config, tmp_path / "run", engine=engine) as simulation:
+            (step,) = simulation
+            losses = simulation.summary()["losses"]
+            assert same(simulation.method.model(simulation.server), without(config, losses))
+        return made[-1], step.metrics
+
+    return run_over
+
+
+def test_a_reply_that_flower_cannot_read_is_refused(over):
+    def breaks(wire, message):
+        if wire.trains(message, 1):
+            raise ValueError("object of type Bomb")
+
+    _, metrics = over(breaks)
+    assert metrics["refused"] == {"1": "its reply cannot be read: object of type Bomb"}
+    assert metrics["lost"] == {}
+
+
+@pytest.mark.parametrize("code", [3, 4, 5])
+def test_a_lost_message_is_sent_again(over, code):
+    def breaks(wire, message):
+        if wire.trains(message, 1):
+            return Message(Error(code, "gone"), reply_to=message)
+
+    wire, metrics = over(breaks)
+    assert metrics["refused"] == metrics["lost"] == {}
+    assert sum(m.metadata.message_type == TRAIN for m in wire.sent) == 4
+    assert metrics["bytes_down"] * 4 / 3 < metrics["link_down"]
+
+
+def test_a_message_that_is_lost_again_and_again_is_given_up(over):
+    def breaks(wire, message):
+        if wire.trains(message, 1, times=99):
+            return Message(Error(3, "gone"), reply_to=message)
+
+    wire, metrics = over(breaks, timeout=30)
+    assert metrics["lost"] == {"1": "its node failed: gone"}
+    assert sum(m.metadata.message_type == TRAIN for m in wire.sent) == 2 + 5
+
+
+def test_a_node_that_came_back_gets_its_task_again(over):
+    def breaks(wire, message):
+        if wire.trains(message, 1):
+            wire.since[11] = "later"
+            wire.replies.pop(message.metadata.message_id, None)
+            return Message(Error(5, "gone"), reply_to=message)
+
+    wire, metrics = over(breaks)
+    assert metrics["lost"] == {}
+    asked = [m.metadata.dst_node_id for m in wire.sent if m.metadata.message_type == HELLO]
+    assert sorted(asked) == [10, 11, 11, 12]
+
+
+def test_the_first_of_two_that_claim_a_client_keeps_it(over):
+    wire, metrics = over(lambda wire, message: None, nodes={10: 0, 11: 1, 12: 2, 13: 1})
+    assert metrics["lost"] == {}
+    trained = {m.metadata.dst_node_id for m in wire.sent if m.metadata.message_type == TRAIN}
+    assert len(trained) == 3
+    assert len(trained & {11, 13}) == 1
+
+
+def test_an_app_that_raises_and_a_client_that_is_not_there_are_lost(over):
+    def breaks(wire, message):
+        if wire.trains(message, 1):
+            return Message(Error(2, "ZeroDivisionError"), reply_to=message)
+
+    _, metrics = over(breaks, nodes={10: 0, 11: 1}, timeout=1.0)
+    assert metrics["lost"] == {
+        "1": "its node failed: ZeroDivisionError",
+        "2": "no report within 1 s: client 2 is not connected",
+    }
+    assert metrics["bytes_down"] * 2 > metrics["link_down"] > metrics["bytes_down"]
+
+
+def test_a_broken_link_is_opened_again_and_everything_sent_once_more(over):
+    broken = []
+
+    def breaks(wire, message):
+        if wire.trains(message, 1) and not broken:
+            broken.append(wire)
+            raise httpx.ConnectError("connection refused")
+
+    wire, metrics = over(breaks, wires=2, timeout=30)
+    assert wire is not broken[0]
+    assert metrics["lost"] == metrics["refused"] == {}
+
+
+def test_a_link_that_stays_broken_is_an_error(over):
+    def breaks(wire, message):
+        if wire.trains(message, 1, times=99):
+            raise httpx.ConnectError("connection refused")
+
+    with pytest.raises(EngineError, match="the SuperLink was lost: no wire is left"):
+        over(breaks, timeout=0.5)
+    with pytest.raises(EngineError, match="no wire is left"):
+        over(breaks, wires=0)

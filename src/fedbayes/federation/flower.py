@@ -34,6 +34,8 @@ TRAIN = "train.round"
 """Type of the message that carries a task."""
 MOST_FIGURES = 64
 """Figures that a report may carry."""
+TRIES = 5
+"""How often a task is sent in a round whose messages or nodes get lost."""
 ROLL_CALL = 2.0
 """Seconds between two looks at which nodes are connected."""
 
@@ -235,6 +237,8 @@ class _Letter:
     id: str = ""
     """Of the Flower message under way; empty if there is none."""
     node: int = 0
+    sent: int = 0
+    """How often it was sent."""
     link_down: int = 0
     """Bytes that the link carried towards the client."""
     trouble: str = ""
@@ -345,15 +349,30 @@ class Flower:
                 self._since[node] = present[node]
                 hello = Message(RecordDict(), node, HELLO, ttl=self._timeout)
                 self._asked |= dict.fromkeys(filter(None, grid.push_messages([hello])), node)
-            replies = list(grid.pull_messages(list(self._asked))) if self._asked else []
-        for reply in replies:
-            node = self._asked.pop(reply.metadata.reply_to_message_id)
-            self._introduce(node, reply)
+        for message_id, node in list(self._asked.items()):
+            if (reply := self._reply(message_id)) is not None:
+                del self._asked[message_id]
+                self._introduce(node, reply)
 
-    def _introduce(self, node: int, reply: Message) -> None:
+    def _reply(self, message_id: str) -> Message | MessageError | None:
+        """The answer to a message, if there is one yet, or why it cannot be read.
+
+        One at a time: what one node sends must not cost the answer of another.
+        """
+        with self._reach() as grid:
+            try:
+                return next(iter(grid.pull_messages([message_id])), None)
+            except httpx.HTTPError:
+                raise
+            except Exception as error:  # whatever Flower's reader raises on a stranger's bytes
+                return MessageError(f"its reply cannot be read: {error}")
+
+    def _introduce(self, node: int, reply: Message | MessageError) -> None:
         """Note which client a node says that it is. Who came first keeps the place."""
         self._odd.pop(node, None)
         try:
+            if isinstance(reply, MessageError):
+                raise reply
             if reply.has_error():
                 raise EngineError(reply.error.reason or "no reason given")
             if "error" in reply.content.config_records:
@@ -364,7 +383,7 @@ class Flower:
             if client in self._clients:
                 raise EngineError(f"client {client} is node {self._clients[client]} already")
             self._clients[client] = node
-        except (KeyError, EngineError) as error:
+        except (KeyError, ValueError, EngineError, MessageError) as error:
             self._odd[node] = str(error)
 
     def _ask_again(self) -> None:
@@ -395,24 +414,23 @@ class Flower:
             message = Message(content, letter.node, TRAIN, ttl=ttl, group_id=group)
             with self._reach() as grid:
                 letter.id = next(iter(filter(None, grid.push_messages([message]))), "")
-            letter.link_down += link_size(message) if letter.id else 0
+            if letter.id:
+                letter.sent += 1
+                letter.link_down += link_size(message)
 
     def _pull(self, letters: dict[int, _Letter]) -> dict[int, Outcome | NoReport]:
         """The answers that have come, by client; their letters are done."""
-        under_way = {letter.id: client for client, letter in letters.items() if letter.id}
-        if not under_way:
-            return {}
-        with self._reach() as grid:
-            replies = list(grid.pull_messages(list(under_way)))
         done: dict[int, Outcome | NoReport] = {}
-        for reply in replies:
-            client = under_way[reply.metadata.reply_to_message_id]
-            letter = letters[client]
-            if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
-                self._drop(letter.node, letters)
+        for client, letter in list(letters.items()):
+            reply = self._reply(letter.id) if letter.id else None
+            if reply is None:
                 continue
-            if reply.has_error() and reply.error.code in _LOST:
+            code = reply.error.code if isinstance(reply, Message) and reply.has_error() else None
+            if code in _LOST and letter.sent < TRIES:
                 letter.id, letter.trouble = "", "its message was lost on the way"
+                if code == ErrorCode.NODE_UNAVAILABLE:
+                    letter.trouble = "its node went away while it worked"
+                    self._drop(letter.node, letters)
                 continue
             done[client] = _settle(reply, letters.pop(client))
         return done
@@ -428,18 +446,24 @@ class Flower:
         return NoReport(f"no report within {self._timeout:g} s: {trouble}", letter.link_down)
 
 
-_LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
-"""Errors of Flower that say that a message or its answer is lost; the task is sent again."""
+_LOST = (
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+)
+"""Errors of Flower that say that a message or its receiver is lost; the task is sent again."""
 
 
-def _settle(reply: Message, letter: _Letter) -> Outcome | NoReport:
+def _settle(reply: Message | MessageError, letter: _Letter) -> Outcome | NoReport:
     """What came of a task."""
-    down = letter.link_down
-    if reply.has_error():
-        reason = reply.error.reason or "no reason given"
-        return NoReport(f"its node failed: {reason[:500]}", down)
-    up = link_size(reply)
+    down, up = letter.link_down, 0
     try:
+        if isinstance(reply, MessageError):
+            raise reply
+        if reply.has_error():
+            reason = reply.error.reason or "no reason given"
+            return NoReport(f"its node failed: {reason[:500]}", down)
+        up = link_size(reply)
         return replace(read_reply(reply.content), link_down=down, link_up=up)
     except MessageError as error:
         return NoReport(str(error), down, up, refused=True)
