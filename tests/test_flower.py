@@ -1,6 +1,7 @@
 """Federations on Flower: the same numbers, private states that stay, and hostile nodes."""
 
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -385,5 +386,10 @@ def test_a_link_that_stays_broken_is_an_error(over):
 
     with pytest.raises(EngineError, match="the SuperLink was lost: no wire is left"):
         over(breaks, timeout=0.5)
+
+
+def test_a_superlink_that_was_never_there_is_an_error_at_once(over):
+    began = time.monotonic()
     with pytest.raises(EngineError, match="no wire is left"):
-        over(breaks, wires=0)
+        over(lambda wire, message: None, wires=0, timeout=60)
+    assert time.monotonic() - began < 20

@@ -293,7 +293,7 @@ class Flower:
             try:
                 self._call_roll(letters)
                 self._push(letters, deadline)
-                done |= self._pull(letters)
+                self._pull(letters, done)
             except LinkError as error:
                 if not self._was_connected:
                     raise
@@ -418,9 +418,8 @@ class Flower:
                 letter.sent += 1
                 letter.link_down += link_size(message)
 
-    def _pull(self, letters: dict[int, _Letter]) -> dict[int, Outcome | NoReport]:
-        """The answers that have come, by client; their letters are done."""
-        done: dict[int, Outcome | NoReport] = {}
+    def _pull(self, letters: dict[int, _Letter], done: dict[int, Outcome | NoReport]) -> None:
+        """Move what has been answered from the letters to what is done."""
         for client, letter in list(letters.items()):
             reply = self._reply(letter.id) if letter.id else None
             if reply is None:
@@ -433,7 +432,6 @@ class Flower:
                     self._drop(letter.node, letters)
                 continue
             done[client] = _settle(reply, letters.pop(client))
-        return done
 
     def _given_up(self, letter: _Letter) -> NoReport:
         """What is said of a task that was not answered in time."""
