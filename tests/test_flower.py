@@ -69,7 +69,7 @@ def settings(label, **more):
     cohort = 1 if label == "virtual, one after another" else 1.0
     return {
         "seed": 7,
-        "rounds": 3,
+        "rounds": 2,
         "cohort": cohort,
         "data": DATA,
         "method": METHODS[label],

@@ -327,11 +327,11 @@ class Simulation:
             "link_down": sum(line.get("link_down", 0) for line in metrics),
             "link_up": sum(line.get("link_up", 0) for line in metrics),
             "refused_reports": progress.refused,
-            "lost_reports": sum(len(line["lost"]) for line in metrics),
+            "lost_reports": sum(len(line.get("lost", {})) for line in metrics),
             "losses": [
                 {"round": line["round"], "client": int(client), "reason": reason}
                 for line in metrics
-                for client, reason in {**line["refused"], **line["lost"]}.items()
+                for client, reason in {**line["refused"], **line.get("lost", {})}.items()
             ],
             "skipped_rounds": sum(line["skipped"] for line in metrics),
             **self._privacy(),
