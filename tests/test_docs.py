@@ -91,7 +91,8 @@ def test_commands_in_the_pages_are_known():
         name, *rest = words
         inner = known.commands[name]
         if getattr(inner, "commands", None):
-            inner, rest = inner.commands[rest[0]], rest[1:]
+            # `federate` without another command is `federate run`.
+            inner = inner.commands[rest[0] if rest[0] in inner.commands else "run"]
         options = {option for parameter in inner.params for option in parameter.opts}
         assert {word for word in rest if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options, words
         if "--method" in rest and name == "run":

@@ -243,8 +243,14 @@ def test_counts_are_met_exactly(table, test, seed):
     assert (counts(dataset, found) == np.array(table)).all()
     assert (np.bincount(dataset.y[found.test], minlength=3) == np.array(test)).all()
     assert not np.intersect1d(found.train, found.test).size
-    if seed:
-        assert not np.array_equal(found.train, partition(dataset, asked, 0).train)
+
+
+def test_counts_are_drawn_by_the_seed():
+    dataset = pool(np.resize(np.arange(3), 120))
+    asked = DataSettings(partition="counts", class_counts=[[9, 9, 9], [9, 9, 9]])
+    one, same, other = (partition(dataset, asked, seed) for seed in (0, 0, 1))
+    assert np.array_equal(one.train, same.train)
+    assert not np.array_equal(one.train, other.train)
 
 
 def test_counts_that_cannot_be():
