@@ -167,7 +167,28 @@ def test_epsilon_is_that_of_the_exact_formula(noise, times):
         return norm.cdf(mu / 2 - eps / mu) - math.exp(eps + tail)
 
     exact = brentq(lambda eps: delta(eps) - 1e-5, 0, 200)
-    assert exact <= epsilon(noise, 1e-5, times) <= exact * 1.01
+    assert epsilon(noise, 1e-5, times) == pytest.approx(exact, rel=1e-6)
+
+
+def test_epsilon_agrees_with_the_accountant_and_takes_no_time_with_little_noise():
+    pytest.importorskip("dp_accounting")
+    from dp_accounting import GaussianDpEvent, NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(NeighboringRelation.REPLACE_ONE)
+    accountant.compose(GaussianDpEvent(2.0), 20)
+    assert epsilon(2.0, 1e-5, 20) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    assert 1e4 < epsilon(0.01, 1e-5, 100) < math.inf
+
+
+def test_noise_is_refused_where_it_would_go_on_running_statistics():
+    with pytest.raises(ConfigError, match=r"running statistics too .*running_mean.*GroupNorm"):
+        run(
+            rounds=1,
+            data={"name": "digits", "clients": 3},
+            model={"name": "tests.toy_models:normalized"},
+            aggregation={"clip": 1.0, "noise": 1.0},
+        )
 
 
 def test_a_private_run_resumes_to_the_same_model_and_tells_epsilon(tmp_path):

@@ -13,6 +13,21 @@ def good(**changes):
     return {"a": torch.ones(2, 3), "weight": torch.ones(4), **changes}
 
 
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        {"a": torch.zeros((1,) * 100_000 + (0,))},
+        {f"name number {i}": torch.zeros(0) for i in range(20_000)},
+    ],
+)
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_header_is_not_unpacked_beyond_what_a_report_can_have(bomb, plain, monkeypatch):
+    expected = {"a": torch.zeros(1_000_000)}  # so that the whole is not too long
+    monkeypatch.setattr("fedbayes.messages.load", lambda _: pytest.fail("it was unpacked"))
+    with pytest.raises(MessageError, match=r"header is .*too long"):
+        decode_report(encode(bomb, plain=plain), expected)
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.5, 600.0])
 def test_a_good_report_passes(weight):
     report = decode_report(encode_report(Report(good(), weight)), EXPECTED)

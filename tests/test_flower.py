@@ -1,6 +1,7 @@
 """Federations on Flower: the same numbers, private states that stay, and hostile nodes."""
 
 import math
+import threading
 import time
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.errors import EngineError, MessageError
+from fedbayes.errors import DataError, EngineError, MessageError
 
 pytest.importorskip("flwr")
 
@@ -25,6 +26,7 @@ from fedbayes.federation.flower import (
     Node,
     StateStore,
     _bytes_record,
+    complaint,
     read_reply,
 )
 from fedbayes.federation.party import NoReport
@@ -236,6 +238,7 @@ class Wire:
         self.since = dict.fromkeys(nodes, "the start")
         self.replies, self.sent = {}, []
         self.breaks = lambda wire, message: None
+        self.one_at_a_time = threading.Lock()
 
     def get_nodes(self):
         return [SimpleNamespace(node_id=n, last_activated_at=self.since[n]) for n in self.nodes]
@@ -257,7 +260,8 @@ class Wire:
             node = message.metadata.dst_node_id
             if node in self.nodes:
                 states = StateStore(self.folder / str(self.nodes[node]))
-                yield Node(self.nodes[node], lambda: self.party, states).answer(message)
+                with self.one_at_a_time:
+                    yield Node(self.nodes[node], lambda: self.party, states).answer(message)
 
     def trains(self, message, client, times=1):
         """Whether this is the task of a client, the first so many times that it is sent."""
@@ -289,7 +293,7 @@ def over(tmp_path, monkeypatch):
                 made[-1].breaks = breaks
                 return made[-1]
 
-            return Flower(connect, simulation.party, timeout=timeout, poll=0.01)
+            return Flower(connect, simulation.party, clients=99, timeout=timeout, poll=0.01)
 
         with Simulation(config, tmp_path / "run", engine=engine) as simulation:
             (step,) = simulation
@@ -308,6 +312,50 @@ def test_a_reply_that_flower_cannot_read_is_refused(over):
     _, metrics = over(breaks)
     assert metrics["refused"] == {"1": "its reply cannot be read: object of type Bomb"}
     assert metrics["lost"] == {}
+
+
+def test_a_reply_that_does_not_end_costs_only_its_own_client(over):
+    ended = threading.Event()
+
+    def breaks(wire, message):
+        if wire.trains(message, 1):
+            ended.wait(60)
+
+    began = time.monotonic()
+    _, metrics = over(breaks, timeout=4)
+    assert time.monotonic() - began < 30
+    ended.set()
+    assert list(metrics["lost"]) == ["1"]
+    assert "has not answered, or not to the end" in metrics["lost"]["1"]
+
+
+def test_a_hello_that_does_not_end_costs_only_its_own_node(over):
+    ended = threading.Event()
+
+    def breaks(wire, message):
+        if message.metadata.dst_node_id == 13:
+            ended.wait(60)
+
+    _, metrics = over(breaks, nodes={10: 0, 11: 1, 12: 2, 13: 3}, timeout=30)
+    ended.set()
+    assert metrics["lost"] == metrics["refused"] == {}
+
+
+def test_what_is_wrong_with_data_stays_in_the_nodes_own_log(caplog):
+    asked = Message(RecordDict(), 1, TRAIN)
+    said = complaint(DataError("column 'name' holds what is no number: 'Erika'"), asked)
+    with pytest.raises(EngineError, match="its data cannot be used; its own log says why") as told:
+        read_reply(said.content)
+    assert "Erika" not in str(told.value)
+    assert "Erika" in caplog.text
+
+
+def test_words_of_a_node_are_one_plain_line():
+    said = RecordDict({"error": ConfigRecord({"text": "a\x1b[2J\nb" + "c" * 999})})
+    with pytest.raises(EngineError) as told:
+        read_reply(said)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 600
 
 
 @pytest.mark.parametrize("code", [3, 4, 5])

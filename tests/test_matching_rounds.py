@@ -10,6 +10,7 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.messages import dense
+from fedbayes.methods.matching import GpiFnm
 from fedbayes.models import dense_layers, relu_network
 
 
@@ -100,6 +101,21 @@ def test_bytes_fall_with_the_own_columns(tmp_path):
     first, second = run.metrics
     assert first["bytes_down"] < 4 * 400
     assert 4 * weights < second["bytes_down"] < 4 * (weights + 1000)
+
+
+def test_negative_counts_are_refused_by_name(tmp_path, monkeypatch):
+    honest = GpiFnm.local
+
+    def local(self, message, client, data, site):
+        report, state, info = honest(self, message, client, data, site)
+        if site.client == 1:
+            report.tensors["counts"] -= 1000
+        return report, state, info
+
+    monkeypatch.setattr(GpiFnm, "local", local)
+    config = {"data": {"name": "digits", "clients": 3}, "method": {"name": "gpi-fnm"}}
+    ended = fedbayes.run(**config, rounds=1, training={"epochs": 1})
+    assert ended.metrics[0]["refused"] == {"1": "its counts of classes are negative"}
 
 
 def test_class_shares_may_stay_at_home(tmp_path):

@@ -8,12 +8,12 @@ import torch
 
 pytest.importorskip("flwr")
 
-from fedbayes import Config
+from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, DataError, RunError
 from fedbayes.experiment.build import build_data
 from fedbayes.experiment.flower import superlink_at
-from fedbayes.experiment.flower.apps import find_node
+from fedbayes.experiment.flower.apps import _same, find_node, on_grid
 from fedbayes.experiment.flower.keys import make_keys, read_public_key
 from fedbayes.experiment.flower.own_data import own_data
 from fedbayes.experiment.flower.project import Schema, app_files, write_project
@@ -94,6 +94,12 @@ def test_the_schema_and_the_config_of_an_app_say_nothing_of_the_machine(table):
     files = app_files(table, build_data(table))
     assert set(files) == {"pyproject.toml", "federation.py", "config.toml", "schema.json"}
     assert Config.create(**{"data": {"dir": "/secret"}}).data.dir is not None
+    assert b"secret" not in b"".join(
+        app_files(
+            Config.create(data={"name": "own", "path": "/secret/x.csv", "clients": 2}),
+            build_data(table),
+        ).values()
+    )
     hidden = Config.create(data={"dir": "/secret"})
     assert b"/secret" not in b"".join(app_files(hidden, build_data(table)).values())
 
@@ -116,6 +122,38 @@ def test_a_node_without_a_number_says_so(table, tmp_path, client):
         find_node(tmp_path / "project", context)
 
 
+def test_a_node_config_with_a_slip_is_refused(table, tmp_path):
+    write_project(tmp_path / "project", table, build_data(table))
+    context = SimpleNamespace(node_config={"client": 0, "path": "x.csv"}, run_config={})
+    with pytest.raises(ConfigError, match="unknown in the node config: path; it has client, data"):
+        find_node(tmp_path / "project", context)
+
+
+def test_a_run_config_that_is_not_closed_is_refused(table, tmp_path):
+    write_project(tmp_path / "project", table, build_data(table))
+    context = SimpleNamespace(node_config={"client": 0}, run_config={"set": 'seed="1'})
+    with pytest.raises(ConfigError, match="No closing quotation"):
+        find_node(tmp_path / "project", context)
+
+
+def test_a_project_does_not_go_on_with_a_run_of_other_settings(table, tmp_path):
+    write_project(tmp_path / "project", table, build_data(table))
+    config = Config.load(tmp_path / "project" / "config.toml", ["engine=flower"])
+    Simulation(config, tmp_path / "run").close()
+    _same(config, tmp_path / "run")
+    with pytest.raises(ConfigError, match="other settings than this project's"):
+        _same(config.model_copy(update={"rounds": 99}), tmp_path / "run")
+
+
+def test_what_needs_all_data_in_one_place_is_refused_over_a_network(table):
+    config = Config.create(data=table.data.model_dump(), method={"name": "global"})
+    with (
+        Simulation(config) as simulation,
+        pytest.raises(ConfigError, match="global trains on all data in one place"),
+    ):
+        on_grid(simulation, lambda: None)
+
+
 def test_keys_are_private_and_not_written_over(tmp_path):
     files = make_keys(tmp_path / "keys", ["localhost", "10.0.0.1"], clients=2)
     for file in files:
@@ -123,10 +161,14 @@ def test_keys_are_private_and_not_written_over(tmp_path):
         if file.suffix == ".key":
             assert file.stat().st_mode & 0o077 == 0
     assert read_public_key(tmp_path / "keys" / "client-1.pub").startswith(b"-----BEGIN PUBLIC")
-    with pytest.raises(RunError, match="holds keys already"):
+    with pytest.raises(RunError, match="is not empty"):
         make_keys(tmp_path / "keys", ["localhost"], clients=2)
     with pytest.raises(RunError, match="cannot read the public key"):
         read_public_key(tmp_path / "keys" / "ca.crt")
+    for host in ("", "bücher.example"):
+        with pytest.raises(RunError, match="is no name for a certificate"):
+            make_keys(tmp_path / "more", [host], clients=0)
+    assert not (tmp_path / "more").exists()
 
 
 def test_tls_or_its_absence_must_be_asked_for(tmp_path):
@@ -135,5 +177,13 @@ def test_tls_or_its_absence_must_be_asked_for(tmp_path):
     for arguments in ({}, {"insecure": True, "certificates": tmp_path / "ca.crt"}):
         with pytest.raises(EngineError, match="--insecure"):
             superlink_at("127.0.0.1:1", **arguments)
+    for address in ("localhost", "localhost:notaport", "localhost:99999", "http://localhost:1"):
+        with pytest.raises(EngineError, match="write HOST:PORT"):
+            superlink_at(address, insecure=True)
+    (tmp_path / "no.crt").write_text("no certificate")
+    with pytest.raises(EngineError, match="holds no certificate"):
+        superlink_at("127.0.0.1:1", tmp_path / "no.crt")
+    with pytest.raises(EngineError, match="cannot read"):
+        superlink_at("127.0.0.1:1", tmp_path / "absent.crt")
     with pytest.raises(EngineError, match=r"cannot reach a SuperLink at 127\.0\.0\.1:1"):
         superlink_at("127.0.0.1:1", insecure=True).check()

@@ -1,5 +1,6 @@
 """Runs from the command line, as a user would: killed, interrupted, resumed, mistaken."""
 
+import io
 import json
 import os
 import random
@@ -7,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.errors import RunError
+from fedbayes.errors import ConfigError, RunError
 from fedbayes.experiment.record import RunFolder
+from fedbayes.federation.party import NoReport, Party
 from fedbayes.messages import decode, dense
 from fedbayes.testing import assert_identical
 
@@ -372,8 +375,47 @@ def test_the_global_baseline_is_training_on_the_pooled_data(tmp_path):
     assert run.summary["local_accuracy"] == pytest.approx(sum(shares) / 4)
 
 
-def test_too_few_good_reports_leave_the_server_alone(tmp_path):
-    with Simulation(small(min_reports=5, rounds=1), tmp_path) as simulation:
+def test_more_reports_than_a_round_can_have_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="min_reports = 99, but a round of this run has"):
+        Simulation(small(min_reports=99), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    fedbayes.run(small(min_reports=2, method={"name": "global"}, rounds=1))  # one place, one report
+
+
+def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    from fedbayes.experiment.display import display
+
+    real = Party.train
+
+    def train(self, task):
+        outcome = real(self, task)
+        if task.client == 1:
+            return NoReport("see [/data] and [bold]")
+        return replace(outcome, info={**outcome.info, "global_accuracy": 1.0, "loss": 0.5})
+
+    monkeypatch.setattr(Party, "train", train)
+    console = Console(file=io.StringIO(), width=200)
+    config = small(rounds=2, evaluate_every=0)
+    with Simulation(config, tmp_path / "run") as simulation, display(simulation, console) as tell:
+        for step in simulation:
+            tell(simulation, step)
+    assert "client 1 lost: see [/data] and [bold]" in console.file.getvalue()
+    lines = simulation.folder.metrics()
+    assert "global_accuracy" not in lines[0]
+    assert lines[-1]["global_accuracy"] < 1
+    assert lines[0]["loss"] == 0.5
+
+
+def test_too_few_good_reports_leave_the_server_alone(tmp_path, monkeypatch):
+    honest = Party.train
+
+    def train(self, task):
+        return NoReport("gone") if task.client == 1 else honest(self, task)
+
+    monkeypatch.setattr(Party, "train", train)
+    with Simulation(small(min_reports=4, rounds=1), tmp_path) as simulation:
         before = dict(simulation.server.weights)
         (step,) = list(simulation)
         assert step.metrics["skipped"]

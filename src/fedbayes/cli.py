@@ -138,6 +138,8 @@ def _drive(simulation: "Simulation", track: list[str] | None, as_json: bool) -> 
 
     console = Console(stderr=True)
     path = simulation.folder.path
+    federate = " federate" if simulation.config.engine == "flower" else ""
+    again = f"fedbayes{federate} resume {path}"
     try:
         with (
             simulation,
@@ -149,17 +151,17 @@ def _drive(simulation: "Simulation", track: list[str] | None, as_json: bool) -> 
                 listener(simulation, step)
                 tell(step.metrics)
             if not simulation.progress.round:
-                raise RunError(f"stopped before the first round; start with fedbayes resume {path}")
+                raise RunError(f"stopped before the first round; start with {again}")
             summary = simulation.summary()
     except KeyboardInterrupt:
-        console.print(f"stopped; go on with: fedbayes resume {path}", highlight=False)
+        console.print(f"stopped; go on with: {again}", markup=False, highlight=False)
         raise typer.Exit(130) from None
     if as_json:
         print(json.dumps(summary))
     else:
         Console().print(outcome(summary))
     if summary["stopped_reason"] == "interrupted":
-        console.print(f"go on with: fedbayes resume {path}", highlight=False)
+        console.print(f"go on with: {again}", markup=False, highlight=False)
         raise typer.Exit(130)
 
 
@@ -599,7 +601,13 @@ def federate_init(
 
     settled = Config.load(config, [*(settings or []), "engine=flower"])
     write_project(folder, settled, build_data(settled))
-    Console().print(f"wrote {folder}; run it with: flwr run {folder}", soft_wrap=True)
+    Console().print(
+        f"wrote {folder}; run it on a SuperLink with: flwr run {folder} NAME, where NAME is a "
+        "connection in Flower's config",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @federate_app.command("keys")

@@ -281,6 +281,14 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return message
 
+    def accept(self, report: Report) -> None:
+        """Refuse a report whose values, beyond being finite, are none that a client can have.
+
+        Raises:
+            MessageError: says what is wrong with it.
+        """
+        return None
+
     @abstractmethod
     def update(self, server: ServerState, reports: Reduced) -> tuple[ServerState, Info]:
         """The M-step: the server's new state from at least one report."""

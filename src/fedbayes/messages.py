@@ -121,7 +121,7 @@ _SHAPE, _MASK = "#shape", "#mask:"
 
 _DEFLATED = 1 << 63
 """Flag in the header's length, the first eight bytes: the header is deflated."""
-_LONGEST_HEADER = 100_000_000
+LONGEST_HEADER = 100_000_000
 """Bytes; the limit of safetensors."""
 
 
@@ -165,20 +165,22 @@ def encode(message: Mapping[str, Tensor | Masked], *, plain: bool = False) -> by
     return (len(header) | _DEFLATED).to_bytes(8, "little") + header + data[end:]
 
 
-def _inflated(data: bytes) -> bytes:
-    """The bytes as a safetensors file."""
+def _inflated(data: bytes, longest: int) -> bytes:
+    """The bytes as a safetensors file, if its header is not longer than so many bytes."""
     size = int.from_bytes(data[:8], "little")
     if not size & _DEFLATED:
+        if size > longest:
+            raise MessageError("not a message: its header is too long")
         return bytes(data)
     end = 8 + (size ^ _DEFLATED)
     stream = zlib.decompressobj()
-    header = stream.decompress(data[8:end], _LONGEST_HEADER)
+    header = stream.decompress(data[8:end], longest)
     if not stream.eof or stream.unused_data or end > len(data):
         raise MessageError("not a message: its header is cut off or too long")
     return len(header).to_bytes(8, "little") + header + data[end:]
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes, *, longest_header: int = LONGEST_HEADER) -> Message:
     """The message that `encode` turned into these bytes; the inverse of `encode`.
 
     Names come in ascending order, whatever order they were encoded in.
@@ -186,6 +188,11 @@ def decode(data: bytes) -> Message:
     Safe on bytes from a stranger: it allocates no more than the bytes justify. A sparse tensor
     stays sparse, for the shape that it claims costs nothing to write; compare it with what you
     expect before you call `dense`.
+
+    Args:
+        data: the bytes.
+        longest_header: bytes of names and shapes, inflated. A header costs time and memory far
+            beyond its deflated size, so a stranger is to be given no more than is expected.
 
     Raises:
         MessageError: the bytes are not an encoded message. No other error leaves here.
@@ -195,7 +202,10 @@ def decode(data: bytes) -> Message:
     try:
         # In the order of the names, since the reader's is random; and in memory that PyTorch
         # laid out, since products of matrices round differently on other alignments.
-        flat = {name: tensor.clone() for name, tensor in sorted(load(_inflated(data)).items())}
+        flat = {
+            name: tensor.clone()
+            for name, tensor in sorted(load(_inflated(data, longest_header)).items())
+        }
     except MessageError:
         raise
     except (SafetensorError, zlib.error, *_UNREADABLE) as error:

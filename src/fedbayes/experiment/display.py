@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -31,7 +32,9 @@ def display(simulation: Simulation, console: Console) -> Iterator[Listener]:
         highlight=False,
     )
     if not console.is_terminal:
-        yield lambda _, step: console.print(_line(step, rounds), highlight=False, soft_wrap=True)
+        yield lambda _, step: console.print(
+            _line(step, rounds), markup=False, highlight=False, soft_wrap=True
+        )
         return
     progress = Progress(
         TextColumn("round"),
@@ -109,7 +112,7 @@ def outcome(summary: Metrics) -> Table:
     if not summary["link_down"]:
         del rows["on the link"], rows["lost reports"]
     for name, value in rows.items():
-        table.add_row(f"[bold]{name}", value)
+        table.add_row(f"[bold]{name}", escape(value))
     return table
 
 

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.errors import EngineError
+from fedbayes.errors import ConfigError, EngineError
 from fedbayes.experiment.build import build_data, build_party, stored_data
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.flower import require_flower
@@ -35,6 +35,8 @@ from fedbayes.messages import encode
 from fedbayes.metrics import Predictor, calibrate
 from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
 
+_EVALUATION = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
+"""Figures of the global model on the union of the clients' test sets."""
 EXAM_ROWS = 1000
 """Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
 
@@ -85,9 +87,7 @@ class Simulation:
         self.clients = 1 if self.method.pooled else self.data.clients
         self.cohort = 1 if self.method.pooled else self.config.cohort_size(self.clients)
         self.method.check(self.config.training)
-        self.config.aggregation.check(
-            self.method, self.config.min_reports, self.config.checkpoint_every
-        )
+        self._check_reports()
         if self.config.aggregation.noise:
             require_accounting()
         first = None if config is None else self._first()
@@ -105,6 +105,20 @@ class Simulation:
         except BaseException:
             self.close()
             raise
+
+    def _check_reports(self) -> None:
+        """See that rounds can have as many reports as are asked for, and what is done with them.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        needed, config = self.config.min_reports, self.config
+        if not self.method.pooled and needed > self.cohort:
+            raise ConfigError(
+                f"min_reports = {needed}, but a round of this run has {self.cohort} clients: no "
+                "round would count"
+            )
+        config.aggregation.check(self.method, self.party.network, needed, config.checkpoint_every)
 
     def _first(self) -> Progress:
         """The state before the first round."""
@@ -178,7 +192,7 @@ class Simulation:
             self.states,
             number=number,
             cohort=self._cohort_of(number),
-            min_reports=self.config.min_reports,
+            min_reports=1 if self.method.pooled else self.config.min_reports,
             aggregation=self.config.aggregation,
             noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
         )
@@ -269,8 +283,10 @@ class Simulation:
         self, result: Round, evaluation: Metrics, model: Tensors, seconds: float
     ) -> Metrics:
         link = {"link_down": result.link_down, "link_up": result.link_up}
+        # No client can name a figure as one of ours.
+        info = {name: value for name, value in result.info.items() if name not in _EVALUATION}
         return {
-            **result.info,  # first, so that no client can name a figure as one of ours
+            **info,
             "round": result.number,
             **evaluation,
             "local_accuracy": self.local_accuracy(),

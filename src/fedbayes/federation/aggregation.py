@@ -18,6 +18,7 @@ from torch import Tensor
 from fedbayes.contracts import AnyMethod, PointEstimate, Report, Sum
 from fedbayes.errors import ConfigError
 from fedbayes.messages import Message, dense
+from fedbayes.models import Network
 from fedbayes.tensors import Tensors
 
 Noise = Callable[[bytes], np.random.Generator]
@@ -53,7 +54,9 @@ class Aggregation(BaseModel):
         """Whether reports are taken as they are."""
         return self.rule == "mean" and self.clip is None
 
-    def check(self, method: AnyMethod, min_reports: int, checkpoint_every: int) -> None:
+    def check(
+        self, method: AnyMethod, network: Network, min_reports: int, checkpoint_every: int
+    ) -> None:
         """See that the settings go together, and with the rest.
 
         Raises:
@@ -65,6 +68,12 @@ class Aggregation(BaseModel):
             raise ConfigError(
                 "aggregation.noise needs checkpoint_every = 1: rounds that were run again after "
                 "a kill would tell more than ε says"
+            )
+        running = [n for n in sorted(network.buffers) if network.initial[n].is_floating_point()]
+        if self.noise and running:
+            raise ConfigError(
+                f"aggregation.noise would go on running statistics too ({running[0]!r}), and might "
+                "make a variance negative; use GroupNorm or LayerNorm in place of BatchNorm"
             )
         if self.plain:
             return
@@ -253,12 +262,10 @@ def epsilon(noise: float, delta: float, times: int) -> float:
     require_accounting()
     if not times:
         return 0.0
-    from dp_accounting import GaussianDpEvent, NeighboringRelation
-    from dp_accounting.pld import PLDAccountant
+    from dp_accounting import get_epsilon_gaussian
 
-    accountant = PLDAccountant(NeighboringRelation.REPLACE_ONE)
-    accountant.compose(GaussianDpEvent(noise), times)
-    return float(accountant.get_epsilon(delta))
+    # Another client's data move the sum by 2·clip; T rounds are one of deviation z/√T.
+    return float(get_epsilon_gaussian(noise / (2 * math.sqrt(times)), delta))
 
 
 def require_accounting() -> None:

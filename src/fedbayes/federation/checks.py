@@ -33,10 +33,11 @@ def decode_report(data: bytes, expected: Message) -> Report:
         MessageError: the bytes are no message or too many, or names, shapes, types or weight
             are wrong, or a value is NaN or infinite. The text says which.
     """
-    most = most_bytes(expected)
+    header = longest_header(expected)
+    most = header + most_values(expected)
     if len(data) > most:
         raise MessageError(f"it has {len(data):,} bytes; at most {most:,} make sense")
-    tensors = decode(data)
+    tensors = decode(data, longest_header=header)
     weight = 1.0
     if _WEIGHT in tensors:
         item = tensors.pop(_WEIGHT)
@@ -65,15 +66,23 @@ def decode_report(data: bytes, expected: Message) -> Report:
     return Report({name: tensors[name] for name in expected}, weight)
 
 
-def most_bytes(expected: Message) -> int:
-    """Bytes that no proper report exceeds: every value, a mask for every entry, long headers."""
+def longest_header(expected: Message) -> int:
+    """Bytes that names and shapes of no proper report exceed, deflated or not."""
     total = 1024
     for name, pattern in expected.items():
+        axes = len(shape_of(pattern))
+        parts = 3 + axes  # the tensor, its shape, its masks
+        total += parts * (160 + 2 * len(name) + 24 * axes)
+    return total
+
+
+def most_values(expected: Message) -> int:
+    """Bytes that the rest of no proper report exceeds: every value, a mask for every entry."""
+    total = 0
+    for pattern in expected.values():
         shape = shape_of(pattern)
         entries = math.prod(shape)
-        parts = 3 + len(shape)  # the tensor, its shape, its masks
-        header = parts * (160 + 2 * len(name) + 24 * len(shape))
-        total += entries * dtype_of(pattern).itemsize + entries // 8 + 8 * parts + header
+        total += entries * dtype_of(pattern).itemsize + entries // 8 + 8 * (3 + len(shape))
     return total
 
 

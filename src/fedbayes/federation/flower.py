@@ -8,8 +8,10 @@ round whose report was lost or refused leaves the client where it was, and a run
 """
 
 import hashlib
+import logging
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.run import RunNotRunningException
 
 from fedbayes.contracts import Info
-from fedbayes.errors import EngineError, FedbayesError, MessageError
+from fedbayes.errors import DataError, EngineError, FedbayesError, MessageError
 from fedbayes.federation.party import Exam, NoReport, Outcome, Party, Task
 from fedbayes.metrics import Predictions
 
@@ -41,6 +43,10 @@ ROLL_CALL = 2.0
 
 ASK_AGAIN = 30.0
 """Seconds after which a node that could not be placed is asked again which client it is."""
+MOMENT = 0.5
+"""Seconds that an answer may take to arrive before others are looked for."""
+LOOKS = 16
+"""Answers that are looked for side by side."""
 GRACE = 60.0
 """Seconds after a round for which Flower still hands out its messages."""
 
@@ -105,9 +111,10 @@ class StateStore:
             number: the round.
         """
         owner = _read_ticket(ticket)[0] if ticket else secrets.token_hex(8)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._path(owner, client, number)
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        beside.touch(mode=0o600)
         beside.write_bytes(state)
         beside.replace(path)
         if ticket and not self.keep_all:
@@ -180,8 +187,25 @@ class Node:
 
 
 def complaint(error: FedbayesError, message: Message) -> Message:
-    """The answer of a node that cannot do its work, in plain words."""
-    return Message(RecordDict({"error": ConfigRecord({"text": str(error)})}), reply_to=message)
+    """The answer of a node that cannot do its work, in plain words.
+
+    What is wrong with data may quote them, so it stays in the node's own log.
+    """
+    text = str(error)
+    if isinstance(error, DataError):
+        logging.getLogger("flwr").error("%s", error)
+        text = "its data cannot be used; its own log says why"
+    return Message(RecordDict({"error": ConfigRecord({"text": text})}), reply_to=message)
+
+
+def _said(content: RecordDict) -> str:
+    """A node's complaint."""
+    return _line(content.config_records["error"].get("text"))
+
+
+def _line(words: object) -> str:
+    """What a node said, as one line of at most 500 printable characters."""
+    return "".join(c if c.isprintable() else " " for c in str(words)[:500])
 
 
 def _write_task(task: Task) -> RecordDict:
@@ -207,8 +231,7 @@ def read_reply(content: RecordDict) -> Outcome:
         EngineError: the node could not do its work. The text is the node's.
     """
     if "error" in content.config_records:
-        text = content.config_records["error"].get("text")
-        raise EngineError(f"its node says: {str(text)[:500]}")
+        raise EngineError(f"its node says: {_said(content)}")
     try:
         report = _bytes_of(content.array_records["report"])
         about = content.config_records["about"]
@@ -244,6 +267,40 @@ class _Letter:
     trouble: str = ""
 
 
+class _Pull(threading.Thread):
+    """One look whether a message is answered, on a thread of its own.
+
+    Flower knows of a reply before it is uploaded, and then waits for the rest of it, if need be
+    for hours. So no client must be waited for where others are.
+    """
+
+    def __init__(self, grid: Grid, message_id: str) -> None:
+        super().__init__(daemon=True)
+        self._grid, self._id = grid, message_id
+        self._found: Message | MessageError | httpx.HTTPError | RunNotRunningException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Look."""
+        try:
+            self._found = next(iter(self._grid.pull_messages([self._id])), None)
+        except (httpx.HTTPError, RunNotRunningException) as error:
+            self._found = error
+        except Exception as error:  # whatever Flower's reader raises on a stranger's bytes
+            self._found = MessageError(f"its reply cannot be read: {_line(error)}")
+
+    def result(self) -> Message | MessageError | None:
+        """The answer, if there is one, or why it cannot be read.
+
+        Raises:
+            httpx.HTTPError: the connection broke.
+            RunNotRunningException: the SuperLink does not know the run.
+        """
+        if isinstance(self._found, (httpx.HTTPError, RunNotRunningException)):
+            raise self._found
+        return self._found
+
+
 class Flower:
     """Clients behind a Flower grid.
 
@@ -255,6 +312,7 @@ class Flower:
         connect: opens a grid; is called again when that one has broken. It may raise
             `EngineError`.
         party: the server's own side, which tries global models on the server's test samples.
+        clients: how many there are.
         timeout: seconds that a round waits for its reports.
         poll: seconds between two looks at the grid.
         closing: is called at the end.
@@ -265,11 +323,12 @@ class Flower:
         connect: Callable[[], Grid],
         party: Party,
         *,
+        clients: int,
         timeout: float,
         poll: float = 0.5,
         closing: Callable[[], None] = lambda: None,
     ) -> None:
-        self._connect, self._party = connect, party
+        self._connect, self._party, self._count = connect, party, clients
         self._timeout, self._poll, self._closing = timeout, poll, closing
         self._grid: Grid | None = None
         self._was_connected = False
@@ -280,6 +339,7 @@ class Flower:
         self._asked: dict[str, int] = {}  # id of a hello under way: node
         self._since: dict[int, str] = {}  # node that was asked: when it connected
         self._odd: dict[int, str] = {}  # node that is no client of ours: why
+        self._pulls: dict[str, _Pull] = {}  # id of a message: the look for its answer
         self._called = self._asked_again = -math.inf
 
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
@@ -288,6 +348,7 @@ class Flower:
         order = list(letters)
         done: dict[int, Outcome | NoReport] = {}
         deadline = time.monotonic() + self._timeout
+        self._pulls = {m: pull for m, pull in self._pulls.items() if m in self._asked}
         self._ask_again()
         while order:
             try:
@@ -349,23 +410,29 @@ class Flower:
                 self._since[node] = present[node]
                 hello = Message(RecordDict(), node, HELLO, ttl=self._timeout)
                 self._asked |= dict.fromkeys(filter(None, grid.push_messages([hello])), node)
+        self._look(self._asked)
         for message_id, node in list(self._asked.items()):
             if (reply := self._reply(message_id)) is not None:
                 del self._asked[message_id]
                 self._introduce(node, reply)
 
-    def _reply(self, message_id: str) -> Message | MessageError | None:
-        """The answer to a message, if there is one yet, or why it cannot be read.
+    def _look(self, messages: Iterable[str]) -> None:
+        """Look for the answers to these messages, several side by side, each for a moment."""
+        new = [m for m in messages if m not in self._pulls]
+        for first in range(0, len(new), LOOKS):
+            some = new[first : first + LOOKS]
+            with self._reach() as grid:
+                self._pulls |= {message_id: _Pull(grid, message_id) for message_id in some}
+            end = time.monotonic() + MOMENT
+            for message_id in some:
+                self._pulls[message_id].join(max(0.0, end - time.monotonic()))
 
-        One at a time: what one node sends must not cost the answer of another.
-        """
-        with self._reach() as grid:
-            try:
-                return next(iter(grid.pull_messages([message_id])), None)
-            except httpx.HTTPError:
-                raise
-            except Exception as error:  # whatever Flower's reader raises on a stranger's bytes
-                return MessageError(f"its reply cannot be read: {error}")
+    def _reply(self, message_id: str) -> Message | MessageError | None:
+        """What a look has found: the answer, or why it cannot be read; None if it has not ended."""
+        if self._pulls[message_id].is_alive():
+            return None
+        with self._reach():
+            return self._pulls.pop(message_id).result()
 
     def _introduce(self, node: int, reply: Message | MessageError) -> None:
         """Note which client a node says that it is. Who came first keeps the place."""
@@ -374,12 +441,14 @@ class Flower:
             if isinstance(reply, MessageError):
                 raise reply
             if reply.has_error():
-                raise EngineError(reply.error.reason or "no reason given")
+                raise EngineError(_line(reply.error.reason or "no reason given"))
             if "error" in reply.content.config_records:
-                raise EngineError(str(reply.content.config_records["error"].get("text"))[:500])
+                raise EngineError(_said(reply.content))
             client = reply.content.config_records["hello"]["client"]
             if type(client) is not int:
-                raise EngineError(f"its number is {client!r}")
+                raise EngineError(f"its number is {_line(repr(client))}")
+            if not 0 <= client < self._count:
+                raise EngineError(f"it is client {client}, of clients 0 to {self._count - 1}")
             if client in self._clients:
                 raise EngineError(f"client {client} is node {self._clients[client]} already")
             self._clients[client] = node
@@ -420,6 +489,7 @@ class Flower:
 
     def _pull(self, letters: dict[int, _Letter], done: dict[int, Outcome | NoReport]) -> None:
         """Move what has been answered from the letters to what is done."""
+        self._look([letter.id for letter in letters.values() if letter.id])
         for client, letter in list(letters.items()):
             reply = self._reply(letter.id) if letter.id else None
             if reply is None:
@@ -437,7 +507,7 @@ class Flower:
         """What is said of a task that was not answered in time."""
         client = letter.task.client
         if letter.id:
-            trouble = "it is connected, but has not answered"
+            trouble = "it is connected, but has not answered, or not to the end"
         else:
             trouble = letter.trouble or f"client {client} is not connected"
             trouble += "".join(f"; node {node} says: {why}" for node, why in self._odd.items())
@@ -459,8 +529,8 @@ def _settle(reply: Message | MessageError, letter: _Letter) -> Outcome | NoRepor
         if isinstance(reply, MessageError):
             raise reply
         if reply.has_error():
-            reason = reply.error.reason or "no reason given"
-            return NoReport(f"its node failed: {reason[:500]}", down)
+            reason = _line(reply.error.reason or "no reason given")
+            return NoReport(f"its node failed: {reason}", down)
         up = link_size(reply)
         return replace(read_reply(reply.content), link_down=down, link_up=up)
     except MessageError as error:

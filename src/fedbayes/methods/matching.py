@@ -21,6 +21,7 @@ from fedbayes.contracts import (
     cross_entropy,
     point_predictor,
 )
+from fedbayes.errors import MessageError
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.messages import Message, dense, shape_of
 from fedbayes.metrics import Predictor
@@ -134,6 +135,11 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
             classes = len(layers[-1].weight)
             report["counts"] = torch.bincount(data.y.cpu(), minlength=classes)
         return Report(report, float(len(data.y))), client, info
+
+    def accept(self, report: Report) -> None:
+        """Counts of classes are not negative."""
+        if self.class_shares and bool((dense(report.tensors)["counts"] < 0).any()):
+            raise MessageError("its counts of classes are negative")
 
     def update(self, server: Server, reports: Gathered) -> tuple[Server, Info]:
         """Match the last reports of all clients (Algorithms 1 and 2)."""

@@ -1,6 +1,8 @@
 """Federations over a network, on Flower: its apps, its simulation, and the way to a SuperLink."""
 
 import logging
+import re
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +42,8 @@ def superlink_at(
         secret: file with the secret of its `--superexec-auth-secret-file`.
 
     Raises:
-        EngineError: Flower is not installed, or neither TLS nor its absence is asked for.
+        EngineError: Flower is not installed, neither TLS nor its absence is asked for, or the
+            address or the certificates are none.
     """
     require_flower()
     from fedbayes.experiment.flower.superlink import SuperLink
@@ -50,6 +53,15 @@ def superlink_at(
             "say how the SuperLink is reached: --root-certificates CA.pem for TLS, or --insecure "
             "for a trial on one machine"
         )
+    if not re.fullmatch(r"[^\s/@]+:\d{1,5}", address) or int(address.rpartition(":")[2]) > 65535:
+        raise EngineError(f"--superlink {address}: write HOST:PORT")
+    if certificates is not None:
+        try:
+            ssl.create_default_context(cafile=certificates.expanduser())
+        except ssl.SSLError:
+            raise EngineError(f"{certificates} holds no certificate in PEM") from None
+        except OSError as error:
+            raise EngineError(f"cannot read {certificates}: {error.strerror}") from None
     logging.getLogger("flwr").setLevel(logging.ERROR)
     return SuperLink(address, certificates, secret)
 

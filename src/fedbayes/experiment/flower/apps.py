@@ -20,6 +20,7 @@ from fedbayes.experiment.config import Config
 from fedbayes.experiment.display import display, outcome
 from fedbayes.experiment.flower.own_data import own_data
 from fedbayes.experiment.flower.project import Schema
+from fedbayes.experiment.record import RunFolder
 from fedbayes.experiment.run import Simulation
 from fedbayes.federation.flower import Flower, Node, StateStore, complaint
 from fedbayes.federation.party import Party
@@ -70,6 +71,11 @@ def find_node(project: Path, context: Context) -> Node:
     client = given.get("client")
     if type(client) is not int or client < 0:
         raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
+    if unknown := given.keys() - _NODE_CONFIG:
+        raise ConfigError(
+            f"unknown in the node config: {', '.join(sorted(unknown))}; it has "
+            f"{', '.join(_NODE_CONFIG)}"
+        )
     config = _config(project, context)
     if "data-dir" in given:
         where = Path(str(given["data-dir"])).expanduser().absolute()
@@ -87,6 +93,9 @@ def find_node(project: Path, context: Context) -> Node:
     return Node(client, party, state_store(config, Path(str(states)).expanduser()))
 
 
+_NODE_CONFIG = ("client", "data", "data-dir", "state")
+
+
 def server_app(project: Path) -> ServerApp:
     """The ServerApp of a project: it runs or resumes the run in the folder of the run config.
 
@@ -99,7 +108,11 @@ def server_app(project: Path) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         logging.getLogger("flwr").setLevel(logging.WARNING)
         folder = Path(str(context.run_config.get("folder") or _new_folder())).expanduser()
-        config = None if (folder / "config.toml").exists() else _config(project, context)
+        settings = _config(project, context)
+        there = (folder / "config.toml").exists()
+        if there:
+            _same(settings, folder)
+        config = None if there else settings
         console = Console(no_color=True, width=120)
         with (
             Simulation(config, folder, engine=lambda run: on_grid(run, _once(grid))) as simulation,
@@ -118,8 +131,18 @@ def on_grid(
     closing: Callable[[], None] = lambda: None,
 ) -> Flower:
     """The engine of a simulation whose clients are behind a grid."""
-    timeout = simulation.config.round_timeout
-    return Flower(connect, simulation.party, timeout=timeout, closing=closing)
+    if simulation.method.pooled:
+        raise ConfigError(
+            f"{simulation.method.name} trains on all data in one place; in a federation they are "
+            "apart"
+        )
+    return Flower(
+        connect,
+        simulation.party,
+        clients=simulation.clients,
+        timeout=simulation.config.round_timeout,
+        closing=closing,
+    )
 
 
 def _once(grid: Grid) -> Callable[[], Grid]:
@@ -136,8 +159,29 @@ def _once(grid: Grid) -> Callable[[], Grid]:
 
 def _config(project: Path, context: Context) -> Config:
     """The settings of a project, changed by the key `set` of the run config."""
-    overrides = shlex.split(str(context.run_config.get("set") or ""))
+    given = str(context.run_config.get("set") or "")
+    try:
+        overrides = shlex.split(given)
+    except ValueError as error:
+        raise ConfigError(f"set = {given!r} in the run config: {error}") from None
     return Config.load(project / "config.toml", [*overrides, "engine=flower"])
+
+
+def _same(config: Config, folder: Path) -> None:
+    """See that a run to go on with has these settings, by which the nodes train.
+
+    Raises:
+        ConfigError: it has others.
+    """
+    before = RunFolder(folder).config().model_dump()
+    now = config.model_dump()
+    before["data"].pop("dir")
+    now["data"].pop("dir")
+    if before != now:
+        raise ConfigError(
+            f"{folder} holds a run with other settings than this project's; set another folder in "
+            "the run config, or take the settings back"
+        )
 
 
 def _new_folder() -> Path:

@@ -31,10 +31,10 @@ def make_keys(folder: Path, hosts: list[str], clients: int) -> list[Path]:
         `client-I.pub`, and `superexec.key`, the secret of whoever may take a run.
 
     Raises:
-        RunError: there are keys already, or the folder cannot be written.
+        RunError: the folder is not empty or cannot be written, or a host is none.
     """
-    if (folder / "ca.key").exists():
-        raise RunError(f"{folder} holds keys already; choose another folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"{folder} is not empty; choose another folder, so that no key is lost")
     files: dict[str, bytes] = {}
     ca_key, server_key = _new_key(), _new_key()
     ca_name = _name("fedbayes federation CA")
@@ -146,7 +146,13 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
-        return x509.DNSName(host)
+        pass
+    try:
+        if host:
+            return x509.DNSName(host)
+    except ValueError:
+        pass
+    raise RunError(f"--host {host!r} is no name for a certificate; write foreign letters as xn--…")
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,8 @@ build-backend = "hatchling.build"
 name = "{name}"
 version = "1.0.0"
 description = "A federation of fedbayes"
-dependencies = ["fedbayes[flower]>={fedbayes}"]
+# Every machine has fedbayes already: a package of that name from elsewhere might be a stranger's.
+dependencies = []
 
 [tool.flwr.app]
 publisher = "fedbayes"
@@ -104,11 +104,14 @@ def app_files(
         config: the settings.
         data: what the server has of the data; nodes get its schema, not its samples.
         name: name of the project.
-        folder: where the ServerApp keeps its run folder.
+        folder: where the ServerApp keeps its run folder; empty if no ServerApp reads the files.
     """
-    # Where the data sets lie is each machine's own affair.
-    settings = config.model_copy(update={"data": config.data.model_copy(update={"dir": None})})
-    pyproject = _PYPROJECT.format(name=name, fedbayes=version("fedbayes"), folder=folder)
+    # Where data lie is each machine's own affair.
+    hidden: dict[str, Any] = {"dir": None}
+    if config.data.path is not None and not folder:
+        hidden["path"] = Path(config.data.path.name)
+    settings = config.model_copy(update={"data": config.data.model_copy(update=hidden)})
+    pyproject = _PYPROJECT.format(name=name, folder=folder)
     return {
         "pyproject.toml": pyproject.encode(),
         "federation.py": _APP.encode(),

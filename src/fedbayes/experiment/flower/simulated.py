@@ -106,4 +106,11 @@ def simulated(config: Config, party: Party, clients: int, folder: Path) -> Flowe
         stop.set()
         thread.join()
 
-    return Flower(lambda: grid, party, timeout=config.round_timeout, poll=0.02, closing=close)
+    return Flower(
+        lambda: grid,
+        party,
+        clients=clients,
+        timeout=config.round_timeout,
+        poll=0.02,
+        closing=close,
+    )
