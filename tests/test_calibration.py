@@ -96,6 +96,31 @@ def test_personal_models_between_rounds(tmp_path, capsys):
             assert figures["information_wrong"] > figures["information_right"] > 0
 
 
+def test_personal_models_on_flowers_simulation_and_after_damage(tmp_path, capsys):
+    pytest.importorskip("flwr")
+    settings = {
+        "rounds": 2,
+        "data": {"name": "digits", "clients": 2, "partition": "iid"},
+        "model": {"hidden": [8]},
+        "method": {"name": "virtual", "samples": 2},
+    }
+    found = []
+    for engine in ("sequential", "flower-simulation"):
+        fedbayes.run(folder=tmp_path / engine, engine=engine, **settings)
+        assert command("calibrate", tmp_path / engine, "--personal", "--json") == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    folder = tmp_path / "sequential"
+    for file in (folder / "clients").iterdir():
+        file.write_bytes(file.read_bytes()[:100])
+    assert command("calibrate", folder, "--personal") == 2
+    assert "private state of client 0" in " ".join(capsys.readouterr().err.split())
+    for file in (folder / "checkpoints").iterdir():
+        file.unlink()
+    assert command("calibrate", folder, "--personal") == 2
+    assert "has no checkpoint" in " ".join(capsys.readouterr().err.split())
+
+
 def test_no_personal_models(tmp_path, capsys):
     fedbayes.run(
         rounds=1,

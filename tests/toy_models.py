@@ -1,5 +1,7 @@
 """Networks of one's own, as a user would bring them."""
 
+from math import prod
+
 from torch import nn
 
 from fedbayes.models.networks import ResidualBlock
@@ -25,7 +27,11 @@ def residual(shape, classes):
 def normalized(shape, classes):
     """A layer with running statistics."""
     return nn.Sequential(
-        nn.Linear(shape[0], 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, classes)
+        nn.Flatten(),
+        nn.Linear(prod(shape), 10),
+        nn.BatchNorm1d(10),
+        nn.ReLU(),
+        nn.Linear(10, classes),
     )
 
 

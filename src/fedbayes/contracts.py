@@ -225,7 +225,7 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     model may change its size from round to round.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     """The name on the command line and in a config."""
@@ -281,8 +281,12 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return message
 
-    def accept(self, report: Report) -> None:
+    def accept(self, server: ServerState, report: Report) -> None:
         """Refuse a report whose values, beyond being finite, are none that a client can have.
+
+        Args:
+            server: the state that the client was sent a message of.
+            report: of the expected names, shapes and types.
 
         Raises:
             MessageError: says what is wrong with it.

@@ -7,13 +7,13 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 import fedbayes
-from fedbayes import Simulation
-from fedbayes.contracts import Federation
-from fedbayes.errors import ModelError
+from fedbayes import Config, Simulation
+from fedbayes.contracts import Federation, Report, Site
+from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.messages import decode, dense
 from fedbayes.methods.virtual import Client, Virtual, _newcomer, _part, sampled
-from fedbayes.models import LeNet5, Network, ResNet20
+from fedbayes.models import MLP, LeNet5, Network, ResNet20
 from fedbayes.models.variational import Noise, Weights, affine, forward, repeat, stages
 from fedbayes.tensors import Samples, unpack
 from tests.methods.places import network, samples, site
@@ -113,6 +113,17 @@ def test_what_is_no_stack_is_refused():
         stages(ResNet20(3, 10))
     with pytest.raises(ModelError, match="no stack"):
         stages(nn.Linear(3, 2))
+    for odd in ({"groups": 2}, {"dilation": 2}, {"padding": 1, "padding_mode": "circular"}):
+        with pytest.raises(ModelError, match="neither groups nor dilation"):
+            stages(nn.Sequential(nn.Conv2d(2, 4, 3, **odd)))
+    for padded in ({"padding": "same"}, {"padding": 1, "stride": 2}):
+        assert stages(nn.Sequential(nn.Conv2d(2, 4, 3, **padded)))
+
+
+def test_half_precision_is_refused():
+    half = Network(nn.Sequential(nn.Linear(3, 2)), precision="bf16")
+    with pytest.raises(ConfigError, match="float32"):
+        Virtual().init(half, Federation(3, 1, 5, 2, 7))
 
 
 def prepared(method, net, clients=3, dtype=torch.double):
@@ -183,11 +194,15 @@ def test_the_posterior_is_the_product_of_the_factors(settings, tmp_path):
     assert len(states) >= 4
 
 
-def test_what_leaves_a_client(tmp_path):
-    """Changes of the shared factor's natural parameters and nothing else."""
+@pytest.mark.parametrize("damping", [1.0, 1 / 3])
+def test_what_leaves_a_client(damping):
+    """Changes of the shared factor's natural parameters and nothing else.
+
+    The factor itself is where it started and all of its changes, so who keeps them has it.
+    """
     net = network([3])
-    method = Virtual(samples=2)
-    _, message = prepared(method, net)
+    method = Virtual(samples=2, damping=damping)
+    server, message = prepared(method, net)
     place = site(net, optimizer="adam", lr=0.01)
     report, state, _ = method.local(message, method.join(place), samples(), place)
     names = set(net.initial)
@@ -198,6 +213,10 @@ def test_what_leaves_a_client(tmp_path):
     own += [*after.mean.values(), *after.log_deviation.values(), *after.gates.values()]
     factors = [*after.precision.values(), *after.shift.values()]
     assert not alike(own + factors, second.tensors.values())
+    share = standard(net.initial) ** (1 / server.clients)
+    for name, precision in after.precision.items():
+        kept = report.tensors[f"precision/{name}"].double() + second.tensors[f"precision/{name}"]
+        torch.testing.assert_close(share.precision[name] + kept, precision)
 
 
 def alike(secrets, sent):
@@ -264,6 +283,101 @@ def test_refinement_reaches_the_exact_posterior(mode):
     torch.testing.assert_close(
         found.precision["0.weight"][0], precision.diagonal(), rtol=0.06, atol=0
     )
+
+
+class Exact(Regression):
+    """Refinement in closed form: the Gaussian q = N(m, diag(d)⁻¹) that is nearest to cavity ·
+    share · likelihood has d = d₀ + diag(XᵀX)/σ² and (diag(d₀) + XᵀX/σ²) m = h₀ + Xᵀy/σ²."""
+
+    def objective(self, cavity, share, count, site, *, training=True):
+        return cavity, share
+
+
+class ClosedForm(Site):
+    def fit(self, start, objective, samples, **_):
+        (cavity, share), x, y = objective, samples.x.double(), samples.y.double()
+        (name,) = cavity.precision
+        inner = (cavity.precision[name] + share.precision[name])[0]
+        gram = x.T @ x / 0.25
+        pull = (cavity.shift[name] + share.shift[name])[0] + x.T @ y / 0.25
+        mean = torch.linalg.solve(inner.diag() + gram, pull)
+        own = share.precision[name][0] + gram.diagonal()
+        return {f"mean/{name}": mean[None], f"log_precision/{name}": own.log()[None]}, {}
+
+
+@pytest.mark.parametrize(("cohort", "rounds"), [(1, 90), (2, 90), (3, 60)])
+def test_refinement_and_damping_end_at_the_exact_posterior_of_correlated_inputs(cohort, rounds):
+    """The exact mean, and the mean-field precision: the diagonal of the exact one."""
+    net = Network(nn.Sequential(nn.Linear(3, 1, bias=False)))
+    method = Exact(lateral=False)
+    stream = torch.Generator().manual_seed(5)
+    mixed = torch.eye(3) + 0.5 * torch.rand(3, 3, generator=stream)
+    data = [Samples((one := regression(seed)).x @ mixed, one.y) for seed in range(3)]
+    server = method.init(net, Federation(3, cohort, rounds, 1, 7))
+    assert server.damping == pytest.approx(1 / cohort)
+    states, share = {}, standard(net.initial) ** (1 / 3)
+    for number in range(rounds):
+        reports = method.reduction()
+        for client in sorted((number * cohort + place) % 3 for place in range(cohort)):
+            place = ClosedForm(**vars(site(net, client)))
+            state = states.get(client) or method.join(place)
+            message = method.message(server, client)
+            report, states[client], _ = method.local(message, state, data[client], place)
+            method.accept(server, report)
+            reports.add(client, report)
+        server, _ = method.update(server, reports)
+        product = share**0
+        for client in range(3):
+            own = states.get(client)
+            product = product * (Gaussian(own.precision, own.shift) if own else share)
+        torch.testing.assert_close(product.precision, server.precision, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(product.shift, server.shift, rtol=1e-9, atol=1e-9)
+    x = torch.cat([d.x for d in data]).double()
+    y = torch.cat([d.y for d in data]).double()
+    precision = torch.eye(3).double() + x.T @ x / 0.25
+    mean = torch.linalg.solve(precision, x.T @ y / 0.25)
+    found = Gaussian(server.precision, server.shift)
+    torch.testing.assert_close(found.mean["0.weight"][0], mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        found.precision["0.weight"][0], precision.diagonal(), rtol=1e-4, atol=0
+    )
+
+
+def test_reports_that_no_client_can_have_are_refused():
+    net = network([3])
+    method = Virtual(samples=2)
+    server, message = prepared(method, net)
+    place = site(net)
+    report, _, _ = method.local(message, method.join(place), samples(), place)
+    method.accept(server, report)
+    with pytest.raises(MessageError, match="weight is 50"):
+        method.accept(server, Report(report.tensors, 50.0))
+    name = next(iter(server.precision))
+    taken = {
+        n: -t.float() if n == f"precision/{name}" else t
+        for n, t in report.tensors.items()
+        for t in [server.precision[name] if n == f"precision/{name}" else t]
+    }
+    with pytest.raises(MessageError, match=f"takes more precision off '{name}'"):
+        method.accept(server, Report(taken))
+    # Each takes less than all, both together more.
+    half = {n: 0.6 * t if n == f"precision/{name}" else 0 * t for n, t in taken.items()}
+    reports = method.reduction()
+    for client in range(2):
+        method.accept(server, Report(half))
+        reports.add(client, Report(half))
+    after, _ = method.update(server, reports)
+    assert all((p > 0).all() for p in after.precision.values())
+
+
+def test_a_long_prediction_of_convolutions_is_the_same_in_pieces(monkeypatch):
+    net = Network(LeNet5(1, 16, 16, 4))
+    structure = stages(net.module)
+    shared = Weights(net.initial, {n: torch.full_like(t, 0.1) for n, t in net.initial.items()})
+    x = torch.randn(7, 1, 16, 16)
+    whole = sampled(structure, shared, None, {}, 3, 0.0, x)
+    monkeypatch.setattr("fedbayes.methods.virtual._MAPS", 6)
+    torch.testing.assert_close(sampled(structure, shared, None, {}, 3, 0.0, x), whole)
 
 
 def test_one_client_without_network_of_its_own_is_bayes_by_backprop():
@@ -345,6 +459,36 @@ def test_predictions_average_the_client_and_the_server():
     server = torch.softmax(net(net.prepare(net.initial), x), dim=-1)
     torch.testing.assert_close(both, (alone + trust * server) / (1 + trust))
     torch.testing.assert_close(both.sum(-1), torch.ones(2, len(x)))
+
+
+def test_what_early_stopping_watches_is_the_likelihood_alone():
+    """By hand: no KL terms, whatever they weigh, and no dropout."""
+    net = Network(MLP(4, [6], 3, dropout=0.5))
+    data, place = samples(), site(net)
+    server = Virtual(lateral=False).init(net, Federation(3, 1, 5, 3, 7))
+    cavity = Gaussian(server.precision, server.shift)
+    share = standard(net.initial) ** (1 / 3)
+    start = {f"mean/{n}": t for n, t in net.initial.items()}
+    start |= {f"log_precision/{n}": torch.full_like(t, 30.0) for n, t in net.initial.items()}
+    plain = float(functional.cross_entropy(net(net.initial, data.x), data.y))
+    for weight in (1.0, 1e-3):
+        method = Virtual(lateral=False, kl_weight=weight)
+        watched = method.objective(cavity, share, 12, place, training=False)(start, data)
+        assert float(watched) == pytest.approx(plain, abs=1e-3)
+        trained = method.objective(cavity, share, 12, place)(start, data)
+        assert float(trained) > plain + 20 * weight
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_one_sample_at_least_is_watched_and_one_trained_on(share):
+    settings = {"patience": 2, "validation": share}
+    with Simulation(Config.create(training=settings)) as simulation:
+        party = simulation.party
+    for count in (2, 3, 60):
+        kept, watched = party._set_aside(samples(count), 0)
+        assert len(kept.y) + len(watched.y) == count
+        assert min(len(kept.y), len(watched.y)) >= 1
+    assert party._set_aside(samples(1), 0)[1] is None
 
 
 def test_a_client_stops_early_by_its_validation_loss():

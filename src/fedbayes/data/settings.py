@@ -28,7 +28,7 @@ DEFAULT_CLIENTS = 10
 class DataSettings(BaseModel):
     """Which data, and how it is divided among clients."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(
         "digits",

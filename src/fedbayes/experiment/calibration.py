@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from fedbayes.errors import RunError
+from fedbayes.errors import MessageError, RunError
 from fedbayes.experiment.build import build_party, stored_data
+from fedbayes.experiment.flower import require_flower
 from fedbayes.experiment.record import ClientStates, RunFolder
 from fedbayes.federation.party import Party
 from fedbayes.messages import decode, dense
@@ -67,13 +68,24 @@ def _own(run: RunFolder, party: Party) -> Iterator[tuple[Sampler, Samples]]:
     """Of every client that keeps a model: its draws between rounds, and its test samples."""
     method, device = party.method, party.network.device
     progress = run.progress()
-    assert progress is not None  # a run that has ended has a checkpoint
+    if progress is None:
+        raise RunError(f"{run.path} has no checkpoint")
+    engine = run.config().engine
+    if engine == "flower":
+        raise RunError(f"the clients' own models of {run.path} are with their nodes")
     server: Any = unpack(method.server_state, progress.server)
     states = ClientStates(run.clients, progress.stored)
     found = False
     for client, state in states.items():
         message = {name: item.to(device) for name, item in method.message(server, client).items()}
-        own: Any = unpack(method.client_state, to(dense(decode(state)), device))
+        if engine == "flower-simulation":
+            state = _with_its_node(run, client, state)
+        try:
+            own: Any = unpack(method.client_state, to(dense(decode(state)), device))
+        except MessageError as error:
+            raise RunError(
+                f"the private state of client {client} in {run.path} is damaged: {error}"
+            ) from None
         draw = method.personal_sampler(message, own, party.network)
         samples = party.data.test(client).to(device)
         if draw is not None and len(samples.y):
@@ -84,6 +96,13 @@ def _own(run: RunFolder, party: Party) -> Iterator[tuple[Sampler, Samples]]:
             f"clients under {method.name} keep no models of their own between rounds; "
             "virtual and local do"
         )
+
+
+def _with_its_node(run: RunFolder, client: int, ticket: bytes) -> bytes:
+    require_flower()
+    from fedbayes.federation.flower import StateStore
+
+    return StateStore(run.path / "nodes" / str(client)).load(ticket, client)
 
 
 @dataclass(frozen=True)

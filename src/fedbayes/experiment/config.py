@@ -23,7 +23,7 @@ from fedbayes.models import ModelSettings, Precision
 class Config(BaseModel):
     """All settings of a run. Every one has a default; the defaults learn digits."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = Field(0, ge=0, description="seed of all randomness")
     rounds: int = Field(20, ge=1, description="rounds of the run")

@@ -28,7 +28,7 @@ Noise = Callable[[bytes], np.random.Generator]
 class Aggregation(BaseModel):
     """The `[aggregation]` table of a config, for methods that average weights."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     rule: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
         "mean",

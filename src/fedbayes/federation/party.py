@@ -6,12 +6,13 @@ between server and client but what is counted.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, Info, Site
+from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.checks import encode_report
 from fedbayes.inference.local import LocalTraining
 from fedbayes.messages import Message, decode, dense, encode
@@ -112,11 +113,7 @@ class Party:
         ).to(device)
         samples, held_out = self._set_aside(samples, task.client)
         site = self._site(task, held_out)
-        state = (
-            self.method.join(site)
-            if task.state is None
-            else unpack(self.method.client_state, to(dense(decode(task.state)), device))
-        )
+        state = self.method.join(site) if task.state is None else self._state(task, device)
         seed = seeds.integer(self.seed, "layers", round=task.round, client=task.client)
         with seeds.global_stream(seed, device):
             report, state, info = self.method.local(message, state, samples, site)
@@ -138,11 +135,25 @@ class Party:
         predict = self.method.predict(to(dense(decode(exam.model)), device), self.network)
         return evaluate(predict, self.data.test_union(exam.start, exam.stop).to(device))
 
+    def _state(self, task: Task, device: torch.device) -> Any:
+        """The client's private state.
+
+        Raises:
+            EngineError: it is damaged.
+        """
+        try:
+            return unpack(self.method.client_state, to(dense(decode(task.state or b"")), device))
+        except MessageError as error:
+            raise EngineError(
+                f"the private state of client {task.client} is damaged: {error}"
+            ) from None
+
     def _set_aside(self, samples: Samples, client: int) -> tuple[Samples, Samples | None]:
         """What a client trains on, and what its early stopping watches: the same every round."""
-        count = round(self.training.validation * len(samples.y))
-        if not count or count == len(samples.y):
+        if not self.training.validation or len(samples.y) < 2:
             return samples, None
+        count = round(self.training.validation * len(samples.y))
+        count = min(max(1, count), len(samples.y) - 1)
         stream = seeds.torch_stream(self.seed, "validation", client=client)
         order = torch.randperm(len(samples.y), generator=stream).to(samples.y.device)
         watched, kept = order[:count], order[count:].sort().values

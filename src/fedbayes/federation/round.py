@@ -125,7 +125,7 @@ def run_round(
         up += len(outcome.report)
         try:
             report = decode_report(outcome.report, expected.pop(client))
-            method.accept(report)
+            method.accept(server, report)
         except MessageError as error:
             refused[client] = str(error)
             continue

@@ -23,7 +23,7 @@ OptimizerBuilder = Callable[[list[Tensor]], torch.optim.Optimizer]
 class LocalTraining(BaseModel):
     """How a client trains: the `[training]` table of a config."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     optimizer: Literal["sgd", "adam", "amsgrad", "adamax"] = Field(
         "sgd", description="client optimizer"
@@ -46,8 +46,8 @@ class LocalTraining(BaseModel):
         0.0,
         ge=0,
         lt=1,
-        description="share of a client's training samples set aside for patience to watch; 0: "
-        "it watches the training loss",
+        description="share of a client's training samples set aside for patience to watch, one "
+        "sample at least; 0: it watches the training loss",
     )
     schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
         "constant", description="learning rate over rounds"

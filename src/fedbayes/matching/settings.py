@@ -14,7 +14,7 @@ def _uncapped(value: Any) -> Any:
 class MatchingSettings(BaseModel):
     """Parameters of the model behind the matching (GPI-FNM paper, section 4)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     sigma: float = Field(1.0, gt=0, description="deviation of a client's weights from the global")
     sigma0: float = Field(1.0, gt=0, description="deviation of global weights from their mean")

@@ -136,7 +136,7 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
             report["counts"] = torch.bincount(data.y.cpu(), minlength=classes)
         return Report(report, float(len(data.y))), client, info
 
-    def accept(self, report: Report) -> None:
+    def accept(self, server: Server, report: Report) -> None:
         """Counts of classes are not negative."""
         if self.class_shares and bool((dense(report.tensors)["counts"] < 0).any()):
             raise MessageError("its counts of classes are negative")

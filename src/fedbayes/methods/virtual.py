@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbayes.contracts import Federation, Info, Method, Report, Site, Sum
-from fedbayes.errors import ModelError
+from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.inference.local import Objective
 from fedbayes.messages import Message, dense
@@ -63,8 +63,8 @@ class Virtual(Method[Server, Client, Sum]):
 
     with s_new = s_i,new · s/s_i. The factor's precision is positive by construction, so is every
     product of factors. What leaves the client is the change of its factor's natural parameters,
-    damped if several clients are refined side by side; neither s_i nor c_i can be told from it
-    but by who has kept every change from the start.
+    damped if several clients are refined side by side. c_i and the gates are never sent. s_i is
+    known to who kept every change of the client's from the start.
 
     The client's network reads the server's through lateral connections (Eq. 4):
     a_l = f(W_l a_{l−1} + b_l + g_l ∘ U_l f(V_l h_l + d_l)), with h_l the server's activations.
@@ -110,7 +110,10 @@ class Virtual(Method[Server, Client, Sum]):
 
         Raises:
             ModelError: the network has buffers, or layers without a variational form.
+            ConfigError: it is to compute in bf16.
         """
+        if network.precision != "float32":
+            raise ConfigError("virtual computes in float32; leave precision as it is")
         variational.stages(network.module)
         if network.frozen:
             raise ModelError(f"virtual has no place for what is not trained: {network.frozen}")
@@ -265,10 +268,26 @@ class Virtual(Method[Server, Client, Sum]):
         """Mean −log p(label given output) over samples: the likelihood of a classifier."""
         return functional.cross_entropy(outputs, labels)
 
+    def accept(self, server: Server, report: Report) -> None:
+        """A change counts once, and leaves the posterior's precisions positive."""
+        if report.weight != 1:
+            raise MessageError(f"its weight is {report.weight:g}; a change of a factor has 1")
+        changes = dense(report.tensors)
+        for name, precision in server.precision.items():
+            if bool((precision + changes[_PRECISION + name] <= 0).any()):
+                raise MessageError(f"it takes more precision off {name!r} than the posterior has")
+
     def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
-        """Multiply the changes of the factors into the posterior: add natural parameters."""
+        """Multiply the changes of the factors into the posterior: add natural parameters.
+
+        Changes that are each possible, but come to a negative precision, are no honest clients';
+        the posterior then keeps a little of what it had.
+        """
         changes = reports.tensors
-        precision = {n: p + changes[_PRECISION + n] for n, p in server.precision.items()}
+        precision = {
+            n: torch.maximum(p + changes[_PRECISION + n], _ROUNDING * p)
+            for n, p in server.precision.items()
+        }
         shift = {n: h + changes[_SHIFT + n] for n, h in server.shift.items()}
         mean = sum(float(p.sum()) for p in precision.values())
         count = sum(p.numel() for p in precision.values())
@@ -368,6 +387,15 @@ def sampled(
     A draw is the mean of the client's prediction, with weight 1, and of the server's, with weight
     `trust`. The draws are the same on every call.
     """
+    if any(isinstance(stage.layer, nn.Conv2d) for stage in network):
+        # Maps of every draw at once would fill the memory.
+        rows = max(1, _MAPS // samples)
+        if len(x) > rows:
+            pieces = [
+                sampled(network, shared, own, gates, samples, trust, part)
+                for part in torch.split(x, rows)
+            ]
+            return torch.cat(pieces, dim=1)
     noise = Noise(samples, "reparametrization", torch.Generator().manual_seed(0))
     x = variational.repeat(x, samples)
     logits, common = _logits(network, shared, own, gates, x, noise)
@@ -456,5 +484,7 @@ def _floored(cavity: Gaussian, posterior: Gaussian) -> Gaussian:
     )
 
 
+_MAPS = 1000
+"""Images times draws that convolutions see at once in a prediction."""
 _ROUNDING = 1e-6
 """Relative precision of the numbers in a message, on the safe side."""

@@ -24,12 +24,14 @@ BUILT_IN = {
 class ModelSettings(BaseModel):
     """The network that all clients share: the `[model]` table of a config."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field("mlp", description=f"{', '.join(BUILT_IN)}, or package.module:factory")
     hidden: tuple[int, ...] = Field((100,), description="widths of the hidden layers (mlp)")
     bias: bool = Field(True, description="whether layers have biases (mlp)")
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout before every layer (mlp)")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout before every dense layer (mlp, lenet5)"
+    )
     groups: int = Field(2, ge=1, description="groups of the group normalization (resnet20)")
     arguments: dict[str, Any] = Field({}, description="keyword arguments of your own factory")
     init: Literal["default", "normal", "xavier", "kaiming"] = Field(
@@ -66,6 +68,8 @@ def build(
 
 
 def _module(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if settings.dropout and settings.name not in ("mlp", "lenet5"):
+        raise ModelError(f"model.dropout is for mlp and lenet5; {settings.name!r} has none")
     if settings.name == "mlp":
         if any(width < 1 for width in settings.hidden):
             raise ModelError(f"model.hidden is {settings.hidden}; widths must be at least 1")
@@ -77,7 +81,7 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn
         )
     if settings.name == "lenet5":
         channels, height, width = shape
-        return LeNet5(channels, height, width, classes)
+        return LeNet5(channels, height, width, classes, settings.dropout)
     if settings.name == "cnn":
         channels, height, width = shape
         return CNN(channels, height, width, classes)

@@ -41,10 +41,14 @@ class MLP(nn.Sequential):
 class LeNet5(nn.Sequential):
     """LeNet-5 with 20 and 50 filters of 5 by 5 and 500 units (EM paper, appendix A).
 
-    Inputs are images [n, channels, height, width] of at least 16 by 16 pixels.
+    Inputs are images [n, channels, height, width] of at least 16 by 16 pixels. Dropout, if there
+    is any, is before the dense layers.
     """
 
-    def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
+    def __init__(
+        self, channels: int, height: int, width: int, classes: int, dropout: float = 0.0
+    ) -> None:
+        drop = [nn.Dropout(dropout)] if dropout else []
         flat = 50 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
         super().__init__(
             nn.Conv2d(channels, 20, 5),
@@ -54,8 +58,10 @@ class LeNet5(nn.Sequential):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
+            *drop,
             nn.Linear(flat, 500),
             nn.ReLU(),
+            *drop,
             nn.Linear(500, classes),
         )
 

@@ -54,8 +54,8 @@ def stages(module: nn.Module) -> tuple[Stage, ...]:
     """The layers of a plain stack, inputs to outputs.
 
     Raises:
-        ModelError: the module is no `nn.Sequential` of linear layers, convolutions, activations,
-            pooling, dropout and reshaping.
+        ModelError: the module is no `nn.Sequential` of linear layers, plain convolutions,
+            activations, pooling, dropout and reshaping.
     """
     if not isinstance(module, nn.Sequential):
         raise ModelError(f"a {type(module).__name__} is no stack of layers (torch.nn.Sequential)")
@@ -63,6 +63,11 @@ def stages(module: nn.Module) -> tuple[Stage, ...]:
     waiting: list[nn.Module] = []
     for key, child in module.named_children():
         if isinstance(child, nn.Linear | nn.Conv2d):
+            if isinstance(child, nn.Conv2d) and not _is_plain(child):
+                raise ModelError(
+                    f"layer {key!r} has no variational form: convolutions may have neither groups "
+                    "nor dilation nor another padding than zeros"
+                )
             found.append(Stage(key, child, tuple(waiting), None))
             waiting = []
         elif isinstance(child, _ACTIVATIONS) and found and not waiting and not found[-1].activation:
@@ -78,6 +83,10 @@ def stages(module: nn.Module) -> tuple[Stage, ...]:
     if not found or waiting:
         raise ModelError("the network does not end with a linear layer or a convolution")
     return tuple(found)
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    return layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
 
 
 class Noise(NamedTuple):

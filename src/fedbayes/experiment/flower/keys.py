@@ -35,11 +35,12 @@ def make_keys(folder: Path, hosts: list[str], clients: int) -> list[Path]:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} is not empty; choose another folder, so that no key is lost")
+    names = [_host(host) for host in hosts]
     files: dict[str, bytes] = {}
     ca_key, server_key = _new_key(), _new_key()
     ca_name = _name("fedbayes federation CA")
     ca = _certificate(ca_name, ca_key, ca_name, ca_key, hosts=None)
-    server = _certificate(_name(hosts[0]), server_key, ca_name, ca_key, hosts=hosts)
+    server = _certificate(_name(hosts[0]), server_key, ca_name, ca_key, hosts=names)
     files["ca.crt"], files["ca.key"] = _pem(ca), _private(ca_key)
     files["server.pem"], files["server.key"] = _pem(server), _private(server_key)
     files["superexec.key"] = secrets.token_bytes(32)
@@ -97,7 +98,7 @@ def _certificate(
     issuer: x509.Name,
     issuer_key: ec.EllipticCurvePrivateKey,
     *,
-    hosts: list[str] | None,
+    hosts: list[x509.GeneralName] | None,
 ) -> x509.Certificate:
     """A certificate for these hosts, or of a CA if there are none."""
     start = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
@@ -122,7 +123,7 @@ def _certificate(
         .add_extension(_usage(authority), critical=True)
     )
     if hosts is not None:
-        names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+        names = x509.SubjectAlternativeName(hosts)
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         builder = builder.add_extension(names, critical=False).add_extension(usage, critical=False)
     return builder.sign(issuer_key, hashes.SHA384())
