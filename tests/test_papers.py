@@ -144,11 +144,51 @@ def test_virtual_on_digits(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["combined-fig2", "combined-fig5", "combined-fig6"])
+@pytest.mark.parametrize(
+    "name", ["combined-fig2", "combined-fig3", "combined-fig5", "combined-fig6"]
+)
 def test_combinations_on_digits(name, tmp_path):
     text = reproduce(name, tmp_path, datasets=["digits"])
-    assert "seen" in text.lower()
+    settings = {"combined-fig2": 2, "combined-fig3": 2, "combined-fig5": 3, "combined-fig6": 5}
+    claims = [line for line in text.splitlines() if line.startswith(("- Seen: ", "- NOT seen: "))]
+    assert len(claims) == settings[name]
     assert (tmp_path / name / "figure.png").exists()
+
+
+def lines(accuracies, orders):
+    return [
+        {"global_accuracy": a, "class_accuracy": [a, 1 - a], "amplification": o}
+        for a, o in zip(accuracies, orders, strict=True)
+    ]
+
+
+def test_curves_and_claims_of_combinations_by_hand():
+    """A run that ended early keeps the accuracy it had; verdicts are of the mean over seeds."""
+    found = [lines([0.5, 0.9, 0.7], [1.0, 2.0, 3.0]), lines([0.7, 0.8], [2.0, 4.0])]
+    curve = np.array([combined.accuracies(metrics, 4) for metrics in found])
+    assert curve.tolist() == [[0.5, 0.9, 0.7, 0.7], [0.7, 0.8, 0.8, 0.8]]
+    ends = ["completed", "overflow: 31 orders"]
+    line = combined._line("balanced", "linear, c = 1", curve, found, [0.8, 0.9], ends)
+    assert line["round 1"] == f"0.600 ± {np.std([0.5, 0.7], ddof=1):.3f}"
+    assert line["best round"].startswith("0.850")
+    assert line["best round"].endswith("(round 2)")
+    assert line["last round"].startswith("0.750")
+    assert line["negative"].startswith("0.750")
+    assert line["positive"].startswith("0.250")
+    assert line["orders of amplification"] == "3.5"
+    assert line["ended by overflow"] == "1 of 2"
+
+    def verdict(rule, mean, centre=0.9):
+        return combined._verdict("balanced", rule, np.array([mean, mean]), centre)
+
+    assert verdict("mean", [0.9, 0.55]).startswith("- Seen")
+    assert verdict("mean", [0.9, 0.65]).startswith("- NOT seen")
+    assert verdict("linear, c = 1", [0.8, 0.9, 0.8]).startswith("- Seen")
+    assert verdict("linear, c = 1", [0.8, 0.9, 0.9]).startswith("- NOT seen")
+    assert verdict("linear, c = 1", [0.9, 0.9, 0.8]).startswith("- NOT seen")
+    assert verdict("exp, c = 0.001", [0.8, 0.9, 0.89]).startswith("- Seen")
+    assert verdict("exp, c = 0.001", [0.8, 0.9, 0.8]).startswith("- NOT seen")
+    assert verdict("exp, c = 0.001", [0.8, 0.8, 0.8]).startswith("- NOT seen")
 
 
 def test_a_claim_is_told_either_way():
@@ -165,8 +205,45 @@ def test_the_splits_of_the_patients_fit_the_sheet(tmp_path):
         assert tested.tolist() == list(split.test)
 
 
+def test_measurements_under_other_settings_do_not_count(tmp_path):
+    """Another grid is another measurement of what is chosen from it, and of nothing else."""
+    federations = [gpi_fnm.Federation("digits", "iid", 3, 1, 0)]
+    told = []
+    for epsilons in ((0.0,), (0.3,)):
+        told.clear()
+        grid = {"sigma0": (1.0,), "gamma": (1.0,), "epsilon": epsilons}
+        methods = ["locals", "GPI-FNM"]
+        table = gpi_fnm.fill(tmp_path, tmp_path / "out", federations, methods, grid, told.append)
+        assert len(table) == 2
+    assert len(told) == 1
+    assert "GPI-FNM" in told[0]
+
+
+def test_a_run_ahead_of_its_measurements_begins_anew(tmp_path):
+    """A kill between a checkpoint and its measurement must not lose a round."""
+    federation = gpi_fnm.Federation("digits", "iid", 3, 1, 0)
+    config = federation.config({"name": "fedavg"}, 3)
+    whole = list(gpi_fnm._followed(tmp_path / "whole", config, 0))
+    assert [number for number, _, _ in whole] == [1, 2, 3]
+    assert not list(gpi_fnm._followed(tmp_path / "whole", config, 3))
+    assert list(gpi_fnm._followed(tmp_path / "whole", config, 2)) == whole
+    broken = gpi_fnm._followed(tmp_path / "cut", config, 0)
+    first = next(broken)
+    broken.close()
+    assert [first, *gpi_fnm._followed(tmp_path / "cut", config, 1)] == whole
+
+
+def test_a_measurement_that_was_cut_off_is_left_out(tmp_path):
+    file = tmp_path / "results.jsonl"
+    file.write_text('{"seed": 0, "accuracy": 0.5}\n{"seed": 1, "acc')
+    results = Results(file)
+    assert results.missing([{"seed": 0}, {"seed": 1}]) == [{"seed": 1}]
+    results.add({"seed": 1, "accuracy": 0.6})
+    assert Results(file).table([{"seed": 0}, {"seed": 1}])["accuracy"].tolist() == [0.5, 0.6]
+
+
 def test_damaged_results_are_named(tmp_path):
-    (tmp_path / "results.jsonl").write_text("{no")
+    (tmp_path / "results.jsonl").write_text("{no\n")
     with pytest.raises(RunError, match=r"results\.jsonl is damaged"):
         Results(tmp_path / "results.jsonl")
 

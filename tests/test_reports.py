@@ -143,6 +143,31 @@ def test_absent_data_leave_the_rest(runs, tmp_path):
     assert "Global accuracy over rounds" in page
 
 
+def test_damaged_folders_are_told_as_far_as_they_go(runs, tmp_path):
+    """Whatever a kill or a disk took, the other runs and the rest of this one are shown."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(runs[0], folder)
+    (folder / "summary.json").write_text('{"cut')
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "partition.npz").unlink()
+    records = gather([folder, runs[1]])
+    assert "Global accuracy over rounds" in render(records)
+    notes = " ".join(records[0].notes)
+    assert "how it ended is not known" in notes
+    assert "no accuracies of clients" in notes
+    (folder / "summary.json").write_text("[]")
+    (folder / "partition.npz").write_bytes((runs[0] / "partition.npz").read_bytes())
+    (record,) = gather([folder])
+    assert "it has no checkpoint" in " ".join(record.notes)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.toml").write_bytes((folder / "config.toml").read_bytes())
+    assert "no round is complete" in render(gather([bare]))
+    (folder / "metrics.jsonl").write_text("[1, 2]\n")
+    with pytest.raises(RunError, match="line 1 is damaged: it is no table"):
+        gather([folder])
+
+
 def test_the_page_asks_for_nothing(runs):
     page = render(gather(runs))
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
@@ -209,6 +234,26 @@ def test_the_page_in_a_browser(runs, tmp_path):
         assert order() == [record.label for record in ranked]
         head.click()
         assert order() == [record.label for record in reversed(ranked)]
+        # A figure that is none comes last, both ways.
+        browser.execute_script(
+            "document.querySelector('#runs tbody tr').cells[arguments[0]].dataset.value = 'nan'",
+            head.get_property("cellIndex"),
+        )
+        odd = order()[0]
+        for _ in range(2):
+            head.click()
+            assert order()[-1] == odd
+        # Text keeps its size on a narrow window, and nothing runs over the edge.
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": False},
+        )
+        browser.execute_script("return new Promise(done => setTimeout(done, 400))")
+        drawn = browser.find_element(By.CSS_SELECTOR, "[data-chart='0'] > svg")
+        view = drawn.get_dom_attribute("viewBox").split()
+        assert float(view[2]) == pytest.approx(drawn.rect["width"], rel=0.02)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+        browser.save_screenshot(str(pictures / "report-narrow.png"))
         # A run can be hidden; its curve goes.
         curves = "[data-chart='0'] svg path[fill='none']"
         before = len(browser.find_elements(By.CSS_SELECTOR, curves))

@@ -52,6 +52,31 @@ def test_mlflow(tmp_path, monkeypatch):
     assert found.info.status == "FINISHED"
 
 
+@pytest.mark.parametrize(
+    ("breaks", "status"), [(KeyboardInterrupt, "KILLED"), (RuntimeError, "FAILED")]
+)
+def test_mlflow_is_told_how_a_run_ended(breaks, status, tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def told(folder):
+        client = MlflowClient((folder / "mlflow").as_uri())
+        return client.get_run((folder / "mlflow-run.txt").read_text()).info.status
+
+    config = fedbayes.Config.create(**SETTINGS)
+    with (
+        pytest.raises(breaks),
+        Simulation(config, tmp_path / "broken") as simulation,
+        tracking.tracking(["mlflow"], simulation),
+    ):
+        raise breaks
+    assert told(tmp_path / "broken") == status
+    stable = {"name": "combined", "alpha": "mean", "tolerance": 1.0, "window": 2}
+    fedbayes.run(**SETTINGS, method=stable, folder=tmp_path / "stable", track=["mlflow"])
+    assert told(tmp_path / "stable") == "FINISHED"  # after 2 of 4 rounds, by its own decision
+
+
 def test_both_from_the_command_line(tmp_path, capsys):
     options = ["--track", "tensorboard", "--track", "mlflow", "--rounds", "1"]
     assert command("run", *options, "-o", tmp_path / "run", "--json") == 0

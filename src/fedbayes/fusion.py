@@ -148,6 +148,11 @@ def fuse_layers(
         combined = combination(list(models.values()), alpha.tolist())
         if combined is None:
             raise ModelError("the models differ in their shapes, so they have no average")
+        if not all(bool(torch.isfinite(t).all()) for t in _state_dict(combined).values()):
+            raise ModelError(
+                f"with {settings.alpha} factors and c = {settings.c:g} the weights overflow; "
+                "choose a smaller c"
+            )
         sizes = [len(layer.weight) for layer in combined[:-1]]
         own = [np.arange(size) for size in sizes]
         return Fusion(
@@ -191,18 +196,25 @@ def coordinate_average(models: Sequence[Layers]) -> list[DenseLayer] | None:
 
 
 def combination(models: Sequence[Layers], alpha: Sequence[float]) -> list[DenseLayer] | None:
-    """Σ_s α_s of networks weight by weight, or None where their shapes differ."""
+    """Σ_s α_s of networks weight by weight, or None where their shapes differ.
+
+    Biases of a layer without any are 0.
+    """
     if len({len(layers) for layers in models}) > 1:
         return None
     combined = []
     for layers in zip(*models, strict=True):
         shapes = {tuple(layer.weight.shape) for layer in layers}
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        if len(shapes) > 1 or len(biases) not in (0, len(layers)):
+        if len(shapes) > 1:
             return None
         weight = _sum([layer.weight for layer in layers], alpha)
-        bias = _sum(biases, alpha) if biases else None
-        combined.append(DenseLayer(layers[0].name, weight, layers[0].bias_name, bias))
+        biased = next((layer for layer in layers if layer.bias is not None), None)
+        if biased is None:
+            combined.append(DenseLayer(layers[0].name, weight, layers[0].bias_name, None))
+            continue
+        none = torch.zeros_like(weight[:, 0])
+        biases = [none if layer.bias is None else layer.bias for layer in layers]
+        combined.append(DenseLayer(biased.name, weight, biased.bias_name, _sum(biases, alpha)))
     return combined
 
 

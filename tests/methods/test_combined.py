@@ -107,6 +107,17 @@ def test_the_last_sound_model_is_kept():
     assert amplification(server.weights) + 2 * math.log10(3) > 4.0
 
 
+def test_the_mean_is_never_ended_by_the_bound():
+    """A convex combination is no larger than the largest model, however loose the bound is."""
+    network = Network(MLP(4, [3], 3))
+    method = Combined(alpha="mean", safe=1e-3)
+    server = method.init(network, federation())
+    assert amplification(server.weights) > 1e-3
+    after, info = method.update(server, heard(method, server, (1.0, 1.0), (1, 1)))
+    assert not method.stopped(after)
+    assert info["amplification"] > 1e-3
+
+
 def test_a_client_that_overflows_says_so():
     network = Network(MLP(4, [3], 3))
     method = Combined()
@@ -199,3 +210,21 @@ def test_fusion_by_combination(tmp_path, capsys):
     assert "alpha, c" in " ".join(capsys.readouterr().err.split())
     assert command("fuse", *paths, "-o", out, "--alpha", "cube", "--method", "combined") == 2
     assert "alpha" in capsys.readouterr().err
+    new = tmp_path / "new.safetensors"
+    huge = ["--method", "combined", "--alpha", "exp", "--c", "1000"]
+    assert command("fuse", *paths, "-o", new, *huge) == 2
+    assert "the weights overflow; choose a smaller c" in " ".join(capsys.readouterr().err.split())
+    assert not new.exists()
+
+
+def test_a_model_without_biases_counts_as_one_with_zeros():
+    torch.manual_seed(0)
+    one, other = MLP(6, [5], 3), MLP(6, [5], 3, bias=False)
+    zeros = {n: torch.zeros_like(t) for n, t in one.state_dict().items()}
+    with_zeros = {**zeros, **other.state_dict()}
+    for pair in ([one.state_dict(), other.state_dict()], [other.state_dict(), one.state_dict()]):
+        found = fedbayes.fuse(pair, method="average").weights
+        expected = fedbayes.fuse([one.state_dict(), with_zeros], method="average").weights
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor)

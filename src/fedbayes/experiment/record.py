@@ -246,7 +246,7 @@ class RunFolder:
         whole = []
         for number, line in enumerate(self.metrics_file.read_text().split("\n")[:-1], start=1):
             try:
-                whole.append(json.loads(line))
+                whole.append(_table(line))
             except ValueError as error:
                 raise RunError(
                     f"{self.metrics_file}, line {number} is damaged: {error}; remove it"
@@ -282,10 +282,21 @@ class RunFolder:
             RunError: the run has not ended.
         """
         try:
-            summary: Metrics = json.loads(self.summary_file.read_text())
-            return summary
+            return _table(self.summary_file.read_text())
         except (OSError, ValueError) as error:
             raise RunError(f"{self.path} has no summary yet: {error}") from None
+
+
+def _table(text: str) -> Metrics:
+    """A table in JSON.
+
+    Raises:
+        ValueError: it is none.
+    """
+    table: Metrics = json.loads(text)
+    if not isinstance(table, dict):
+        raise ValueError("it is no table")
+    return table
 
 
 def first_progress(server: Tensors, clients: int) -> Progress:

@@ -171,12 +171,17 @@ class Simulation:
 
     def __iter__(self) -> Iterator[Step]:
         """Run the rounds that remain. After the last one the summary is written."""
-        while not self._over(self.progress.round, self.server) and not self.stop:
+        while not self.over and not self.stop:
             yield self._step(self.progress.round + 1)
         if self._saved < self.progress.round:
             self.checkpoint()
         if self.progress.round:
             self.folder.finish(self.method.model(self.server), self.summary())
+
+    @property
+    def over(self) -> bool:
+        """Whether no round remains to be run."""
+        return self._over(self.progress.round, self.server)
 
     def _over(self, number: int, server: Any) -> bool:
         """Whether round `number` was the last."""

@@ -106,9 +106,15 @@ def _mlflow(simulation: "Simulation") -> Iterator[Tell]:
             values = [Metric(k, v, 0, line["round"]) for k, v in _figures(line).items()]
             client.log_batch(run, metrics=values)
 
-    yield tell
-    ended = simulation.progress.round >= simulation.config.rounds
-    client.set_terminated(run, "FINISHED" if ended else "KILLED")
+    status = "FAILED"
+    try:
+        yield tell
+        status = "FINISHED" if simulation.over else "KILLED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        client.set_terminated(run, status)
 
 
 TRACKERS = {"tensorboard": _tensorboard, "mlflow": _mlflow}

@@ -88,8 +88,7 @@ def federation(link: "SuperLink", config: "Config | None", folder: Path) -> "Sim
         submission = Submission(link, app_files(simulation.config, simulation.data))
 
         def close() -> None:
-            done = simulation.progress.round >= simulation.config.rounds
-            submission.close(completed=done)
+            submission.close(completed=simulation.over)
 
         return on_grid(simulation, submission.connect, close)
 

@@ -174,7 +174,8 @@ def covid(name: str, title: str, rule: str, splits: Sequence[str]) -> Experiment
 
 _NOTE = (
     "Mean ± deviation over seeds, on a balanced test set. Negative and positive: accuracy on the "
-    "patients of each class after the last round. All data: a model trained in one place."
+    "patients of each class after the last round. All data: a model trained in one place. "
+    "Amplification: of inputs by the last model at most; a run is ended before it passes 30."
 )
 
 
@@ -197,10 +198,18 @@ def _line(
         "last round": mean_and_deviation(curve[:, -1].tolist()),
         "negative": mean_and_deviation(by_class[:, 0].tolist()),
         "positive": mean_and_deviation(by_class[:, 1].tolist()),
+        "orders of amplification": f"{_orders(found):.1f}",
         "ended by overflow": f"{overflowed} of {len(ends)}",
         "paper": SPLITS[split].paper[rule],
         "all data (paper)": f"{mean_and_deviation(list(centre))} ({SPLITS[split].centralized:.3f})",
     }
+
+
+def _orders(found: Sequence[Sequence[Metrics]]) -> float:
+    """By how many orders of magnitude the last models can amplify inputs; mean over seeds."""
+    return float(
+        np.mean([[m["amplification"] for m in own if "amplification" in m][-1] for own in found])
+    )
 
 
 def _verdict(split: str, rule: str, curve: np.ndarray, centre: float) -> str:
@@ -254,7 +263,7 @@ def figure6(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
     out, runs = folder / "combined-fig6", folder / "combined" / "runs"
     out.mkdir(parents=True, exist_ok=True)
     counts = (2, 5, 10) if scale == "small" else (2, 5, 10, 20, 40, 80)
-    seeds = range(1 if scale == "small" else 3)
+    seeds = range(3)
     (dataset,) = datasets
     curves: dict[int, dict[str, np.ndarray]] = {}
     lines = []
@@ -286,15 +295,17 @@ def figure6(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
             )
     claims = []
     for count, rules in curves.items():
-        mean = float(rules["mean"].mean(axis=0).max())
-        best = max(float(c.mean(axis=0).max()) for rule, c in rules.items() if rule != "mean")
-        claims.append(
-            claim(
-                f"{count} hosts: a non-convex rule passes the mean",
-                best > mean,
-                f"{best:.3f} against {mean:.3f}, each at its best round",
-            )
-        )
+        mean = rules["mean"][:, -1]
+        for rule, curve in rules.items():
+            if rule != "mean":
+                ahead = curve[:, -1] - mean
+                claims.append(
+                    claim(
+                        f"{count} hosts, {rule}: ahead of the mean after the last round",
+                        bool(ahead.mean() > 0),
+                        f"{ahead.mean():+.3f}, in {(ahead > 0).sum()} of {len(ahead)} splits",
+                    )
+                )
     note = "The paper shows curves alone. Accuracy on the test set, mean ± deviation over seeds."
     text = "\n\n".join([markdown(pd.DataFrame(lines)), "\n".join(claims), note])
     write_beside(out / "table.md", (text + "\n").encode())

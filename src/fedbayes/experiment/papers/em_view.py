@@ -25,6 +25,7 @@ from fedbayes.experiment.papers.experiment import (
     opened,
 )
 from fedbayes.experiment.record import Metrics, RunFolder, write_beside
+from fedbayes.experiment.reports.palette import MARKERS
 
 METHODS: dict[str, Row] = {
     "FedAvg": {
@@ -70,12 +71,14 @@ COLOURS = {
     "FedSparse, high, faster": "#AA4499",
     "FedSparse, mid, unpruned": "#D55E00",
     "SCAFFOLD": "#D55E00",
-    "SCAFFOLD, FedSparse": "#F0E442",
+    "SCAFFOLD, FedSparse": "#882255",
     "SCAFFOLD, damped": "#D55E00",
-    "SCAFFOLD, FedSparse, damped": "#F0E442",
+    "SCAFFOLD, FedSparse, damped": "#332288",
     "Laplace": "#999999",
     "mixture, K = 3": "#882255",
 }
+
+STYLES = ("-", "--", "-.", ":")
 
 PAPER: dict[str, dict[str, tuple[float, float, float, float]]] = {
     "cifar10": {
@@ -267,7 +270,7 @@ def draw(
     figure = Figure(figsize=(5.5 * columns, 3.8 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
-        for method, seeds in found.items():
+        for place, (method, seeds) in enumerate(found.items()):
             lines = [[line for line in metrics if panel.key in line] for metrics in seeds]
             if not all(lines):
                 continue
@@ -278,7 +281,18 @@ def draw(
                 x = np.mean(spent, axis=0)[[r - 1 for r in sorted(places)]] / 1e9
             else:
                 x = np.array([line["round"] for line in lines[0]])
-            axes.plot(x, y, label=method, color=COLOURS[method], linewidth=1.3)
+            # Told apart without colours too; markers at other rounds, so that none hides another.
+            axes.plot(
+                x,
+                y,
+                label=method,
+                color=COLOURS[method],
+                linewidth=1.3,
+                linestyle=STYLES[place % len(STYLES)],
+                marker=MARKERS[place % len(MARKERS)],
+                markersize=5,
+                markevery=(place * max(1, len(x) // 60), max(1, len(x) // 8)),
+            )
         axes.set_xlabel("GB sent, both ways" if panel.by_bytes else "round")
         axes.set_ylabel(panel.label)
         axes.grid(alpha=0.3)

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
 from fedbayes.errors import RunError
 from fedbayes.experiment.config import Config
-from fedbayes.experiment.record import RunFolder
+from fedbayes.experiment.record import RunFolder, write_beside
 from fedbayes.experiment.run import Simulation
 
 Scale = Literal["small", "paper"]
@@ -60,8 +61,11 @@ class Results:
         self.path = path
         self.rows: list[Row] = []
         if path.exists():
+            whole, end, cut = path.read_text().rpartition("\n")
+            if cut:  # by a kill, as it was written
+                write_beside(path, (whole + end).encode())
             try:
-                self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+                self.rows = [json.loads(line) for line in whole.splitlines()]
             except ValueError as error:
                 raise RunError(f"{path} is damaged ({error}); remove it to begin anew") from None
 
@@ -80,6 +84,11 @@ class Results:
         return pd.DataFrame(
             [row for row in self.rows if any(key.items() <= row.items() for key in keys)]
         )
+
+
+def fingerprint(settings: Any) -> str:
+    """What tells measurements under these settings (of JSON's types) from those under others."""
+    return f"{crc32(json.dumps(settings).encode()):08x}"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ alternating rows take no such data: their settings are constants of this file.
 """
 
 import itertools
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,12 +33,13 @@ from fedbayes.experiment.papers.experiment import (
     Watch,
     begun,
     claim,
+    fingerprint,
     finished,
     markdown,
     mean_and_deviation,
     opened,
 )
-from fedbayes.experiment.record import write_beside
+from fedbayes.experiment.record import RunFolder, write_beside
 from fedbayes.experiment.silos import read_models
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.matching import MatchingSettings
@@ -234,15 +236,34 @@ def fill(
     out.mkdir(parents=True, exist_ok=True)
     results = Results(out / "results.jsonl")
     pairs = list(itertools.product(federations, methods))
-    keys = [{**vars(federation), "method": method} for federation, method in pairs]
+    keys = [
+        {**vars(federation), "method": method, "settings": _settings(federation, method, grid)}
+        for federation, method in pairs
+    ]
     for key in (missing := results.missing(keys)):
         left = len(missing) - missing.index(key)
         method = key["method"]
-        federation = Federation(**{name: key[name] for name in key if name != "method"})
+        federation, _ = pairs[keys.index(key)]
         watch(f"{federation.name}, {method} ({left} to go)")
-        own = {**grid, **SPREADS.get(federation.dataset, {})}
+        own = _grid(federation, grid)
         results.add({**key, **measure(folder, federation, method, own)})
     return results.table(keys)
+
+
+def _grid(federation: Federation, grid: Row) -> Row:
+    return {**grid, **SPREADS.get(federation.dataset, {})}
+
+
+def _settings(federation: Federation, method: str, grid: Row) -> str:
+    """Tells apart what is measured under other settings of a method."""
+    match method:
+        case "PFNM" | "GPI-FNM":
+            return fingerprint(_grid(federation, grid))
+        case "GPI-FNM, alternating":
+            return fingerprint(ALTERNATING)
+        case "GPI-FNM, alternating, small":
+            return fingerprint(SMALL)
+    return ""
 
 
 def panels(
@@ -417,10 +438,14 @@ def figure4(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
             table |= {"bias_mean": 0.1, **_settled(folder, settings, key, watch)}
         place = out / "runs" / f"{federation.name}-{table['name']}-{rounds}"
         config = federation.config(table, rounds)
-        for number, accuracy, sizes in _followed(place, config):
+        key["settings"] = fingerprint([rounds, table])
+        measured = rounds - len(
+            results.missing([{**key, "round": n} for n in range(1, rounds + 1)])
+        )
+        for number, accuracy, sizes in _followed(place, config, measured):
             watch(f"{federation.name}, {key['method']}, round {number} of {rounds}")
             results.add({**key, "round": number, "accuracy": accuracy, "sizes": sizes})
-    found = results.table(keys)
+    found = results.table(keys).drop_duplicates([*keys[0], "round"])
     panels(found, "round", "round", out / "figure.png", "15 clients, two hidden layers (Fig. 4)")
     by = ("dataset", "partition", "round")
     claims = [ahead(found, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg")]
@@ -444,10 +469,17 @@ def _settled(folder: Path, settings: Results, key: Row, watch: Watch) -> Row:
     return chosen
 
 
-def _followed(place: Path, config: Config) -> Iterator[tuple[int, float, list[int]]]:
-    """The rounds of a run that are still to be done: number, accuracy, sizes of hidden layers."""
-    if begun(place, config) and (place / "summary.json").exists():
+def _followed(place: Path, config: Config, measured: int) -> Iterator[tuple[int, float, list[int]]]:
+    """The rounds of a run that are still to be measured: number, accuracy, sizes of hidden layers.
+
+    A run that is ahead of its measurements (it was killed between the two) begins anew.
+    """
+    if measured == config.rounds:
         return
+    if begun(place, config):
+        progress = RunFolder(place).progress()
+        if progress is not None and progress.round > measured:
+            shutil.rmtree(place)
     with opened(place, config) as simulation:
         _, test = split(simulation.data, config.seed)
         for step in simulation:

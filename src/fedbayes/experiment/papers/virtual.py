@@ -7,11 +7,9 @@ the mean over tasks, and pooled. VIRTUAL's KL terms have weight 0.001, and the s
 have a likelihood of weight 1: as the paper states them, the KL terms outweigh so few samples.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +24,7 @@ from fedbayes.experiment.papers.experiment import (
     Scale,
     Watch,
     claim,
+    fingerprint,
     markdown,
     mean_and_deviation,
     opened,
@@ -113,15 +112,12 @@ def table2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) ->
     keys: list[Row] = [
         {"scale": scale, "dataset": name, "method": method, "seed": seed}
         for name in datasets
-        for seed in range(3 if scale == "small" else 5)
+        for seed in range(5 if scale == "paper" or name in NATURAL else 3)
         for method in METHODS
     ]
     chosen = [settings(k["method"], k["dataset"], k["seed"], scale) for k in keys]
     # Measurements under other settings do not count.
-    keys = [
-        {**key, "settings": f"{crc32(json.dumps(own).encode()):08x}"}
-        for key, own in zip(keys, chosen, strict=True)
-    ]
+    keys = [{**key, "settings": fingerprint(own)} for key, own in zip(keys, chosen, strict=True)]
     for key in results.missing(keys):
         config = Config.create(**chosen[keys.index(key)])
         name = f"{scale}-{key['dataset']}-{key['method'].lower()}-seed{key['seed']}"

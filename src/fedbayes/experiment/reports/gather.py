@@ -124,7 +124,10 @@ def _record(run: RunFolder, label: str) -> Record:
         notes.append(f"{refused} reports were refused, {skipped} rounds ended without an update")
     told: dict[str, Any] = {}
     if run.summary_file.exists():
-        told["ending"] = run.summary().get("stopped_reason", "completed")
+        try:
+            told["ending"] = run.summary().get("stopped_reason", "completed")
+        except FedbayesError as error:
+            notes.append(f"how it ended is not known: {error}")
     progress = None
     try:
         names = Partition.load(run.partition_file).names
@@ -132,12 +135,18 @@ def _record(run: RunFolder, label: str) -> Record:
         progress = run.progress()
         if progress is not None:
             told["accuracies"] = _accuracies(progress, names)
+        elif rounds:
+            notes.append("no accuracies of clients: it has no checkpoint")
     except FedbayesError as error:
         notes.append(f"no accuracies of clients: {error}")
     try:
         config = Config.load(run.config_file, ["device=auto"])
         data = stored_data(config, run)
-        told |= {"classes": data.classes, "counts": data.counts()}
+        told |= {
+            "clients": data.partition.names,
+            "classes": data.classes,
+            "counts": data.counts(),
+        }
         model = _model(run, config, progress)
         if model is not None and data.test_total:
             told["confusion"] = _confusion(config, data, model)
