@@ -1,6 +1,5 @@
 """Figures that the README states, on real data."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.skipif("FEDBAYES_DATA" not in os.environ, reason="needs MNIST under FEDBAYES_DATA")
 def test_fedavg_on_mnist_iid(tmp_path):
     config = Config.load(ROOT / "benchmarks" / "mnist_iid.toml")
     run = fedbayes.run(config, tmp_path)
