@@ -16,5 +16,5 @@ def pytest_collection_modifyitems(items):
         return
     absent = pytest.mark.skip(reason="FEDBAYES_DATA names no folder with real data")
     for item in items:
-        if "data" in item.keywords:
+        if item.get_closest_marker("data"):
             item.add_marker(absent)
