@@ -82,6 +82,32 @@ def test_files_that_are_none(tmp_path):
         Config.load(bad)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "method.name=virtual method.prior_deviation",
+        "training.lr",
+        "round_timeout",
+        "aggregation.clip",
+        "data.alpha",
+    ],
+)
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_numbers_are_finite(key, value):
+    with pytest.raises(ConfigError, match="finite"):
+        Config.load(None, f"{key}={value}".split())
+
+
+def test_dropout_is_for_networks_that_have_it():
+    from fedbayes.errors import ModelError
+    from fedbayes.models.build import ModelSettings, build
+
+    with pytest.raises(ModelError, match="'cnn' has none"):
+        build(ModelSettings(name="cnn", dropout=0.5), (1, 28, 28), 10, seed=0)
+    with_dropout = build(ModelSettings(name="lenet5", dropout=0.5), (1, 28, 28), 10, seed=0)
+    assert [type(m).__name__ for m in with_dropout.module].count("Dropout") == 2
+
+
 def test_cohorts():
     assert Config.create(cohort=0.1).cohort_size(100) == 10
     assert Config.create(cohort=0.001).cohort_size(100) == 1

@@ -149,6 +149,9 @@ def test_a_restarted_superlink_that_keeps_its_state_in_a_file(tmp_path):
         ended = Run(tmp_path / "run")
         assert same(ended.model, without(config, ended.summary["losses"]))
         assert ended.summary["losses"] == []
+        told = ended.summary["troubles"]
+        assert told
+        assert all("the SuperLink was lost" in one["reason"] for one in told)
 
 
 def test_no_node_is_a_clear_error_and_leaves_a_run_that_resumes(deployment):

@@ -366,6 +366,7 @@ def test_a_lost_message_is_sent_again(over, code):
 
     wire, metrics = over(breaks)
     assert metrics["refused"] == metrics["lost"] == {}
+    assert list(metrics["troubles"]) == ["1"]
     assert sum(m.metadata.message_type == TRAIN for m in wire.sent) == 4
     assert metrics["bytes_down"] * 4 / 3 < metrics["link_down"]
 
@@ -425,6 +426,7 @@ def test_a_broken_link_is_opened_again_and_everything_sent_once_more(over):
     wire, metrics = over(breaks, wires=2, timeout=30)
     assert wire is not broken[0]
     assert metrics["lost"] == metrics["refused"] == {}
+    assert "the SuperLink was lost: connection refused" in metrics["troubles"]["1"]
 
 
 def test_a_link_that_stays_broken_is_an_error(over):

@@ -504,7 +504,9 @@ def export(
 @app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Experiment; none, or list: all.")] = None,
-    scale: Annotated[str, typer.Option(help="small (minutes) or paper (its scale).")] = "small",
+    scale: Annotated[
+        str, typer.Option(help="small (minutes to some hours) or paper (its scale).")
+    ] = "small",
     dataset: Annotated[
         list[str] | None, typer.Option("--dataset", "-d", help="Some of its data sets alone.")
     ] = None,

@@ -86,6 +86,10 @@ def _troubles(metrics: Metrics) -> list[str]:
     """What went wrong in a round, a line each."""
     lines = [f"client {client} refused: {reason}" for client, reason in metrics["refused"].items()]
     lines += [f"client {client} lost: {reason}" for client, reason in metrics["lost"].items()]
+    lines += [
+        f"client {client} reported after trouble: {reason}"
+        for client, reason in metrics.get("troubles", {}).items()
+    ]
     if metrics["skipped"]:
         lines.append("too few good reports: the global model is as before")
     return lines

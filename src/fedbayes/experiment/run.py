@@ -287,6 +287,7 @@ class Simulation:
     def _metrics(
         self, result: Round, evaluation: Metrics, model: Tensors, seconds: float
     ) -> Metrics:
+        troubles = {str(client): reason for client, reason in result.troubles.items()}
         link = {"link_down": result.link_down, "link_up": result.link_up}
         # No client can name a figure as one of ours.
         info = {name: value for name, value in result.info.items() if name not in _EVALUATION}
@@ -300,6 +301,7 @@ class Simulation:
             "cohort": len(result.cohort),
             "refused": {str(client): reason for client, reason in result.refused.items()},
             "lost": {str(client): reason for client, reason in result.lost.items()},
+            **({"troubles": troubles} if troubles else {}),
             "skipped": result.skipped,
             "sparsity": sparsity(model),
             "model_parameters": parameter_count(model),
@@ -349,11 +351,8 @@ class Simulation:
             "link_up": sum(line.get("link_up", 0) for line in metrics),
             "refused_reports": progress.refused,
             "lost_reports": sum(len(line.get("lost", {})) for line in metrics),
-            "losses": [
-                {"round": line["round"], "client": int(client), "reason": reason}
-                for line in metrics
-                for client, reason in {**line["refused"], **line.get("lost", {})}.items()
-            ],
+            "losses": _told(metrics, "refused", "lost"),
+            "troubles": _told(metrics, "troubles"),
             "skipped_rounds": sum(line["skipped"] for line in metrics),
             **self._privacy(),
             "sparsity": sparsity(model),
@@ -368,6 +367,16 @@ class Simulation:
         """Why there are no more rounds: the server's words, or that they are all done."""
         done = self.progress.round >= self.config.rounds
         return self.method.stopped(self.server) or ("completed" if done else "interrupted")
+
+
+def _told(metrics: Sequence[Metrics], *kinds: str) -> list[Metrics]:
+    """What went wrong with whom and when."""
+    return [
+        {"round": line["round"], "client": int(client), "reason": reason}
+        for line in metrics
+        for kind in kinds
+        for client, reason in line.get(kind, {}).items()
+    ]
 
 
 def _start_engine(simulation: Simulation) -> Engine:

@@ -532,7 +532,9 @@ def _settle(reply: Message | MessageError, letter: _Letter) -> Outcome | NoRepor
             reason = _line(reply.error.reason or "no reason given")
             return NoReport(f"its node failed: {reason}", down)
         up = link_size(reply)
-        return replace(read_reply(reply.content), link_down=down, link_up=up)
+        return replace(
+            read_reply(reply.content), link_down=down, link_up=up, trouble=letter.trouble
+        )
     except MessageError as error:
         return NoReport(str(error), down, up, refused=True)
     except EngineError as error:

@@ -51,6 +51,8 @@ class Outcome:
     """Bytes that a network carried for it to the client, 0 where there is none."""
     link_up: int = 0
     """Bytes that a network carried for it from the client."""
+    trouble: str = ""
+    """What went wrong before it came after all; empty if nothing did."""
 
 
 @dataclass(frozen=True)

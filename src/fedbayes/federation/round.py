@@ -36,6 +36,8 @@ class Round:
     """Clients whose report was refused, and why."""
     lost: dict[int, str] = field(default_factory=dict)
     """Clients of whom no report came, and why."""
+    troubles: dict[int, str] = field(default_factory=dict)
+    """Clients whose report came after all, and what went wrong before."""
     link_down: int = 0
     """Bytes that a network carried to the clients; 0 where there is none."""
     link_up: int = 0
@@ -113,6 +115,7 @@ def run_round(
     scores: dict[int, tuple[int, int]] = {}
     refused: dict[int, str] = {}
     lost: dict[int, str] = {}
+    troubles: dict[int, str] = {}
     waiting: dict[int, bytes] = {}
     for client, outcome in zip(cohort, engine.train(tasks()), strict=True):
         link_down += outcome.link_down
@@ -123,6 +126,8 @@ def run_round(
                 sent[client] = 0
             continue
         up += len(outcome.report)
+        if outcome.trouble:
+            troubles[client] = outcome.trouble
         try:
             report = decode_report(outcome.report, expected.pop(client))
             method.accept(server, report)
@@ -155,6 +160,7 @@ def run_round(
         scores=scores,
         refused=refused,
         lost=lost,
+        troubles=troubles,
         link_down=link_down,
         link_up=link_up,
         skipped=skipped,

@@ -33,7 +33,7 @@ def reproduce(
         name: of the experiment.
         folder: where `NAME/results.jsonl`, `NAME/table.md`, `NAME/figure.png` and the trained
             models go. Experiments in one folder share these models.
-        scale: `small` takes minutes, `paper` is as there.
+        scale: `small` takes minutes to some hours on two cores, `paper` is as there.
         datasets: some of its data sets, or `digits`; by default those that are here.
         watch: called with what is being done.
 

@@ -229,7 +229,8 @@ def _verdict(split: str, rule: str, curve: np.ndarray, centre: float) -> str:
                 f"{mean[0]:.3f}, at most {mean.max():.3f}, at last {mean[-1]:.3f}",
             )
     return claim(
-        f"{split}: the exponential rule stays stable, near the model of all data",
+        f"{split}: under the exponential rule accuracy stays stable for {ROUNDS} rounds, near the "
+        "model of all data",
         bool(mean[-1] > mean.max() - DECAY and mean[-1] > centre - DECAY),
         f"at most {mean.max():.3f}, at last {mean[-1]:.3f}, all data {centre:.3f}",
     )

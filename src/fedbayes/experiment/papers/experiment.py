@@ -16,7 +16,7 @@ from fedbayes.experiment.record import RunFolder, write_beside
 from fedbayes.experiment.run import Simulation
 
 Scale = Literal["small", "paper"]
-"""Minutes on a small machine, or as in the paper."""
+"""Minutes to some hours on two cores, or as in the paper."""
 
 Watch = Callable[[str], None]
 """Is told what is being done."""
