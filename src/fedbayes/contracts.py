@@ -239,6 +239,9 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     """Type of a client's private state."""
     reduction: ClassVar[type[Sum] | type[Gathered]] = Sum
     """Whether reports are summed or gathered."""
+    summable: ClassVar[bool] = False
+    """Whether all clients get the same broadcast and report the very tensors of it, whole: what
+    secure aggregation can sum."""
     pooled: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
     hands_out: ClassVar[bool] = False
@@ -354,6 +357,8 @@ class PointEstimate(Method[ServerState, Nothing, Sum]):
     objective. The server's state has a field `weights` unless `message` and `model` are
     overridden.
     """
+
+    summable = True
 
     weighting: Weighting = Field(
         "samples", description="weight of a client in the mean: its number of samples, or 1"

@@ -14,6 +14,7 @@ from fedbayes.contracts import AnyMethod, Method
 from fedbayes.data import DataSettings
 from fedbayes.errors import ConfigError
 from fedbayes.federation.aggregation import Aggregation
+from fedbayes.federation.secure import Secure
 from fedbayes.federation.worker import resolve
 from fedbayes.inference.local import LocalTraining
 from fedbayes.methods import METHODS
@@ -54,6 +55,7 @@ class Config(BaseModel):
     model: ModelSettings = ModelSettings()
     training: LocalTraining = LocalTraining()
     aggregation: Aggregation = Aggregation()
+    secure: Secure = Secure()
     method: dict[str, Any] = Field(
         default_factory=lambda: complete_method({"name": "fedavg"}),
         description="name of the method and its parameters",

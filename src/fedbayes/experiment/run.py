@@ -119,6 +119,13 @@ class Simulation:
                 "round would count"
             )
         config.aggregation.check(self.method, self.party.network, needed, config.checkpoint_every)
+        config.secure.check(
+            self.method,
+            config.aggregation,
+            self.party.network.initial,
+            engine=config.engine,
+            cohort=self.cohort,
+        )
 
     def _first(self) -> Progress:
         """The state before the first round."""

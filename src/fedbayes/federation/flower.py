@@ -164,26 +164,38 @@ class Node:
             return complaint(error, message)
 
     def _train(self, content: RecordDict) -> RecordDict:
-        task = _read_task(content)
+        outcome = self.work(_read_task(content), self.party())
+        return RecordDict(
+            {
+                "report": _bytes_record(outcome.report),
+                "about": ConfigRecord(
+                    {
+                        "ticket": outcome.state,
+                        "correct": outcome.correct,
+                        "tested": outcome.tested,
+                    }
+                ),
+                "figures": MetricRecord(dict(outcome.info)),
+            }
+        )
+
+    def work(self, task: Task, party: Party) -> Outcome:
+        """Carry out a task whose state is a ticket, and have one in the outcome.
+
+        Raises:
+            EngineError: it is another client's, or its state is not here.
+        """
         if task.client != self.client:
             raise EngineError(
                 f"a task for client {task.client} came to the node of client {self.client}"
             )
         ticket = task.state
         state = self.states.load(ticket, self.client) if ticket else None
-        outcome = self.party().train(replace(task, state=state))
-        kept = b""
-        if outcome.state:
-            kept = self.states.save(outcome.state, ticket, self.client, task.round)
-        return RecordDict(
-            {
-                "report": _bytes_record(outcome.report),
-                "about": ConfigRecord(
-                    {"ticket": kept, "correct": outcome.correct, "tested": outcome.tested}
-                ),
-                "figures": MetricRecord(dict(outcome.info)),
-            }
-        )
+        outcome = party.train(replace(task, state=state))
+        if not outcome.state:
+            return outcome
+        kept = self.states.save(outcome.state, ticket, self.client, task.round)
+        return replace(outcome, state=kept)
 
 
 def complaint(error: FedbayesError, message: Message) -> Message:

@@ -53,6 +53,8 @@ class Outcome:
     """Bytes that a network carried for it from the client."""
     trouble: str = ""
     """What went wrong before it came after all; empty if nothing did."""
+    sent: int = 0
+    """Encoded bytes of what the client sent, where it sent something in place of the report."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class NoReport:
     """Bytes that a network carried from the client."""
     refused: bool = False
     """Whether something came that is no report, as opposed to nothing."""
+    in_vain: bool = False
+    """Whether the client was there, and others are why nothing came of it."""
 
 
 @dataclass(frozen=True)

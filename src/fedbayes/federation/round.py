@@ -111,6 +111,7 @@ def run_round(
     if aggregation is not None and not aggregation.plain:
         broadcast = method.message(server, cohort[0])
         reports = aggregation.reduction(broadcast, len(cohort), noise)
+    missing = 0
     infos: list[Info] = []
     scores: dict[int, tuple[int, int]] = {}
     refused: dict[int, str] = {}
@@ -122,10 +123,11 @@ def run_round(
         link_up += outcome.link_up
         if isinstance(outcome, NoReport):
             (refused if outcome.refused else lost)[client] = outcome.reason
+            missing += not (outcome.refused or outcome.in_vain)
             if not outcome.link_down:
                 sent[client] = 0
             continue
-        up += len(outcome.report)
+        up += outcome.sent or len(outcome.report)
         if outcome.trouble:
             troubles[client] = outcome.trouble
         try:
@@ -143,7 +145,7 @@ def run_round(
         infos.append(outcome.info)
         scores[client] = (outcome.correct, outcome.tested)
 
-    if len(lost) == len(cohort):
+    if missing == len(cohort):
         reasons = "; ".join(f"client {client}: {reason}" for client, reason in lost.items())
         raise EngineError(f"no client reported in round {number}. {reasons}")
     info = _mean(infos)

@@ -65,6 +65,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
     paper = "Karimireddy et al. 2020; Louizos et al. 2021, appendix E"
     server_state = Server
     client_state = Control
+    summable = True
 
     control: Literal["path", "gradient"] = Field(
         "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"

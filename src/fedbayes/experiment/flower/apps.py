@@ -4,6 +4,7 @@ import logging
 import shlex
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from fedbayes.experiment.record import RunFolder
 from fedbayes.experiment.run import Simulation
 from fedbayes.federation.flower import Flower, Node, StateStore, complaint
 from fedbayes.federation.party import Party
+from fedbayes.federation.secagg import SecureFlower, secure_answer
 
 
 def client_app(node: Callable[[Context], Node]) -> ClientApp:
@@ -38,6 +40,7 @@ def client_app(node: Callable[[Context], Node]) -> ClientApp:
 
     app.query("hello")(answer)
     app.train("round")(answer)
+    app.train()(secure_answer(node))
     return app
 
 
@@ -131,18 +134,25 @@ def on_grid(
     closing: Callable[[], None] = lambda: None,
 ) -> Flower:
     """The engine of a simulation whose clients are behind a grid."""
+    config, party = simulation.config, simulation.party
     if simulation.method.pooled:
         raise ConfigError(
             f"{simulation.method.name} trains on all data in one place; in a federation they are "
             "apart"
         )
-    return Flower(
+    return flower(config, simulation.cohort)(
         connect,
-        simulation.party,
+        party,
         clients=simulation.clients,
-        timeout=simulation.config.round_timeout,
+        timeout=config.round_timeout,
         closing=closing,
     )
+
+
+def flower(config: Config, cohort: int) -> Callable[..., Flower]:
+    """What makes the engine that a config asks for, for cohorts of this size."""
+    plan = config.secure.plan(config.build_method(), config.aggregation, cohort)
+    return Flower if plan is None else partial(SecureFlower, plan)
 
 
 def _once(grid: Grid) -> Callable[[], Grid]:

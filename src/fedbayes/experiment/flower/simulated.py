@@ -27,7 +27,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
 from fedbayes.experiment.config import Config
-from fedbayes.experiment.flower.apps import client_app, state_store
+from fedbayes.experiment.flower.apps import client_app, flower, state_store
 from fedbayes.federation.flower import Flower, Node
 from fedbayes.federation.party import Party
 
@@ -106,7 +106,7 @@ def simulated(config: Config, party: Party, clients: int, folder: Path) -> Flowe
         stop.set()
         thread.join()
 
-    return Flower(
+    return flower(config, config.cohort_size(clients))(
         lambda: grid,
         party,
         clients=clients,
