@@ -114,6 +114,15 @@ def test_names_and_data_are_checked(tmp_path, capsys):
     assert "small or paper" in capsys.readouterr().err
 
 
+def test_an_interrupted_experiment_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedbayes.experiment.papers.reproduce", interrupted)
+    assert command("reproduce", "gpi-fnm-fig2", "-o", tmp_path) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_absent_data_are_named(tmp_path, monkeypatch):
     """Alone, an absent set is an error; among others it is left out."""
     from fedbayes.experiment import papers

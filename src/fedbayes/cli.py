@@ -528,9 +528,14 @@ def reproduce(
     if scale not in ("small", "paper"):
         raise RunError(f"--scale {scale}: choose small or paper")
     console = Console(stderr=True)
-    with console.status("") as status:
-        watch = status.update if console.is_terminal else console.print
-        print(reproduce(name, out, scale=scale, datasets=dataset, watch=watch))  # type: ignore[arg-type]
+    try:
+        with console.status("") as status:
+            watch = status.update if console.is_terminal else console.print
+            text = reproduce(name, out, scale=scale, datasets=dataset, watch=watch)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on", highlight=False)
+        raise typer.Exit(130) from None
+    print(text)
     console.print(f"wrote {out / name}", highlight=False, soft_wrap=True)
 
 
