@@ -19,7 +19,7 @@ from fedbayes.experiment.flower.own_data import own_data
 from fedbayes.experiment.flower.project import Schema
 from fedbayes.experiment.run import Run
 from fedbayes.federation.engines import Sequential
-from tests.deployment import Deployment, wait_for
+from tests.deployment import ROOT, Deployment, free_port, wait_for
 from tests.test_flower import DATA, METHODS, same, settings, without
 
 pytestmark = pytest.mark.slow
@@ -119,6 +119,21 @@ def test_a_straggler_is_left_behind_for_the_round(deployment):
     assert not any(loss["round"] == 4 for loss in losses)
     swift = config.model_copy(update={"method": {**config.method, "seconds": 0}})
     assert same(ended.model, without(swift, losses))
+
+
+def test_a_report_that_is_announced_and_never_sent_keeps_nobody_waiting(deployment):
+    config = Config.create(**settings("fedavg", rounds=2, round_timeout=60, min_reports=2))
+    for client in (1, 2):
+        deployment.start_node(client)
+    options = ["--superlink", deployment.address, "--insecure", "--port", free_port()]
+    silent = ["python", ROOT / "tests" / "silent_node.py", *options, "--node-config", "client=0"]
+    deployment.spawn("silent", silent)
+    process = start(deployment, config)
+    assert process.wait(timeout=200) == 0, deployment.log("federate")
+    ended = Run(deployment.folder / "run")
+    assert [line["lost"].keys() for line in ended.metrics] == [{"0"}, {"0"}]
+    assert "not to the end" in ended.metrics[0]["lost"]["0"]
+    assert same(ended.model, without(config, ended.summary["losses"]))
 
 
 def test_a_killed_server_app_resumes(deployment):
