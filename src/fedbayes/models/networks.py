@@ -48,7 +48,8 @@ class LeNet5(nn.Sequential):
     def __init__(
         self, channels: int, height: int, width: int, classes: int, dropout: float = 0.0
     ) -> None:
-        drop = [nn.Dropout(dropout)] if dropout else []
+        # Each its own: a module that stands in two places is listed once.
+        first, second = ([nn.Dropout(dropout)] if dropout else [] for _ in range(2))
         flat = 50 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
         super().__init__(
             nn.Conv2d(channels, 20, 5),
@@ -58,10 +59,10 @@ class LeNet5(nn.Sequential):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            *drop,
+            *first,
             nn.Linear(flat, 500),
             nn.ReLU(),
-            *drop,
+            *second,
             nn.Linear(500, classes),
         )
 
