@@ -70,7 +70,9 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     partition: Annotated[str | None, typer.Option(help="How data are divided.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
-    engine: Annotated[str | None, typer.Option(help="sequential or workers.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="sequential, workers or flower-simulation.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of engine workers.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     data_dir: DataDir = None,
