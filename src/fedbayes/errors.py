@@ -9,6 +9,14 @@ class FedbayesError(Exception):
     """Base of all errors that are the input's fault and not the program's."""
 
 
+class FedbayesWarning(UserWarning):
+    """What a user should know of a result that is given all the same.
+
+    Raised by `warnings.warn`, so Python's filters turn it off or into an error; the command line
+    prints it as a note, and goes on.
+    """
+
+
 class ConfigError(FedbayesError):
     """A setting is unknown, of the wrong type, or out of range."""
 

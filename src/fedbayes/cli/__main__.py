@@ -1,0 +1,5 @@
+"""`python -m fedbayes.cli`."""
+
+from fedbayes.cli import main
+
+main()

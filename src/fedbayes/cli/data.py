@@ -1,0 +1,85 @@
+"""`data`: the data sets and how they are divided."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedbayes.cli.app import app
+from fedbayes.cli.options import DataDir, Setting, overrides
+from fedbayes.errors import RunError
+
+data_app = typer.Typer(help="The data sets, and how they are divided.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def data_list(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List the built-in data sets and where they come from."""
+    from dataclasses import asdict
+
+    from fedbayes.data import catalogue
+
+    entries = catalogue(data_dir)
+    if as_json:
+        print(json.dumps([asdict(entry) for entry in entries], indent=2))
+        return
+    table = Table("", "samples", "shape", "classes", "here", show_header=True, pad_edge=False)
+    for entry in entries:
+        groups = f"; {entry.groups}" if entry.groups else ""
+        table.add_row(
+            f"[bold]{entry.name}[/bold]  {entry.what}{groups}\n[dim]{entry.source}",
+            f"{entry.samples:,}",
+            "×".join(map(str, entry.shape)),
+            str(entry.classes),
+            "yes" if entry.available else "no",
+        )
+    Console().print(table)
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str | None, typer.Argument(help="Data set; none with --set data.path.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    partition: Annotated[str | None, typer.Option(help="How data are divided.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the division.")] = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="PNG file to write.")] = None,
+    settings: Setting = None,
+) -> None:
+    """Divide a data set and draw the class shares of each client to a PNG."""
+    from fedbayes.data import plot_partition
+    from fedbayes.experiment.build import build_data
+    from fedbayes.experiment.config import Config
+
+    shortcuts = {
+        "data.name": name,
+        "data.clients": clients,
+        "data.partition": partition,
+        "data.alpha": alpha,
+        "data.dir": data_dir,
+        "seed": seed,
+    }
+    config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
+    data = build_data(config)
+    title = f"{data.dataset.name}, {config.data.partition}, {data.clients} clients"
+    path = out or Path(f"{data.dataset.name}-{config.data.partition}.png")
+    try:
+        plot_partition(data, path, title)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error}") from None
+    sizes, tests = data.train_sizes(), data.test_sizes()
+    Console().print(
+        f"{title}: {sizes.sum():,} training samples ({sizes.min():,} to {sizes.max():,} a client), "
+        f"{tests.sum():,} test samples ({tests.min():,} to {tests.max():,} a client)\n"
+        f"picture: {path}",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,141 @@
+"""`federate`: a config over a network."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from click import Context
+from rich.console import Console
+from typer.core import TyperGroup
+
+from fedbayes.cli.app import app
+from fedbayes.cli.options import Json, Setting, Track
+from fedbayes.cli.run import drive, new_folder
+
+
+class _Federate(TyperGroup):
+    """`federate CONFIG` is `federate run CONFIG`."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+federate_app = typer.Typer(
+    help="Run a federation over a network, on Flower.", no_args_is_help=True, cls=_Federate
+)
+app.add_typer(federate_app, name="federate")
+
+Link = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the SuperLink.")]
+Certificates = Annotated[
+    Path | None,
+    typer.Option("--root-certificates", help="PEM file of the CA of the SuperLink's certificate."),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trials on one machine.")]
+Secret = Annotated[
+    Path | None,
+    typer.Option("--superexec-secret", help="File given to --superexec-auth-secret-file."),
+]
+
+
+@federate_app.command("run")
+def federate(
+    config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
+    superlink: Link = "127.0.0.1:8000",
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+    superexec_secret: Secret = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
+    track: Track = None,
+    settings: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Run a config on the nodes of a SuperLink."""
+    from fedbayes.experiment.config import Config
+    from fedbayes.experiment.flower import federation, superlink_at
+    from fedbayes.experiment.tracking import check
+
+    check(track or ())
+    link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
+    settled = Config.load(config, [*(settings or []), "engine=flower"])
+    folder = out or new_folder(settled.data.name, settled.method["name"])
+    drive(federation(link, settled, folder), track, as_json)
+
+
+@federate_app.command("resume")
+def federate_resume(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    superlink: Link = "127.0.0.1:8000",
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+    superexec_secret: Secret = None,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a federation that was interrupted or killed."""
+    from fedbayes.experiment.flower import federation, superlink_at
+
+    link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
+    drive(federation(link, None, folder), track, as_json)
+
+
+@federate_app.command("init")
+def federate_init(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    settings: Setting = None,
+) -> None:
+    """Write a Flower project for `flwr run`."""
+    from fedbayes.experiment.build import build_data
+    from fedbayes.experiment.config import Config
+    from fedbayes.experiment.flower import require_flower
+
+    require_flower()
+    from fedbayes.experiment.flower.project import write_project
+
+    settled = Config.load(config, [*(settings or []), "engine=flower"])
+    write_project(folder, settled, build_data(settled))
+    Console().print(
+        f"wrote {folder}; run it on a SuperLink with: flwr run {folder} NAME, where NAME is a "
+        "connection in Flower's config",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@federate_app.command("keys")
+def federate_keys(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    host: Annotated[
+        list[str], typer.Option("--host", help="Name or address that nodes reach the SuperLink by.")
+    ],
+    clients: Annotated[int, typer.Option(min=0, help="Number of clients.")] = 3,
+) -> None:
+    """Make a CA, a certificate for the SuperLink, and a key for every client."""
+    from fedbayes.experiment.flower import require_flower
+
+    require_flower()
+    from fedbayes.experiment.flower.keys import make_keys
+
+    for file in make_keys(folder, host, clients):
+        Console().print(f"wrote {file}", highlight=False, soft_wrap=True)
+
+
+@federate_app.command("admit")
+def federate_admit(
+    keys: Annotated[list[Path], typer.Argument(help="Public keys of clients: client-0.pub …")],
+    superlink: Link = "127.0.0.1:8000",
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+) -> None:
+    """Let the clients with these keys in, at a SuperLink with --enable-supernode-auth."""
+    from fedbayes.experiment.flower import superlink_at
+
+    link = superlink_at(superlink, root_certificates, insecure)
+    from fedbayes.experiment.flower.keys import read_public_key
+
+    for file in keys:
+        node = link.admit(read_public_key(file), file.stem)
+        Console().print(f"{file} is node {node}", highlight=False, soft_wrap=True)

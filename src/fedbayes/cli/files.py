@@ -1,0 +1,272 @@
+"""`evaluate`, `fuse`, `calibrate`, `export`: models that are there."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedbayes.cli.app import app
+from fedbayes.cli.options import DataDir, Json, Setting, overrides
+from fedbayes.errors import RunError
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .pt.")],
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Models that it was fused from, to compare it with."),
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set.")] = None,
+    counts: Annotated[
+        Path | None, typer.Option(help="JSON: samples of each class that each input saw.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder: use the test sets of its clients.")
+    ] = None,
+    data_dir: DataDir = None,
+    settings: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Try a fully connected model on a test set, beside its inputs, average and ensembles."""
+    from dataclasses import asdict
+
+    from fedbayes.experiment.build import build_data, stored_data
+    from fedbayes.experiment.compare import compare
+    from fedbayes.experiment.config import Config
+    from fedbayes.experiment.record import RunFolder
+    from fedbayes.experiment.silos import read_counts, read_models
+
+    files = inputs or []
+    if counts is not None and not files:
+        raise RunError("--counts weights the ensemble of the inputs; name them after the model")
+    if run is not None:
+        folder = RunFolder(run)
+        data = stored_data(folder.config(), folder)
+    else:
+        shortcuts = {"data.name": dataset, "data.dir": data_dir, "data.partition": "iid"}
+        config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
+        data = build_data(config)
+        if data.dataset.official_train is None:
+            Console(stderr=True).print(
+                f"{data.dataset.name} has no official test part: some of its samples, drawn with "
+                f"seed {config.seed}, are used, on which the models may have been trained. With "
+                "--run they are tried on the test sets of a run.",
+                highlight=False,
+                soft_wrap=True,
+            )
+    scores = compare(
+        read_models([model, *files]),
+        data,
+        inputs=[str(file) for file in files],
+        counts=read_counts(counts, files) if counts is not None else None,
+    )
+    if as_json:
+        print(json.dumps([asdict(score) for score in scores]))
+        return
+    table = Table("model", "accuracy", "nll", "parameters", pad_edge=False)
+    for score in scores:
+        row = (f"{score.accuracy:.4f}", f"{score.nll:.4f}", f"{score.parameters:,}")
+        table.add_row(score.name, *row)
+    Console().print(table)
+
+
+@app.command()
+def fuse(
+    models: Annotated[list[Path], typer.Argument(help="Model files: .safetensors, .pt.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Fused model to write.")],
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="gpi-fnm, pfnm, combined, or average.")
+    ] = "gpi-fnm",
+    counts: Annotated[
+        Path | None, typer.Option(help="JSON: samples of each class that each model saw.")
+    ] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Deviation of a model's weights from the fused. [1]")
+    ] = None,
+    sigma0: Annotated[
+        float | None, typer.Option(help="Deviation of fused weights from their mean. [1]")
+    ] = None,
+    gamma: Annotated[
+        float | None, typer.Option(help="Mass of the process: more of it, more neurons. [1]")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Weight of the KL term of gpi-fnm. [0.3]")
+    ] = None,
+    popularity_cap: Annotated[
+        str | None, typer.Option(help="Members above it count no more; or none. [10]")
+    ] = None,
+    popularity_weight: Annotated[
+        float | None, typer.Option(help="Factor of the log-odds of joining. [2]")
+    ] = None,
+    iterations: Annotated[int | None, typer.Option(help="Sweeps over the models. [5]")] = None,
+    bias_mean: Annotated[
+        float | None, typer.Option(help="Value that hidden biases were initialized to. [0]")
+    ] = None,
+    alternations: Annotated[
+        int | None, typer.Option(help="Passes up and down deep networks at most. [0]")
+    ] = None,
+    starts: Annotated[int | None, typer.Option(help="Matchings to alternate from. [1]")] = None,
+    start_gamma: Annotated[
+        float | None, typer.Option(help="gamma of those matchings, if another.")
+    ] = None,
+    alpha: Annotated[
+        str | None, typer.Option(help="Factors of combined: mean, linear, or exp. [exp]")
+    ] = None,
+    c: Annotated[
+        float | None, typer.Option("--c", help="Constant of linear c + r and exp(c r). [0.001]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the order of models.")] = 0,
+    held_out: Annotated[
+        Path | None,
+        typer.Option("--select", help="NPZ with x and y: choose settings on it by a grid."),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="Values for --select, as in gamma=1,10.", metavar="KEY=V1,V2"),
+    ] = None,
+    max_neurons: Annotated[
+        int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="JSON file for the full report.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="PNG file for who shares what.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fuse fully connected models that were trained apart into one, in one go."""
+    from fedbayes.experiment.fusing import FusionJob, read_grid, summary, trial_table
+
+    given = {
+        "sigma": sigma,
+        "sigma0": sigma0,
+        "gamma": gamma,
+        "epsilon": epsilon,
+        "popularity_cap": popularity_cap,
+        "popularity_weight": popularity_weight,
+        "iterations": iterations,
+        "bias_mean": bias_mean,
+        "alternations": alternations,
+        "starts": starts,
+        "start_gamma": start_gamma,
+        "alpha": alpha,
+        "c": c,
+    }
+    job = FusionJob(
+        models,
+        out,
+        method=method,
+        settings={name: value for name, value in given.items() if value is not None},
+        counts=counts,
+        held_out=held_out,
+        grid=read_grid(grid or []),
+        max_neurons=max_neurons,
+        seed=seed,
+        report=report,
+        picture=picture,
+    )
+    console = Console(stderr=True)
+    with console.status("reading") as status:
+        fusion, trials = job.run(status.update)
+    if trials and not as_json:
+        Console().print(trial_table(trials, fusion))
+    if as_json:
+        print(json.dumps(summary(fusion)))
+        return
+    sizes = ", ".join(map(str, fusion.sizes))
+    written = ", ".join(str(path) for path in (out, report, picture) if path is not None)
+    Console().print(
+        f"{fusion.method}: {len(models)} models to one with hidden layers of {sizes}, "
+        f"{fusion.parameters:,} parameters, in {fusion.seconds:.2f} s\nwrote {written}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if len(fusion.sizes) > 1 and fusion.matching and not (trials or alternations):
+        console.print(
+            "deep networks match better up and down, and with other settings: try --alternations "
+            "12 --epsilon 1 --sigma0 10 --gamma 30, or --select",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@app.command()
+def calibrate(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    personal: Annotated[
+        bool, typer.Option("--personal", help="Every client's own model on its own test set.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG file for a reliability diagram.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
+    from fedbayes.experiment.calibration import plot, summary, trust
+    from fedbayes.experiment.silos import writable
+
+    if picture is not None:
+        writable(picture, "the picture")
+    found = trust(folder, personal=personal)
+    figures = summary(found)
+    if picture is not None:
+        plot(found, picture)
+    if as_json:
+        print(json.dumps(figures))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in figures.items():
+        table.add_row(_FIGURES.get(name, name), f"{value:.4f}")
+    Console().print(table)
+    if picture is not None:
+        Console().print(f"wrote {picture}", highlight=False, soft_wrap=True)
+
+
+_FIGURES = {
+    "accuracy": "accuracy",
+    "nll": "negative log-likelihood",
+    "ece": "expected calibration error",
+    "entropy_right": "entropy where right",
+    "entropy_wrong": "entropy where wrong",
+    "information_right": "mutual information where right",
+    "information_wrong": "mutual information where wrong",
+}
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File: .safetensors or .pt for weights, .pt2 for a program of torch.export.",
+        ),
+    ] = Path("model.safetensors"),
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Cut units that are all zero out of the tensors.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Write the global model of a run for use elsewhere, physically smaller if asked."""
+    from fedbayes.experiment.export import export
+
+    done = export(folder, out, small=compact)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "path": str(done.path),
+                    "parameters": done.parameters,
+                    "kept": done.kept,
+                    "difference": done.difference,
+                }
+            )
+        )
+        return
+    text = f"wrote {done.path}: {done.kept:,} of {done.parameters:,} parameters"
+    if compact:
+        text += f", outputs the same to {done.difference:.1g}"
+    Console().print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,50 @@
+"""`report`, `plot`: runs for people to look at."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedbayes.cli.app import app
+
+Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
+
+
+@app.command()
+def report(
+    folders: Runs,
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """One HTML page of a run, or of several side by side; needs no network."""
+    from fedbayes.experiment.reports import write_page
+
+    with Console(stderr=True).status("") as status:
+        write_page(folders, out, status.update)
+    Console().print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def plot(
+    folders: Runs,
+    figure: Annotated[
+        str,
+        typer.Option(
+            "--figure",
+            "-f",
+            help="accuracy, bytes, local, sparsity, size, clients, split, confusion, or any "
+            "figure of metrics.jsonl.",
+        ),
+    ] = "accuracy",
+    out: Annotated[Path, typer.Option("--out", "-o", help="PNG, SVG or PDF file.")] = Path(
+        "figure.png"
+    ),
+) -> None:
+    """Draw a single figure of one run or several, for a paper."""
+    from fedbayes.experiment.reports import plot
+
+    with Console(stderr=True).status("") as status:
+        plot(folders, figure, out, status.update)
+    Console().print(f"wrote {out}", highlight=False, soft_wrap=True)
