@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.errors import ConfigError, EngineError
+from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
 from fedbayes.experiment.build import build_data, build_party, stored_data
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.flower import require_flower
@@ -90,7 +91,11 @@ class Simulation:
         self._check_reports()
         if self.config.aggregation.noise:
             require_accounting()
-        first = None if config is None else self._first()
+        first = None
+        if config is not None:
+            first = self._first()
+            for remark in self.method.remarks(self.party.network):
+                warnings.warn(remark, FedbayesWarning, stacklevel=2)
         # Only now is the config known to be sound: a mistake leaves no folder behind.
         self.folder.create(self.config, self.data.partition)
         self._threads = torch.get_num_threads()
@@ -184,7 +189,8 @@ class Simulation:
             self.checkpoint()
         if self.progress.round:
             model = self.method.model(self.server) if self.method.has_global_model else None
-            self.folder.finish(model, self.summary())
+            whole = None if model is None else self.party.network.whole(model)
+            self.folder.finish(whole, self.summary())
 
     @property
     def over(self) -> bool:
@@ -207,6 +213,7 @@ class Simulation:
             cohort=self._cohort_of(number),
             min_reports=1 if self.method.pooled else self.config.min_reports,
             aggregation=self.config.aggregation,
+            constants=self.party.network.constants_digest,
             noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
         )
         packed = pack(result.server)
@@ -295,6 +302,7 @@ class Simulation:
     def _metrics(
         self, result: Round, evaluation: Metrics, model: Tensors, seconds: float
     ) -> Metrics:
+        parameters = self.party.network.parameters(model)
         troubles = {str(client): reason for client, reason in result.troubles.items()}
         link = {"link_down": result.link_down, "link_up": result.link_up}
         # No client can name a figure as one of ours.
@@ -311,8 +319,8 @@ class Simulation:
             "lost": {str(client): reason for client, reason in result.lost.items()},
             **({"troubles": troubles} if troubles else {}),
             "skipped": result.skipped,
-            "sparsity": sparsity(model),
-            "model_parameters": parameter_count(model),
+            "sparsity": sparsity(parameters),
+            "model_parameters": parameter_count(parameters),
             "seconds": seconds,
             **(link if any(link.values()) else {}),
         }
@@ -336,7 +344,7 @@ class Simulation:
     def summary(self) -> Metrics:
         """What came of the rounds so far."""
         config, progress = self.config, self.progress
-        model = self.method.model(self.server)
+        parameters = self.party.network.parameters(self.method.model(self.server))
         metrics = self.folder.metrics()
         lines = [line for line in metrics if "global_accuracy" in line]
         last = lines[-1] if lines else {}
@@ -364,8 +372,8 @@ class Simulation:
             "troubles": _told(metrics, "troubles"),
             "skipped_rounds": sum(line["skipped"] for line in metrics),
             **self._privacy(),
-            "sparsity": sparsity(model),
-            "model_parameters": parameter_count(model),
+            "sparsity": sparsity(parameters),
+            "model_parameters": parameter_count(parameters),
             "seconds_per_round": progress.seconds / max(progress.round, 1),
             "engine": config.engine,
             "stopped_reason": self._reason(),

@@ -64,7 +64,8 @@ def handle(party: Party, header: Header, blobs: list[bytes]) -> tuple[Header, li
     """Do what one frame asks for."""
     if header["kind"] == "train":
         state = blobs[1] if header["joined"] else None
-        outcome = party.train(Task(header["client"], header["round"], blobs[0], state))
+        place = header["client"], header["round"]
+        outcome = party.train(Task(*place, blobs[0], state, header["constants"]))
         reply = {"info": outcome.info, "correct": outcome.correct, "tested": outcome.tested}
         return reply, [outcome.report, outcome.state]
     result = party.examine(Exam(blobs[0], header["start"], header["stop"]))

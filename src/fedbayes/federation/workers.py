@@ -169,7 +169,13 @@ class Workers:
 
     def _train(self, task: Task) -> Outcome:
         joined = task.state is not None
-        header = {"kind": "train", "client": task.client, "round": task.round, "joined": joined}
+        header = {
+            "kind": "train",
+            "client": task.client,
+            "round": task.round,
+            "joined": joined,
+            "constants": task.constants,
+        }
         reply, blobs = self._call(
             f"client {task.client} in round {task.round}", header, [task.message, task.state or b""]
         )

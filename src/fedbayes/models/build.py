@@ -12,6 +12,7 @@ from fedbayes import seeds
 from fedbayes.errors import ModelError
 from fedbayes.models.network import Network, Precision
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
+from fedbayes.models.units import last_layer, mark_outputs
 
 BUILT_IN = {
     "mlp": "fully connected, any hidden widths",
@@ -63,7 +64,8 @@ def build(
         module = _module(settings, shape, classes)
         initialize(module, settings)
     network = Network(module, device=device, precision=precision)
-    _try_out(network, settings.name, shape, classes)
+    last = last_layer(network.module, lambda: _try_out(network, settings.name, shape, classes))
+    network.units = mark_outputs(network.units, last)
     return network
 
 
