@@ -115,6 +115,7 @@ def drive(simulation: "Simulation", track: list[str] | None, as_json: bool) -> N
         print(json.dumps(summary))
     else:
         Console().print(outcome(summary))
+    simulation.require_an_update()
     if summary["stopped_reason"] == "interrupted":
         console.print(f"go on with: {again}", markup=False, highlight=False)
         raise typer.Exit(130)

@@ -3,6 +3,7 @@
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
+from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
 from fedbayes.experiment.build import build_data, build_party, stored_data
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.flower import require_flower
@@ -31,7 +32,7 @@ from fedbayes.federation.aggregation import epsilon, noise_stream, require_accou
 from fedbayes.federation.engines import Engine, Sequential
 from fedbayes.federation.party import Exam, Party
 from fedbayes.federation.round import Round, run_round, sample_cohort
-from fedbayes.federation.workers import Workers
+from fedbayes.federation.workers import Workers, affordable
 from fedbayes.messages import encode
 from fedbayes.metrics import Predictor, calibrate
 from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
@@ -191,6 +192,22 @@ class Simulation:
             model = self.method.model(self.server) if self.method.has_global_model else None
             whole = None if model is None else self.party.network.whole(model)
             self.folder.finish(whole, self.summary())
+
+    def require_an_update(self) -> None:
+        """See that a run that has ended had an update.
+
+        Raises:
+            RunError: no round had one, so that the model is the untrained start.
+        """
+        metrics = self.folder.metrics()
+        if not self.over or not all(line["skipped"] for line in metrics):
+            return
+        reasons = Counter(entry["reason"] for entry in _told(metrics, "refused", "lost"))
+        most = "; ".join(f"{reason} ({count} times)" for reason, count in reasons.most_common(3))
+        raise RunError(
+            f"no round of {self.folder.path} had an update, so its model is the untrained start: "
+            f"too few good reports came ({most})"
+        )
 
     @property
     def over(self) -> bool:
@@ -383,6 +400,8 @@ class Simulation:
     def _reason(self) -> str:
         """Why there are no more rounds: the server's words, or that they are all done."""
         done = self.progress.round >= self.config.rounds
+        if done and all(line["skipped"] for line in self.folder.metrics()):
+            return "no round had an update"
         return self.method.stopped(self.server) or ("completed" if done else "interrupted")
 
 
@@ -407,7 +426,7 @@ def _start_engine(simulation: Simulation) -> Engine:
         return Workers(
             "fedbayes.experiment.build:party",
             str(folder),
-            workers=config.workers,
+            workers=affordable(config.workers, config.threads),
             threads=config.threads,
         )
     if config.engine == "flower-simulation":
@@ -485,6 +504,9 @@ def run(
         listener: is called after every round with the simulation and the round.
         track: names of trackers that are told of the rounds; see `fedbayes.experiment.tracking`.
         **settings: keys of the config, where there is no `config`.
+
+    Raises:
+        FedbayesError: a setting, the data or the network will not do; or no round had an update.
     """
     check(track)
     simulation = Simulation(config or Config.create(**settings), folder)
@@ -504,4 +526,5 @@ def _finish(simulation: Simulation, listener: Listener | None, track: Sequence[s
             tell(step.metrics)
             if listener is not None:
                 listener(simulation, step)
+        simulation.require_an_update()
     return Run(simulation.folder.path, simulation._temporary)
