@@ -42,9 +42,9 @@ def test_overrides_change_a_file(tmp_path):
     [
         ({"round": 3}, r"round is no setting \(did you mean 'rounds'\?\)"),
         ({"training": {"learning_rate": 3}}, "training.learning_rate is no setting.*lr"),
-        ({"training": {"optimizer": "lion"}}, "training.optimizer is 'lion'.*'sgd'.*'adamax'"),
+        ({"training": {"optimizer": "lion"}}, "training.optimizer is 'lion'; expected sgd.*adamax"),
         ({"rounds": "many"}, "rounds is 'many'.*integer"),
-        ({"rounds": 0}, "rounds is 0.*greater than or equal to 1"),
+        ({"rounds": 0}, "rounds is 0; expected integer >= 1"),
         ({"cohort": 0}, "cohort is 0"),
         ({"cohort": 1.5}, "cohort is 1.5.*fraction"),
         ({"method": {"name": "fedavgg"}}, "no method is called 'fedavgg'.*'fedavg'"),
@@ -100,7 +100,7 @@ def test_numbers_are_finite(key, value):
 
 def test_dropout_is_for_networks_that_have_it():
     from fedbayes.errors import ModelError
-    from fedbayes.models.build import ModelSettings, build
+    from fedbayes.models.construct import ModelSettings, build
     from fedbayes.models.variational import stages
 
     with pytest.raises(ModelError, match="'cnn' has none"):

@@ -1,15 +1,13 @@
 """A network as a pure function of its weights."""
 
 from contextlib import nullcontext
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedbayes.models.settings import Precision
 from fedbayes.models.units import find_units
 from fedbayes.tensors import Tensors
-
-Precision = Literal["float32", "bf16"]
 
 
 class Network:
