@@ -44,7 +44,7 @@ def main() -> None:
     warnings.simplefilter("always", FedbayesWarning)
     warnings.showwarning = _show
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False) or 0)
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:
