@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from fedbayes.errors import did_you_mean
+from fedbayes.fields import Several
+
 BUILT_IN = (
     "digits",
     "mnist",
@@ -28,11 +31,15 @@ DEFAULT_CLIENTS = 10
 class DataSettings(BaseModel):
     """Which data, and how it is divided among clients."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # A column may be called 1, which TOML takes for a number.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True
+    )
 
     name: str = Field(
         "digits",
         description=f"Data set: {', '.join(BUILT_IN)}; or own, with path.",
+        examples=list(BUILT_IN),
     )
     dir: Path | None = Field(
         None,
@@ -51,10 +58,10 @@ class DataSettings(BaseModel):
     split: str | None = Field(
         None, description="Own tables: a column that says train or test, left out of x."
     )
-    classes: tuple[str, ...] = Field(
+    classes: Several[str] = Field(
         (), description="Own tables and arrays: names of all classes, where some may not occur."
     )
-    drop: tuple[str, ...] = Field((), description="Own tables: columns to leave out of x.")
+    drop: Several[str] = Field((), description="Own tables: columns to leave out of x.")
     missing: Literal["default", "impute", "drop"] = Field(
         "default",
         description="Rows of a table with missing values: impute the mean of the clients' "
@@ -90,7 +97,7 @@ class DataSettings(BaseModel):
         description="counts: samples of each client and class, as in [[30, 10], [5, 45]]. They "
         "are training samples if test_counts or an official test part is used.",
     )
-    test_counts: tuple[int, ...] | None = Field(
+    test_counts: Several[int] | None = Field(
         None,
         description="counts: test samples of each class, drawn from those that no client trains "
         "on and dealt to the clients in proportion to their training classes.",
@@ -136,8 +143,9 @@ class DataSettings(BaseModel):
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
         if self.name not in (*BUILT_IN, "own"):
+            like = did_you_mean(self.name, BUILT_IN)
             raise ValueError(
-                f"there is no data set '{self.name}'; choose one of {', '.join(BUILT_IN)}, "
+                f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
                 "or give the path of your own"
             )
         if (self.name == "own") != (self.path is not None):

@@ -289,7 +289,7 @@ class FedSparse(Gated[Nothing]):
     """Hard EM on the spike-and-slab prior with gated groups (EM paper, section 3, Alg. 1, 2)."""
 
     name = "fedsparse"
-    summary = "units are gated, pruned and not sent: the spike-and-slab prior"
+    summary = "units gated, pruned and not sent: the spike-and-slab prior"
     paper = "Louizos et al. 2021, section 3"
     server_state = Server
 

@@ -60,7 +60,7 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
     """
 
     name = "gpi-fnm"
-    summary = "neurons matched with a nonparametric model and the global posterior"
+    summary = "neurons matched as by pfnm, and with the global posterior"
     paper = "GPI-FNM, sections 4.2 and 4.3"
     server_state = Server
     reduction = Gathered

@@ -73,7 +73,7 @@ class Virtual(Method[Server, Client, Sum]):
     """
 
     name = "virtual"
-    summary = "a posterior at the server, a private one at every client, lateral connections"
+    summary = "a posterior at the server, a private one at every client"
     paper = "Corinzia and Buhmann 2019"
     server_state = Server
     client_state = Client

@@ -3,15 +3,13 @@
 from contextlib import nullcontext
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedbayes.models.settings import Precision
 from fedbayes.models.units import find_units, trained_units, unknown_layers
 from fedbayes.tensors import Tensors
-
-Precision = Literal["float32", "bf16"]
 
 
 def _copies(tensors: Tensors) -> Tensors:
