@@ -259,17 +259,25 @@ class RunFolder:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_beside(self.metrics_file, text.encode())
 
-    def finish(self, model: Tensors, summary: Metrics) -> None:
-        """Write the global model and the summary."""
-        write_beside(self.model_file, encode(dict(model), plain=True))
+    def finish(self, model: Tensors | None, summary: Metrics) -> None:
+        """Write the summary, and the global model if there is one."""
+        if model is not None:
+            write_beside(self.model_file, encode(dict(model), plain=True))
         write_beside(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
 
     def model(self) -> Tensors:
         """The global model at the end.
 
         Raises:
-            RunError: the run has not ended, or the file is damaged.
+            RunError: the run has not ended, its method has no global model, or the file is
+                damaged.
         """
+        if self.summary_file.exists() and not self.model_file.exists():
+            method = self.config().method["name"]
+            raise RunError(
+                f"{self.path} has no global model: under {method} only clients have models of "
+                "their own"
+            )
         try:
             return dense(decode(self.model_file.read_bytes()))
         except (OSError, MessageError) as error:
