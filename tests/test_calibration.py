@@ -60,7 +60,7 @@ def test_a_single_wrong_sample_is_no_gap():
     (one,) = found.bins
     assert one.accuracy == pytest.approx(60 / 61)
     assert "15 bins" in found.note
-    assert "fewer than 10 samples" in found.note
+    assert "fewer than 10 samples merged" in found.note
 
 
 def test_the_picture_tells_its_counts(tmp_path):

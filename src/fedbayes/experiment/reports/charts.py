@@ -332,16 +332,19 @@ def diagram(calibration: Calibration, run: int = 0) -> Reliability:
     ]
     total = sum(one.count for one in bins)
     least = max(LEAST_SAMPLES, math.ceil(LEAST_SHARE * total))
-    filled_bins = len(bins)
+    before = len(bins)
     while len(bins) > 1 and min(one.count for one in bins) < least:
         thin = min(range(len(bins)), key=lambda index: bins[index].count)
         beside = [index for index in (thin - 1, thin + 1) if 0 <= index < len(bins)]
         first, second = sorted((thin, min(beside, key=lambda index: bins[index].count)))
         bins[first : second + 1] = [_merged(bins[first], bins[second])]
-    note = f"Expected calibration error {calibration.error:.4f}, of {len(calibration.count)} bins "
-    note += "of equal width (Guo et al., 2017)."
-    if len(bins) < filled_bins:
-        note += f" Bins of fewer than {least} samples are drawn merged with their neighbours."
+    note = (
+        f"Expected calibration error {calibration.error:.4f}, of {len(calibration.count)} bins of "
+        "equal width (Guo et al., 2017)"
+    )
+    if len(bins) < before:
+        note += f"; drawn with bins of fewer than {least} samples merged"
+    note += "."
     return Reliability("reliability", "Reliability diagram", [run], bins, calibration.error, note)
 
 

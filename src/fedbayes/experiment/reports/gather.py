@@ -163,6 +163,7 @@ def _record(run: RunFolder, label: str) -> Record:
         notes.append(f"no accuracies of clients: {error}")
     try:
         config = Config.load(run.config_file, ["device=auto"])
+        told["headline"] = config.build_method().headline
         data = stored_data(config, run)
         told |= {
             "clients": data.partition.names,
