@@ -222,11 +222,12 @@ function heat(chart, host) {
   const written = chart.by === "row" && rows <= 12 && size;
   const style = getComputedStyle(root), [full, empty] = ["--heat", "--paper"].map(name => parts(style.getPropertyValue(name).trim()));
   const stops = [];
+  node("rect", { x: left, y: TOP, width: W - left - RIGHT, height: cell * rows, fill: "var(--paper)" }, svg);
   chart.counts.forEach((counts, i) => counts.forEach((count, j) => {
     const share = shareOf(count, i, j), strength = Math.sqrt(share), at = { x: left + width * (j + 0.5), y: TOP + cell * (i + 0.5) };
     stops.push({ ...at, text: `${chart.row_label} ${chart.rows[i]}, ${chart.column_label} ${chart.columns[j]}\n${count.toLocaleString("en")} samples, ${(100 * share).toFixed(1)} %` });
     if (!count) return;
-    node("rect", { x: (left + width * j).toFixed(2), y: (TOP + cell * i).toFixed(2), width: (width + 0.3).toFixed(2), height: (cell + 0.3).toFixed(2), fill: "var(--heat)", "fill-opacity": +strength.toFixed(3) }, svg);
+    node("rect", { x: (left + width * j).toFixed(2), y: (TOP + cell * i).toFixed(2), width: (width + 0.3).toFixed(2), height: (cell + 0.3).toFixed(2), style: `fill: color-mix(in srgb, var(--heat) ${(100 * strength).toFixed(1)}%, var(--paper))` }, svg);
     if (!written) return;
     // Black or white, whichever stands out more: of any grey one of them has 4.5:1.
     const light = luminance(full.map((v, c) => v * strength + empty[c] * (1 - strength)));
