@@ -12,6 +12,8 @@ from fedbayes.errors import MessageError, RunError
 from fedbayes.experiment.build import build_party, stored_data
 from fedbayes.experiment.flower import require_flower
 from fedbayes.experiment.record import ClientStates, RunFolder
+from fedbayes.experiment.reports.charts import diagram
+from fedbayes.experiment.reports.draw import reliability
 from fedbayes.federation.party import Party
 from fedbayes.messages import decode, dense
 from fedbayes.metrics import (
@@ -172,20 +174,10 @@ def plot(found: Trust, path: Path) -> None:
     from matplotlib.figure import Figure
 
     columns = 1 if found.uncertainty is None else 2
-    figure = Figure(figsize=(4.4 * columns, 4.2), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, 5.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, columns, squeeze=False)[0]
-    bins, axes = found.calibration, panels[0]
-    filled = bins.count > 0
-    axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", label="perfect")
-    size = 20 + 180 * (bins.count / bins.count.max()).sqrt()
-    axes.plot(bins.confidence[filled], bins.accuracy[filled], color="#0072B2")
-    axes.scatter(
-        bins.confidence[filled], bins.accuracy[filled], s=size[filled], color="#0072B2", alpha=0.7
-    )
-    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    axes.set_title(f"calibration error {bins.error:.3f}", fontsize="medium")
-    axes.grid(alpha=0.3)
+    reliability(panels[0], diagram(found.calibration))
     if found.uncertainty is not None:
         axes = panels[1]
         values = found.uncertainty.entropy
