@@ -7,10 +7,11 @@ where they are used, so that this package is quick to import in worker processes
 
 from fedbayes.data.catalogue import catalogue, load_dataset
 from fedbayes.data.dataset import Dataset
-from fedbayes.data.federated import FederatedData
+from fedbayes.data.federated import FederatedData, pixel_order
 from fedbayes.data.known import Entry
 from fedbayes.data.partition import Partition, partition
 from fedbayes.data.plot import plot_partition
+from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.data.settings import DataSettings
 from fedbayes.tensors import Samples
 
@@ -20,9 +21,11 @@ __all__ = [
     "Entry",
     "FederatedData",
     "Partition",
+    "Preprocessing",
     "Samples",
     "catalogue",
     "load_dataset",
     "partition",
+    "pixel_order",
     "plot_partition",
 ]

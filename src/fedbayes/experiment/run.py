@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,8 +15,10 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
+from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, EngineError
-from fedbayes.experiment.build import build_data, build_party, stored_data
+from fedbayes.experiment.build import build_data, build_network, build_party, stored_data
+from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.flower import require_flower
 from fedbayes.experiment.record import (
@@ -32,7 +35,7 @@ from fedbayes.federation.party import Exam, Party
 from fedbayes.federation.round import Round, run_round, sample_cohort
 from fedbayes.federation.workers import Workers
 from fedbayes.messages import encode
-from fedbayes.metrics import Predictor, calibrate
+from fedbayes.metrics import calibrate
 from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
 
 _EVALUATION = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
@@ -81,7 +84,11 @@ class Simulation:
         if config is not None:
             self.folder.refuse_second_run()
         self.config = config or self.folder.config()
-        self.data = build_data(config) if config else stored_data(self.config, self.folder)
+        self.data = (
+            build_data(config)
+            if config
+            else stored_data(self.config, self.folder, changed="refuse")
+        )
         self.party: Party = build_party(self.config, self.data)
         self.method: AnyMethod = self.party.method
         self.clients = 1 if self.method.pooled else self.data.clients
@@ -92,7 +99,7 @@ class Simulation:
             require_accounting()
         first = None if config is None else self._first()
         # Only now is the config known to be sound: a mistake leaves no folder behind.
-        self.folder.create(self.config, self.data.partition)
+        self.folder.create(self.config, self.data.partition, self.data.preprocessing)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
         self._blas = threadpool_limits(self.config.threads, user_api="blas")
@@ -183,7 +190,8 @@ class Simulation:
         if self._saved < self.progress.round:
             self.checkpoint()
         if self.progress.round:
-            self.folder.finish(self.method.model(self.server), self.summary())
+            card = Card.of(self.config, self.data.preprocessing, self.progress.round)
+            self.folder.finish(self.method.model(self.server), self.summary(), card)
 
     @property
     def over(self) -> bool:
@@ -430,10 +438,28 @@ class Run:
         method = self.config.build_method()
         return unpack(method.server_state, progress.server) if progress else None
 
-    def predictor(self) -> Predictor:
-        """The global model as a function from inputs [n, ...] to log-probabilities or logits."""
-        party = build_party(self.config, stored_data(self.config, self.folder))
-        return party.method.predict(self.model, party.network)
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """What the network sees of a raw sample; names of classes and features."""
+        stored = self.folder.preprocessing()
+        return stored or stored_data(self.config, self.folder).preprocessing
+
+    def predictor(self) -> "RawPredictor":
+        """The global model as a function from raw samples to log-probabilities or logits.
+
+        It takes samples as the data set has them, a tensor or array [n, ...] with NaN for missing
+        values, or for a table a pandas DataFrame with its features as columns in any order; it
+        gives [n, classes], classes in the order of `preprocessing.classes`. Where clients see
+        pixels in an order of their own, they are to be given in that order.
+        """
+        preprocessing = self.preprocessing
+        network = build_network(self.config, preprocessing.shape, len(preprocessing.classes))
+        predict = self.config.build_method().predict(self.model, network)
+        return lambda x: predict(preprocessing.apply(x).to(network.device))
+
+
+RawPredictor = Callable[[Any], Tensor]
+"""Raw samples, a tensor, array or DataFrame of n, to logits or log-probabilities [n, classes]."""
 
 
 def _by_class(right: Tensor, truth: Tensor, classes: int) -> list[float | None]:

@@ -1,14 +1,26 @@
 """Networks, and the way from a config to one of them."""
 
 from fedbayes.models.build import BUILT_IN, ModelSettings, build
-from fedbayes.models.files import PICKLED, DenseLayer, dense_layers, read_weights, relu_network
+from fedbayes.models.files import (
+    CARD,
+    PICKLED,
+    PROGRAMS,
+    DenseLayer,
+    dense_layers,
+    named_as,
+    read_model,
+    read_weights,
+    relu_network,
+)
 from fedbayes.models.network import Network, Precision
 from fedbayes.models.networks import MLP, LeNet5, ResNet20
 
 __all__ = [
     "BUILT_IN",
+    "CARD",
     "MLP",
     "PICKLED",
+    "PROGRAMS",
     "DenseLayer",
     "LeNet5",
     "ModelSettings",
@@ -17,6 +29,8 @@ __all__ = [
     "ResNet20",
     "build",
     "dense_layers",
+    "named_as",
+    "read_model",
     "read_weights",
     "relu_network",
 ]
