@@ -50,13 +50,15 @@ def trust(folder: Path, *, personal: bool = False) -> Trust:
         RunError: it has not ended, there are no test samples, or clients keep no own models.
     """
     run = RunFolder(folder)
-    model, config = run.model(), run.config()
+    run.summary()  # it has ended
+    config = run.config()
     data = stored_data(config, run)
     if not data.test_total:
         raise RunError(f"the clients of {folder} hold no test samples")
     party = build_party(config, data)
     if personal:
         return _joined([_try(draw, samples) for draw, samples in _own(run, party)])
+    model = run.model()
     samples = data.test_union(0, data.test_total).to(party.network.device)
     draw = party.method.sampler(model, party.network)
     if draw is not None:

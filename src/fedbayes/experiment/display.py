@@ -98,9 +98,9 @@ def _troubles(metrics: Metrics) -> list[str]:
 def outcome(summary: Metrics) -> Table:
     """The summary as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    accuracies = sorted(("global_accuracy", "local_accuracy"), key=summary["headline"].__ne__)
     rows = {
-        "global accuracy": share(summary["global_accuracy"]),
-        "local accuracy": share(summary["local_accuracy"]),
+        **{name.replace("_", " "): share(summary[name]) for name in accuracies},
         "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}",
         "on the link": f"{decimal(summary['link_down'])} / {decimal(summary['link_up'])}",
         "parameters": f"{summary['model_parameters']:,} ({summary['sparsity']:.1%} zero)",

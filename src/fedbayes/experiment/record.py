@@ -302,18 +302,26 @@ class RunFolder:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_beside(self.metrics_file, text.encode())
 
-    def finish(self, model: Tensors, summary: Metrics, card: Card) -> None:
-        """Write the global model, with its card, and the summary."""
-        data = encode(dict(model), plain=True, metadata={CARD: card.dump()})
-        write_beside(self.model_file, data)
+    def finish(self, model: Tensors | None, summary: Metrics, card: Card) -> None:
+        """Write the summary, and the global model with its card if there is one."""
+        if model is not None:
+            data = encode(dict(model), plain=True, metadata={CARD: card.dump()})
+            write_beside(self.model_file, data)
         write_beside(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
 
     def model(self) -> Tensors:
         """The global model at the end.
 
         Raises:
-            RunError: the run has not ended, or the file is damaged.
+            RunError: the run has not ended, its method has no global model, or the file is
+                damaged.
         """
+        if self.summary_file.exists() and not self.model_file.exists():
+            method = self.config().method["name"]
+            raise RunError(
+                f"{self.path} has no global model: under {method} only clients have models of "
+                "their own"
+            )
         try:
             return dense(decode(self.model_file.read_bytes()))
         except (OSError, MessageError) as error:

@@ -190,8 +190,9 @@ class Simulation:
         if self._saved < self.progress.round:
             self.checkpoint()
         if self.progress.round:
+            model = self.method.model(self.server) if self.method.has_global_model else None
             card = Card.of(self.config, self.data.preprocessing, self.progress.round)
-            self.folder.finish(self.method.model(self.server), self.summary(), card)
+            self.folder.finish(model, self.summary(), card)
 
     @property
     def over(self) -> bool:
@@ -226,7 +227,7 @@ class Simulation:
         evaluation: Metrics = {}
         last = self._over(number, self.server)
         copies = 0
-        if last or self._evaluates(number):
+        if self.method.has_global_model and (last or self._evaluates(number)):
             evaluation, right = self.evaluate(model)
             if self.method.pooled or (last and self.method.hands_out):
                 correct, tested = right, torch.as_tensor(self.data.test_sizes())
@@ -349,6 +350,7 @@ class Simulation:
         last = lines[-1] if lines else {}
         return {
             "method": config.method["name"],
+            "headline": self.method.headline,
             "dataset": self.data.dataset.name,
             "model": config.model.name,
             "clients": self.data.clients,
@@ -430,7 +432,15 @@ class Run:
         self.config = self.folder.config()
         self.summary = self.folder.summary()
         self.metrics = self.folder.metrics()
-        self.model = self.folder.model()
+
+    @property
+    def model(self) -> Tensors:
+        """The global model.
+
+        Raises:
+            RunError: there is none: under some methods only clients have models.
+        """
+        return self.folder.model()
 
     def server(self, number: int | None = None) -> Any:
         """The server's state after a round (the last by default) that a checkpoint was kept of."""
