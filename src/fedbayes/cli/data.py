@@ -58,6 +58,7 @@ def data_show(
     from fedbayes.data import plot_partition
     from fedbayes.experiment.build import build_data
     from fedbayes.experiment.config import Config
+    from fedbayes.experiment.silos import PICTURES, writable
 
     shortcuts = {
         "data.name": name,
@@ -68,6 +69,8 @@ def data_show(
         "seed": seed,
     }
     config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
+    if out is not None:
+        writable(out, "the picture", PICTURES)
     data = build_data(config)
     title = f"{data.dataset.name}, {config.data.partition}, {data.clients} clients"
     path = out or Path(f"{data.dataset.name}-{config.data.partition}.png")

@@ -197,18 +197,24 @@ def calibrate(
     personal: Annotated[
         bool, typer.Option("--personal", help="Every client's own model on its own test set.")
     ] = False,
+    client: Annotated[
+        str | None,
+        typer.Option("--client", help="One client's own model, by name or number, on its test set."),
+    ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="PNG file for a reliability diagram.")
+        Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
     from fedbayes.experiment.calibration import plot, summary, trust
-    from fedbayes.experiment.silos import writable
+    from fedbayes.experiment.silos import PICTURES, writable
 
+    if personal and client is not None:
+        raise RunError("--personal is for all clients, --client for one; give one of them")
     if picture is not None:
-        writable(picture, "the picture")
-    found = trust(folder, personal=personal)
+        writable(picture, "the picture", PICTURES)
+    found = trust(folder, personal=personal, client=client)
     figures = summary(found)
     if picture is not None:
         plot(found, picture)
@@ -242,18 +248,23 @@ def export(
         typer.Option(
             "--out",
             "-o",
-            help="File: .safetensors or .pt for weights, .pt2 for a program of torch.export.",
+            help="File: .safetensors or .pt for weights, .pt2 (torch.export) or .onnx for a "
+            "program that takes raw samples.",
         ),
     ] = Path("model.safetensors"),
     compact: Annotated[
         bool, typer.Option("--compact", help="Cut units that are all zero out of the tensors.")
     ] = False,
+    client: Annotated[
+        str | None,
+        typer.Option("--client", help="A client's own network, by name or number."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Write the global model of a run for use elsewhere, physically smaller if asked."""
+    """Write the global model of a run, or a client's own, for use elsewhere."""
     from fedbayes.experiment.export import export
 
-    done = export(folder, out, small=compact)
+    done = export(folder, out, small=compact, client=client)
     if as_json:
         print(
             json.dumps(
@@ -262,11 +273,12 @@ def export(
                     "parameters": done.parameters,
                     "kept": done.kept,
                     "difference": done.difference,
+                    "tried": done.tried,
                 }
             )
         )
         return
     text = f"wrote {done.path}: {done.kept:,} of {done.parameters:,} parameters"
-    if compact:
-        text += f", outputs the same to {done.difference:.1g}"
+    if done.tried:
+        text += f", outputs the same to {done.difference:.1g} on {done.tried}"
     Console().print(text, highlight=False, soft_wrap=True)

@@ -118,13 +118,13 @@ class FederatedData:
         start, stop, _ = slice(start, stop).indices(self.test_total)
         return self._gather(self.partition.test, self.partition.test_offsets, start, stop)
 
-    def raw_test(self, start: int, stop: int) -> torch.Tensor:
+    def raw_test(self, start: int, stop: int, *, permute: bool = True) -> torch.Tensor:
         """The same samples as the source has them, uint8 or float32 [n, ...]; where clients see
-        pixels in an order of their own, in that order.
+        pixels in an order of their own, in that order if `permute`.
         """
         start, stop, _ = slice(start, stop).indices(self.test_total)
         x = torch.from_numpy(np.array(self._x[self.partition.test[start:stop]]))
-        if self.dataset.permuted:
+        if permute and self.dataset.permuted:
             self._permute(x.flatten(1).numpy(), self.partition.test_offsets, start, stop)
         return x
 

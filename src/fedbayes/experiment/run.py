@@ -15,12 +15,13 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.data import Preprocessing
+from fedbayes.data import Preprocessing, pixel_order
 from fedbayes.errors import ConfigError, EngineError
 from fedbayes.experiment.build import build_data, build_network, build_party, stored_data
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.flower import require_flower
+from fedbayes.experiment.personal import own_predictor
 from fedbayes.experiment.record import (
     ClientStates,
     Metrics,
@@ -454,18 +455,38 @@ class Run:
         stored = self.folder.preprocessing()
         return stored or stored_data(self.config, self.folder).preprocessing
 
-    def predictor(self) -> "RawPredictor":
+    def predictor(self, client: str | int | None = None) -> "RawPredictor":
         """The global model as a function from raw samples to log-probabilities or logits.
 
         It takes samples as the data set has them, a tensor or array [n, ...] with NaN for missing
         values, or for a table a pandas DataFrame with its features as columns in any order; it
         gives [n, classes], classes in the order of `preprocessing.classes`. Where clients see
-        pixels in an order of their own, they are to be given in that order.
+        pixels in an order of their own, the global model wants them in that order.
+
+        Args:
+            client: name or index of a client, for its own model in place of the global one.
+
+        Raises:
+            RunError: there is no global model, or the client has none of its own.
         """
-        preprocessing = self.preprocessing
+        preprocessing, method = self.preprocessing, self.config.build_method()
         network = build_network(self.config, preprocessing.shape, len(preprocessing.classes))
-        predict = self.config.build_method().predict(self.model, network)
-        return lambda x: predict(preprocessing.apply(x).to(network.device))
+        order = None
+        if client is None:
+            predict = method.predict(self.model, network)
+        else:
+            number = self.folder.find_client(client)
+            predict = own_predictor(self.folder, method, network, number)
+            if preprocessing.permuted:
+                order = pixel_order(self.config.seed, number, preprocessing.shape)
+
+        def predict_raw(x: Any) -> Tensor:
+            seen = preprocessing.apply(x)
+            if order is not None:
+                seen = seen.flatten(1)[:, order].reshape(seen.shape)
+            return predict(seen.to(network.device))
+
+        return predict_raw
 
 
 RawPredictor = Callable[[Any], Tensor]
