@@ -11,6 +11,7 @@ from fedbayes.data.federated import FederatedData
 from fedbayes.data.known import Entry
 from fedbayes.data.partition import Partition, partition
 from fedbayes.data.plot import plot_partition
+from fedbayes.data.schemes import choose_scheme
 from fedbayes.data.settings import DataSettings
 from fedbayes.tensors import Samples
 
@@ -22,6 +23,7 @@ __all__ = [
     "Partition",
     "Samples",
     "catalogue",
+    "choose_scheme",
     "load_dataset",
     "partition",
     "plot_partition",
