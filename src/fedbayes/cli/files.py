@@ -199,7 +199,9 @@ def calibrate(
     ] = False,
     client: Annotated[
         str | None,
-        typer.Option("--client", help="One client's own model, by name or number, on its test set."),
+        typer.Option(
+            "--client", help="One client's own model, by name or number, on its test set."
+        ),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")

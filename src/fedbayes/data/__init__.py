@@ -12,6 +12,7 @@ from fedbayes.data.known import Entry
 from fedbayes.data.partition import Partition, partition
 from fedbayes.data.plot import plot_partition
 from fedbayes.data.preprocessing import Preprocessing
+from fedbayes.data.schemes import choose_scheme
 from fedbayes.data.settings import DataSettings
 from fedbayes.tensors import Samples
 
@@ -24,6 +25,7 @@ __all__ = [
     "Preprocessing",
     "Samples",
     "catalogue",
+    "choose_scheme",
     "load_dataset",
     "partition",
     "pixel_order",

@@ -70,7 +70,7 @@ class FederatedData:
             label=label,
             permuted=dataset.permuted,
             dataset=dataset.name,
-            digest=getattr(dataset, "digest", ""),
+            digest=dataset.digest,
             samples=dataset.samples,
         )
 

@@ -15,9 +15,10 @@ from fedbayes.data import (
     load_dataset,
     partition,
 )
+from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.experiment.config import Config
-from fedbayes.experiment.record import RunFolder, some
+from fedbayes.experiment.record import RunFolder
 from fedbayes.federation.party import Party
 from fedbayes.models import Network
 
@@ -70,7 +71,7 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
         "classes": (before.classes, now.classes),
     }
     unfit = [
-        f"{kind} were {some(tuple(map(str, then)))}, and are {some(tuple(map(str, here)))}"
+        f"{kind} were {listed(then)}, and are {listed(here)}"
         for kind, (then, here) in kinds.items()
         if then != here
     ]
@@ -81,7 +82,7 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
         )
     if before.samples and before.samples != now.samples:
         what = f"there were {before.samples:,} samples, and are {now.samples:,}"
-    elif before.digest and _digest(now) and before.digest != _digest(now):
+    elif before.digest and before.digest != now.digest:
         what = "some of their values or labels are others"
     else:
         return
@@ -94,10 +95,6 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
             FedbayesWarning,
             stacklevel=3,
         )
-
-
-def _digest(dataset: Dataset) -> str:
-    return getattr(dataset, "digest", "")
 
 
 def build_network(

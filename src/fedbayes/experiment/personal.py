@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from fedbayes.contracts import AnyMethod
+from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError, RunError
 from fedbayes.experiment.flower import require_flower
-from fedbayes.experiment.record import ClientStates, RunFolder, some
+from fedbayes.experiment.record import ClientStates, RunFolder
 from fedbayes.messages import Message, decode, dense
 from fedbayes.metrics import Predictor, Sampler
 from fedbayes.models import Network
@@ -123,5 +124,5 @@ def require_global(run: RunFolder, method: AnyMethod) -> None:
     if not method.has_global_model:
         raise RunError(
             f"{run.path} has no global model: under {method.name} only clients have models. Name "
-            f"one with --client: {some(run.client_names())}"
+            f"one with --client: {listed(run.client_names())}"
         )

@@ -17,7 +17,7 @@ an unfinished round left behind is removed when the run is resumed.
 import json
 import os
 import secrets
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.data import Partition, Preprocessing
+from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, MessageError, RunError
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
@@ -234,7 +235,7 @@ class RunFolder:
             return names.index(str(name))
         if str(name).isdecimal() and int(name) < len(names):
             return int(name)
-        raise RunError(f"{self.path} has no client {name!r}; there are {some(names)}")
+        raise RunError(f"{self.path} has no client {name!r}; there are {listed(names)}")
 
     def save(self, progress: Progress, keep: Literal["last", "all"]) -> None:
         """Write a checkpoint: from here on the round counts."""
@@ -337,12 +338,6 @@ class RunFolder:
             return _table(self.summary_file.read_text())
         except (OSError, ValueError) as error:
             raise RunError(f"{self.path} has no summary yet: {error}") from None
-
-
-def some(names: Sequence[str], most: int = 8) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _table(text: str) -> Metrics:
