@@ -116,7 +116,7 @@ class Preprocessing:
         if raw.dtype.is_floating_point:
             if torch.isinf(raw).any():
                 raise DataError("there are infinite values among the samples; NaN means missing")
-            if self.scale > 1 and len(raw) and bool((raw.abs() <= 1).all()):
+            if self.scale > 1 and raw.numel() and 0 < float(raw.nan_to_num().abs().max()) <= 1:
                 warnings.warn(
                     f"all values lie between -1 and 1, but raw samples of this model go up to "
                     f"{self.scale:g}: give them as they are, and not scaled",

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedbayes.data import Preprocessing
+from fedbayes.data.settings import SourceSettings
 from fedbayes.errors import ModelError
 from fedbayes.experiment.config import Config
 
@@ -14,6 +15,7 @@ WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std;
 """What the network of a file of weights takes."""
 PROGRAM_INPUTS = "raw samples [n, ...], NaN where a value is missing"
 """What a program takes."""
+_READING = set(SourceSettings.model_fields) - {"dir", "path"}
 _OUTPUTS = "logits [n, classes]; their softmax is the probability of each class"
 
 
@@ -27,6 +29,8 @@ class Card:
     """The `[model]` table of its config."""
     method: dict[str, Any]
     """The `[method]` table likewise."""
+    data: dict[str, Any]
+    """Those settings of the `[data]` table that say which data, and how they are read."""
     round: int
     """The round after which it was taken."""
     client: str = ""
@@ -54,6 +58,7 @@ class Card:
             preprocessing,
             config.model.model_dump(mode="json"),
             dict(config.method),
+            config.data.model_dump(mode="json", include=_READING, exclude_none=True),
             number,
             client,
             fedbayes=_version(),

@@ -9,6 +9,7 @@ from fedbayes.models.files import (
     dense_layers,
     named_as,
     read_model,
+    read_program,
     read_weights,
     relu_network,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "dense_layers",
     "named_as",
     "read_model",
+    "read_program",
     "read_weights",
     "relu_network",
 ]

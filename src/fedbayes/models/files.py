@@ -1,15 +1,17 @@
 """Models from files: any `state_dict`, and the dense layers of a fully connected one."""
 
 import io
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 from pathlib import Path
 from pickle import UnpicklingError
+from zipfile import ZipFile
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbayes.errors import MessageError, ModelError
@@ -123,6 +125,58 @@ def _unreadable(path: Path, reason: str) -> str:
     return (
         f"{path} is damaged or no model: {first}. Save a state_dict, with safetensors or torch.save"
     )
+
+
+def read_program(path: Path) -> tuple[nn.Module, str]:
+    """The module in a `.pt2` file of `torch.export`, and the text of its card.
+
+    A program is code by nature, so it is for files from people that one trusts; but it has no
+    need of pickled objects, and with these it is not loaded.
+
+    Raises:
+        ModelError: the file is absent, damaged, or holds pickled objects.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
+    try:
+        _refuse_pickles(data)
+        extra = {f"{CARD}.json": ""}
+        module = torch.export.load(io.BytesIO(data), extra_files=extra).module()
+    except UnpicklingError as error:
+        raise ModelError(_unreadable(path, str(error))) from None
+    except Exception as error:  # of many classes, none of them documented
+        reason = str(error).strip().splitlines()
+        raise ModelError(
+            f"{path} is damaged or no program of torch.export: "
+            f"{reason[0] if reason else type(error).__name__}"
+        ) from None
+    return module, extra[f"{CARD}.json"]
+
+
+def _refuse_pickles(data: bytes) -> None:
+    """See that a `.pt2` holds nothing but tensors beside its program: where it says that there is
+    more, or its parts do not load as tensors, `torch.export.load` would unpickle them.
+
+    Raises:
+        UnpicklingError: there is more.
+    """
+    with ZipFile(io.BytesIO(data)) as archive:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name.endswith("_config.json"):
+                entries = json.loads(content)["config"].values()
+                if any(
+                    entry["use_pickle"] or Path(entry["path_name"]).name.startswith(_OBJECTS)
+                    for entry in entries
+                ):
+                    raise UnpicklingError(f"GLOBAL object ({name})")
+            elif name.endswith(".pt") and content:
+                torch.load(io.BytesIO(content), weights_only=True)
+
+
+_OBJECTS = ("custom_obj", "opaque_obj")
 
 
 def named_as(weights: Tensors, names: Iterable[str]) -> Tensors | None:
