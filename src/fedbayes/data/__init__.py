@@ -11,12 +11,14 @@ from fedbayes.data.catalogue import catalogue, load_dataset
 from fedbayes.data.dataset import Dataset
 from fedbayes.data.known import Entry
 from fedbayes.data.partition import Partition, partition
+from fedbayes.data.schemes import choose_scheme
 from fedbayes.data.settings import DataSettings
 from fedbayes.lazy import attributes
 
 if TYPE_CHECKING:
-    from fedbayes.data.federated import FederatedData
+    from fedbayes.data.federated import FederatedData, pixel_order
     from fedbayes.data.plot import plot_partition
+    from fedbayes.data.preprocessing import Preprocessing
     from fedbayes.tensors import Samples
 
 __all__ = [
@@ -25,10 +27,13 @@ __all__ = [
     "Entry",
     "FederatedData",
     "Partition",
+    "Preprocessing",
     "Samples",
     "catalogue",
+    "choose_scheme",
     "load_dataset",
     "partition",
+    "pixel_order",
     "plot_partition",
 ]
 
@@ -36,7 +41,9 @@ __getattr__, __dir__ = attributes(
     __name__,
     {
         "FederatedData": "fedbayes.data.federated",
+        "Preprocessing": "fedbayes.data.preprocessing",
         "Samples": "fedbayes.tensors",
+        "pixel_order": "fedbayes.data.federated",
         "plot_partition": "fedbayes.data.plot",
     },
 )

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,10 +17,13 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
+from fedbayes.data import Preprocessing, pixel_order
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
-from fedbayes.experiment.build import build_data, build_party, stored_data
+from fedbayes.experiment.build import build_data, build_network, build_party, stored_data
+from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.flower import require_flower
+from fedbayes.experiment.personal import own_predictor
 from fedbayes.experiment.record import (
     ClientStates,
     Metrics,
@@ -34,7 +38,7 @@ from fedbayes.federation.party import Exam, Party
 from fedbayes.federation.round import Round, run_round, sample_cohort
 from fedbayes.federation.workers import Workers, affordable
 from fedbayes.messages import encode
-from fedbayes.metrics import Predictor, calibrate
+from fedbayes.metrics import calibrate
 from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
 
 _EVALUATION = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
@@ -83,7 +87,11 @@ class Simulation:
         if config is not None:
             self.folder.refuse_second_run()
         self.config = config or self.folder.config()
-        self.data = build_data(config) if config else stored_data(self.config, self.folder)
+        self.data = (
+            build_data(config)
+            if config
+            else stored_data(self.config, self.folder, changed="refuse")
+        )
         self.party: Party = build_party(self.config, self.data)
         self.method: AnyMethod = self.party.method
         self.clients = 1 if self.method.pooled else self.data.clients
@@ -98,7 +106,7 @@ class Simulation:
             for remark in self.method.remarks(self.party.network):
                 warnings.warn(remark, FedbayesWarning, stacklevel=2)
         # Only now is the config known to be sound: a mistake leaves no folder behind.
-        self.folder.create(self.config, self.data.partition)
+        self.folder.create(self.config, self.data.partition, self.data.preprocessing)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
         self._blas = threadpool_limits(self.config.threads, user_api="blas")
@@ -191,7 +199,8 @@ class Simulation:
         if self.progress.round:
             model = self.method.model(self.server) if self.method.has_global_model else None
             whole = None if model is None else self.party.network.whole(model)
-            self.folder.finish(whole, self.summary())
+            card = Card.of(self.config, self.data.preprocessing, self.progress.round)
+            self.folder.finish(whole, self.summary(), card)
 
     def require_an_update(self) -> None:
         """See that a run that has ended had an update.
@@ -467,10 +476,48 @@ class Run:
         method = self.config.build_method()
         return unpack(method.server_state, progress.server) if progress else None
 
-    def predictor(self) -> Predictor:
-        """The global model as a function from inputs [n, ...] to log-probabilities or logits."""
-        party = build_party(self.config, stored_data(self.config, self.folder))
-        return party.method.predict(self.model, party.network)
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """What the network sees of a raw sample; names of classes and features."""
+        stored = self.folder.preprocessing()
+        return stored or stored_data(self.config, self.folder).preprocessing
+
+    def predictor(self, client: str | int | None = None) -> "RawPredictor":
+        """The global model as a function from raw samples to log-probabilities or logits.
+
+        It takes samples as the data set has them, a tensor or array [n, ...] with NaN for missing
+        values, or for a table a pandas DataFrame with its features as columns in any order; it
+        gives [n, classes], classes in the order of `preprocessing.classes`. Where clients see
+        pixels in an order of their own, the global model wants them in that order.
+
+        Args:
+            client: name or index of a client, for its own model in place of the global one.
+
+        Raises:
+            RunError: there is no global model, or the client has none of its own.
+        """
+        preprocessing, method = self.preprocessing, self.config.build_method()
+        network = build_network(self.config, preprocessing.shape, len(preprocessing.classes))
+        order = None
+        if client is None:
+            predict = method.predict(self.model, network)
+        else:
+            number = self.folder.find_client(client)
+            predict = own_predictor(self.folder, method, network, number)
+            if preprocessing.permuted:
+                order = pixel_order(self.config.seed, number, preprocessing.shape)
+
+        def predict_raw(x: Any) -> Tensor:
+            seen = preprocessing.apply(x)
+            if order is not None:
+                seen = seen.flatten(1)[:, order].reshape(seen.shape)
+            return predict(seen.to(network.device))
+
+        return predict_raw
+
+
+RawPredictor = Callable[[Any], Tensor]
+"""Raw samples, a tensor, array or DataFrame of n, to logits or log-probabilities [n, classes]."""
 
 
 def _by_class(right: Tensor, truth: Tensor, classes: int) -> list[float | None]:
