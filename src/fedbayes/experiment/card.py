@@ -26,7 +26,7 @@ class Card:
     preprocessing: Preprocessing
     """What the network sees of a raw sample; names of classes and features."""
     model: dict[str, Any]
-    """The `[model]` table of its config."""
+    """The `[model]` table of its config, but for the weights that it started from."""
     method: dict[str, Any]
     """The `[method]` table likewise."""
     data: dict[str, Any]
@@ -56,7 +56,7 @@ class Card:
         """
         return cls(
             preprocessing,
-            config.model.model_dump(mode="json"),
+            config.model.model_dump(mode="json", exclude={"weights"}),
             dict(config.method),
             config.data.model_dump(mode="json", include=_READING, exclude_none=True),
             number,

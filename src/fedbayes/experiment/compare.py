@@ -277,7 +277,9 @@ def open_model(
         predict = _raw(partial(relu_network, layers), preprocessing)
         return Candidate(predict, size, preprocessing, whose, layers)
     network = networks.build(settings, preprocessing.shape, len(preprocessing.classes), seed=0)
-    named = named_as(weights, network.initial)
+    wanted = network.whole(network.initial)
+    named = named_as(weights, wanted)
+    network.adopt(weights if named is None else named)
     if named is not None and (given is not None or card is None or card.client):
 
         def rebuild(tensors: Tensors) -> Predictor:
@@ -289,8 +291,7 @@ def open_model(
             return _raw(method.predict(tensors, network), preprocessing)
     else:
         raise ModelError(
-            f"{name} holds no weights of model {settings.name!r}: "
-            f"{_unlike(weights, network.initial)}"
+            f"{name} holds no weights of model {settings.name!r}: {_unlike(weights, wanted)}"
         )
     named = weights if named is None else named
     predict = rebuild(named)
@@ -302,7 +303,7 @@ def open_model(
             f"{name} does not fit model {settings.name!r}: {str(error).splitlines()[0]}. Weights "
             "that were cut (--compact) may fit no longer; a .pt2 does"
         ) from None
-    plain = named.keys() == network.initial.keys()
+    plain = named.keys() == wanted.keys()
     if plain and settings.name == "mlp":
         return Candidate(predict, size, preprocessing, whose, dense_layers(named, name))
     mixed = (named, rebuild) if plain else (None, None)

@@ -3,6 +3,7 @@
     config.toml          all settings, resolved
     partition.npz        which client has which rows
     preprocessing.json   what a network sees of a raw sample; names of classes and features
+    start.*              the weights that it started from, if they came from a file
     metrics.jsonl        one line a round
     checkpoints/         the state after a round; the newest one is where a resume starts
     clients/             private states of clients, one file each
@@ -168,6 +169,8 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if not self.config_file.exists():
+                if (start := config.model.weights) is not None:
+                    write_beside(self.path / f"start{start.suffix}", start.read_bytes())
                 write_beside(self.config_file, config.dump().encode())
             if not self.preprocessing_file.exists():
                 write_beside(self.preprocessing_file, preprocessing.dump())
@@ -198,7 +201,14 @@ class RunFolder:
         """
         if not self.config_file.exists():
             raise RunError(f"{self.path} holds no run: there is no {self.config_file.name}")
-        return Config.load(self.config_file)
+        config = Config.load(self.config_file)
+        start = config.model.weights
+        if start is None:
+            return config
+        # The copy counts: the file may have gone, or have changed.
+        kept = (self.path / f"start{start.suffix}").absolute()
+        model = config.model.model_copy(update={"weights": kept})
+        return config.model_copy(update={"model": model})
 
     def preprocessing(self) -> Preprocessing | None:
         """What the run's network sees of a raw sample; None in a folder of an older version.
@@ -318,11 +328,12 @@ class RunFolder:
                 damaged.
         """
         if self.summary_file.exists() and not self.model_file.exists():
-            method = self.config().method["name"]
-            raise RunError(
-                f"{self.path} has no global model: under {method} only clients have models of "
-                "their own"
-            )
+            method = self.config().build_method()
+            if not method.has_global_model:
+                raise RunError(
+                    f"{self.path} has no global model: under {method.name} only clients have "
+                    "models of their own"
+                )
         try:
             return dense(decode(self.model_file.read_bytes()))
         except (OSError, MessageError) as error:

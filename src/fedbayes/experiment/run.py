@@ -19,7 +19,13 @@ from torch import Tensor
 from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.data import Preprocessing, pixel_order
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
-from fedbayes.experiment.build import build_data, build_network, build_party, stored_data
+from fedbayes.experiment.build import (
+    build_data,
+    build_network,
+    build_party,
+    note_start,
+    stored_data,
+)
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.flower import require_flower
@@ -103,6 +109,7 @@ class Simulation:
         first = None
         if config is not None:
             first = self._first()
+            note_start(config, self.data.preprocessing)
             for remark in self.method.remarks(self.party.network):
                 warnings.warn(remark, FedbayesWarning, stacklevel=2)
         # Only now is the config known to be sound: a mistake leaves no folder behind.
@@ -500,6 +507,7 @@ class Run:
         network = build_network(self.config, preprocessing.shape, len(preprocessing.classes))
         order = None
         if client is None:
+            network.adopt(self.model)
             predict = method.predict(self.model, network)
         else:
             number = self.folder.find_client(client)

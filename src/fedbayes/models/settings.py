@@ -1,8 +1,9 @@
 """The `[model]` table of a config."""
 
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.errors import did_you_mean
 from fedbayes.fields import Several
@@ -40,6 +41,18 @@ class ModelSettings(BaseModel):
     init_std: float = Field(0.1, ge=0, description="standard deviation (init = normal)")
     init_bias: float = Field(0.1, description="value of all biases (init other than default)")
 
+    weights: Path | None = Field(
+        None,
+        description="file with weights to start from (.safetensors, .pt, .ckpt), such as the model "
+        "of another run; the run folder keeps a copy",
+    )
+
+    @field_validator("weights")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        """So that a stored config means the same from every folder."""
+        return None if path is None else path.expanduser().absolute()
+
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
@@ -49,3 +62,9 @@ class ModelSettings(BaseModel):
                 f"{', '.join(BUILT_IN)}, or name your own as package.module:factory"
             )
         return name
+
+    @model_validator(mode="after")
+    def _agree(self) -> "ModelSettings":
+        if self.weights is not None and self.init != "default":
+            raise ValueError("init has no effect on weights from a file; leave one of them out")
+        return self
