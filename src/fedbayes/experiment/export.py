@@ -96,8 +96,8 @@ def export(
     network = build_network(config, preprocessing.shape, len(preprocessing.classes))
     if weights.keys() != network.initial.keys():
         raise RunError(
-            f"the model of {folder} ({method.name}) is not one network; without --compact it can "
-            "be exported as weights (.safetensors)"
+            f"the model of {folder} ({method.name}) is not one network, as a program and --compact "
+            "need; export its weights, as in -o model.safetensors"
         )
     whole = with_weights(network.module, weights)
     module = compact(network.module, weights) if small else whole
