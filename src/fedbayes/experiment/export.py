@@ -97,8 +97,8 @@ def export(
         return Export(path, size, size, 0.0)
     if weights.keys() != network.whole(network.initial).keys():
         raise RunError(
-            f"the model of {folder} ({method.name}) is not one network; without --compact it can "
-            "be exported as weights (.safetensors)"
+            f"the model of {folder} ({method.name}) is not one network, as a program and --compact "
+            "need; export its weights, as in -o model.safetensors"
         )
     whole = with_weights(network.module, weights)
     module = compact(network.module, weights) if small else whole
