@@ -142,7 +142,9 @@ def _record(run: RunFolder, label: str) -> Record:
     }
     if run.summary_file.exists():
         try:
-            told["ending"] = run.summary().get("stopped_reason", "completed")
+            summary = run.summary()
+            told["ending"] = summary.get("stopped_reason", "completed")
+            told["headline"] = summary.get("headline", "global_accuracy")
         except FedbayesError as error:
             notes.append(f"how it ended is not known: {error}")
     progress = None
