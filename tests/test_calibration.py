@@ -173,4 +173,4 @@ def test_no_personal_models(tmp_path, capsys):
         folder=tmp_path / "run",
     )
     assert command("calibrate", tmp_path / "run", "--personal") == 2
-    assert "fedavg keep no models of their own" in " ".join(capsys.readouterr().err.split())
+    assert "clients under fedavg keep none" in " ".join(capsys.readouterr().err.split())

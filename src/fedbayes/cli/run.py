@@ -10,27 +10,37 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbayes.cli.app import app
-from fedbayes.cli.options import DataDir, Json, Setting, Track, overrides
+from fedbayes.cli.options import (
+    DataDir,
+    DataPartition,
+    DataSet,
+    Engine,
+    Json,
+    Method,
+    Model,
+    Setting,
+    SettingsCommand,
+    Track,
+    overrides,
+)
 from fedbayes.errors import RunError
 
 if TYPE_CHECKING:
     from fedbayes.experiment.run import Simulation
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def run(
     config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", help="Method.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set.")] = None,
-    model: Annotated[str | None, typer.Option(help="Network.")] = None,
+    method: Method = None,
+    dataset: DataSet = None,
+    model: Model = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     cohort: Annotated[str | None, typer.Option(help="Clients in a round: 10, or 0.1.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    partition: Annotated[str | None, typer.Option(help="How data are divided.")] = None,
+    partition: DataPartition = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="sequential, workers or flower-simulation.")
-    ] = None,
+    engine: Engine = None,
     workers: Annotated[int | None, typer.Option(help="Processes of engine workers.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     data_dir: DataDir = None,
@@ -41,10 +51,7 @@ def run(
 ) -> None:
     """Run a federation; the defaults learn digits with FedAvg."""
     from fedbayes.experiment.config import Config
-    from fedbayes.experiment.run import Simulation
-    from fedbayes.experiment.tracking import check
 
-    check(track or ())
     shortcuts = {
         "method.name": method,
         "data.name": dataset,
@@ -60,6 +67,11 @@ def run(
         "data.dir": data_dir,
     }
     settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
+    # PyTorch is imported from here on, so that a wrong setting is told at once.
+    from fedbayes.experiment.run import Simulation
+    from fedbayes.experiment.tracking import check
+
+    check(track or ())
     place = out or new_folder(settled.data.name, settled.method["name"])
     drive(Simulation(settled, place), track, as_json)
 
@@ -115,6 +127,7 @@ def drive(simulation: "Simulation", track: list[str] | None, as_json: bool) -> N
         print(json.dumps(summary))
     else:
         Console().print(outcome(summary))
+    simulation.require_an_update()
     if summary["stopped_reason"] == "interrupted":
         console.print(f"go on with: {again}", markup=False, highlight=False)
         raise typer.Exit(130)

@@ -71,6 +71,7 @@ def run_round(
     cohort: list[int],
     min_reports: int = 1,
     aggregation: Aggregation | None = None,
+    constants: str = "",
     noise: Noise = lambda _: np.random.default_rng(),
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
@@ -84,6 +85,7 @@ def run_round(
         cohort: the clients that take part.
         min_reports: how many good reports an update needs.
         aggregation: what is done with reports before they are averaged.
+        constants: digest of the frozen weights that clients must have.
         noise: where its noise comes from.
 
     A report that is not what the method expects is refused: the client counts as if it had not
@@ -105,7 +107,7 @@ def run_round(
             expected[client] = method.expected(message)
             data = encoded(message)
             sent[client] = len(data)
-            yield Task(client, number, data, states.get(client))
+            yield Task(client, number, data, states.get(client), constants)
 
     reports = method.reduction()
     if aggregation is not None and not aggregation.plain:

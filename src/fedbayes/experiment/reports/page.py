@@ -74,7 +74,7 @@ def write_page(folders: Sequence[Path], out: Path, watch: Watch = lambda _: None
     Raises:
         RunError: a folder holds no run, or the file cannot be written.
     """
-    writable(out, "the page")
+    writable(out, "the page", (".html", ".htm"))
     write_beside(out, render(gather(folders, watch)).encode())
 
 
