@@ -157,7 +157,7 @@ def test_values_of_other_sizes_have_a_logarithmic_axis(runs):
 def test_differences_of_settings(runs):
     found = dict(differences(gather(runs)))
     assert found["method.name"] == ["fedavg", "fedsparse", "local"]
-    assert found["data.partition"] == ["dirichlet", "iid", "dirichlet"]
+    assert found["data.partition"] == ["default", "iid", "default"]
     assert "rounds" not in found
     assert differences(gather(runs[:1])) == []
 
@@ -235,6 +235,16 @@ def test_absent_data_leave_the_rest(runs, tmp_path):
     assert record.train_sizes.tolist() == whole.counts.sum(axis=1).tolist()
     assert record.test_sizes.sum() == whole.confusion.sum()
     assert "Clients by name" in page
+    assert record.classes == whole.classes
+    shares = np.diag(whole.confusion) / whole.confusion.sum(axis=1)
+    assert [share for _, share in record.by_class()] == pytest.approx(shares.tolist())
+    for name, share in zip(whole.classes, shares, strict=True):
+        assert f"<tr><td>{name}</td><td>{share:.4f}</td></tr>" in page
+    assert "Accuracy by class" not in render([whole]), "the confusion matrix tells it"
+    (folder / "preprocessing.json").write_text("{")
+    (record,) = gather([folder])
+    assert any("classes have no names" in note for note in record.notes)
+    assert [name for name, _ in record.by_class()] == [str(label) for label in range(10)]
 
 
 def test_damaged_folders_are_told_as_far_as_they_go(runs, tmp_path):
