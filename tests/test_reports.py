@@ -1,7 +1,11 @@
 """Reports and single figures."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
+from datetime import datetime
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ import fedbayes
 from fedbayes.errors import RunError
 from fedbayes.experiment.reports import gather, plot
 from fedbayes.experiment.reports.charts import FIGURES, charts
-from fedbayes.experiment.reports.page import differences, render
+from fedbayes.experiment.reports.page import differences, headlines, render
 from fedbayes.experiment.reports.palette import DARK, LIGHT
 from fedbayes.experiment.run import Simulation
 from tests.test_fusion import command
@@ -61,10 +65,99 @@ def test_what_is_gathered(runs):
     assert any("1 of 4 rounds so far" in note for note in c.notes)
 
 
+def test_the_calibration_is_that_of_the_last_round(runs):
+    for record in gather(runs[:2]):
+        assert record.calibration.error == pytest.approx(record.last("global_ece"), abs=1e-6)
+        assert int(record.calibration.count.sum()) == record.test_sizes.sum()
+
+
+def test_headlines(runs, tmp_path):
+    """A run leads with what its method is for; only like is compared with like."""
+    records = gather(runs)
+    (one,) = headlines(records[:1])
+    assert (one.value, one.figure) == (
+        f"{records[0].last('global_accuracy'):.4f}",
+        "global accuracy",
+    )
+    (alone,) = headlines(records[2:])
+    assert alone.figure == "local accuracy"
+    assert alone.value == f"{records[2].last('local_accuracy'):.4f}"
+    best, other = headlines(records)
+    assert float(best.value) == pytest.approx(
+        max(r.last("global_accuracy") for r in records[:2]), abs=1e-4
+    )
+    assert best.figure == "highest global accuracy of 2 runs on digits"
+    assert (other.run, other.figure) == (2, "local accuracy on digits")
+    elsewhere = replace(records[1], settings={**records[1].settings, "data.name": "mnist"})
+    assert len(headlines([records[0], elsewhere])) == 2
+    nothing = replace(records[0], metrics=[])
+    assert headlines([nothing]) == []
+    assert "0 of 4 rounds" in render([nothing]), "a page all the same"
+
+
+def test_a_page_says_what_ran_and_when(runs):
+    (record,) = gather(runs[:1])
+    made = datetime(2026, 3, 4, 5, 6)
+    page = render([record], made)
+    assert "fedavg on digits, 6 clients, 4 rounds, mlp" in page
+    assert f"by fedbayes {version('fedbayes')}" in page
+    assert "Report of 2026-03-04 05:06" in page
+    written = datetime.fromtimestamp((runs[0] / "config.toml").stat().st_mtime)
+    assert f"started {written:%Y-%m-%d %H:%M}" in page
+    assert "1 of 4 rounds" in render(gather(runs[2:]))
+
+
+def test_clients_are_listed_by_name(runs):
+    (record,) = gather(runs[:1])
+    page = render([record])
+    listed = re.findall(
+        r"<tr><td>(client-\d)</td><td>(\d+)</td><td>(\d+)</td><td>([\d.]+)</td>", page
+    )
+    assert [name for name, *_ in listed] == sorted(record.accuracies, key=record.accuracies.get)
+    for name, train, test, accuracy in listed:
+        client = record.clients.index(name)
+        assert int(train) == record.counts[client].sum()
+        assert int(test) == record.test_sizes[client]
+        assert float(accuracy) == pytest.approx(record.accuracies[name], abs=1e-4)
+    # Of many, those with the lowest; the others are counted.
+    many = [replace(record, label=str(n)) for n in range(8)]
+    page = render(many)
+    assert page.count("1 of 6 clients are not listed.") == 8
+    untried = dict(list(record.accuracies.items())[:4])
+    assert "2 have no accuracy" in render([replace(record, accuracies=untried)])
+
+
+def test_constant_sparsity_and_size_are_no_charts(runs):
+    """A dense model's are in the table; whoever asks for the figure still gets it."""
+    dense, sparse = gather(runs[:2])
+    page = render([dense])
+    assert "Size of the global model" not in page
+    assert "<h3>Sparsity" not in page
+    assert "Negative log-likelihood over rounds" in page
+    assert "training loss" in page
+    assert charts("sparsity", [dense])
+    moving = replace(sparse, metrics=[{**m, "sparsity": m["round"] / 9} for m in sparse.metrics])
+    page = render([dense, moving])
+    assert "Size of the global model" in page
+    assert "<h3>Sparsity" in page
+
+
+def test_values_of_other_sizes_have_a_logarithmic_axis(runs):
+    one, other = gather(runs[:2])
+    (chart,) = charts("loss", [one, other])
+    assert not chart.log
+    large = replace(other, metrics=[{**m, "loss": 1e4} for m in other.metrics])
+    (chart,) = charts("loss", [one, large])
+    assert chart.log
+    zero = replace(other, metrics=[{**m, "loss": 0.0} for m in other.metrics])
+    (chart,) = charts("loss", [large, zero])
+    assert not chart.log, "zero has no logarithm"
+
+
 def test_differences_of_settings(runs):
     found = dict(differences(gather(runs)))
     assert found["method.name"] == ["fedavg", "fedsparse", "local"]
-    assert found["data.partition"] == ["dirichlet", "iid", "dirichlet"]
+    assert found["data.partition"] == ["default", "iid", "default"]
     assert "rounds" not in found
     assert differences(gather(runs[:1])) == []
 
@@ -137,6 +230,21 @@ def test_absent_data_leave_the_rest(runs, tmp_path):
     page = render([record])
     assert "gone.npz" in page
     assert "Global accuracy over rounds" in page
+    # Who has how much is in the run folder itself.
+    (whole,) = gather(runs[:1])
+    assert record.train_sizes.tolist() == whole.counts.sum(axis=1).tolist()
+    assert record.test_sizes.sum() == whole.confusion.sum()
+    assert "Clients by name" in page
+    assert record.classes == whole.classes
+    shares = np.diag(whole.confusion) / whole.confusion.sum(axis=1)
+    assert [share for _, share in record.by_class()] == pytest.approx(shares.tolist())
+    for name, share in zip(whole.classes, shares, strict=True):
+        assert f"<tr><td>{name}</td><td>{share:.4f}</td></tr>" in page
+    assert "Accuracy by class" not in render([whole]), "the confusion matrix tells it"
+    (folder / "preprocessing.json").write_text("{")
+    (record,) = gather([folder])
+    assert any("classes have no names" in note for note in record.notes)
+    assert [name for name, _ in record.by_class()] == [str(label) for label in range(10)]
 
 
 def test_damaged_folders_are_told_as_far_as_they_go(runs, tmp_path):

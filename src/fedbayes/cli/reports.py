@@ -34,8 +34,8 @@ def plot(
         typer.Option(
             "--figure",
             "-f",
-            help="accuracy, bytes, local, sparsity, size, clients, split, confusion, or any "
-            "figure of metrics.jsonl.",
+            help="accuracy, bytes, local, nll, loss, sparsity, size, clients, split, confusion, "
+            "reliability, or any figure of metrics.jsonl.",
         ),
     ] = "accuracy",
     out: Annotated[Path, typer.Option("--out", "-o", help="PNG, SVG or PDF file.")] = Path(

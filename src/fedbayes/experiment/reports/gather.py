@@ -41,7 +41,7 @@ class Record:
     test_sizes: Rows | None = None
     """Test samples of each client, int64 [S]."""
     classes: tuple[str, ...] = ()
-    """Names of the classes [K]; none if the data set is not here."""
+    """Names of the classes [K]; none if neither the data set nor the run folder tells them."""
     counts: Rows | None = None
     """Training samples of each client and class, int64 [S, K]."""
     confusion: Rows | None = None
@@ -70,6 +70,16 @@ class Record:
             if line.get(figure) is not None:
                 return float(line[figure])
         return None
+
+    def by_class(self) -> list[tuple[str, float | None]]:
+        """Of each class its name and the newest accuracy of the global model on its test samples,
+        None where there are none; nothing if no round tells.
+        """
+        lines = [line["class_accuracy"] for line in self.metrics if line.get("class_accuracy")]
+        shares = lines[-1] if lines else []
+        known = len(self.classes) == len(shares)
+        names = self.classes if known else [str(label) for label in range(len(shares))]
+        return list(zip(names, shares, strict=True))
 
     def total(self, figure: str) -> float:
         """The sum of a figure over the rounds."""
@@ -142,7 +152,9 @@ def _record(run: RunFolder, label: str) -> Record:
     }
     if run.summary_file.exists():
         try:
-            told["ending"] = run.summary().get("stopped_reason", "completed")
+            summary = run.summary()
+            told["ending"] = summary.get("stopped_reason", "completed")
+            told["headline"] = summary.get("headline", "global_accuracy")
         except FedbayesError as error:
             notes.append(f"how it ended is not known: {error}")
     progress = None
@@ -161,6 +173,12 @@ def _record(run: RunFolder, label: str) -> Record:
             notes.append("no accuracies of clients: it has no checkpoint")
     except FedbayesError as error:
         notes.append(f"no accuracies of clients: {error}")
+    try:
+        preprocessing = run.preprocessing()
+        if preprocessing is not None:
+            told["classes"] = preprocessing.classes
+    except FedbayesError as error:
+        notes.append(f"classes have no names: {error}")
     try:
         config = Config.load(run.config_file, ["device=auto"])
         told["headline"] = config.build_method().headline

@@ -113,6 +113,12 @@ def render(records: Sequence[Record], made: datetime | None = None) -> str:
         settings=list(records[0].settings.items()) if len(records) == 1 else [],
         sections=_sections(charts),
         clients=[_clients(run, record, most) for run, record in enumerate(records)],
+        by_class=[
+            (run, [(name, "–" if share is None else f"{share:.4f}") for name, share in found])
+            for run, record in enumerate(records)
+            # The diagonal of a confusion matrix tells it too.
+            if record.confusion is None and (found := record.by_class())
+        ],
         made=f"{made or datetime.now().astimezone():{_TIME}}",
         version=version("fedbayes"),
         light=LIGHT,
