@@ -1,10 +1,12 @@
 """`run`, `resume`, `reproduce`: what trains."""
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import rich
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +14,7 @@ from rich.table import Table
 from fedbayes.cli.app import app
 from fedbayes.cli.options import DataDir, Json, Setting, Track, overrides
 from fedbayes.errors import RunError
+from fedbayes.experiment.activity import Notify
 
 if TYPE_CHECKING:
     from fedbayes.experiment.run import Simulation
@@ -40,11 +43,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a federation; the defaults learn digits with FedAvg."""
-    from fedbayes.experiment.config import Config
-    from fedbayes.experiment.run import Simulation
-    from fedbayes.experiment.tracking import check
-
-    check(track or ())
     shortcuts = {
         "method.name": method,
         "data.name": dataset,
@@ -59,9 +57,16 @@ def run(
         "seed": seed,
         "data.dir": data_dir,
     }
-    settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
-    place = out or new_folder(settled.data.name, settled.method["name"])
-    drive(Simulation(settled, place), track, as_json)
+
+    def start(notify: Notify) -> "Simulation":
+        from fedbayes.experiment.config import Config
+        from fedbayes.experiment.run import Simulation
+
+        settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
+        place = out or new_folder(settled.data.name, settled.method["name"])
+        return Simulation(settled, place, notify=notify)
+
+    drive(start, track, as_json)
 
 
 @app.command()
@@ -71,9 +76,13 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a run that was interrupted or killed."""
-    from fedbayes.experiment.run import Simulation
 
-    drive(Simulation(None, folder), track, as_json)
+    def start(notify: Notify) -> "Simulation":
+        from fedbayes.experiment.run import Simulation
+
+        return Simulation(None, folder, notify=notify)
+
+    drive(start, track, as_json)
 
 
 def new_folder(dataset: str, method: str) -> Path:
@@ -86,30 +95,41 @@ def new_folder(dataset: str, method: str) -> Path:
     return folder
 
 
-def drive(simulation: "Simulation", track: list[str] | None, as_json: bool) -> None:
-    """Run to the end with a display, and say what came of it."""
-    from fedbayes.experiment.display import display, outcome, stop_after_round
-    from fedbayes.experiment.tracking import tracking
+def drive(start: Callable[[Notify], "Simulation"], track: list[str] | None, as_json: bool) -> None:
+    """Run to the end with a display, and say what came of it.
 
-    console = Console(stderr=True)
-    path = simulation.folder.path
-    federate = " federate" if simulation.config.engine == "flower" else ""
-    again = f"fedbayes{federate} resume {path}"
+    Args:
+        start: makes the simulation; the display stands before, since it may load a lot.
+        track: names of trackers.
+        as_json: whether the summary is printed as JSON alone.
+    """
+    from fedbayes.experiment.display import Display, outcome, stop_after_round
+
+    console, again = rich.get_console(), ""
     try:
-        with (
-            simulation,
-            stop_after_round(simulation, console),
-            tracking(track or (), simulation) as tell,
-            display(simulation, console) as listener,
-        ):
-            for step in simulation:
-                listener(simulation, step)
-                tell(step.metrics)
-            if not simulation.progress.round:
-                raise RunError(f"stopped before the first round; start with {again}")
-            summary = simulation.summary()
+        with Display(console, "loading PyTorch") as display:
+            from fedbayes.experiment.tracking import check, tracking
+
+            check(track or ())
+            simulation = start(display.notify)
+            path = simulation.folder.path
+            federate = " federate" if simulation.config.engine == "flower" else ""
+            again = f"fedbayes{federate} resume {path}"
+            with (
+                simulation,
+                stop_after_round(simulation, console),
+                tracking(track or (), simulation) as tell,
+            ):
+                display.begin(simulation)
+                for step in simulation:
+                    display.show(simulation, step)
+                    tell(step.metrics)
+                if not simulation.progress.round:
+                    raise RunError(f"stopped before the first round; start with {again}")
+                summary = simulation.summary()
     except KeyboardInterrupt:
-        console.print(f"stopped; go on with: {again}", markup=False, highlight=False)
+        words = f"stopped; go on with: {again}" if again else "stopped before the run began"
+        console.print(words, markup=False, highlight=False)
         raise typer.Exit(130) from None
     if as_json:
         print(json.dumps(summary))
@@ -146,7 +166,7 @@ def reproduce(
         return
     if scale not in ("small", "paper"):
         raise RunError(f"--scale {scale}: choose small or paper")
-    console = Console(stderr=True)
+    console = rich.get_console()
     try:
         with console.status("") as status:
             watch = status.update if console.is_terminal else console.print

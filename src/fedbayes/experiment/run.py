@@ -1,5 +1,6 @@
 """Running: rounds until the end, with everything recorded."""
 
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.errors import ConfigError, EngineError
+from fedbayes.experiment.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.experiment.build import build_data, build_party, stored_data
 from fedbayes.experiment.config import Config
+from fedbayes.experiment.display import Display, console_for
 from fedbayes.experiment.flower import require_flower
 from fedbayes.experiment.record import (
     ClientStates,
@@ -64,6 +67,7 @@ class Simulation:
         config: the settings; None to go on with the run that the folder holds.
         folder: the run folder; a temporary one if None.
         engine: starts the engine, in place of the one that the config names.
+        notify: is told what the run is busy with: at the start, and client by client.
     """
 
     def __init__(
@@ -72,7 +76,9 @@ class Simulation:
         folder: Path | str | None = None,
         *,
         engine: "Callable[[Simulation], Engine] | None" = None,
+        notify: Notify = unnoticed,
     ) -> None:
+        self._notify = notify
         self._temporary = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
@@ -81,7 +87,9 @@ class Simulation:
         if config is not None:
             self.folder.refuse_second_run()
         self.config = config or self.folder.config()
+        notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
         self.data = build_data(config) if config else stored_data(self.config, self.folder)
+        notify(Activity("building the network"))
         self.party: Party = build_party(self.config, self.data)
         self.method: AnyMethod = self.party.method
         self.clients = 1 if self.method.pooled else self.data.clients
@@ -154,6 +162,7 @@ class Simulation:
     def engine(self) -> Engine:
         """Who runs the clients; started when first needed."""
         if self._engine is None:
+            self._notify(Activity(f"starting {self.config.engine}", self.progress.round))
             self._engine = self._start_engine(self)
         return self._engine
 
@@ -197,16 +206,23 @@ class Simulation:
     def _step(self, number: int) -> Step:
         began = time.perf_counter()
         self.states.round = number
+        engine, cohort = self.engine, self._cohort_of(number)
+
+        def heard(done: int) -> None:
+            self._notify(Activity(TRAINING, number, done, len(cohort)))
+
+        heard(0)
         result = run_round(
             self.method,
             self.server,
-            self.engine,
+            engine,
             self.states,
             number=number,
-            cohort=self._cohort_of(number),
+            cohort=cohort,
             min_reports=1 if self.method.pooled else self.config.min_reports,
             aggregation=self.config.aggregation,
             noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
+            heard=heard,
         )
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
@@ -219,6 +235,7 @@ class Simulation:
         last = self._over(number, self.server)
         copies = 0
         if last or self._evaluates(number):
+            self._notify(Activity(EVALUATING, number, len(cohort), len(cohort)))
             evaluation, right = self.evaluate(model)
             if self.method.pooled or (last and self.method.hands_out):
                 correct, tested = right, torch.as_tensor(self.data.test_sizes())
@@ -364,7 +381,8 @@ class Simulation:
             **self._privacy(),
             "sparsity": sparsity(model),
             "model_parameters": parameter_count(model),
-            "seconds_per_round": progress.seconds / max(progress.round, 1),
+            "seconds": progress.seconds,
+            "seconds_per_round": statistics.median([line["seconds"] for line in metrics] or [0.0]),
             "engine": config.engine,
             "stopped_reason": self._reason(),
             "folder": str(self.folder.path),
@@ -456,6 +474,7 @@ def run(
     *,
     listener: Listener | None = None,
     track: Sequence[str] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> Run:
     """Run a config to its end.
@@ -466,23 +485,47 @@ def run(
         folder: the run folder, which must not hold a run; a temporary one if None.
         listener: is called after every round with the simulation and the round.
         track: names of trackers that are told of the rounds; see `fedbayes.experiment.tracking`.
+        progress: whether the rounds are shown as they go; None: in IPython and in notebooks alone.
         **settings: keys of the config, where there is no `config`.
     """
     check(track)
-    simulation = Simulation(config or Config.create(**settings), folder)
-    return _finish(simulation, listener, track)
+    settled = config or Config.create(**settings)
+    return _finish(settled, folder, listener, track, progress)
 
 
 def resume(
-    folder: Path | str, *, listener: Listener | None = None, track: Sequence[str] = ()
+    folder: Path | str,
+    *,
+    listener: Listener | None = None,
+    track: Sequence[str] = (),
+    progress: bool | None = None,
 ) -> Run:
-    """Go on with a run from its last complete round; the end is as if it had never stopped."""
-    return _finish(Simulation(None, folder), listener, track)
+    """Go on with a run from its last complete round; the end is as if it had never stopped.
+
+    Args:
+        folder: the run folder.
+        listener: as for `run`.
+        track: as for `run`.
+        progress: as for `run`.
+    """
+    return _finish(None, folder, listener, track, progress)
 
 
-def _finish(simulation: Simulation, listener: Listener | None, track: Sequence[str]) -> Run:
-    with simulation, tracking(track, simulation) as tell:
+def _finish(
+    config: Config | None,
+    folder: Path | str | None,
+    listener: Listener | None,
+    track: Sequence[str],
+    progress: bool | None,
+) -> Run:
+    with (
+        Display(console_for(progress)) as display,
+        Simulation(config, folder, notify=display.notify) as simulation,
+        tracking(track, simulation) as tell,
+    ):
+        display.begin(simulation)
         for step in simulation:
+            display.show(simulation, step)
             tell(step.metrics)
             if listener is not None:
                 listener(simulation, step)
