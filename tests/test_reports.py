@@ -229,7 +229,7 @@ def test_the_page_in_a_browser(runs, tmp_path):
             if h.text.startswith("global accuracy")
         )
         records = gather(runs)
-        ranked = sorted(records, key=lambda r: r.last("global_accuracy"))
+        ranked = sorted(records, key=lambda r: r.last("global_accuracy") or 0)
         head.click()
         assert order() == [record.label for record in ranked]
         head.click()

@@ -64,7 +64,8 @@ def timeless(folder):
 
 
 def assert_same_run(one, two):
-    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+    models = [[p.read_bytes() for p in f.glob("model.safetensors")] for f in (one, two)]
+    assert models[0] == models[1]
     assert timeless(one) == timeless(two)
     last = max((one / "checkpoints").iterdir()).name
     states = [dense(decode((f / "checkpoints" / last).read_bytes())) for f in (one, two)]
@@ -397,7 +398,9 @@ def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_pa
         outcome = real(self, task)
         if task.client == 1:
             return NoReport("see [/data] and [bold]")
-        return replace(outcome, info={**outcome.info, "global_accuracy": 1.0, "loss": 0.5})
+        return replace(
+            outcome, info={**outcome.info, "global_accuracy": 1.0, "stopped": 1.0, "loss": 0.5}
+        )
 
     monkeypatch.setattr(Party, "train", train)
     console = Console(file=io.StringIO(), width=200)
@@ -408,6 +411,7 @@ def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_pa
     assert "client 1 lost: see [/data] and [bold]" in console.file.getvalue()
     lines = simulation.folder.metrics()
     assert "global_accuracy" not in lines[0]
+    assert "stopped" not in lines[0]
     assert lines[-1]["global_accuracy"] < 1
     assert lines[0]["loss"] == 0.5
 
@@ -436,3 +440,19 @@ def test_five_lines_of_python():
     assert run.summary["method"] == "fedprox"
     assert len(run.metrics) == 2
     assert os.path.isdir(run.folder.path)  # noqa: PTH112
+
+
+def test_without_a_global_model_none_is_told(tmp_path, capsys):
+    """`local` has no global model: its untrained start is neither evaluated nor saved."""
+    from rich.console import Console
+
+    from fedbayes.experiment.display import outcome
+
+    run = fedbayes.run(small(method={"name": "local"}), tmp_path)
+    assert not run.folder.model_file.exists()
+    assert all("global_accuracy" not in line for line in run.metrics)
+    assert run.summary["headline"] == "local_accuracy"
+    Console().print(outcome(run.summary))
+    assert capsys.readouterr().out.startswith("local accuracy")
+    Console().print(outcome({**run.summary, "headline": "global_accuracy"}))
+    assert capsys.readouterr().out.startswith("global accuracy")

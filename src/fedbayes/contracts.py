@@ -244,6 +244,11 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     secure aggregation can sum."""
     pooled: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
+    has_global_model: ClassVar[bool] = True
+    """Whether what `model` gives is a model to predict with; if not, it is neither evaluated nor
+    saved, and only clients have models."""
+    headline: ClassVar[Literal["global_accuracy", "local_accuracy"]] = "global_accuracy"
+    """The figure that the method is for: what a summary leads with, and what is best."""
     hands_out: ClassVar[bool] = False
     """Whether every client gets a copy of the last global model, whose bytes count."""
 
@@ -327,6 +332,12 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     ) -> Sampler | None:
         """Draws behind a client's own predictions between rounds, for methods that keep a model
         for every client: from what the server would send it now, and its private state.
+        """
+        return None
+
+    def personal_model(self, client: ClientState) -> Tensors | None:
+        """A client's own network between rounds as weights, for methods that keep one in its
+        private state.
         """
         return None
 

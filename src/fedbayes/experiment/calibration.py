@@ -50,13 +50,15 @@ def trust(folder: Path, *, personal: bool = False) -> Trust:
         RunError: it has not ended, there are no test samples, or clients keep no own models.
     """
     run = RunFolder(folder)
-    model, config = run.model(), run.config()
+    run.summary()  # it has ended
+    config = run.config()
     data = stored_data(config, run)
     if not data.test_total:
         raise RunError(f"the clients of {folder} hold no test samples")
     party = build_party(config, data)
     if personal:
         return _joined([_try(draw, samples) for draw, samples in _own(run, party)])
+    model = run.model()
     samples = data.test_union(0, data.test_total).to(party.network.device)
     draw = party.method.sampler(model, party.network)
     if draw is not None:
@@ -67,7 +69,7 @@ def trust(folder: Path, *, personal: bool = False) -> Trust:
 def _own(run: RunFolder, party: Party) -> Iterator[tuple[Sampler, Samples]]:
     """Of every client that keeps a model: its draws between rounds, and its test samples."""
     method, device = party.method, party.network.device
-    progress = run.progress()
+    progress = run.progress(run.summary().get("best_round"))
     if progress is None:
         raise RunError(f"{run.path} has no checkpoint")
     engine = run.config().engine

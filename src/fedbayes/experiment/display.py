@@ -306,9 +306,9 @@ def _troubles(metrics: "Metrics") -> list[str]:
 def outcome(summary: "Metrics") -> Table:
     """The summary as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    accuracies = sorted(("global_accuracy", "local_accuracy"), key=summary["headline"].__ne__)
     rows = {
-        "global accuracy": share(summary["global_accuracy"]),
-        "local accuracy": share(summary["local_accuracy"]),
+        **{name.replace("_", " "): share(summary[name]) for name in accuracies},
         "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}",
         "on the link": f"{decimal(summary['link_down'])} / {decimal(summary['link_up'])}",
         "parameters": f"{summary['model_parameters']:,} ({summary['sparsity']:.1%} zero)",
@@ -320,6 +320,13 @@ def outcome(summary: "Metrics") -> Table:
         "stopped": f"{summary['stopped_reason']} after {summary['rounds']} rounds",
         "folder": summary["folder"],
     }
+    if "best_round" in summary:
+        best = share(summary[f"best_{summary['headline']}"])
+        rows["best round"] = (
+            f"{summary['best_round']} ({summary['headline'].replace('_', ' ')} {best}); the "
+            "checkpoint is kept"
+            + (", and model.safetensors is its model" if "model_round" in summary else "")
+        )
     if "epsilon" in summary:
         rows["privacy"] = f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:g}"
     if not summary["link_down"]:

@@ -28,6 +28,7 @@ from fedbayes.experiment.record import (
     RunFolder,
     first_progress,
 )
+from fedbayes.experiment.standing import Standing
 from fedbayes.experiment.tracking import check, tracking
 from fedbayes.federation.aggregation import epsilon, noise_stream, require_accounting
 from fedbayes.federation.engines import Engine, Sequential
@@ -40,6 +41,10 @@ from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
 
 _EVALUATION = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
 """Figures of the global model on the union of the clients' test sets."""
+_OURS = _EVALUATION | {"stopped"}
+"""What a line says in some rounds alone, and no client may say for us."""
+_BEST = (*sorted(_EVALUATION), "local_accuracy", "sparsity", "model_parameters")
+"""Figures of the best round in the summary; those of the last have the same names less `best_`."""
 EXAM_ROWS = 1000
 """Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
 
@@ -96,6 +101,7 @@ class Simulation:
         self.cohort = 1 if self.method.pooled else self.config.cohort_size(self.clients)
         self.method.check(self.config.training)
         self._check_reports()
+        self._check_headline()
         if self.config.aggregation.noise:
             require_accounting()
         first = None if config is None else self._first()
@@ -135,6 +141,27 @@ class Simulation:
             cohort=self.cohort,
         )
 
+    def _check_headline(self) -> None:
+        """See that the headline figure is told by rounds, where something depends on it.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        config = self.config
+        if config.stop_after is not None:
+            name = f"stop_after = {config.stop_after}"
+        elif self._keeps_best:
+            name = "keep_checkpoints = 'best'"
+        else:
+            return
+        if not self.data.test_total:
+            raise ConfigError(f"{name} compares accuracies, but no client has test samples")
+        if self.method.headline == "global_accuracy" and not config.evaluate_every:
+            raise ConfigError(
+                f"{name} compares global accuracies, but with evaluate_every = 0 only the last "
+                "round is evaluated; set evaluate_every to 1 or more"
+            )
+
     def _first(self) -> Progress:
         """The state before the first round."""
         federation = Federation(
@@ -154,9 +181,29 @@ class Simulation:
         self._saved = found.round
         self.server: Any = unpack(self.method.server_state, found.server)
         self.folder.drop_metrics_after(found.round)
+        lines = self.folder.metrics()
+        self._standing = Standing(self.method.headline, self.config.stop_min_improvement).after_all(
+            lines
+        )
+        self._stopped: str = lines[-1].get("stopped", "") if lines else ""
+        self._best: Progress | None = None
+        if self._keeps_best and self._standing.best_round:
+            self._best = self.folder.progress(self._standing.best_round)
         self.states = ClientStates(self.folder.clients, found.stored)
         self.states.round = found.round
-        self.states.remove_strays(keep_older=self.config.keep_checkpoints == "all")
+        self.states.remove_strays(
+            keep_older=self.config.keep_checkpoints == "all",
+            best=self._best_stored,
+        )
+
+    @property
+    def _keeps_best(self) -> bool:
+        return self.config.keep_checkpoints == "best"
+
+    @property
+    def _best_stored(self) -> Tensor | None:
+        """Of each client, the round of its state in the best checkpoint, if that is kept."""
+        return None if self._best is None else self._best.stored
 
     @property
     def engine(self) -> Engine:
@@ -192,7 +239,10 @@ class Simulation:
         if self._saved < self.progress.round:
             self.checkpoint()
         if self.progress.round:
-            self.folder.finish(self.method.model(self.server), self.summary())
+            kept = self._best or self.progress
+            server: Any = unpack(self.method.server_state, kept.server)
+            model = self.method.model(server) if self.method.has_global_model else None
+            self.folder.finish(model, self.summary())
 
     @property
     def over(self) -> bool:
@@ -201,7 +251,8 @@ class Simulation:
 
     def _over(self, number: int, server: Any) -> bool:
         """Whether round `number` was the last."""
-        return number >= self.config.rounds or bool(self.method.stopped(server))
+        done = number >= self.config.rounds or bool(self._stopped)
+        return done or bool(self.method.stopped(server))
 
     def _step(self, number: int) -> Step:
         began = time.perf_counter()
@@ -232,14 +283,24 @@ class Simulation:
         for client, score in result.scores.items():
             correct[client], tested[client] = score
         evaluation: Metrics = {}
+        right: Tensor | None = None
+        sizes = torch.as_tensor(self.data.test_sizes())
         last = self._over(number, self.server)
-        copies = 0
         if last or self._evaluates(number):
-            self._notify(Activity(EVALUATING, number, len(cohort), len(cohort)))
-            evaluation, right = self.evaluate(model)
-            if self.method.pooled or (last and self.method.hands_out):
-                correct, tested = right, torch.as_tensor(self.data.test_sizes())
-        if last and self.method.hands_out:
+            evaluation, right = self._evaluated(model, number)
+        if right is not None and self.method.pooled:
+            correct, tested = right, sizes
+        line = {**evaluation, "local_accuracy": _local_accuracy(correct, tested), "round": number}
+        if not last and self._stands_still(line):
+            last = True
+            self._stopped = (
+                f"no better {_words(self.method.headline)} in {self.config.stop_after} evaluations"
+            )
+            if right is None:
+                evaluation, right = self._evaluated(model, number)
+        copies = 0
+        if last and self.method.hands_out and right is not None:
+            correct, tested = right, sizes
             copies = self.clients * len(encode(dict(model)))
         seconds = time.perf_counter() - began
         past = self.progress
@@ -257,21 +318,41 @@ class Simulation:
         )
         metrics = self._metrics(result, evaluation, model, seconds)
         metrics["bytes_down"] += copies
+        if self._stopped:
+            metrics["stopped"] = self._stopped
         self.folder.add_metrics(metrics)
-        if number % self.config.checkpoint_every == 0:
+        self._standing = self._standing.after(metrics)
+        best = self._keeps_best and self._standing.best_round == number
+        if best:
+            self._best = self.progress
+        if best or number % self.config.checkpoint_every == 0:
             self.checkpoint()
         return Step(number, self.server, metrics)
 
     def checkpoint(self) -> None:
         """Make the rounds so far permanent."""
-        self.folder.save(self.progress, self.config.keep_checkpoints)
+        self.folder.save(
+            self.progress, self.config.keep_checkpoints, self._best.round if self._best else 0
+        )
         self._saved = self.progress.round
-        if self.config.keep_checkpoints == "last":
-            self.states.commit()
+        if self.config.keep_checkpoints != "all":
+            self.states.commit(self._best_stored)
+
+    def _stands_still(self, line: Metrics) -> bool:
+        """Whether the run ends with this round, since the headline figure rises no more."""
+        patience = self.config.stop_after
+        return patience is not None and self._standing.after(line).waited >= patience
 
     def _evaluates(self, number: int) -> bool:
         every = self.config.evaluate_every
         return every > 0 and number % every == 0
+
+    def _evaluated(self, model: Tensors, number: int) -> tuple[Metrics, Tensor | None]:
+        """As `evaluate`; nothing where there is no global model."""
+        if not self.method.has_global_model:
+            return {}, None
+        self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
+        return self.evaluate(model)
 
     def evaluate(self, model: Tensors) -> tuple[Metrics, Tensor]:
         """The global model on the union of the clients' test sets.
@@ -302,11 +383,7 @@ class Simulation:
 
     def local_accuracy(self) -> float | None:
         """Mean over clients of the model each last reported on its own test set."""
-        tried = self.progress.tested > 0
-        if not tried.any():
-            return None
-        shares = self.progress.correct[tried].double() / self.progress.tested[tried]
-        return float(shares.mean())
+        return _local_accuracy(self.progress.correct, self.progress.tested)
 
     def _metrics(
         self, result: Round, evaluation: Metrics, model: Tensors, seconds: float
@@ -314,7 +391,7 @@ class Simulation:
         troubles = {str(client): reason for client, reason in result.troubles.items()}
         link = {"link_down": result.link_down, "link_up": result.link_up}
         # No client can name a figure as one of ours.
-        info = {name: value for name, value in result.info.items() if name not in _EVALUATION}
+        info = {name: value for name, value in result.info.items() if name not in _OURS}
         return {
             **info,
             "round": result.number,
@@ -353,16 +430,19 @@ class Simulation:
         """What came of the rounds so far."""
         config, progress = self.config, self.progress
         model = self.method.model(self.server)
+        kept = self._best or progress
         metrics = self.folder.metrics()
         lines = [line for line in metrics if "global_accuracy" in line]
         last = lines[-1] if lines else {}
         return {
             "method": config.method["name"],
+            "headline": self.method.headline,
             "dataset": self.data.dataset.name,
             "model": config.model.name,
             "clients": self.data.clients,
             "cohort": self.cohort,
             "rounds": progress.round,
+            **({"model_round": kept.round} if self.method.has_global_model else {}),
             "seed": config.seed,
             "global_accuracy": last.get("global_accuracy"),
             "global_nll": last.get("global_nll"),
@@ -373,6 +453,7 @@ class Simulation:
             "bytes_up": progress.bytes_up,
             "link_down": sum(line.get("link_down", 0) for line in metrics),
             "link_up": sum(line.get("link_up", 0) for line in metrics),
+            **self._best_figures(metrics),
             "refused_reports": progress.refused,
             "lost_reports": sum(len(line.get("lost", {})) for line in metrics),
             "losses": _told(metrics, "refused", "lost"),
@@ -388,10 +469,33 @@ class Simulation:
             "folder": str(self.folder.path),
         }
 
+    def _best_figures(self, metrics: Sequence[Metrics]) -> Metrics:
+        """The best round and its figures, where its checkpoint is kept."""
+        if self._best is None:
+            return {}
+        number = self._best.round
+        line = next(line for line in metrics if line["round"] == number)
+        figures = {f"best_{name}": line[name] for name in _BEST if name in line}
+        return {"best_round": number, **figures}
+
     def _reason(self) -> str:
         """Why there are no more rounds: the server's words, or that they are all done."""
         done = self.progress.round >= self.config.rounds
-        return self.method.stopped(self.server) or ("completed" if done else "interrupted")
+        words = self.method.stopped(self.server) or self._stopped
+        return words or ("completed" if done else "interrupted")
+
+
+def _local_accuracy(correct: Tensor, tested: Tensor) -> float | None:
+    """Mean over the clients that were tried of their shares of right predictions."""
+    tried = tested > 0
+    if not tried.any():
+        return None
+    return float((correct[tried].double() / tested[tried]).mean())
+
+
+def _words(figure: str) -> str:
+    """A figure's name for people."""
+    return figure.replace("_", " ")
 
 
 def _told(metrics: Sequence[Metrics], *kinds: str) -> list[Metrics]:
@@ -440,10 +544,21 @@ class Run:
         self.config = self.folder.config()
         self.summary = self.folder.summary()
         self.metrics = self.folder.metrics()
-        self.model = self.folder.model()
+
+    @property
+    def model(self) -> Tensors:
+        """The global model.
+
+        Raises:
+            RunError: there is none: under some methods only clients have models.
+        """
+        return self.folder.model()
 
     def server(self, number: int | None = None) -> Any:
-        """The server's state after a round (the last by default) that a checkpoint was kept of."""
+        """The server's state after a round (the last by default) that a checkpoint was kept of.
+
+        With `keep_checkpoints = "best"`, `model` is that of `summary["best_round"]`, not the last.
+        """
         progress = self.folder.progress(number)
         method = self.config.build_method()
         return unpack(method.server_state, progress.server) if progress else None

@@ -33,21 +33,22 @@ class Client:
 class Local(Method[Weights, Client, Sum]):
     """Every client trains alone and nothing is sent: the lower bound of sharing.
 
-    There is no global model to speak of; the one that is saved and evaluated as global is the
-    common initialization.
+    There is no global model: none is evaluated or saved.
     """
 
     name = "local"
     summary = "one model per client, nothing is sent (baseline)"
     server_state = Weights
     client_state = Client
+    has_global_model = False
+    headline = "local_accuracy"
 
     start: Literal["own", "common"] = Field(
         "own", description="whether clients start from weights of their own or from common ones"
     )
 
     def init(self, network: Network, federation: Federation) -> Weights:
-        """The common initialization, for evaluation alone."""
+        """The common initialization, which no round changes."""
         return Weights(network.initial)
 
     def join(self, site: Site) -> Client:
@@ -89,3 +90,7 @@ class Local(Method[Weights, Client, Sum]):
         """The client's own network, which is a single draw."""
         predict = point_predictor(client.weights, network)
         return lambda x: torch.log_softmax(predict(x), dim=-1)[None]
+
+    def personal_model(self, client: Client) -> Tensors:
+        """The client's own weights."""
+        return client.weights

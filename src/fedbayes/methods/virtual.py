@@ -77,6 +77,7 @@ class Virtual(Method[Server, Client, Sum]):
     paper = "Corinzia and Buhmann 2019"
     server_state = Server
     client_state = Client
+    headline = "local_accuracy"
 
     samples: int = Field(20, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")

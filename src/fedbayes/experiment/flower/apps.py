@@ -46,7 +46,7 @@ def client_app(node: Callable[[Context], Node]) -> ClientApp:
 
 def state_store(config: Config, folder: Path) -> StateStore:
     """The private states of a node in this folder."""
-    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints == "all")
+    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints != "last")
 
 
 def node_app(project: Path) -> ClientApp:

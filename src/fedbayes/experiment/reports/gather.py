@@ -184,9 +184,11 @@ def _accuracies(progress: Progress, names: Sequence[str]) -> dict[str, float]:
 
 
 def _model(run: RunFolder, config: Config, progress: Progress | None) -> Tensors | None:
-    """The newest global model; None before the first round."""
+    """The newest global model; None before the first round, or where there is never one."""
     if progress is not None:
         method = config.build_method()
+        if not method.has_global_model:
+            return None
         return method.model(unpack(method.server_state, progress.server))
     return run.model() if run.model_file.exists() else None
 
