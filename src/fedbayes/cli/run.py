@@ -3,8 +3,9 @@
 import json
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import rich
 import typer
@@ -17,7 +18,10 @@ from fedbayes.errors import RunError
 from fedbayes.experiment.activity import Notify
 
 if TYPE_CHECKING:
+    from fedbayes.experiment.config import Config
+    from fedbayes.experiment.record import Metrics
     from fedbayes.experiment.run import Simulation
+    from fedbayes.experiment.seed_runs import SeedRuns
 
 
 @app.command()
@@ -36,6 +40,10 @@ def run(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of engine workers.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many runs, with this seed and the next ones: mean and std."),
+    ] = None,
     data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
     track: Track = None,
@@ -58,15 +66,27 @@ def run(
         "data.dir": data_dir,
     }
 
-    def start(notify: Notify) -> "Simulation":
+    def settle() -> tuple["Config", Path]:
         from fedbayes.experiment.config import Config
-        from fedbayes.experiment.run import Simulation
 
         settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
-        place = out or new_folder(settled.data.name, settled.method["name"])
-        return Simulation(settled, place, notify=notify)
+        return settled, out or new_folder(settled.data.name, settled.method["name"])
 
-    drive(start, track, as_json)
+    def start(notify: Notify) -> "Simulation":
+        from fedbayes.experiment.run import Simulation
+
+        return Simulation(*settle(), notify=notify)
+
+    def start_seeds() -> "SeedRuns":
+        from fedbayes.experiment.seed_runs import SeedRuns
+
+        settled, folder = settle()
+        return SeedRuns(settled, seeds or 1, folder)
+
+    if seeds is None:
+        drive(start, track, as_json)
+    else:
+        drive_seeds(start_seeds, track, as_json)
 
 
 @app.command()
@@ -75,14 +95,22 @@ def resume(
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that was interrupted or killed."""
+    """Go on with a run that was interrupted or killed, or with runs of several seeds."""
 
     def start(notify: Notify) -> "Simulation":
         from fedbayes.experiment.run import Simulation
 
         return Simulation(None, folder, notify=notify)
 
-    drive(start, track, as_json)
+    def start_seeds() -> "SeedRuns":
+        from fedbayes.experiment.seed_runs import SeedRuns
+
+        return SeedRuns.stored(folder)
+
+    if (folder / "seeds.toml").exists():
+        drive_seeds(start_seeds, track, as_json)
+    else:
+        drive(start, track, as_json)
 
 
 def new_folder(dataset: str, method: str) -> Path:
@@ -103,18 +131,64 @@ def drive(start: Callable[[Notify], "Simulation"], track: list[str] | None, as_j
         track: names of trackers.
         as_json: whether the summary is printed as JSON alone.
     """
-    from fedbayes.experiment.display import Display, outcome, stop_after_round
+    from fedbayes.experiment.display import outcome
 
-    console, again = rich.get_console(), ""
+    summary, again = _watch(start, track)
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        Console().print(outcome(summary))
+    if summary["stopped_reason"] == "interrupted":
+        _stopped(f"go on with: {again}")
+
+
+def drive_seeds(start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool) -> None:
+    """As `drive`, for runs of several seeds, one after the other."""
+    from fedbayes.experiment.display import Display, outcome_of_seeds
+
+    with Display(rich.get_console(), "loading PyTorch"):
+        repeated = start()
+    again = f"fedbayes resume {repeated.folder}"
+    for seed in repeated.missing:
+        begin = partial(repeated.open, seed)
+        with repeated.naming(seed):
+            summary, _ = _watch(begin, track, title=f"seed {seed}: ", again=again)
+        if summary["stopped_reason"] == "interrupted":
+            _stopped(f"go on with: {again}")
+    table = repeated.conclude()
+    if as_json:
+        print(json.dumps(table))
+    else:
+        Console().print(outcome_of_seeds(table))
+        Console().print(f"in {repeated.folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _watch(
+    start: Callable[[Notify], "Simulation"],
+    track: list[str] | None,
+    *,
+    title: str = "",
+    again: str = "",
+) -> tuple["Metrics", str]:
+    """The summary of a run that is shown as it goes, and the command to go on with it.
+
+    Args:
+        start: makes the simulation.
+        track: names of trackers.
+        title: what is shown before the method's name.
+        again: the command to go on, if it is not the run's own.
+    """
+    from fedbayes.experiment.display import Display, stop_after_round
+
+    console = rich.get_console()
     try:
-        with Display(console, "loading PyTorch") as display:
+        with Display(console, "loading PyTorch", title=title) as display:
             from fedbayes.experiment.tracking import check, tracking
 
             check(track or ())
             simulation = start(display.notify)
-            path = simulation.folder.path
             federate = " federate" if simulation.config.engine == "flower" else ""
-            again = f"fedbayes{federate} resume {path}"
+            again = again or f"fedbayes{federate} resume {simulation.folder.path}"
             with (
                 simulation,
                 stop_after_round(simulation, console),
@@ -126,18 +200,15 @@ def drive(start: Callable[[Notify], "Simulation"], track: list[str] | None, as_j
                     tell(step.metrics)
                 if not simulation.progress.round:
                     raise RunError(f"stopped before the first round; start with {again}")
-                summary = simulation.summary()
+                return simulation.summary(), again
     except KeyboardInterrupt:
-        words = f"stopped; go on with: {again}" if again else "stopped before the run began"
-        console.print(words, markup=False, highlight=False)
-        raise typer.Exit(130) from None
-    if as_json:
-        print(json.dumps(summary))
-    else:
-        Console().print(outcome(summary))
-    if summary["stopped_reason"] == "interrupted":
-        console.print(f"go on with: {again}", markup=False, highlight=False)
-        raise typer.Exit(130)
+        _stopped(f"stopped; go on with: {again}" if again else "stopped before the run began")
+
+
+def _stopped(words: str) -> NoReturn:
+    """Leave as one leaves who was interrupted."""
+    rich.get_console().print(words, markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(130)
 
 
 @app.command()

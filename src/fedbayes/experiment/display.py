@@ -124,10 +124,11 @@ class Display:
     Args:
         console: where; None shows nothing.
         busy: what goes on at the start.
+        title: what is said before the method's name.
     """
 
-    def __init__(self, console: Console | None, busy: str = "starting") -> None:
-        self._console = console
+    def __init__(self, console: Console | None, busy: str = "starting", *, title: str = "") -> None:
+        self._console, self._title = console, title
         # What follows is replaced, never changed: another thread draws it at any moment.
         self._activity = Activity(busy)
         self._since = time.monotonic()  # when that began
@@ -171,7 +172,7 @@ class Display:
         """Say what is run; from here on its rounds are shown."""
         config = simulation.config
         self._print(
-            f"{config.method['name']} on {simulation.data.dataset.name}: "
+            f"{self._title}{config.method['name']} on {simulation.data.dataset.name}: "
             f"{simulation.data.clients} clients, {simulation.cohort} in a round, "
             f"{config.model.name}, {config.engine}"
         )
@@ -252,12 +253,16 @@ def _row(
     if busy.what != TRAINING:
         doing, done = busy.what.ljust(len(doing)), float(busy.round)
     taken, progress = clock(pace.elapsed(now)), simulation.progress
+    figures = sorted(("global", "local"), key=lambda name: name not in simulation.method.headline)
     parts = [
         Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
         Text(f"{taken}, {clock(left)} left" if left is not None and done < rounds else taken),
         Text(doing),
-        Text.assemble("global ", (share(metrics.get("global_accuracy")), "bold")),
-        Text.assemble("local ", (share(metrics.get("local_accuracy")), "bold")),
+        *(
+            Text.assemble(f"{name} ", (share(metrics.get(f"{name}_accuracy")), "bold"))
+            for name in figures
+            if name == "local" or simulation.method.has_global_model
+        ),
         Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
     ]
     fitting: list[RenderableType] = []
@@ -334,6 +339,32 @@ def outcome(summary: "Metrics") -> Table:
     for name, value in rows.items():
         table.add_row(f"[bold]{name}", escape(value))
     return table
+
+
+def outcome_of_seeds(summary: "Metrics") -> Table:
+    """Mean and standard deviation of several seeds' figures as a table."""
+    seeds = summary["seeds"]
+    table = Table(
+        f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed",
+        "mean",
+        "standard deviation",
+        box=None,
+        pad_edge=False,
+    )
+    for name, figure in summary["figures"].items():
+        values = (figure["mean"], figure["std"])
+        table.add_row(
+            f"[bold]{name.replace('_', ' ').replace('nll', 'NLL')}",
+            *("–" if value is None else _written(name, value) for value in values),
+        )
+    return table
+
+
+def _written(name: str, value: float) -> str:
+    """A figure of a summary for people."""
+    if name.startswith("bytes"):
+        return decimal(round(value))
+    return f"{value:.1f}" if name in ("rounds", "seconds") else f"{value:.4f}"
 
 
 @contextmanager

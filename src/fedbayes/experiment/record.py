@@ -31,6 +31,8 @@ from fedbayes.experiment.config import Config
 from fedbayes.messages import decode, dense, encode
 from fedbayes.tensors import Tensors, pack, unpack
 
+SEEDS_FILE = "seeds.toml"
+"""In a folder of several runs, what they share; see `fedbayes.experiment.seed_runs`."""
 Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
 
@@ -175,6 +177,10 @@ class RunFolder:
                 f"{self.path} already holds a run; choose another folder, or continue it with "
                 f"`fedbayes resume {self.path}`"
             )
+        if (self.path / SEEDS_FILE).exists():
+            raise RunError(
+                f"{self.path} already holds runs of several seeds; choose another folder"
+            )
 
     def create(self, config: Config, division: Partition) -> None:
         """Make the folder; what is there already stays as it is.
@@ -211,6 +217,10 @@ class RunFolder:
         Raises:
             RunError: there is no run here.
         """
+        if (self.path / SEEDS_FILE).exists():
+            raise RunError(
+                f"{self.path} holds runs of several seeds; the runs are its folders seed-*"
+            )
         if not self.config_file.exists():
             raise RunError(f"{self.path} holds no run: there is no {self.config_file.name}")
         return Config.load(self.config_file)

@@ -605,7 +605,9 @@ def run(
     """
     check(track)
     settled = config or Config.create(**settings)
-    return _finish(settled, folder, listener, track, progress)
+    return complete(
+        lambda notify: Simulation(settled, folder, notify=notify), listener, track, progress
+    )
 
 
 def resume(
@@ -623,19 +625,30 @@ def resume(
         track: as for `run`.
         progress: as for `run`.
     """
-    return _finish(None, folder, listener, track, progress)
+    return complete(
+        lambda notify: Simulation(None, folder, notify=notify), listener, track, progress
+    )
 
 
-def _finish(
-    config: Config | None,
-    folder: Path | str | None,
-    listener: Listener | None,
-    track: Sequence[str],
-    progress: bool | None,
+def complete(
+    start: Callable[[Notify], Simulation],
+    listener: Listener | None = None,
+    track: Sequence[str] = (),
+    progress: bool | None = None,
+    title: str = "",
 ) -> Run:
+    """Run a simulation to its end.
+
+    Args:
+        start: makes the simulation.
+        listener: as for `run`.
+        track: as for `run`.
+        progress: as for `run`.
+        title: what is shown before the method's name.
+    """
     with (
-        Display(console_for(progress)) as display,
-        Simulation(config, folder, notify=display.notify) as simulation,
+        Display(console_for(progress), title=title) as display,
+        start(display.notify) as simulation,
         tracking(track, simulation) as tell,
     ):
         display.begin(simulation)
