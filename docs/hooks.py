@@ -1,19 +1,33 @@
-"""What MkDocs does with every page: mathematics to MathML, tables of parameters from the code.
+"""What MkDocs does with every page: mathematics to MathML, tables of settings from the code.
 
 Formulas are written as GitHub shows them too: $`inline`$ and fences named `math`. MathML needs no
-script and no network. `<!-- parameters: NAME -->` becomes the table of a method's parameters.
+script and no network. Comments are replaced:
+
+    <!-- parameters: NAME -->            the parameters of a method
+    <!-- fields: package.module:Class -->  the fields of a settings class
+    <!-- settings -->                    every table of a config
+    <!-- command line -->                every command with its options
 """
 
 import re
+from collections.abc import Iterable
+from pkgutil import resolve_name
 from typing import Any
 
+from click import Context
 from latex2mathml.converter import convert
+from typer.cli import get_docs_for_click
+from typer.main import get_command
 
+from fedbayes.cli import app
+from fedbayes.experiment.config import settings
+from fedbayes.experiment.settings import Row, rows
 from fedbayes.methods import METHODS
 
 _BLOCK = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$`(.+?)`\$", re.DOTALL)
 _PARAMETERS = re.compile(r"<!-- parameters: (\S+) -->")
+_FIELDS = re.compile(r"<!-- fields: (\S+) -->")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -21,19 +35,50 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = _BLOCK.sub(lambda found: convert(found[1].strip(), display="block"), markdown)
     # A line that begins with <math> would be taken for a block.
     markdown = _INLINE.sub(lambda found: f"<span>{convert(found[1])}</span>", markdown)
-    return _PARAMETERS.sub(lambda found: parameters(found[1]), markdown)
+    markdown = _PARAMETERS.sub(lambda found: parameters(found[1]), markdown)
+    markdown = _FIELDS.sub(lambda found: table(rows(resolve_name(found[1]))), markdown)
+    for comment, text in (("settings", tables), ("command line", commands)):
+        if f"<!-- {comment} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {comment} -->", text())
+    return markdown
 
 
 def parameters(name: str) -> str:
     """The parameters of a method as a Markdown table."""
     method = METHODS[name]
-    lines = [f"Parameters of `{name}`, in the table `[method]`:", ""]
     if not method.model_fields:
         return f"`{name}` has no parameters."
-    lines += ["| parameter | default | |", "|---|---|---|"]
-    for key, field in method.model_fields.items():
-        default = "none" if field.default is None else field.default
-        default = f"{default:.4g}" if isinstance(default, float) else default
-        about = (field.description or "").replace("|", "\\|")
-        lines.append(f"| `{key}` | `{default}` | {about} |")
+    return f"Parameters of `{name}`, in the table `[method]`:\n\n{table(rows(method))}"
+
+
+def tables() -> str:
+    """Every setting, a Markdown table for each table of a config."""
+    parts: dict[str, list[Row]] = {}
+    for row in settings(None):
+        parts.setdefault(row.key.rpartition(".")[0], []).append(row)
+    return "\n\n".join(
+        f"## {f'[{name}]' if name else 'Outside of tables'}\n\n{table(part)}"
+        for name, part in parts.items()
+    )
+
+
+def table(part: Iterable[Row]) -> str:
+    """Settings as a Markdown table."""
+    lines = ["| key | default | type | |", "|---|---|---|---|"]
+    for row in part:
+        default = row.default_text
+        if isinstance(row.default, float) and len(default) > 12:
+            default = f"{row.default:.4g}"  # 2 / 3, say
+        default = default if row.default is None else f"`{default}`"
+        kind, about = (text.replace("|", "\\|") for text in (row.type, row.description))
+        lines.append(f"| `{row.key.rpartition('.')[2]}` | {default} | {kind} | {about} |")
     return "\n".join(lines)
+
+
+def commands() -> str:
+    """Every command with its arguments and options, from the second heading on."""
+    command = get_command(app)
+    text = get_docs_for_click(
+        obj=command, ctx=Context(command, info_name="fedbayes"), name="fedbayes"
+    )
+    return text.partition("\n")[2].strip()

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
+from fedbayes.experiment.calibration import Trust, plot
+from fedbayes.experiment.reports.charts import diagram
 from fedbayes.metrics import calibrate, evaluate, uncertainty
 from fedbayes.tensors import Samples
 from tests.test_fusion import command
@@ -27,6 +29,49 @@ def test_calibration_error_by_hand(pairs):
     found = calibrate(torch.tensor(confidence), torch.tensor(right), bins=10)
     assert found.error == pytest.approx(expected, abs=1e-9)
     assert int(found.count.sum()) == len(pairs)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 3000), st.floats(0.1, 5))
+def test_thin_bins_are_merged_in_the_diagram(seed, samples, skew):
+    """Every bin against its samples picked out by hand; the error is of the bins as defined."""
+    rng = np.random.default_rng(seed)
+    confidence = rng.beta(skew, 1, samples)
+    right = rng.random(samples) < confidence
+    whole = calibrate(torch.tensor(confidence), torch.tensor(right))
+    found = diagram(whole)
+    assert found.error == whole.error
+    least = max(10, math.ceil(samples / 100))
+    assert len(found.bins) == 1 or min(one.count for one in found.bins) >= least
+    assert sum(one.count for one in found.bins) == samples
+    for before, after in zip(found.bins, found.bins[1:], strict=False):
+        assert before.high <= after.low + 1e-12
+    for one in found.bins:
+        low, high = round(one.low * 15), round(one.high * 15)
+        place = np.minimum((confidence * 15).astype(int), 14)
+        inside = (place >= low) & (place < high)
+        assert inside.sum() == one.count
+        assert right[inside].mean() == pytest.approx(one.accuracy)
+        assert confidence[inside].mean() == pytest.approx(one.confidence)
+
+
+def test_a_single_wrong_sample_is_no_gap():
+    confidence = torch.tensor([0.95] * 60 + [0.05])
+    found = diagram(calibrate(confidence, confidence > 0.5))
+    (one,) = found.bins
+    assert one.accuracy == pytest.approx(60 / 61)
+    assert "15 bins" in found.note
+    assert "fewer than 10 samples merged" in found.note
+
+
+def test_the_picture_tells_its_counts(tmp_path):
+    confidence = torch.tensor([0.95] * 60 + [0.05])
+    right = confidence > 0.5
+    plot(Trust(60 / 61, 0.1, calibrate(confidence, right), right, None), tmp_path / "a.svg")
+    picture = (tmp_path / "a.svg").read_text()
+    # Matplotlib says in a comment what each drawn text is.
+    assert "<!-- 61 -->" in picture
+    assert "<!-- calibration error 0.0500 -->" in picture
+    assert "Guo et al." in picture
 
 
 def test_uncertainty_of_known_cases():
@@ -128,4 +173,4 @@ def test_no_personal_models(tmp_path, capsys):
         folder=tmp_path / "run",
     )
     assert command("calibrate", tmp_path / "run", "--personal") == 2
-    assert "fedavg keep no models of their own" in " ".join(capsys.readouterr().err.split())
+    assert "clients under fedavg keep none" in " ".join(capsys.readouterr().err.split())

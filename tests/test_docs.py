@@ -71,6 +71,55 @@ def test_every_method_has_its_page():
     assert sorted(told) == sorted(METHODS)
 
 
+@pytest.fixture(scope="module")
+def hooks():
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_settings_has_every_key(hooks):
+    from fedbayes.experiment.config import settings
+
+    page = hooks.on_page_markdown((DOCS / "settings.md").read_text())
+    found, table = [], ""
+    for line in page.splitlines():
+        if line.startswith("## "):
+            table = line[4:-1] + "." if line.startswith("## [") else ""
+        elif key := re.match(r"\| `(\w+)` \| (.*?) \| .+ \| .+ \|$", line):
+            found.append(table + key[1])
+            cells = re.split(r"(?<!\\)\|", line)
+            assert len(cells) == 6, line
+    assert found == [row.key for row in settings(None)]
+    assert "| `cohort` | `1.0` | number |" in page
+    assert '| `optimizer` | `"sgd"` | sgd \\| adam \\| amsgrad \\| adamax |' in page
+
+
+def test_the_page_of_commands_has_every_option(hooks):
+    """Every option of every command, each under the head of its command."""
+    from typer.main import get_command
+
+    from fedbayes.cli import app
+
+    page = hooks.on_page_markdown((DOCS / "cli.md").read_text())
+    assert page.startswith("# Command line\n")
+    parts = dict(re.findall(r"^##+ `(fedbayes [\w ]+)`\n(.*?)(?=^##|\Z)", page, re.M | re.S))
+    known = {}
+    for name, outer in get_command(app).commands.items():
+        known[f"fedbayes {name}"] = outer
+        for inner, nested in getattr(outer, "commands", {}).items():
+            known[f"fedbayes {name} {inner}"] = nested
+    assert parts.keys() == known.keys()
+    for name, one in known.items():
+        for parameter in one.params:
+            if parameter.param_type_name == "option":
+                assert parameter.opts[0] in parts[name], (name, parameter.opts)
+    assert "resnet20. Default: mlp." in parts["fedbayes run"]
+
+
 def test_commands_in_the_pages_are_known():
     """Indented commands (too long to run here) at least name methods and options that exist."""
     from typer.main import get_command

@@ -11,35 +11,47 @@ import fedbayes
 from fedbayes.cli import main
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.errors import DataError, ModelError, RunError
-from fedbayes.experiment.compare import compare, coordinate_average
+from fedbayes.experiment.compare import Candidate, EvaluationSet, compare, coordinate_average
 from fedbayes.experiment.silos import read_counts, read_models
-from fedbayes.models import MLP, dense_layers
+from fedbayes.models import MLP, dense_layers, relu_network
+from fedbayes.tensors import Samples
 
 
 @pytest.fixture(scope="module")
-def data():
+def tests():
     settings = DataSettings(partition="iid", clients=3)
     dataset = load_dataset(settings)
-    return FederatedData(dataset, partition(dataset, settings, 0), 0)
+    data = FederatedData(dataset, partition(dataset, settings, 0), 0)
+    raw = data.raw_test(0, data.test_total)
+    labels = torch.as_tensor(data.test_labels())
+    return EvaluationSet(Samples(raw, labels), "digits", data.preprocessing, "as they are")
 
 
-def networks(*widths):
+def networks(tests, *widths, inputs=64):
     torch.manual_seed(0)
-    return {
-        str(index): dense_layers(MLP(64, [width], 10).state_dict(), "m")
-        for index, width in enumerate(widths)
-    }
+    found = {}
+    for index, width in enumerate(widths):
+        layers = dense_layers(MLP(inputs, [width], 10).state_dict(), "m")
+        size = sum(layer.weight.numel() + layer.bias.numel() for layer in layers)
+
+        def predict(x, layers=layers):
+            return relu_network(layers, tests.preprocessing.apply(x))
+
+        found[str(index)] = Candidate(predict, size, tests.preprocessing, "so", layers)
+    return found
 
 
-def test_ensembles_by_hand(data):
-    models = networks(5, 6)
+def test_ensembles_by_hand(tests):
+    models = networks(tests, 5, 6)
     counts = np.array([[1] * 10, [3] * 5 + [0] * 5])
-    scores = {s.name: s for s in compare(models, data, inputs=["0", "1"], counts=counts)}
-    x, y = data.test_union(0, data.test_total)
+    scores = {s.name: s for s in compare(models, tests, inputs=["0", "1"], counts=counts)}
+    x, y = tests.samples
+    mean, std = tests.preprocessing.mean[0], tests.preprocessing.std[0]
+    x = (x / 16 - mean) / std
     soft = []
-    for layers in models.values():
-        hidden = torch.relu(x.flatten(1) @ layers[0].weight.T + layers[0].bias)
-        soft.append((hidden @ layers[1].weight.T + layers[1].bias).softmax(1))
+    for model in models.values():
+        hidden = torch.relu(x.flatten(1) @ model.layers[0].weight.T + model.layers[0].bias)
+        soft.append((hidden @ model.layers[1].weight.T + model.layers[1].bias).softmax(1))
     uniform = (soft[0] + soft[1]) / 2
     shares = torch.tensor([[0.25] * 5 + [1.0] * 5, [0.75] * 5 + [0.0] * 5])
     weighted = soft[0] * shares[0] + soft[1] * shares[1]
@@ -48,26 +60,26 @@ def test_ensembles_by_hand(data):
         score = scores[f"ensemble, {name}"]
         assert score.accuracy == pytest.approx(float((p.argmax(1) == y).double().mean()))
         assert score.nll == pytest.approx(float(-p[torch.arange(len(y)), y].log().mean()), rel=1e-5)
+        assert score.rows == len(y)
     assert "average of the inputs" not in scores  # 5 and 6 units have no average
     assert scores["ensemble, uniform"].parameters == 64 * 11 + 11 + 10 * 11 + 20
 
 
-def test_the_average_is_weight_by_weight(data):
-    models = networks(5, 5, 5)
-    average = coordinate_average(list(models.values()))
+def test_the_average_is_weight_by_weight(tests):
+    models = networks(tests, 5, 5, 5)
+    average = coordinate_average([model.layers for model in models.values()])
     for depth, layer in enumerate(average):
-        weights = [layers[depth].weight.numpy() for layers in models.values()]
+        weights = [model.layers[depth].weight.numpy() for model in models.values()]
         np.testing.assert_allclose(layer.weight.numpy(), np.mean(weights, axis=0), rtol=1e-6)
-    names = [s.name for s in compare(models, data, inputs=list(models))]
+    names = [s.name for s in compare(models, tests, inputs=list(models))]
     assert "average of the inputs" in names
 
 
-def test_models_that_do_not_fit_the_data(data):
-    wrong = {"small": dense_layers(MLP(9, [3], 10).state_dict(), "m")}
-    with pytest.raises(ModelError, match="small maps 9 inputs to 10 classes, digits has 64"):
-        compare(wrong, data)
+def test_models_that_do_not_fit_the_data(tests):
+    with pytest.raises(ModelError, match="0 maps 9 inputs to 10 classes, digits has 64"):
+        compare(networks(tests, 3, inputs=9), tests)
     with pytest.raises(ModelError, match="counts"):
-        compare(networks(3), data, inputs=["0"], counts=np.ones((2, 10), dtype=np.int64))
+        compare(networks(tests, 3), tests, inputs=["0"], counts=np.ones((2, 10), dtype=np.int64))
 
 
 @pytest.mark.parametrize("key", ["{folder}/a.safetensors", "a.safetensors", "a"])

@@ -9,7 +9,7 @@ import fedbayes
 
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
-    {"errors", "seeds", "tensors", "messages", "metrics"},
+    {"errors", "fields", "lazy", "seeds", "tensors", "messages", "metrics"},
     {"data", "models", "inference", "matching"},
     {"contracts", "fusion"},
     {"methods"},

@@ -26,8 +26,101 @@ def test_methods(cli):
     assert listing.keys() == METHODS.keys()
     assert listing["fedprox"]["parameters"]["proximal"]["default"] == 0.01
     text = cli("methods", "fedprox")
-    assert "proximal" in text
+    assert "method.proximal = 0.01" in text
+    assert "Li et al. 2018" in text
     assert "fedavgm" not in text
+
+
+def test_methods_are_a_line_each(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("methods").splitlines()
+    assert max(map(len, lines)) <= 80
+    for (name, method), line in zip(METHODS.items(), lines, strict=False):
+        assert line.startswith(f"{name} ")
+        assert line.rstrip().endswith(f"  {method.summary}")
+        assert method.name == name
+
+
+def test_settings(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = cli("settings", "training.lr")
+    assert text == ("training.lr = 0.1  (number > 0)\n    learning rate in the first round\n")
+    table = json.loads(cli("settings", "training", "--json"))
+    assert [row["key"] for row in table][:2] == ["training.optimizer", "training.lr"]
+    assert table[0]["choices"] == ["sgd", "adam", "amsgrad", "adamax"]
+    for asked in (("method.fedprox",), ("method", "--method", "fedprox")):
+        keys = [row["key"] for row in json.loads(cli("settings", *asked, "--json"))]
+        assert keys == ["method.name", "method.weighting", "method.proximal"]
+    whole = cli("settings")
+    assert max(map(len, whole.splitlines())) <= 80
+    assert "data.path unset  (path)" in whole
+    assert "method.weighting" in whole
+    assert json.loads(cli("settings", "--schema"))["properties"]["rounds"]["minimum"] == 1
+
+
+def test_help_tells_choices_and_defaults(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = " ".join(cli("run", "--help").replace("│", " ").split())
+    for words in ("scaffold-fedsparse", "permuted-mnist", "resnet20", "dirichlet-equal"):
+        assert words in text
+    assert "workers, flower-simulation, flower. Default: sequential." in text
+    assert "Number of rounds. Default: 20." in text
+
+
+def test_version(cli):
+    from importlib.metadata import version
+
+    assert cli("--version") == cli("version") == version("fedbayes") + "\n"
+
+
+COMPLETIONS = {
+    "run --method fedp": ["fedprox"],
+    "run --dataset cifar": ["cifar10", "cifar100"],
+    "run --model l": ["lenet5"],
+    "run --engine flower": ["flower-simulation", "flower"],
+    "run --partition dir": ["dirichlet", "dirichlet-equal"],
+    "run --set training.l": ["training.lr="],
+    "run --set engine=w": ["engine=workers"],
+    "settings secure.ena": ["secure.enabled"],
+    "methods scaf": ["scaffold", "scaffold-fedsparse"],
+}
+
+
+def test_values_are_completed():
+    """As bash asks for it, without PyTorch."""
+    import subprocess
+    import sys
+
+    code = """
+import os, sys
+from fedbayes.cli import app
+os.environ["_FEDBAYES_COMPLETE"] = "complete_bash"
+asked, sys.argv[1:] = sys.argv[1:], []
+for words in asked:
+    os.environ |= {"COMP_WORDS": "fedbayes " + words, "COMP_CWORD": str(len(words.split()))}
+    try:
+        app(prog_name="fedbayes")
+    except SystemExit:
+        print("--", "torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *COMPLETIONS], capture_output=True, text=True
+    )
+    offered = done.stdout.split("-- False\n")
+    assert [words.split() for words in offered[:-1]] == list(COMPLETIONS.values()), done.stderr
+
+
+def test_the_package_lists_what_it_has():
+    """For tab completion."""
+    import fedbayes
+    from fedbayes import data, models
+
+    for package in (fedbayes, data, models):
+        assert {*package.__all__} <= {*dir(package)}
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+        with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+            package.nonsense  # noqa: B018
 
 
 def test_data_list(cli):

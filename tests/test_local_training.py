@@ -110,7 +110,7 @@ def test_running_statistics_move_without_gradients(samples):
         LocalTraining(batch_size=25),
         lr=0.1,
         stream=stream(),
-        fixed=network.frozen,
+        fixed=network.buffers,
     )
     assert not torch.equal(found["1.running_mean"], network.initial["1.running_mean"])
     assert int(found["1.num_batches_tracked"]) == 2

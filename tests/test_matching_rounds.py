@@ -70,8 +70,9 @@ def test_one_round_is_one_shot_fusion(tmp_path):
     for one, two in zip(fusion.layers, dense_layers(run.model, "m"), strict=True):
         torch.testing.assert_close(one.weight, two.weight)
         torch.testing.assert_close(one.bias, two.bias)
-    x = torch.rand(5, 64)
-    torch.testing.assert_close(run.predictor()(x), relu_network(fusion.layers, x))
+    x = torch.randint(17, (5, 64))
+    seen = run.preprocessing.apply(x)
+    torch.testing.assert_close(run.predictor()(x), relu_network(fusion.layers, seen))
 
 
 def test_rounds_help(tmp_path):

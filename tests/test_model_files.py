@@ -1,10 +1,20 @@
+import io
+from zipfile import ZipFile
+
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from fedbayes.errors import ModelError
-from fedbayes.models import MLP, dense_layers, read_weights, relu_network
+from fedbayes.models import (
+    MLP,
+    dense_layers,
+    named_as,
+    read_program,
+    read_weights,
+    relu_network,
+)
 
 
 class Named(nn.Module):
@@ -53,6 +63,57 @@ def test_checkpoints_with_a_state_dict_inside(tmp_path):
     assert len(dense_layers(read_weights(tmp_path / "c.pt"), "c")) == 2
 
 
+@pytest.mark.parametrize("name", ["c.ckpt", "c.pt", "c"])
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_checkpoints_of_trainers(tmp_path, key, name):
+    """As Lightning and others write them: optimizer and figures beside, names with prefixes."""
+    module = MLP(2, [3], 2)
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    prefixed = {f"module.{n}": t for n, t in module.state_dict().items()}
+    content = {"epoch": 3, key: prefixed, "optimizer": optimizer.state_dict(), "loss": 0.5}
+    torch.save(content, tmp_path / name)
+    weights = read_weights(tmp_path / name)
+    assert list(weights) == list(module.state_dict())
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(weights[name], tensor)
+
+
+def test_weights_behind_an_attribute_are_found():
+    module = MLP(2, [3], 2)
+    inner = {f"net.{n}": t for n, t in module.state_dict().items()}
+    assert named_as(inner, module.state_dict()).keys() == module.state_dict().keys()
+    assert named_as(inner | {"loss.weight": torch.ones(2)}, module.state_dict()) is None
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("code from a file was run",)
+
+
+def test_nothing_is_unpickled(tmp_path, capsys):
+    torch.save({"state_dict": MLP(2, [3], 2).state_dict(), "extra": Evil()}, tmp_path / "e.ckpt")
+    with pytest.raises(ModelError, match=r"pickled .*print.* would run code from the file"):
+        read_weights(tmp_path / "e.ckpt")
+    program = torch.export.export(MLP(2, [3], 2), (torch.ones(2, 2),))
+    path = tmp_path / "m.pt2"
+    torch.export.save(program, path)
+    module, card = read_program(path)
+    assert card == ""
+    assert torch.equal(module(torch.ones(2, 2)), program.module()(torch.ones(2, 2)))
+    folder = ZipFile(path).namelist()[0].split("/")[0]
+    buffer = io.BytesIO()
+    torch.save(Evil(), buffer)
+    with ZipFile(path, "a") as archive:
+        archive.writestr(f"{folder}/data/constants/model.pt", buffer.getvalue())
+    with pytest.raises(ModelError, match="would run code"):
+        read_program(path)
+    assert "code from a file was run" not in capsys.readouterr().out
+    with pytest.raises(ModelError, match="is a program"):
+        read_weights(path)
+
+
 def state(**changes):
     tensors = {n: t.clone() for n, t in MLP(4, [5], 3).state_dict().items()}
     return {**tensors, **changes}
@@ -87,5 +148,5 @@ def test_files_that_are_no_models(tmp_path):
     with pytest.raises(ModelError, match="'a' is no tensor"):
         read_weights(tmp_path / "numbers.pt")
     torch.save(MLP(2, [3], 2), tmp_path / "whole.pt")
-    with pytest.raises(ModelError, match=r"whole.pt is damaged or no model"):
+    with pytest.raises(ModelError, match=r"whole.pt holds a pickled .*MLP .*save its weights"):
         read_weights(tmp_path / "whole.pt")

@@ -125,7 +125,6 @@ def test_your_own_factory():
 @pytest.mark.parametrize(
     ("settings", "shape", "words"),
     [
-        ({"name": "lenet"}, (4,), "no model is called 'lenet'"),
         ({"name": "lenet5"}, (64,), "16 by 16"),
         ({"name": "resnet20"}, (1, 8, 8), "16 by 16"),
         ({"name": "resnet20", "groups": 3}, (3, 32, 32), "divide 16"),

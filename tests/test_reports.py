@@ -1,9 +1,7 @@
-"""Reports and single figures; the page in a real browser."""
+"""Reports and single figures."""
 
 import json
-import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +15,6 @@ from fedbayes.experiment.reports.page import differences, render
 from fedbayes.experiment.reports.palette import DARK, LIGHT
 from fedbayes.experiment.run import Simulation
 from tests.test_fusion import command
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +52,7 @@ def test_what_is_gathered(runs):
         samples = data.test_union(0, data.test_total)
         assert a.counts.tolist() == data.counts().tolist()
     with torch.no_grad():
-        guess = whole.predictor()(samples.x).argmax(dim=1)
+        guess = whole.predictor()(data.raw_test(0, data.test_total)).argmax(dim=1)
     expected = np.zeros((10, 10), int)
     np.add.at(expected, (samples.y.numpy(), guess.numpy()), 1)
     assert a.confusion.tolist() == expected.tolist()
@@ -173,93 +169,3 @@ def test_the_page_asks_for_nothing(runs):
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
     assert "<i>" not in page, "names are escaped"
-
-
-@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium with chromedriver here")
-def test_the_page_in_a_browser(runs, tmp_path):
-    """Opened from disk: no error, every chart drawn, a table that sorts, two themes."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-    from selenium.webdriver.common.by import By
-
-    page = tmp_path / "report.html"
-    assert command("report", *runs, "-o", page) == 0
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (
-        "headless",
-        "no-sandbox",
-        "disable-gpu",
-        "disable-quic",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        f"user-data-dir={tmp_path}/profile",
-        "window-size=1280,2400",
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    pictures = Path(os.environ.get("FEDBAYES_SCREENSHOTS", tmp_path))
-    browser = webdriver.Chrome(options=options, service=Service(DRIVER))
-    try:
-        browser.get(page.as_uri())
-        cards = browser.find_elements(By.CSS_SELECTOR, "[data-chart]")
-        assert len(cards) == len([c for f in FIGURES for c in charts(f, gather(runs))])
-        for card in cards:
-            drawn = card.find_element(By.CSS_SELECTOR, ":scope > svg")
-            assert drawn.rect["height"] > 50
-            assert drawn.find_elements(By.CSS_SELECTOR, "path, rect")
-        for theme in ("light", "dark"):
-            if browser.find_element(By.TAG_NAME, "html").get_attribute("data-theme") != theme:
-                browser.find_element(By.ID, "theme").click()
-            background = browser.execute_script("return getComputedStyle(document.body).background")
-            paper = LIGHT.paper if theme == "light" else DARK.paper
-            parts = ", ".join(str(int(paper[i : i + 2], 16)) for i in (1, 3, 5))
-            assert f"rgb({parts})" in background
-            browser.save_screenshot(str(pictures / f"report-{theme}.png"))
-
-        def order():
-            rows = browser.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
-            return [row.find_element(By.TAG_NAME, "td").text for row in rows]
-
-        head = next(
-            h
-            for h in browser.find_elements(By.CSS_SELECTOR, "#runs th")
-            if h.text.startswith("global accuracy")
-        )
-        records = gather(runs)
-        ranked = sorted(records, key=lambda r: r.last("global_accuracy") or 0)
-        head.click()
-        assert order() == [record.label for record in ranked]
-        head.click()
-        assert order() == [record.label for record in reversed(ranked)]
-        # A figure that is none comes last, both ways.
-        browser.execute_script(
-            "document.querySelector('#runs tbody tr').cells[arguments[0]].dataset.value = 'nan'",
-            head.get_property("cellIndex"),
-        )
-        odd = order()[0]
-        for _ in range(2):
-            head.click()
-            assert order()[-1] == odd
-        # Text keeps its size on a narrow window, and nothing runs over the edge.
-        browser.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": False},
-        )
-        browser.execute_script("return new Promise(done => setTimeout(done, 400))")
-        drawn = browser.find_element(By.CSS_SELECTOR, "[data-chart='0'] > svg")
-        view = drawn.get_dom_attribute("viewBox").split()
-        assert float(view[2]) == pytest.approx(drawn.rect["width"], rel=0.02)
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
-        browser.save_screenshot(str(pictures / "report-narrow.png"))
-        # A run can be hidden; its curve goes.
-        curves = "[data-chart='0'] svg path[fill='none']"
-        before = len(browser.find_elements(By.CSS_SELECTOR, curves))
-        browser.find_elements(By.CSS_SELECTOR, "#legend button")[0].click()
-        assert len(browser.find_elements(By.CSS_SELECTOR, curves)) == before - 1
-        assert browser.get_log("browser") == []
-    finally:
-        browser.quit()
-    assert (pictures / "report-dark.png").stat().st_size > 10_000

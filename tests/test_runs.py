@@ -153,7 +153,7 @@ def test_your_own_module_in_the_current_folder(tmp_path, engine, monkeypatch):
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["method"] == "own:Mine"
-    assert summary["model_parameters"] == 64 * 9 + 9 + 4 * 9 + 1 + 90 + 10
+    assert summary["model_parameters"] == 64 * 9 + 9 + 2 * 9 + 90 + 10, "without running means"
 
 
 LONG = ["--rounds", "150", *SMALL, "--cohort", "2", "--method", "local"]
@@ -456,3 +456,17 @@ def test_without_a_global_model_none_is_told(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("local accuracy")
     Console().print(outcome({**run.summary, "headline": "global_accuracy"}))
     assert capsys.readouterr().out.startswith("global accuracy")
+
+
+def test_a_run_that_learnt_nothing_does_not_end_well(tmp_path):
+    """Every report is NaN: the model is the untrained start, and nobody calls that completed."""
+    arguments = ["run", *SMALL, "--rounds", 2, "-o", tmp_path / "r"]
+    diverging = ["--set", "training.lr=1e30", "--set", "training.epochs=3"]
+    done = fedbayes_cli(*arguments, *diverging, check=2)
+    assert "no round of" in done.stderr
+    assert "holds NaN or infinite values" in done.stderr
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["stopped_reason"] == (
+        "no round had an update"
+    )
+    again = fedbayes_cli("resume", tmp_path / "r", check=2)
+    assert "untrained start" in again.stderr

@@ -214,6 +214,12 @@ def failing(monkeypatch):
     return fail
 
 
+def rounds(config):
+    """The lines of the rounds, also of a run in which no round had an update."""
+    with Simulation(config) as simulation:
+        return [step.metrics for step in simulation]
+
+
 def close(one, other, within=1e-5):
     return all(torch.allclose(one[name], other[name], rtol=0, atol=within) for name in one)
 
@@ -254,7 +260,7 @@ def test_a_round_that_too_many_leave_is_lost_in_plain_words_and_the_run_goes_on(
 
 def test_a_threshold_that_all_must_meet(failing):
     failing({1}, Stage.COLLECT_MASKED_VECTORS)
-    (line,) = run(settings(secure={"threshold": CLIENTS})).metrics
+    (line,) = rounds(settings(secure={"threshold": CLIENTS}))
     assert line["skipped"]
 
 
@@ -305,7 +311,7 @@ def test_what_is_no_answer_is_refused_and_the_round_goes_on(stage, how, words, f
 )
 def test_false_shares_cost_at_most_the_round(shares, failing):
     failing({1}, Stage.UNMASK, how=changed(Key.SHARE_LIST, shares))
-    (line,) = run(settings()).metrics
+    (line,) = rounds(settings())
     assert line["skipped"] == bool(line["lost"])
     assert all("came to nothing" in reason for reason in line["lost"].values())
 
@@ -316,7 +322,7 @@ def test_a_spoilt_sum_is_told_and_changes_nothing(failing):
         return [arrays[0], secagg.ndarray_to_bytes(numbers)]
 
     failing({1}, Stage.COLLECT_MASKED_VECTORS, how=changed(Key.MASKED_PARAMETERS, garbage))
-    (line,) = run(settings()).metrics
+    (line,) = rounds(settings())
     assert line["skipped"]
     assert set(line["lost"].values()) == {
         "secure aggregation came to nothing: the sum is none of honest reports: some client "
@@ -441,7 +447,7 @@ def test_the_answer_of_a_node_that_has_no_data_is_in_plain_words(monkeypatch):
 
     honest = Node.work
     monkeypatch.setattr(Node, "work", work)
-    (line,) = run(settings()).metrics
+    (line,) = rounds(settings())
     assert line["lost"] == {"2": "its node says: its disk is full"}
 
 

@@ -1,12 +1,16 @@
 """Units: who owns what, and what is left when some are gone."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
-from fedbayes.models import LeNet5, Network, ResNet20, units
+import fedbayes
+from fedbayes.errors import FedbayesWarning
+from fedbayes.models import LeNet5, ModelSettings, Network, ResNet20, build, units
 from fedbayes.models.networks import MLP
-from tests.toy_models import residual
+from tests.toy_models import head_first, residual, sequence
 
 
 def kept(network, share=0.5, seed=0):
@@ -93,3 +97,54 @@ def test_a_small_network_answers_like_one_with_zeros(module, shape):
         dense = item.dense() if name in found else item
         assert torch.equal(dense, tensor)
     assert units.load_units(units.store_units(network.units)) == network.units
+
+
+def test_outputs_are_those_that_compute_last():
+    network = build(ModelSettings(name="tests.toy_models:head_first"), (64,), 10, seed=0)
+    assert {layer.layer: layer.last for layer in network.units} == {"head": True, "body": False}
+    assert units.find_units(head_first((64,), 10))[1].last, "by registration it is the body"
+
+
+def test_layers_of_unknown_units_are_named():
+    network = Network(sequence((64,), 10))
+    assert network.unknown_layers == ["2 (Conv1d)"]
+    network(network.initial, torch.zeros(2, 64))
+    assert Network(residual((64,), 3)).unknown_layers == []
+
+
+@pytest.mark.parametrize("method", ["fedsparse", "scaffold-fedsparse", "fedl1", "feddrop"])
+def test_a_method_that_will_save_nothing_says_so(method):
+    settings = {
+        "rounds": 1,
+        "data": {"name": "digits", "clients": 2, "limit": 60, "partition": "iid"},
+        "method": {"name": method},
+    }
+    with pytest.warns(FedbayesWarning, match="no units in this network"):
+        fedbayes.run(model={"name": "tests.toy_models:sequence"}, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FedbayesWarning)
+        fedbayes.run(model={"hidden": [20]}, **settings)
+
+
+def test_dropout_says_where_it_drops_nothing():
+    settings = {"rounds": 1, "data": {"name": "digits", "clients": 2, "limit": 60}}
+    with pytest.warns(FedbayesWarning, match=r"drops nothing of all layers.*1 \(3\)"):
+        run = fedbayes.run(
+            model={"hidden": [3]}, method={"name": "feddrop", "dense_rate": 0.3}, **settings
+        )
+    whole = fedbayes.run(model={"hidden": [3]}, method={"name": "fedavg"}, **settings)
+    assert run.summary["bytes_down"] >= whole.summary["bytes_down"]
+
+
+def test_dropout_takes_running_statistics_along():
+    """A dropped unit's running mean goes with it, and only those who had it move it."""
+    run = fedbayes.run(
+        rounds=2,
+        data={"name": "digits", "clients": 3, "limit": 200, "partition": "iid"},
+        model={"name": "tests.toy_models:normalized"},
+        method={"name": "feddrop"},
+    )
+    server = run.server()
+    assert server.buffers["2.running_mean"].shape == (10,)
+    assert server.buffers["2.running_mean"].ne(0).any()
+    assert torch.isfinite(server.buffers["2.running_var"]).all()

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from fedbayes import Config, Simulation, run
 from fedbayes.contracts import Report
-from fedbayes.errors import ConfigError, EngineError
+from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
 from fedbayes.federation.party import Task
 from fedbayes.federation.worker import read, write
 from fedbayes.messages import encode
@@ -164,3 +165,28 @@ def test_threads_are_given_back(tmp_path):
     before = torch.get_num_threads()
     run(config("Slow", "sequential"), tmp_path)
     assert torch.get_num_threads() == before
+
+
+def test_no_more_workers_than_the_machine_bears(monkeypatch):
+    """A slip of the finger starts no thousand processes; the result is that of any number."""
+    from types import SimpleNamespace
+
+    from fedbayes.federation import workers
+
+    def machine(cores, gib):
+        monkeypatch.setattr(workers, "cpu_count", lambda: cores)
+        memory = SimpleNamespace(available=gib << 30)
+        monkeypatch.setattr(workers.psutil, "virtual_memory", lambda: memory)
+
+    machine(8, 64)
+    with pytest.warns(FedbayesWarning, match="8 of 1000 workers are started: .* 8 cores"):
+        assert workers.affordable(1000) == 8
+    with pytest.warns(FedbayesWarning, match="4 of 5 workers"):
+        assert workers.affordable(5, threads=2) == 4
+    machine(64, 3)
+    with pytest.warns(FedbayesWarning, match="6 of 1000 workers .* memory"):
+        assert workers.affordable(1000) == 6
+    machine(1, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert workers.affordable(2) == 2

@@ -2,6 +2,7 @@
 
 from math import prod
 
+import torch
 from torch import nn
 
 from fedbayes.models.networks import ResidualBlock
@@ -45,4 +46,46 @@ def stack(shape, classes):
         nn.Flatten(),
         nn.Dropout(0.2),
         nn.Linear(48, classes),
+    )
+
+
+def pretrained(shape, classes):
+    """A network whose first layer is frozen."""
+    module = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(prod(shape), 40),
+        nn.ReLU(),
+        nn.Linear(40, 20),
+        nn.ReLU(),
+        nn.Linear(20, classes),
+    )
+    module[1].requires_grad_(False)
+    return module
+
+
+class HeadFirst(nn.Module):
+    """A network whose outputs are registered first."""
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.head, self.body = nn.Linear(12, classes), nn.Linear(inputs, 12)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x.flatten(1))))
+
+
+def head_first(shape, classes):
+    """A network whose outputs are registered first."""
+    return HeadFirst(prod(shape), classes)
+
+
+def sequence(shape, classes):
+    """A convolution over a sequence, whose units nobody here knows."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Unflatten(1, (1, prod(shape))),
+        nn.Conv1d(1, 4, 5),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * (prod(shape) - 4), classes),
     )

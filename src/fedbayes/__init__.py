@@ -6,8 +6,9 @@ run = fedbayes.run(method={"name": "fedprox", "proximal": 0.1}, rounds=10)
 print(run.summary["global_accuracy"])
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedbayes.lazy import attributes
 
 if TYPE_CHECKING:
     from fedbayes.experiment.config import Config
@@ -29,23 +30,19 @@ __all__ = [
     "run_seeds",
 ]
 
-_PLACES = {
-    "Config": "fedbayes.experiment.config",
-    "Fusion": "fedbayes.fusion",
-    "Run": "fedbayes.experiment.run",
-    "SeedRuns": "fedbayes.experiment.seed_runs",
-    "Simulation": "fedbayes.experiment.run",
-    "Step": "fedbayes.experiment.run",
-    "fuse": "fedbayes.fusion",
-    "resume": "fedbayes.experiment.run",
-    "resume_seeds": "fedbayes.experiment.seed_runs",
-    "run": "fedbayes.experiment.run",
-    "run_seeds": "fedbayes.experiment.seed_runs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: PyTorch takes a second."""
-    if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
-    raise AttributeError(f"module 'fedbayes' has no attribute {name!r}")
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "Config": "fedbayes.experiment.config",
+        "Fusion": "fedbayes.fusion",
+        "Run": "fedbayes.experiment.run",
+        "SeedRuns": "fedbayes.experiment.seed_runs",
+        "Simulation": "fedbayes.experiment.run",
+        "Step": "fedbayes.experiment.run",
+        "fuse": "fedbayes.fusion",
+        "resume": "fedbayes.experiment.run",
+        "resume_seeds": "fedbayes.experiment.seed_runs",
+        "run": "fedbayes.experiment.run",
+        "run_seeds": "fedbayes.experiment.seed_runs",
+    },
+)

@@ -29,7 +29,7 @@ the user is Info. Nothing else remembers anything, so a run can stop and go on a
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -49,6 +49,7 @@ from fedbayes.inference.local import (
 from fedbayes.messages import Masked, Message, dense, dtype_of, shape_of
 from fedbayes.metrics import Predictor, Sampler
 from fedbayes.models import Network
+from fedbayes.models.units import Units
 from fedbayes.tensors import Samples, Tensors
 
 Info = dict[str, float]
@@ -119,7 +120,7 @@ class Site:
             self.training,
             lr=self.lr,
             stream=self.stream("batches"),
-            fixed=self.network.frozen,
+            fixed=self.network.buffers,
             apart=apart,
             project=project,
             held_out=self.held_out,
@@ -260,6 +261,12 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return None
 
+    def remarks(self, network: Network) -> list[str]:
+        """What a user should know before the first round of how the method takes to a network:
+        a layer that it leaves out, say. A sentence each.
+        """
+        return []
+
     @abstractmethod
     def init(self, network: Network, federation: Federation) -> ServerState:
         """The server's state before the first round."""
@@ -340,6 +347,27 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         private state.
         """
         return None
+
+
+def units_remarks(name: str, network: Network, touched: Collection[Units]) -> list[str]:
+    """What a method that leaves units out says of a network in which it cannot everywhere.
+
+    Args:
+        name: the method.
+        network: all clients' network.
+        touched: units that it may leave out.
+    """
+    if not touched:
+        return [
+            f"{name} finds no units in this network that it could leave out: messages are as "
+            "long as under fedavg"
+        ]
+    left = [f"{u.layer} ({u.kind})" for u in network.units if not u.last and u not in touched]
+    left += network.unknown_layers
+    if not left:
+        return []
+    shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+    return [f"{name} sends these layers whole, since their units or readers are unknown: {shown}"]
 
 
 def point_predictor(weights: Tensors, network: Network) -> Predictor:

@@ -4,6 +4,9 @@ Every one carries a message that names the thing at fault and the way out. The c
 prints the message alone; a traceback is for our own mistakes.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class FedbayesError(Exception):
     """Base of all errors that are the input's fault and not the program's."""
@@ -39,3 +42,9 @@ class EngineError(FedbayesError):
 
 class RunError(FedbayesError):
     """A run folder is absent, damaged, or cannot be continued."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """What to add to a message on an unknown word: the known one that is like it, if any is."""
+    close = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -8,6 +8,7 @@ deflated on the way: in a network of many small tensors it would weigh more than
 Nothing is pickled.
 """
 
+import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -125,12 +126,18 @@ LONGEST_HEADER = 100_000_000
 """Bytes; the limit of safetensors."""
 
 
-def encode(message: Mapping[str, Tensor | Masked], *, plain: bool = False) -> bytes:
+def encode(
+    message: Mapping[str, Tensor | Masked],
+    *,
+    plain: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> bytes:
     """The message as bytes; an empty message costs none.
 
     Args:
         message: tensors by name.
         plain: leave the header as it is; then the bytes are a safetensors file.
+        metadata: text for the header, which `decode` passes over.
 
     Raises:
         MessageError: a name contains `#`, which marks the parts of sparse tensors.
@@ -157,12 +164,25 @@ def encode(message: Mapping[str, Tensor | Masked], *, plain: bool = False) -> by
             stored = stored.clone()
         owners.add(stored.untyped_storage().data_ptr())
         flat[name] = stored
-    data = bytes(save(flat))
+    data = bytes(save(flat, dict(metadata) if metadata else None))
     if plain:
         return data
     end = 8 + int.from_bytes(data[:8], "little")
     header = zlib.compress(data[8:end], 9)
     return (len(header) | _DEFLATED).to_bytes(8, "little") + header + data[end:]
+
+
+def metadata(data: bytes) -> dict[str, str]:
+    """The text in the header of a safetensors file; none of bytes that are no such file."""
+    size = int.from_bytes(data[:8], "little")
+    if size > min(len(data), LONGEST_HEADER):
+        return {}
+    try:
+        header = json.loads(data[8 : 8 + size])
+    except ValueError:
+        return {}
+    found = header.get("__metadata__") if isinstance(header, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _inflated(data: bytes, longest: int) -> bytes:

@@ -6,10 +6,13 @@ makes engines agree bit for bit and lets a run resume where it was killed.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def sequence(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> np.random.SeedSequence:
@@ -36,20 +39,24 @@ def torch_stream(
     *,
     round: int = 0,
     client: int = 0,
-    device: torch.device | str = "cpu",
-) -> torch.Generator:
+    device: "torch.device | str" = "cpu",
+) -> "torch.Generator":
     """A PyTorch generator for this purpose, round and client."""
+    import torch
+
     stream = torch.Generator(device=device)
     stream.manual_seed(integer(seed, purpose, round=round, client=client))
     return stream
 
 
 @contextmanager
-def global_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+def global_stream(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
     """Seed PyTorch's global stream inside, and put it back as it was after.
 
     For code that draws from no stream of ours: dropout layers, initializations.
     """
+    import torch
+
     cuda = torch.device(device).type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
         # torch.manual_seed would prepare every kind of device, which takes longer than a step.

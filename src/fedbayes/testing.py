@@ -203,9 +203,9 @@ class MethodContract:
             return
         predict = ended.predictor()
         with Simulation(None, tmp_path) as simulation:
-            samples = simulation.data.test(0)
-            logits = predict(samples.x)
-        assert logits.shape == (len(samples.y), 10)
+            samples = simulation.data.raw_test(0, 20)
+            logits = predict(samples)
+        assert logits.shape == (20, 10)
         assert torch.isfinite(logits.exp()).all()
         assert 0 <= ended.summary["global_accuracy"] <= 1
 

@@ -5,11 +5,13 @@ import time
 from multiprocessing import get_context
 
 import numpy as np
+import pandas as pd
 import pytest
 from small_files import write_images
 
 from fedbayes.data import DataSettings, catalogue, load_dataset, plot_partition
 from fedbayes.data import cache as cache_module
+from fedbayes.data import dataset as dataset_module
 from fedbayes.data.sources import images
 from fedbayes.errors import DataError
 
@@ -148,3 +150,69 @@ def test_plot(tmp_path, shape):
         assert picture.format == "PNG"
         assert min(picture.size) > 300
         assert len(np.unique(np.asarray(picture.convert("L")))) > 8
+
+
+def own(file, **asked):
+    return load_dataset(DataSettings(path=file, **asked))
+
+
+def test_settings_of_reading_are_part_of_the_key(tmp_path):
+    """Whatever a reader depends on: a changed setting is not answered from the cache."""
+    file = tmp_path / "t.csv"
+    rows = [f"{k},{-k},{'xyz'[k % 3]},{'uv'[k % 2]},{'pq'[k % 2]}" for k in range(30)]
+    file.write_text("\n".join(["a,b,label,other,third", *rows]))
+    left_out = {"drop": ("other", "third")}
+    first = own(file, **left_out)
+    named = own(file, **left_out, classes=("z", "y", "x"))
+    assert named.classes == ("z", "y", "x")
+    assert named.y.tolist() == [2 - k for k in first.y.tolist()]
+    assert own(file, features=("b",)).features == ("b",)
+    assert own(file, features=("b", "a")).features == ("b", "a")
+    assert own(file, label="other", drop=("label", "third")).classes == ("u", "v")
+    assert own(file, group="third", drop=("other",)).group_names == ("p", "q")
+    assert len(list((tmp_path / "cache").iterdir())) == 6
+    # How the rows are divided is no concern of the reader.
+    own(file, **left_out, clients=3, partition="iid", test=0.5, limit=9)
+    assert len(list((tmp_path / "cache").iterdir())) == 6
+
+
+def test_the_digest_is_of_the_content(tmp_path, monkeypatch):
+    frame = pd.DataFrame({"a": np.arange(30.0), "label": list("xyz") * 10, "g": list("pq") * 15})
+
+    def digest(frame, name="t.csv", **asked):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        frame.to_csv(file, index=False)
+        return own(file, group="g", **asked).digest
+
+    whole = digest(frame)
+    assert len(whole) == 64
+    # The same content elsewhere, later, from the cache, or in another format.
+    assert digest(frame, "moved/other.csv") == whole
+    os.utime(tmp_path / "t.csv", ns=(1, 1))
+    assert own(tmp_path / "t.csv", group="g").digest == whole
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert own(tmp_path / "t.parquet", group="g").digest == whole
+    kept = [own(tmp_path / "t.csv", group="g", clients=k).digest for k in (1, 2)]
+    assert kept == [whole, whole]
+    one_number, swapped = frame.copy(), frame.copy()
+    one_number.loc[7, "a"] += 1e-3
+    swapped.iloc[[3, 4]] = frame.iloc[[4, 3]].to_numpy()
+    test = pd.concat([frame.assign(s="train")[:20], frame.assign(s="test")[20:]])
+    changed = [
+        digest(one_number),
+        digest(swapped),
+        digest(frame.replace({"label": {"x": "w"}})),
+        digest(frame.replace({"label": {"x": "y", "y": "x"}})),
+        digest(frame.replace({"g": {"p": "r"}})),
+        digest(frame.rename(columns={"a": "b"})),
+        digest(frame, classes=("x", "y", "z", "w")),
+        digest(test, split="s"),
+    ]
+    assert len({whole, *changed}) == 1 + len(changed)
+
+
+def test_the_digest_is_kept_with_the_decoded_copy(mnist, monkeypatch):
+    first = load_dataset(mnist).digest
+    monkeypatch.setattr(dataset_module, "_digest", None)
+    assert load_dataset(mnist).digest == first

@@ -47,7 +47,12 @@ def test_the_local_objective_in_plain_numpy(per):
     """The value of Eq. 41, and the gradient of the weights, for softmax regression."""
     net = network(dtype=torch.double)
     method = FedSparse(
-        l0=0.01, cross_entropy=0.02, cross_entropy_per=per, drift=0.3, temperature=0.05
+        output_gates=True,
+        l0=0.01,
+        cross_entropy=0.02,
+        cross_entropy_per=per,
+        drift=0.3,
+        temperature=0.05,
     )
     server = prior(net, method)
     start = dense(method.message(server, 0))
@@ -202,7 +207,7 @@ def test_what_is_pruned_stays_pruned_and_is_not_sent(tmp_path):
         rounds=12,
         data={"name": "digits", "clients": 4, "partition": "iid"},
         model={"hidden": [60]},
-        method={"name": "fedsparse", "l0": 1e-5},
+        method={"name": "fedsparse", "l0": 1e-5, "output_gates": True},
     )
     gone = None
     with Simulation(fedbayes.Config.create(**run), tmp_path) as simulation:
@@ -319,3 +324,11 @@ def test_sparsity_and_bytes_of_mid_on_cifar10(tmp_path):
     assert run.metrics[-1]["bytes_down"] < 0.55 * dense_bytes
     assert run.metrics[-1]["bytes_up"] < 0.55 * dense_bytes
     assert run.metrics[-1]["gate_shift_mean"] < 0.02 < run.metrics[0]["gate_shift_mean"]
+
+
+def test_all_classes_are_predicted_after_many_rounds():
+    """Outputs are not gated unless asked for: no class may go."""
+    run = fedbayes.run(method={"name": "fedsparse"}, rounds=60)
+    assert min(run.summary["class_accuracy"]) > 0
+    assert len(run.summary["class_accuracy"]) == 10
+    assert run.summary["sparsity"] > 0.1, "the test needs some pruning to be about something"

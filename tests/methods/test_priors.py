@@ -207,12 +207,13 @@ def test_the_ensemble_predicts_with_the_mean_of_softmaxes(tmp_path):
         folder=tmp_path,
         model={"hidden": [8]},
     )
-    x = torch.randn(6, 64)
+    x = torch.randint(17, (6, 64))
+    seen = run.preprocessing.apply(x)
     single = network([8], inputs=64, classes=10)
     probabilities = []
     for k in range(3):
         own = {n.removeprefix(f"{k}/"): t for n, t in run.model.items() if n.startswith(f"{k}/")}
-        probabilities.append(single(own, x).softmax(-1))
+        probabilities.append(single(own, seen).softmax(-1))
     mean = torch.stack(probabilities).mean(0)
     torch.testing.assert_close(run.predictor()(x).exp(), mean)
     assert not torch.allclose(probabilities[0], probabilities[1], atol=0.05)

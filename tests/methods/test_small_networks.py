@@ -83,7 +83,7 @@ def test_bytes_of_dropped_networks():
 def test_group_lasso_and_its_gradient():
     """Eq. 24, and a zero group with a gradient that is finite."""
     net, data = network(dtype=torch.double), samples(dtype=torch.double)
-    method = FedL1(l1=0.4)
+    method = FedL1(l1=0.4, output_groups=True)
     objective = method.objective(site(net))
     start = {n: t.clone() for n, t in net.initial.items()}
     alone = torch.nn.functional.cross_entropy(net(start, data.x), data.y)

@@ -422,7 +422,7 @@ def test_a_sequential_run(tmp_path):
         folder=tmp_path,
     )
     assert run.summary["local_accuracy"] > 0.9
-    x = torch.randn(4, 1, 8, 8)
+    x = torch.randint(17, (4, 1, 8, 8))
     probabilities = run.predictor()(x).exp()
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
     assert _part(run.model, "deviation/")["1.weight"].min() > 0

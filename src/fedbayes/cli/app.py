@@ -3,8 +3,10 @@
 import sys
 import warnings
 from errno import ENOSPC
-from typing import NoReturn, TextIO
+from importlib.metadata import version
+from typing import Annotated, NoReturn, TextIO
 
+import click
 import rich
 import typer
 from rich.markup import escape
@@ -12,11 +14,26 @@ from rich.markup import escape
 from fedbayes.errors import FedbayesError, FedbayesWarning
 
 app = typer.Typer(
-    help="Probabilistic federated learning on PyTorch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(version("fedbayes"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Probabilistic federated learning on PyTorch."""
 
 
 def main() -> None:
@@ -28,7 +45,15 @@ def main() -> None:
     warnings.simplefilter("always", FedbayesWarning)
     warnings.showwarning = _show
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        message = error.format_message()
+        if not message:  # the help was printed
+            sys.exit(error.exit_code)
+        context = getattr(error, "ctx", None)
+        fail(f"{message} See {context.command_path} --help." if context else message)
     except FedbayesError as error:
         fail(str(error))
     except OSError as error:

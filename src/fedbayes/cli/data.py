@@ -55,9 +55,10 @@ def data_show(
     settings: Setting = None,
 ) -> None:
     """Divide a data set and draw the class shares of each client to a PNG."""
-    from fedbayes.data import plot_partition
+    from fedbayes.data import choose_scheme, plot_partition
     from fedbayes.experiment.build import build_data
     from fedbayes.experiment.config import Config
+    from fedbayes.experiment.silos import PICTURES, writable
 
     shortcuts = {
         "data.name": name,
@@ -68,9 +69,12 @@ def data_show(
         "seed": seed,
     }
     config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
+    if out is not None:
+        writable(out, "the picture", PICTURES)
     data = build_data(config)
-    title = f"{data.dataset.name}, {config.data.partition}, {data.clients} clients"
-    path = out or Path(f"{data.dataset.name}-{config.data.partition}.png")
+    scheme = choose_scheme(data.dataset, config.data)
+    title = f"{data.dataset.name}, {scheme}, {data.clients} clients"
+    path = out or Path(f"{data.dataset.name}-{scheme}.png")
     try:
         plot_partition(data, path, title)
     except OSError as error:

@@ -10,12 +10,12 @@ from rich.table import Table
 
 from fedbayes.cli.app import app
 from fedbayes.cli.options import DataDir, Json, Setting, overrides
-from fedbayes.errors import RunError
+from fedbayes.errors import ModelError, RunError
 
 
 @app.command()
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .pt.")],
+    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .pt, .ckpt, .pt2.")],
     inputs: Annotated[
         list[Path] | None,
         typer.Argument(help="Models that it was fused from, to compare it with."),
@@ -25,48 +25,51 @@ def evaluate(
         Path | None, typer.Option(help="JSON: samples of each class that each input saw.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run folder: use the test sets of its clients.")
+        Path | None,
+        typer.Option(help="Run folder: its clients' test sets; with other data, its numbers."),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Network of files that do not say theirs, as in a config; its settings with "
+            "--set model.KEY=VALUE. [fully connected, by their shapes]",
+        ),
     ] = None,
     data_dir: DataDir = None,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Try a fully connected model on a test set, beside its inputs, average and ensembles."""
+    """Try a model on a test set, or on new rows with --set data.path=FILE, beside its inputs."""
     from dataclasses import asdict
 
-    from fedbayes.experiment.build import build_data, stored_data
-    from fedbayes.experiment.compare import compare
+    from fedbayes.experiment.compare import compare, find_tests, open_model
     from fedbayes.experiment.config import Config
-    from fedbayes.experiment.record import RunFolder
-    from fedbayes.experiment.silos import read_counts, read_models
+    from fedbayes.experiment.silos import read_counts
 
     files = inputs or []
     if counts is not None and not files:
         raise RunError("--counts weights the ensemble of the inputs; name them after the model")
-    if run is not None:
-        folder = RunFolder(run)
-        data = stored_data(folder.config(), folder)
-    else:
-        shortcuts = {"data.name": dataset, "data.dir": data_dir, "data.partition": "iid"}
-        config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
-        data = build_data(config)
-        if data.dataset.official_train is None:
-            Console(stderr=True).print(
-                f"{data.dataset.name} has no official test part: some of its samples, drawn with "
-                f"seed {config.seed}, are used, on which the models may have been trained. With "
-                "--run they are tried on the test sets of a run.",
-                highlight=False,
-                soft_wrap=True,
-            )
+    paths = [model, *files]
+    if len({str(path) for path in paths}) < len(paths):
+        raise ModelError("a model is named twice; it counts once")
+    shortcuts = {"data.name": dataset, "data.dir": data_dir, "model.name": network}
+    given = [*overrides(shortcuts), *(settings or [])]
+    of_network = [entry for entry in given if entry.strip().startswith("model.")]
+    chosen = Config.load(None, of_network).model if of_network else None
+    tests = find_tests(model, run, [entry for entry in given if entry not in of_network])
     scores = compare(
-        read_models([model, *files]),
-        data,
+        {str(path): open_model(path, tests, chosen) for path in paths},
+        tests,
         inputs=[str(file) for file in files],
         counts=read_counts(counts, files) if counts is not None else None,
     )
     if as_json:
         print(json.dumps([asdict(score) for score in scores]))
         return
+    Console().print(
+        f"{tests.what}, standardized {scores[0].standardized}", highlight=False, soft_wrap=True
+    )
     table = Table("model", "accuracy", "nll", "parameters", pad_edge=False)
     for score in scores:
         row = (f"{score.accuracy:.4f}", f"{score.nll:.4f}", f"{score.parameters:,}")
@@ -197,18 +200,24 @@ def calibrate(
     personal: Annotated[
         bool, typer.Option("--personal", help="Every client's own model on its own test set.")
     ] = False,
+    client: Annotated[
+        str | None,
+        typer.Option("--client", help="One client's own model on its test set; name or number."),
+    ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="PNG file for a reliability diagram.")
+        Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
     from fedbayes.experiment.calibration import plot, summary, trust
-    from fedbayes.experiment.silos import writable
+    from fedbayes.experiment.silos import PICTURES, writable
 
+    if personal and client is not None:
+        raise RunError("--personal is for all clients, --client for one; give one of them")
     if picture is not None:
-        writable(picture, "the picture")
-    found = trust(folder, personal=personal)
+        writable(picture, "the picture", PICTURES)
+    found = trust(folder, personal=personal, client=client)
     figures = summary(found)
     if picture is not None:
         plot(found, picture)
@@ -242,18 +251,23 @@ def export(
         typer.Option(
             "--out",
             "-o",
-            help="File: .safetensors or .pt for weights, .pt2 for a program of torch.export.",
+            help="File: .safetensors or .pt for weights, .pt2 (torch.export) or .onnx for a "
+            "program that takes raw samples.",
         ),
     ] = Path("model.safetensors"),
     compact: Annotated[
         bool, typer.Option("--compact", help="Cut units that are all zero out of the tensors.")
     ] = False,
+    client: Annotated[
+        str | None,
+        typer.Option("--client", help="A client's own network, by name or number."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Write the global model of a run for use elsewhere, physically smaller if asked."""
+    """Write the global model of a run, or a client's own, for use elsewhere."""
     from fedbayes.experiment.export import export
 
-    done = export(folder, out, small=compact)
+    done = export(folder, out, small=compact, client=client)
     if as_json:
         print(
             json.dumps(
@@ -262,11 +276,12 @@ def export(
                     "parameters": done.parameters,
                     "kept": done.kept,
                     "difference": done.difference,
+                    "tried": done.tried,
                 }
             )
         )
         return
     text = f"wrote {done.path}: {done.kept:,} of {done.parameters:,} parameters"
-    if compact:
-        text += f", outputs the same to {done.difference:.1g}"
+    if done.tried:
+        text += f", outputs the same to {done.difference:.1g} on {done.tried}"
     Console().print(text, highlight=False, soft_wrap=True)

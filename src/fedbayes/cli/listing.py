@@ -1,49 +1,131 @@
-"""`methods`, `version`: what there is."""
+"""`methods`, `settings`, `version`: what there is."""
 
 import json
+from collections.abc import Sequence
 from importlib.metadata import version as package_version
-from typing import Annotated, Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import app
+from fedbayes.cli.options import complete_key, completes
+
+if TYPE_CHECKING:
+    from fedbayes.experiment.settings import Row
+
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method alone.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="One method: its paper and parameters.", autocompletion=completes("method.name")
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List the methods with their parameters and papers."""
+    """List the methods, or tell of one its paper and parameters."""
     from fedbayes.experiment.config import find_method
+    from fedbayes.experiment.settings import rows
     from fedbayes.methods import METHODS
 
     chosen = {name: find_method(name)} if name else METHODS
-    listing: list[dict[str, Any]] = [
-        {
-            "name": key,
-            "summary": method.summary,
-            "paper": method.paper,
-            "parameters": {
-                field: {"default": info.default, "description": info.description or ""}
-                for field, info in method.model_fields.items()
-            },
-        }
-        for key, method in chosen.items()
-    ]
     if as_json:
+        listing: list[dict[str, Any]] = [
+            {
+                "name": key,
+                "summary": method.summary,
+                "paper": method.paper,
+                "parameters": {
+                    field: {"default": info.default, "description": info.description or ""}
+                    for field, info in method.model_fields.items()
+                },
+            }
+            for key, method in chosen.items()
+        ]
         print(json.dumps(listing, indent=2))
         return
-    table = Table("method", "parameter", "default", "", show_lines=False, pad_edge=False)
-    for entry in listing:
-        about = f"{entry['summary']}\n[dim]{entry['paper']}" if entry["paper"] else entry["summary"]
-        table.add_section()
-        table.add_row(f"[bold]{entry['name']}", "", "", about)
-        for field, info in entry["parameters"].items():
-            table.add_row("", field, str(info["default"]), info["description"])
-    Console().print(table)
+    console = Console(highlight=False)
+    if name is None:
+        table = Table("method", "", box=None, pad_edge=False, show_header=False)
+        for key, method in chosen.items():
+            table.add_row(f"[bold]{key}", escape(method.summary))
+        console.print(table)
+        console.print("\nPaper and parameters of one: fedbayes methods NAME")
+        return
+    method = chosen[name]
+    console.print(f"[bold]{escape(name)}[/bold]: {escape(method.summary)}")
+    if method.paper:
+        console.print(escape(method.paper), style="dim")
+    parameters = list(rows(method, "method."))
+    console.print("" if parameters else "It has no parameters.")
+    _print(console, parameters)
+
+
+@app.command()
+def settings(
+    key: Annotated[
+        str | None,
+        typer.Argument(
+            help="A setting or a table: training.lr, training, method.fedprox.",
+            autocompletion=complete_key,
+        ),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            "-m",
+            help="Method whose parameters are told.",
+            autocompletion=completes("method.name"),
+        ),
+    ] = "fedavg",
+    as_json: AsJson = False,
+    as_schema: Annotated[
+        bool, typer.Option("--schema", help="A JSON schema of a whole config, for editors.")
+    ] = False,
+) -> None:
+    """List what can be set in a config or with --set: type, default and meaning."""
+    from fedbayes.errors import ConfigError
+    from fedbayes.experiment import config
+    from fedbayes.experiment.settings import find, unknown
+    from fedbayes.methods import METHODS
+
+    if as_schema:
+        print(json.dumps(config.schema(), indent=2))
+        return
+    table, _, rest = (key or "").partition(".")
+    named, _, parameter = rest.partition(".")
+    if table == "method" and named in METHODS:
+        method, key = named, f"method.{parameter}" if parameter else "method"
+    known = config.settings(None if table not in ("", "method") else method)
+    found = find(known, key) if key else known
+    if not found and key:
+        raise ConfigError(unknown(key, known))
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(row) for row in found], indent=2))
+        return
+    _print(Console(highlight=False), found)
+
+
+def _print(console: Console, rows: Sequence["Row"]) -> None:
+    """Key, default and type on a line, the meaning below it."""
+    for row in rows:
+        default = row.default_text
+        value = f"= {escape(default)}" if row.default is not None else default
+        console.print(f"[bold]{row.key}[/bold] {value}  [dim]({escape(row.type)})")
+        about = fill(
+            row.description, console.width, initial_indent="    ", subsequent_indent="    "
+        )
+        console.print(about, markup=False)
 
 
 @app.command()

@@ -1,22 +1,119 @@
-"""Options that several commands have, and what becomes of them."""
+"""Options that several commands have, what is known of them, and what becomes of them."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperCommand, TyperOption
 
+
+def completes(key: str) -> Callable[[str], list[str]]:
+    """Completion of the value of an option that sets this key."""
+
+    def complete(incomplete: str) -> list[str]:
+        from fedbayes.experiment.config import settings
+
+        choices = [word for row in settings(None) if row.key == key for word in row.choices]
+        return [word for word in choices if word.startswith(incomplete)]
+
+    return complete
+
+
+def complete_key(incomplete: str) -> list[str]:
+    """Completion of a key."""
+    from fedbayes.experiment.config import settings
+
+    return [row.key for row in settings(None) if row.key.startswith(incomplete)]
+
+
+def _complete_setting(incomplete: str) -> list[str]:
+    """Completion of a key, and after its `=` of the value."""
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        return [f"{key}={word}" for word in completes(key)(value)]
+    return [f"{word}=" for word in complete_key(key)]
+
+
+Method = Annotated[
+    str | None,
+    typer.Option("--method", "-m", help="Method.", autocompletion=completes("method.name")),
+]
+DataSet = Annotated[
+    str | None,
+    typer.Option("--dataset", "-d", help="Data set.", autocompletion=completes("data.name")),
+]
+Model = Annotated[str | None, typer.Option(help="Network.", autocompletion=completes("model.name"))]
+DataPartition = Annotated[
+    str | None,
+    typer.Option(help="How data are divided.", autocompletion=completes("data.partition")),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="Who runs clients (flower: `federate` alone).", autocompletion=completes("engine")
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on stdout.")]
 Setting = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", help="Any setting, as in training.lr=0.05.", metavar="KEY=VALUE"),
+    typer.Option(
+        "--set",
+        "-s",
+        help="Any setting, as in training.lr=0.05; `fedbayes settings` lists them.",
+        metavar="KEY=VALUE",
+        autocompletion=_complete_setting,
+    ),
 ]
 Track = Annotated[
     list[str] | None, typer.Option("--track", help="Tell rounds to tensorboard or mlflow too.")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with data sets (FEDBAYES_DATA).")]
 
+_KEYS = {
+    "method": "method.name",
+    "dataset": "data.name",
+    "model": "model.name",
+    "clients": "data.clients",
+    "cohort": "cohort",
+    "rounds": "rounds",
+    "partition": "data.partition",
+    "alpha": "data.alpha",
+    "engine": "engine",
+    "workers": "workers",
+    "seed": "seed",
+}
+"""Settings that options of `run` set."""
+
+
+class SettingsCommand(TyperCommand):
+    """A command whose options set settings: the help tells their choices and defaults."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The options, with help from the settings."""
+        from fedbayes.experiment.config import settings
+
+        known = {row.key: row for row in settings(None)}
+        told: list[click.Parameter] = []
+        for option in super().get_params(ctx):
+            row = known.get(_KEYS.get(option.name or "", ""))
+            if row and isinstance(option, TyperOption):
+                option = copy(option)
+                about = (option.help or "").rstrip(".")
+                choices = f": {', '.join(row.choices)}" if row.choices else ""
+                default = "" if row.default is None else f" Default: {row.default}."
+                option.help = f"{about}{choices}.{default}"
+            told.append(option)
+        return told
+
 
 def overrides(shortcuts: Mapping[str, object]) -> list[str]:
     """The options that were given, as `key=value`."""
-    return [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
+    return [
+        f"{key}={json.dumps(str(value)) if isinstance(value, Path) else value}"
+        for key, value in shortcuts.items()
+        if value is not None
+    ]

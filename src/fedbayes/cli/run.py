@@ -13,31 +13,39 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbayes.cli.app import app
-from fedbayes.cli.options import DataDir, Json, Setting, Track, overrides
+from fedbayes.cli.options import (
+    DataDir,
+    DataPartition,
+    DataSet,
+    Engine,
+    Json,
+    Method,
+    Model,
+    Setting,
+    SettingsCommand,
+    Track,
+    overrides,
+)
 from fedbayes.errors import RunError
 from fedbayes.experiment.activity import Notify
 
 if TYPE_CHECKING:
-    from fedbayes.experiment.config import Config
-    from fedbayes.experiment.record import Metrics
     from fedbayes.experiment.run import Simulation
     from fedbayes.experiment.seed_runs import SeedRuns
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def run(
     config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", help="Method.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set.")] = None,
-    model: Annotated[str | None, typer.Option(help="Network.")] = None,
+    method: Method = None,
+    dataset: DataSet = None,
+    model: Model = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     cohort: Annotated[str | None, typer.Option(help="Clients in a round: 10, or 0.1.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    partition: Annotated[str | None, typer.Option(help="How data are divided.")] = None,
+    partition: DataPartition = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="sequential, workers or flower-simulation.")
-    ] = None,
+    engine: Engine = None,
     workers: Annotated[int | None, typer.Option(help="Processes of engine workers.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
     seeds: Annotated[
@@ -51,6 +59,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a federation; the defaults learn digits with FedAvg."""
+    from fedbayes.experiment.config import Config
+
     shortcuts = {
         "method.name": method,
         "data.name": dataset,
@@ -65,23 +75,19 @@ def run(
         "seed": seed,
         "data.dir": data_dir,
     }
+    settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
+    place = out or new_folder(settled.data.name, settled.method["name"])
 
-    def settle() -> tuple["Config", Path]:
-        from fedbayes.experiment.config import Config
-
-        settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
-        return settled, out or new_folder(settled.data.name, settled.method["name"])
-
+    # PyTorch is imported from here on, so that a wrong setting is told at once.
     def start(notify: Notify) -> "Simulation":
         from fedbayes.experiment.run import Simulation
 
-        return Simulation(*settle(), notify=notify)
+        return Simulation(settled, place, notify=notify)
 
     def start_seeds() -> "SeedRuns":
         from fedbayes.experiment.seed_runs import SeedRuns
 
-        settled, folder = settle()
-        return SeedRuns(settled, seeds or 1, folder)
+        return SeedRuns(settled, seeds or 1, place)
 
     if seeds is None:
         drive(start, track, as_json)
@@ -133,13 +139,15 @@ def drive(start: Callable[[Notify], "Simulation"], track: list[str] | None, as_j
     """
     from fedbayes.experiment.display import outcome
 
-    summary, again = _watch(start, track)
+    simulation = _watch(start, track)
+    summary = simulation.summary()
     if as_json:
         print(json.dumps(summary))
     else:
         Console().print(outcome(summary))
+    simulation.require_an_update()
     if summary["stopped_reason"] == "interrupted":
-        _stopped(f"go on with: {again}")
+        _stopped(f"go on with: {_again(simulation)}")
 
 
 def drive_seeds(start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool) -> None:
@@ -152,8 +160,9 @@ def drive_seeds(start: Callable[[], "SeedRuns"], track: list[str] | None, as_jso
     for seed in repeated.missing:
         begin = partial(repeated.open, seed)
         with repeated.naming(seed):
-            summary, _ = _watch(begin, track, title=f"seed {seed}: ", again=again)
-        if summary["stopped_reason"] == "interrupted":
+            simulation = _watch(begin, track, title=f"seed {seed}: ", again=again)
+            simulation.require_an_update()
+        if not simulation.over:
             _stopped(f"go on with: {again}")
     table = repeated.conclude()
     if as_json:
@@ -169,8 +178,8 @@ def _watch(
     *,
     title: str = "",
     again: str = "",
-) -> tuple["Metrics", str]:
-    """The summary of a run that is shown as it goes, and the command to go on with it.
+) -> "Simulation":
+    """Show a run as it goes to its end.
 
     Args:
         start: makes the simulation.
@@ -187,8 +196,7 @@ def _watch(
 
             check(track or ())
             simulation = start(display.notify)
-            federate = " federate" if simulation.config.engine == "flower" else ""
-            again = again or f"fedbayes{federate} resume {simulation.folder.path}"
+            again = again or _again(simulation)
             with (
                 simulation,
                 stop_after_round(simulation, console),
@@ -200,9 +208,15 @@ def _watch(
                     tell(step.metrics)
                 if not simulation.progress.round:
                     raise RunError(f"stopped before the first round; start with {again}")
-                return simulation.summary(), again
+                return simulation
     except KeyboardInterrupt:
         _stopped(f"stopped; go on with: {again}" if again else "stopped before the run began")
+
+
+def _again(simulation: "Simulation") -> str:
+    """The command that goes on with a run."""
+    federate = " federate" if simulation.config.engine == "flower" else ""
+    return f"fedbayes{federate} resume {simulation.folder.path}"
 
 
 def _stopped(words: str) -> NoReturn:

@@ -1,18 +1,25 @@
 """Data sets, their division among clients, and what each client holds.
 
 `load_dataset` gives one pool of samples, `partition` divides its rows among clients, and
-`FederatedData` hands out the samples of a client as tensors. Heavy libraries are imported
-where they are used, so that this package is quick to import in worker processes.
+`FederatedData` hands out the samples of a client as tensors. Heavy libraries, PyTorch too, are
+imported where they are used, so that this package is quick to import.
 """
+
+from typing import TYPE_CHECKING
 
 from fedbayes.data.catalogue import catalogue, load_dataset
 from fedbayes.data.dataset import Dataset
-from fedbayes.data.federated import FederatedData
 from fedbayes.data.known import Entry
 from fedbayes.data.partition import Partition, partition
-from fedbayes.data.plot import plot_partition
+from fedbayes.data.schemes import choose_scheme
 from fedbayes.data.settings import DataSettings
-from fedbayes.tensors import Samples
+from fedbayes.lazy import attributes
+
+if TYPE_CHECKING:
+    from fedbayes.data.federated import FederatedData, pixel_order
+    from fedbayes.data.plot import plot_partition
+    from fedbayes.data.preprocessing import Preprocessing
+    from fedbayes.tensors import Samples
 
 __all__ = [
     "DataSettings",
@@ -20,9 +27,23 @@ __all__ = [
     "Entry",
     "FederatedData",
     "Partition",
+    "Preprocessing",
     "Samples",
     "catalogue",
+    "choose_scheme",
     "load_dataset",
     "partition",
+    "pixel_order",
     "plot_partition",
 ]
+
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "FederatedData": "fedbayes.data.federated",
+        "Preprocessing": "fedbayes.data.preprocessing",
+        "Samples": "fedbayes.tensors",
+        "pixel_order": "fedbayes.data.federated",
+        "plot_partition": "fedbayes.data.plot",
+    },
+)

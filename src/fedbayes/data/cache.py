@@ -23,7 +23,7 @@ from fedbayes.data.dataset import Array, Dataset
 from fedbayes.errors import DataError
 
 ENVIRONMENT = "FEDBAYES_CACHE"
-_FORMAT = 1
+_FORMAT = 2
 _ARRAYS = ("x", "y", "groups", "mean", "std")
 _ABANDONED = 24 * 3600
 
@@ -77,7 +77,7 @@ def _open(place: Path) -> Dataset | None:
     try:
         content: dict[str, Any] = json.loads((place / "dataset.json").read_text("utf-8"))
         stored = content.pop("arrays")
-        for name in ("classes", "group_names", "features"):
+        for name in ("classes", "group_names", "features", "notes"):
             content[name] = tuple(content[name])
         for name in _ARRAYS:
             file = place / f"{name}.npy"

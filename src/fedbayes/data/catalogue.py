@@ -29,9 +29,8 @@ def load_dataset(settings: DataSettings) -> Dataset:
     """
     if settings.path is not None:
         files = own.own_files(settings.path)
-        columns = (settings.label, settings.group, settings.split, settings.drop)
         flat = [file for part in files.values() for file in part]
-        key = fingerprint(flat, *columns, settings.drops_incomplete)
+        key = fingerprint(flat, settings.reading)
         return cached(settings.name, key, lambda: own.read_own(files, settings))
     permuted = settings.name == "permuted-mnist"
     known = KNOWN["mnist" if permuted else settings.name]
@@ -40,7 +39,7 @@ def load_dataset(settings: DataSettings) -> Dataset:
     files_found = known.find(place) if place is not None and place.is_dir() else []
     if known.folder and not files_found and not known.on_hub:
         raise DataError(_absent(known, place))
-    key = fingerprint(files_found, settings.drops_incomplete)
+    key = fingerprint(files_found, settings.reading)
     folder = place if files_found else None
     try:
         dataset = cached(known.entry.name, key, lambda: known.read(folder, settings))

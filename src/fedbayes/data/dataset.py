@@ -1,6 +1,9 @@
 """One pool of labelled samples, wherever it came from."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -46,10 +49,14 @@ class Dataset:
     """Standard deviation likewise; 1 where a channel or feature is constant."""
     scale: float
     """What x is divided by before all else: 255 for images of 8 bits."""
+    digest: str
+    """SHA-256, in hex, of all that a model sees of these data: the same wherever they lie."""
     features: tuple[str, ...] = ()
     """Names of the features of a table."""
     permuted: bool = False
     """Whether each client sees its pixels in a fixed order of its own."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how the data were read, such as rows that were left out."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,6 +80,7 @@ def build_dataset(
     group_names: tuple[str, ...] = (),
     scale: float = 1.0,
     features: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
 ) -> Dataset:
     """A data set of these arrays, checked, with the statistics that standardize it.
 
@@ -86,6 +94,7 @@ def build_dataset(
         group_names: Names of the natural clients.
         scale: Divisor of x.
         features: Names of the columns of a table.
+        notes: What a user should know of how the data were read.
 
     Raises:
         DataError: There are no samples, too few classes, or infinite values.
@@ -93,26 +102,54 @@ def build_dataset(
     if len(x) == 0:
         raise DataError(f"{name}: there are no samples in it")
     if len(x) != len(y) or (groups is not None and len(groups) != len(y)):
-        raise DataError(f"{name}: {len(x)} samples do not match {len(y)} labels")
+        raise DataError(f"{name}: {len(x):,} samples do not match {len(y):,} labels")
     if len(classes) < 2:
-        raise DataError(f"{name}: at least two classes are needed, found {list(classes)}")
+        only = f"and there is only '{classes[0]}'" if classes else "and there is none"
+        raise DataError(f"{name}: at least two classes are needed, {only}")
     if official_train is not None and not 0 < official_train < len(x):
         raise DataError(f"{name}: its official training or test part is empty")
     _refuse_infinite(name, x, features)
+    y = np.asarray(y, np.int64)
+    groups = None if groups is None else np.asarray(groups, np.int64)
     mean, std = moments(x, np.arange(official_train or len(x)), scale)
     return Dataset(
         name=name,
         x=x,
-        y=np.asarray(y, np.int64),
+        y=y,
         classes=classes,
         official_train=official_train,
-        groups=None if groups is None else np.asarray(groups, np.int64),
+        groups=groups,
         group_names=group_names,
         mean=mean,
         std=std,
         scale=scale,
+        digest=_digest(
+            (x, y, groups),
+            {
+                "classes": classes,
+                "features": features,
+                "group_names": group_names,
+                "official_train": official_train,
+                "scale": scale,
+            },
+        ),
         features=features,
+        notes=notes,
     )
+
+
+def _digest(arrays: Sequence[Array | None], facts: dict[str, Any]) -> str:
+    """SHA-256 of arrays, their types and shapes included, and of facts about them."""
+    digest = sha256(json.dumps(facts, sort_keys=True).encode())
+    for array in arrays:
+        if array is None:
+            digest.update(b"|none|")
+            continue
+        digest.update(f"|{array.dtype.str}{array.shape}|".encode())
+        for start in range(0, len(array), CHUNK):
+            part = np.ascontiguousarray(array[start : start + CHUNK])
+            digest.update(part.reshape(-1).data)
+    return digest.hexdigest()
 
 
 def moments(x: Array, rows: Rows, scale: float) -> tuple[Array, Array]:
@@ -154,8 +191,9 @@ def _refuse_infinite(name: str, x: Array, features: tuple[str, ...]) -> None:
     bad = np.isinf(x)
     if bad.any():
         place = np.argwhere(bad)[0]
-        where = f"column '{features[place[1]]}'" if features else f"position {tuple(place[1:])}"
+        position = ", ".join(str(int(index)) for index in place[1:])
+        where = f"column '{features[place[1]]}'" if features else f"position {position}"
         raise DataError(
-            f"{name}: sample {place[0]} has an infinite value at {where}; "
+            f"{name}: sample {int(place[0])} has an infinite value at {where}; "
             "replace it, or leave it empty to have it imputed"
         )

@@ -6,6 +6,7 @@ import torch
 from fedbayes import seeds
 from fedbayes.data.dataset import Array, Dataset, Rows, moments
 from fedbayes.data.partition import Partition
+from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.data.schemes import Division
 from fedbayes.errors import DataError
 from fedbayes.tensors import Samples
@@ -26,6 +27,8 @@ class FederatedData:
         partition: Partition,
         seed: int,
         statistics: tuple[Array, Array] | None = None,
+        *,
+        label: str = "",
     ) -> None:
         """Put a data set and its partition together.
 
@@ -35,6 +38,7 @@ class FederatedData:
             seed: Seed of the run or trial; the clients' pixel orders come from it.
             statistics: Mean and deviation to standardize by, in place of the data's own: where
                 these samples are one of several parts that lie apart.
+            label: Name of the label's column, if it has one.
 
         Raises:
             DataError: The partition is not one of this data set.
@@ -55,9 +59,20 @@ class FederatedData:
             self.mean, self.std = moments(dataset.x, np.sort(partition.train), dataset.scale)
         # As a plain array: indexing the subclass np.memmap costs more.
         self._x = np.asarray(dataset.x)
-        self._offset = self._per_channel(self.mean * dataset.scale)
-        self._factor = self._per_channel(self.std * dataset.scale)
         self._may_miss = dataset.x.dtype.kind == "f"
+        self.preprocessing = Preprocessing(
+            shape=dataset.shape,
+            scale=float(dataset.scale),
+            mean=tuple(np.asarray(self.mean, np.float32).tolist()),
+            std=tuple(np.asarray(self.std, np.float32).tolist()),
+            classes=dataset.classes,
+            features=dataset.features,
+            label=label,
+            permuted=dataset.permuted,
+            dataset=dataset.name,
+            digest=dataset.digest,
+            samples=dataset.samples,
+        )
 
     @property
     def clients(self) -> int:
@@ -103,6 +118,16 @@ class FederatedData:
         start, stop, _ = slice(start, stop).indices(self.test_total)
         return self._gather(self.partition.test, self.partition.test_offsets, start, stop)
 
+    def raw_test(self, start: int, stop: int, *, permute: bool = True) -> torch.Tensor:
+        """The same samples as the source has them, uint8 or float32 [n, ...]; where clients see
+        pixels in an order of their own, in that order if `permute`.
+        """
+        start, stop, _ = slice(start, stop).indices(self.test_total)
+        x = torch.from_numpy(np.array(self._x[self.partition.test[start:stop]]))
+        if permute and self.dataset.permuted:
+            self._permute(x.flatten(1).numpy(), self.partition.test_offsets, start, stop)
+        return x
+
     def test_labels(self) -> Rows:
         """Labels of all clients' test samples, client by client [n]."""
         return np.asarray(self.dataset.y[self.partition.test])
@@ -124,10 +149,7 @@ class FederatedData:
         """Entries `start` to `stop` of ragged rows, standardized."""
         rows = all_rows[start:stop]
         x = torch.from_numpy(self._x[rows]).to(torch.float32, copy=True)
-        x.sub_(self._offset).div_(self._factor)
-        if self._may_miss:
-            # Zero is the mean of the training rows, once standardized.
-            x.nan_to_num_(nan=0.0)
+        self.preprocessing.standardize_(x, may_miss=self._may_miss)
         if self.dataset.permuted:
             self._permute(x.flatten(1).numpy(), offsets, start, stop)
         return Samples(x, torch.from_numpy(np.asarray(self.dataset.y[rows])))
@@ -140,13 +162,10 @@ class FederatedData:
             begin = max(int(offsets[client]), start) - start
             end = min(int(offsets[client + 1]), stop) - start
             if begin < end:
-                x[begin:end] = x[begin:end][:, self._pixel_order(client)]
+                x[begin:end] = x[begin:end][:, pixel_order(self.seed, client, self.shape)]
 
-    def _pixel_order(self, client: int) -> Rows:
-        stream = seeds.numpy_stream(self.seed, "pixels", client=client)
-        return stream.permutation(int(np.prod(self.shape)))
 
-    def _per_channel(self, values: Array) -> torch.Tensor:
-        """Values [C], shaped to broadcast over samples [n, C, ...]."""
-        tensor = torch.from_numpy(np.array(values, np.float32))
-        return tensor.reshape(-1, *(1,) * (len(self.shape) - 1))
+def pixel_order(seed: int, client: int, shape: tuple[int, ...]) -> Rows:
+    """The order in which a client sees its pixels, where each has one of its own [pixels]."""
+    stream = seeds.numpy_stream(seed, "pixels", client=client)
+    return stream.permutation(int(np.prod(shape)))

@@ -9,10 +9,11 @@ import numpy as np
 
 from fedbayes.data.dataset import Dataset, build_dataset
 from fedbayes.data.names import CIFAR10, CIFAR100, DIGITS, LETTERS
-from fedbayes.data.settings import DataSettings
+from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources import einstein, har, leaf
 from fedbayes.data.sources.files import PARTS, parts_by_name
 from fedbayes.data.sources.images import ImageLayout, read_images
+from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
 
 
@@ -41,7 +42,7 @@ class Entry:
 Find = Callable[[Path], list[Path]]
 """The files of a set in its folder; empty if they are not there."""
 
-Read = Callable[[Path | None, DataSettings], Dataset]
+Read = Callable[[Path | None, SourceSettings], Dataset]
 """Reads a set from its folder, or from the hub if that is None."""
 
 
@@ -60,7 +61,7 @@ class Known:
     """Whether the Hugging Face hub has it."""
 
 
-def _read_digits(folder: Path | None, settings: DataSettings) -> Dataset:
+def _read_digits(folder: Path | None, settings: SourceSettings) -> Dataset:
     from sklearn.datasets import load_digits
 
     content = load_digits()
@@ -73,11 +74,13 @@ def _find_parquet(folder: Path) -> list[Path]:
 
 
 def _read_parquet(
-    name: str, layout: ImageLayout, hub: str, folder: Path | None, settings: DataSettings
+    name: str, layout: ImageLayout, hub: str, folder: Path | None, settings: SourceSettings
 ) -> Dataset:
     files = None if folder is None else parts_by_name(folder, ".parquet")
     if files is not None and layout.group is None and len(files) < len(PARTS):
-        raise DataError(f"{folder} needs train and test Parquet files, and has only {list(files)}")
+        raise DataError(
+            f"{folder} needs train and test Parquet files, and has only {listed(files)}"
+        )
     return read_images(name, layout, files, hub)
 
 
@@ -85,7 +88,7 @@ def _find_leaf(folder: Path) -> list[Path]:
     return [file for part in leaf.leaf_files(folder).values() for file in part]
 
 
-def _read_femnist(folder: Path | None, settings: DataSettings) -> Dataset:
+def _read_femnist(folder: Path | None, settings: SourceSettings) -> Dataset:
     if folder is not None and not _find_parquet(folder):
         files = leaf.leaf_files(folder)
         return leaf.read_leaf("femnist", files, classes=DIGITS + LETTERS, picture=(1, 28, 28))
@@ -93,14 +96,14 @@ def _read_femnist(folder: Path | None, settings: DataSettings) -> Dataset:
     return _read_parquet("femnist", layout, "flwrlabs/femnist", folder, settings)
 
 
-def _read_har(folder: Path | None, settings: DataSettings) -> Dataset:
+def _read_har(folder: Path | None, settings: SourceSettings) -> Dataset:
     files = har.text_files(folder) if folder is not None else []
     if files:
         return har.read_text("har", files)
     return har.read_parquet("har", None if folder is None else parts_by_name(folder, ".parquet"))
 
 
-def _read_vehicle(folder: Path | None, settings: DataSettings) -> Dataset:
+def _read_vehicle(folder: Path | None, settings: SourceSettings) -> Dataset:
     return leaf.read_leaf("vehicle", leaf.leaf_files(folder or Path()))
 
 
@@ -108,7 +111,7 @@ def _find_sheet(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.xlsx"))[:1]
 
 
-def _read_einstein(folder: Path | None, settings: DataSettings) -> Dataset:
+def _read_einstein(folder: Path | None, settings: SourceSettings) -> Dataset:
     (file,) = _find_sheet(folder or Path())
     return einstein.read_einstein("einstein", file, settings.drops_incomplete)
 

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import warnings
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ import numpy as np
 from fedbayes import seeds
 from fedbayes.data.dataset import Dataset, Rows
 from fedbayes.data.holdout import deal_official, own_fraction, rows_needed
-from fedbayes.data.schemes import Division, divide, group_by_client
+from fedbayes.data.leftovers import left_out
+from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_client
 from fedbayes.data.settings import DataSettings
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, FedbayesWarning
 
 DEFAULT_FRACTION = 0.25
 """Part of a client's samples that it tests on, where there is no official test part."""
@@ -102,7 +104,8 @@ _RAGGED = ("train", "train_offsets", "test", "test_offsets")
 def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     """Divide the rows of a data set among clients.
 
-    The same arguments give the same partition, whatever was drawn before.
+    The same arguments give the same partition, whatever was drawn before. What the data set or
+    its division leaves out, unless a limit asks for it, is said as a `FedbayesWarning`.
 
     Args:
         dataset: The pool.
@@ -120,6 +123,7 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
         settings.min_samples if fraction is None else rows_needed(settings.min_samples, fraction)
     )
     division = divide(dataset, pool, settings, needed, seed)
+    official = np.zeros(0, np.int64)
     if settings.test_counts is not None:
         left = np.setdiff1d(pool, division.rows)
         chosen = _of_each_class(dataset.y, left, settings.test_counts, stream)
@@ -136,13 +140,16 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
                 dataset,
                 division,
                 official,
-                settings.partition == "natural",
+                choose_scheme(dataset, settings) == "natural",
                 seeds.numpy_stream(seed, "holdout"),
             ),
         )
+    notes = left_out(dataset, settings, pool, division, test, official, fraction)
     if settings.samples_per_client is not None:
         train = _cap(train, settings.samples_per_client, seeds.numpy_stream(seed, "cap"))
     _refuse_small(train, settings)
+    for note in (*dataset.notes, *notes):
+        warnings.warn(note, FedbayesWarning, stacklevel=2)
     return Partition(train.rows, train.offsets, test.rows, test.offsets, division.names)
 
 

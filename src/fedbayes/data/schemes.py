@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbayes import seeds
 from fedbayes.data.dataset import Array, Dataset, Rows
-from fedbayes.data.settings import DEFAULT_CLIENTS, DataSettings
+from fedbayes.data.settings import DEFAULT_CLIENTS, DataSettings, Scheme
 from fedbayes.errors import DataError
 
 if TYPE_CHECKING:
@@ -45,6 +45,13 @@ def group_by_client(rows: Rows, client: Rows, names: tuple[str, ...]) -> Divisio
     return Division(rows[order], np.concatenate([[0], np.cumsum(sizes)]), names)
 
 
+def choose_scheme(dataset: Dataset, settings: DataSettings) -> Scheme:
+    """The scheme that divides a data set: the one asked for, or the default for this set."""
+    if settings.partition != "default":
+        return settings.partition
+    return "natural" if settings.path is not None and dataset.groups is not None else "dirichlet"
+
+
 def divide(
     dataset: Dataset, pool: Rows, settings: DataSettings, needed: int, seed: int
 ) -> Division:
@@ -61,7 +68,8 @@ def divide(
     Raises:
         DataError: The rows cannot be divided so.
     """
-    if settings.partition == "natural":
+    scheme = choose_scheme(dataset, settings)
+    if scheme == "natural":
         return _natural(dataset, pool, settings, needed)
     clients = settings.clients or len(settings.class_counts or ()) or DEFAULT_CLIENTS
     if clients > len(pool):
@@ -72,7 +80,7 @@ def divide(
     stream = seeds.numpy_stream(seed, "partition")
     pool = stream.permutation(pool)
     labels = dataset.y[pool]
-    client = _SCHEMES[settings.partition](labels, clients, settings, needed, stream)
+    client = _SCHEMES[scheme](labels, clients, settings, needed, stream)
     held = client >= 0
     names = tuple(f"client-{index}" for index in range(clients))
     return group_by_client(pool[held], client[held], names)
@@ -225,9 +233,10 @@ def _natural(dataset: Dataset, pool: Rows, settings: DataSettings, needed: int) 
     sizes = np.bincount(groups[known], minlength=len(dataset.group_names))
     chosen = np.flatnonzero(sizes >= needed)
     if len(chosen) < (settings.clients or 1):
+        other = ", or partition = 'dirichlet'" if settings.partition == "default" else ""
         raise DataError(
             f"{dataset.name} has {len(chosen)} groups of at least {needed} samples, not "
-            f"{settings.clients or 1}; use fewer clients or a smaller min_samples"
+            f"{settings.clients or 1}; use fewer clients, or a smaller min_samples{other}"
         )
     chosen = chosen[: settings.clients]
     client_of = np.full(len(dataset.group_names), -1)

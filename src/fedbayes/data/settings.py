@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from fedbayes.errors import did_you_mean
+from fedbayes.fields import Several
+
 BUILT_IN = (
     "digits",
     "mnist",
@@ -21,18 +24,28 @@ BUILT_IN = (
 Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"]
 """Ways to divide data among clients."""
 
+ANY_SET = frozenset(("name", "dir", "path", "missing"))
+"""Settings of how data are read that are not for own data alone."""
+
 DEFAULT_CLIENTS = 10
 """Number of clients of an artificial partition, unless said otherwise."""
 
 
-class DataSettings(BaseModel):
-    """Which data, and how it is divided among clients."""
+class SourceSettings(BaseModel):
+    """Which data, and how they are read: all that decoded data depend on.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    Readers get these settings and no others, and the cache is keyed by all of them.
+    """
+
+    # A column may be called 1, which TOML takes for a number.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True
+    )
 
     name: str = Field(
         "digits",
         description=f"Data set: {', '.join(BUILT_IN)}; or own, with path.",
+        examples=list(BUILT_IN),
     )
     dir: Path | None = Field(
         None,
@@ -51,30 +64,50 @@ class DataSettings(BaseModel):
     split: str | None = Field(
         None, description="Own tables: a column that says train or test, left out of x."
     )
-    classes: tuple[str, ...] = Field(
+    classes: Several[str] = Field(
         (), description="Own tables and arrays: names of all classes, where some may not occur."
     )
-    drop: tuple[str, ...] = Field((), description="Own tables: columns to leave out of x.")
+    drop: Several[str] = Field((), description="Own tables: columns to leave out of x.")
+    features: Several[str] = Field(
+        (),
+        description="Own tables: the columns to take as x, in this order; all others are left "
+        "out. Default: all but label, group, split and drop.",
+    )
     missing: Literal["default", "impute", "drop"] = Field(
         "default",
         description="Rows of a table with missing values: impute the mean of the clients' "
         "training rows, or drop them. Default: drop for einstein, impute for others.",
     )
+
+    @property
+    def drops_incomplete(self) -> bool:
+        """Whether rows with missing values are left out."""
+        return self.missing == "drop" or (self.missing == "default" and self.name == "einstein")
+
+    @property
+    def reading(self) -> str:
+        """All that the decoded data depend on, beside the files, as text."""
+        settings = set(SourceSettings.model_fields) - ANY_SET
+        return f"{self.model_dump_json(include=settings)} {self.drops_incomplete}"
+
+
+class DataSettings(SourceSettings):
+    """Which data, and how it is divided among clients."""
+
     clients: int | None = Field(
         None,
         ge=1,
         description=f"Number of clients. Default: {DEFAULT_CLIENTS}, or every group of a "
         "natural partition, of which a number takes the first ones.",
     )
-    partition: Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"] = (
-        Field(
-            "dirichlet",
-            description="iid: equal parts at random. dirichlet: each class is divided by "
-            "Dirichlet shares. dirichlet-equal: each client has a Dirichlet class mix and the same "
-            "number of samples. shards: each client gets shards of the samples sorted by class. "
-            "counts: each client gets so many of each class as class_counts says. "
-            "natural: one client per writer, subject or sensor.",
-        )
+    partition: Literal["default", Scheme] = Field(
+        "default",
+        description="iid: equal parts at random. dirichlet: each class is divided by "
+        "Dirichlet shares. dirichlet-equal: each client has a Dirichlet class mix and the same "
+        "number of samples. shards: each client gets shards of the samples sorted by class. "
+        "counts: each client gets so many of each class as class_counts says. "
+        "natural: one client per writer, subject or sensor. Default: natural where your own data "
+        "name groups, else dirichlet.",
     )
     alpha: float = Field(
         0.4, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small is skewed."
@@ -90,7 +123,7 @@ class DataSettings(BaseModel):
         description="counts: samples of each client and class, as in [[30, 10], [5, 45]]. They "
         "are training samples if test_counts or an official test part is used.",
     )
-    test_counts: tuple[int, ...] | None = Field(
+    test_counts: Several[int] | None = Field(
         None,
         description="counts: test samples of each class, drawn from those that no client trains "
         "on and dealt to the clients in proportion to their training classes.",
@@ -136,15 +169,19 @@ class DataSettings(BaseModel):
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
         if self.name not in (*BUILT_IN, "own"):
+            like = did_you_mean(self.name, BUILT_IN)
             raise ValueError(
-                f"there is no data set '{self.name}'; choose one of {', '.join(BUILT_IN)}, "
+                f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
                 "or give the path of your own"
             )
-        if (self.name == "own") != (self.path is not None):
+        if self.name == "own" and self.path is None:
+            raise ValueError("name = 'own' needs the path of your own data; give path too")
+        if self.name != "own" and self.path is not None:
             raise ValueError(
                 f"name = '{self.name}' and path = {self.path} do not go together: your own data "
-                "needs name = 'own' and its path, a built-in set needs no path"
+                "has name = 'own', a built-in set needs no path"
             )
+        self._check_columns()
         if isinstance(self.test, float) and not 0 < self.test < 1:
             raise ValueError(f"test = {self.test} must lie between 0 and 1, or be 'official'")
         if (self.partition == "counts") != (self.class_counts is not None):
@@ -154,6 +191,28 @@ class DataSettings(BaseModel):
         if self.class_counts is not None:
             self._check_counts(self.class_counts)
         return self
+
+    def _check_columns(self) -> None:
+        if self.path is None:
+            for setting, field in SourceSettings.model_fields.items():
+                if setting not in ANY_SET and getattr(self, setting) != field.default:
+                    raise ValueError(
+                        f"{setting} is for your own data, and has no effect on {self.name}; "
+                        "leave it out, or give the path of your own data"
+                    )
+        for setting in ("classes", "features"):
+            names = getattr(self, setting)
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"{setting} names '{twice}' twice; name it once")
+        if self.features and self.drop:
+            raise ValueError("features and drop exclude one another: features names all that stays")
+        for setting in ("label", "group", "split"):
+            if getattr(self, setting) in self.features:
+                raise ValueError(
+                    f"features names '{getattr(self, setting)}', which is the {setting}; "
+                    f"leave it out of features"
+                )
 
     def _check_counts(self, counts: tuple[tuple[int, ...], ...]) -> None:
         rows = [*counts, *([self.test_counts] if self.test_counts is not None else [])]
@@ -165,8 +224,3 @@ class DataSettings(BaseModel):
             raise ValueError(f"clients is {self.clients}, class_counts has {len(counts)} rows")
         if self.test_counts is not None and self.test != "default":
             raise ValueError("test_counts and test exclude one another; leave test out")
-
-    @property
-    def drops_incomplete(self) -> bool:
-        """Whether rows with missing values are left out."""
-        return self.missing == "drop" or (self.missing == "default" and self.name == "einstein")

@@ -1,51 +1,122 @@
 """From a config to the things it names."""
 
+import warnings
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from fedbayes import models
-from fedbayes.data import FederatedData, Partition, load_dataset, partition
-from fedbayes.errors import ConfigError
+from fedbayes.data import (
+    Dataset,
+    FederatedData,
+    Partition,
+    Preprocessing,
+    load_dataset,
+    partition,
+)
+from fedbayes.data.wording import listed
+from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.record import RunFolder
 from fedbayes.federation.party import Party
 from fedbayes.models import Network
 
 
-def build_data(config: Config, division: Partition | None = None) -> FederatedData:
-    """The clients' data, divided as given, or as the config says."""
+def build_data(config: Config) -> FederatedData:
+    """The clients' data, divided as the config says."""
     dataset = load_dataset(config.data)
-    return FederatedData(
-        dataset, division or partition(dataset, config.data, config.seed), config.seed
-    )
+    divided = partition(dataset, config.data, config.seed)
+    return FederatedData(dataset, divided, config.seed, label=_label(config))
 
 
-def stored_data(config: Config, folder: RunFolder) -> FederatedData:
-    """The clients' data as the run folder has them divided.
+def stored_data(
+    config: Config, folder: RunFolder, *, changed: Literal["warn", "refuse", "ignore"] = "warn"
+) -> FederatedData:
+    """The clients' data as the run folder has them divided and standardized.
 
     The stored division is what counts: another version of a library may draw another one. Only
     a run that was killed before it was written divides anew.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        changed: what to do where the data are no longer those that the run began with.
+
+    Raises:
+        RunError: the data have changed and that is refused, or the model no longer fits them.
     """
+    dataset = load_dataset(config.data)
+    before = folder.preprocessing()
+    statistics = None
+    if before is not None:
+        _compare(before, dataset, folder, changed)
+        statistics = before.statistics
     if folder.partition_file.exists():
-        return build_data(config, Partition.load(folder.partition_file))
-    return build_data(config)
+        divided = Partition.load(folder.partition_file)
+    else:
+        divided = partition(dataset, config.data, config.seed)
+    return FederatedData(dataset, divided, config.seed, statistics, label=_label(config))
+
+
+def _label(config: Config) -> str:
+    return "" if config.data.path is None else config.data.label
+
+
+def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: str) -> None:
+    """See whether the data are those that a run began with."""
+    kinds = {
+        "samples": (before.shape, now.shape),
+        "features": (before.features, now.features),
+        "classes": (before.classes, now.classes),
+    }
+    unfit = [
+        f"{kind} were {listed(then)}, and are {listed(here)}"
+        for kind, (then, here) in kinds.items()
+        if then != here
+    ]
+    if unfit:
+        raise RunError(
+            f"the data have changed since {folder.path} began: {'; '.join(unfit)}. Put them back "
+            "as they were, or start a new run"
+        )
+    if before.samples and before.samples != now.samples:
+        what = f"there were {before.samples:,} samples, and are {now.samples:,}"
+    elif before.digest and before.digest != now.digest:
+        what = "some of their values or labels are others"
+    else:
+        return
+    text = f"the data have changed since {folder.path} began: {what}"
+    if changed == "refuse":
+        raise RunError(f"{text}. Put them back as they were, or start a new run on them")
+    if changed == "warn":
+        warnings.warn(
+            f"{text}. The rows of its clients may hold other samples than they trained on",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+
+
+def build_network(
+    config: Config, shape: tuple[int, ...], classes: int, client: int | None = None
+) -> Network:
+    """The network of a config for samples of this shape, on its device."""
+    return models.build(
+        config.model,
+        shape,
+        classes,
+        seed=config.seed,
+        client=client,
+        device=choose_device(config.device),
+        precision=config.precision,
+    )
 
 
 def build_party(config: Config, data: FederatedData) -> Party:
     """The clients of a federation, ready to work in this process."""
-    device = choose_device(config.device)
 
     def network(client: int | None = None) -> Network:
-        return models.build(
-            config.model,
-            data.dataset.shape,
-            len(data.dataset.classes),
-            seed=config.seed,
-            client=client,
-            device=device,
-            precision=config.precision,
-        )
+        return build_network(config, data.shape, len(data.classes), client)
 
     return Party(
         method=config.build_method(),
@@ -62,7 +133,8 @@ def party(folder: str) -> Party:
     """What a worker process runs: the party of a run folder."""
     run = RunFolder(Path(folder))
     config = run.config()
-    return build_party(config, stored_data(config, run))
+    # The process that started this one has said what there is to say of the data.
+    return build_party(config, stored_data(config, run, changed="ignore"))
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,19 +1,18 @@
 """How far the predictions of a run's model can be trusted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fedbayes.errors import MessageError, RunError
-from fedbayes.experiment.build import build_party, stored_data
-from fedbayes.experiment.flower import require_flower
-from fedbayes.experiment.record import ClientStates, RunFolder
-from fedbayes.federation.party import Party
-from fedbayes.messages import decode, dense
+from fedbayes.errors import DataError, RunError
+from fedbayes.experiment.build import build_network, stored_data
+from fedbayes.experiment.personal import own_samplers, require_global
+from fedbayes.experiment.record import RunFolder
+from fedbayes.experiment.reports.charts import diagram
+from fedbayes.experiment.reports.draw import reliability
 from fedbayes.metrics import (
     Calibration,
     Predictions,
@@ -23,7 +22,7 @@ from fedbayes.metrics import (
     evaluate,
     uncertainty,
 )
-from fedbayes.tensors import Samples, to, unpack
+from fedbayes.tensors import Samples
 
 PIECE = 500
 """Test samples that are predicted at a time."""
@@ -43,8 +42,13 @@ class Trust:
     """For methods with a posterior, or an ensemble."""
 
 
-def trust(folder: Path, *, personal: bool = False) -> Trust:
-    """Try the global model of a run that has ended, or every client's own on its own test set.
+def trust(folder: Path, *, personal: bool = False, client: str | int | None = None) -> Trust:
+    """Try the global model of a run that has ended, or clients' own on their own test sets.
+
+    Args:
+        folder: the run folder.
+        personal: every client's own model.
+        client: the own model of this one, by name or index.
 
     Raises:
         RunError: it has not ended, there are no test samples, or clients keep no own models.
@@ -52,59 +56,32 @@ def trust(folder: Path, *, personal: bool = False) -> Trust:
     run = RunFolder(folder)
     run.summary()  # it has ended
     config = run.config()
-    data = stored_data(config, run)
+    method = config.build_method()
+    chosen = None if client is None else run.find_client(client)
+    if not personal and chosen is None:
+        require_global(run, method)
+    try:
+        data = stored_data(config, run)
+    except DataError as error:
+        raise RunError(
+            f"calibration is measured on the test samples of {folder}, which are not here: {error}"
+        ) from None
     if not data.test_total:
         raise RunError(f"the clients of {folder} hold no test samples")
-    party = build_party(config, data)
-    if personal:
-        return _joined([_try(draw, samples) for draw, samples in _own(run, party)])
+    network = build_network(config, data.shape, len(data.classes))
+    if personal or chosen is not None:
+        own = list(own_samplers(run, method, network, chosen))
+        tests = [(draw, data.test(number).to(network.device)) for number, draw in own]
+        tried = [_try(draw, samples) for draw, samples in tests if len(samples.y)]
+        if not tried:
+            raise RunError(f"the clients asked for in {folder} hold no test samples")
+        return _joined(tried)
     model = run.model()
-    samples = data.test_union(0, data.test_total).to(party.network.device)
-    draw = party.method.sampler(model, party.network)
+    samples = data.test_union(0, data.test_total).to(network.device)
+    draw = method.sampler(model, network)
     if draw is not None:
         return _joined([_try(draw, samples)])
-    return _joined([_Tried(evaluate(party.method.predict(model, party.network), samples), samples)])
-
-
-def _own(run: RunFolder, party: Party) -> Iterator[tuple[Sampler, Samples]]:
-    """Of every client that keeps a model: its draws between rounds, and its test samples."""
-    method, device = party.method, party.network.device
-    progress = run.progress(run.summary().get("best_round"))
-    if progress is None:
-        raise RunError(f"{run.path} has no checkpoint")
-    engine = run.config().engine
-    if engine == "flower":
-        raise RunError(f"the clients' own models of {run.path} are with their nodes")
-    server: Any = unpack(method.server_state, progress.server)
-    states = ClientStates(run.clients, progress.stored)
-    found = False
-    for client, state in states.items():
-        message = {name: item.to(device) for name, item in method.message(server, client).items()}
-        if engine == "flower-simulation":
-            state = _with_its_node(run, client, state)
-        try:
-            own: Any = unpack(method.client_state, to(dense(decode(state)), device))
-        except MessageError as error:
-            raise RunError(
-                f"the private state of client {client} in {run.path} is damaged: {error}"
-            ) from None
-        draw = method.personal_sampler(message, own, party.network)
-        samples = party.data.test(client).to(device)
-        if draw is not None and len(samples.y):
-            found = True
-            yield draw, samples
-    if not found:
-        raise RunError(
-            f"clients under {method.name} keep no models of their own between rounds; "
-            "virtual and local do"
-        )
-
-
-def _with_its_node(run: RunFolder, client: int, ticket: bytes) -> bytes:
-    require_flower()
-    from fedbayes.federation.flower import StateStore
-
-    return StateStore(run.path / "nodes" / str(client)).load(ticket, client)
+    return _joined([_Tried(evaluate(method.predict(model, network), samples), samples)])
 
 
 @dataclass(frozen=True)
@@ -172,20 +149,10 @@ def plot(found: Trust, path: Path) -> None:
     from matplotlib.figure import Figure
 
     columns = 1 if found.uncertainty is None else 2
-    figure = Figure(figsize=(4.4 * columns, 4.2), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, 5.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, columns, squeeze=False)[0]
-    bins, axes = found.calibration, panels[0]
-    filled = bins.count > 0
-    axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", label="perfect")
-    size = 20 + 180 * (bins.count / bins.count.max()).sqrt()
-    axes.plot(bins.confidence[filled], bins.accuracy[filled], color="#0072B2")
-    axes.scatter(
-        bins.confidence[filled], bins.accuracy[filled], s=size[filled], color="#0072B2", alpha=0.7
-    )
-    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    axes.set_title(f"calibration error {bins.error:.3f}", fontsize="medium")
-    axes.grid(alpha=0.3)
+    reliability(panels[0], diagram(found.calibration))
     if found.uncertainty is not None:
         axes = panels[1]
         values = found.uncertainty.entropy

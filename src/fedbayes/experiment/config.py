@@ -2,23 +2,23 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Self
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
-from fedbayes.contracts import AnyMethod, Method
 from fedbayes.data import DataSettings
-from fedbayes.errors import ConfigError
-from fedbayes.federation.aggregation import Aggregation
-from fedbayes.federation.secure import Secure
-from fedbayes.federation.worker import resolve
-from fedbayes.inference.local import LocalTraining
+from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.experiment.settings import Row, explain, find, rows, toml, unknown
+from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.inference.settings import LocalTraining
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Precision
+
+if TYPE_CHECKING:
+    from fedbayes.contracts import AnyMethod
 
 
 class Config(BaseModel):
@@ -67,9 +67,15 @@ class Config(BaseModel):
     aggregation: Aggregation = Aggregation()
     secure: Secure = Secure()
     method: dict[str, Any] = Field(
-        default_factory=lambda: complete_method({"name": "fedavg"}),
+        default_factory=lambda: {"name": "fedavg"},
         description="name of the method and its parameters",
     )
+
+    @field_validator("cohort", mode="before")
+    @classmethod
+    def _whole_cohort(cls, cohort: Any) -> Any:
+        """NumPy's integers are numbers of clients too."""
+        return int(cohort) if isinstance(cohort, Integral) else cohort
 
     @field_validator("cohort")
     @classmethod
@@ -88,8 +94,21 @@ class Config(BaseModel):
 
     @field_validator("method")
     @classmethod
-    def _complete_method(cls, method: dict[str, Any]) -> dict[str, Any]:
-        return complete_method(method)
+    def _check_method(cls, method: dict[str, Any]) -> dict[str, Any]:
+        name = method.setdefault("name", "fedavg")
+        if not isinstance(name, str):
+            raise ConfigError(f"method.name is {name!r}; it must be a string")
+        if name not in METHODS and ":" not in name:
+            raise _no_method(name)
+        return method
+
+    @model_validator(mode="after")
+    def _complete_method(self) -> Self:
+        """Last, since parameters are checked by the method itself, which imports PyTorch."""
+        completed = complete_method(self.method)
+        self.method.clear()
+        self.method.update(completed)
+        return self
 
     @classmethod
     def create(cls, **settings: Any) -> Self:
@@ -101,7 +120,7 @@ class Config(BaseModel):
         try:
             return cls.model_validate(settings)
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(cls, e) for e in error.errors())) from None
+            raise ConfigError(explain(cls, error, _known(error, settings))) from None
 
     @classmethod
     def load(cls, file: Path | None = None, overrides: Iterable[str] = ()) -> Self:
@@ -116,10 +135,14 @@ class Config(BaseModel):
         return cls.create(**settings)
 
     def dump(self) -> str:
-        """All settings as TOML."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        """All settings as TOML, every key of them; those that are unset as comments."""
+        values = self.model_dump(mode="json")
+        known = settings(self.method["name"])
+        unset = {row.key.removeprefix("method."): None for row in find(known, "method")}
+        values["method"] = unset | values["method"]
+        return toml(known, values)
 
-    def build_method(self) -> AnyMethod:
+    def build_method(self) -> "AnyMethod":
         """The method with its parameters."""
         parameters = {key: value for key, value in self.method.items() if key != "name"}
         return find_method(self.method["name"]).model_validate(parameters)
@@ -137,7 +160,45 @@ class Config(BaseModel):
         return self.cohort
 
 
-def find_method(name: str) -> type[AnyMethod]:
+def settings(method: str | None = "fedavg") -> list[Row]:
+    """Every setting of a config.
+
+    Args:
+        method: whose parameters; None leaves out what only methods know, and is quick.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    tables = [row for row in rows(Config) if row.key != "method"]
+    about = f"{', '.join(METHODS)}, or package.module:Class"
+    name = Row("method.name", "text", "fedavg", about, tuple(METHODS))
+    parameters = rows(find_method(method), "method.") if method else ()
+    return [*tables, name, *parameters]
+
+
+def schema() -> dict[str, Any]:
+    """A JSON schema of a config, for editors: of `[method]`, a branch for every method."""
+    whole = Config.model_json_schema()
+    branches: list[dict[str, Any]] = []
+    for name, kind in METHODS.items():
+        branch = kind.model_json_schema()
+        whole.setdefault("$defs", {}).update(branch.pop("$defs", {}))
+        choice = {"const": name, "description": kind.summary}
+        branch["properties"] = {"name": choice, **branch.get("properties", {})}
+        branch |= {"title": name, "description": kind.summary}
+        # Without a name it is fedavg.
+        branch["required"] = [] if name == "fedavg" else ["name"]
+        branches.append(branch)
+    own = {"type": "string", "pattern": ":", "description": "package.module:Class"}
+    branches.append(
+        {"title": "your own", "type": "object", "properties": {"name": own}, "required": ["name"]}
+    )
+    about = whole["properties"]["method"]["description"]
+    whole["properties"]["method"] = {"description": about, "oneOf": branches}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
+
+
+def find_method(name: str) -> "type[AnyMethod]":
     """The method class of this name, or of `package.module:Class`.
 
     Raises:
@@ -146,13 +207,12 @@ def find_method(name: str) -> type[AnyMethod]:
     if name in METHODS:
         return METHODS[name]
     if ":" not in name:
-        raise ConfigError(
-            f"no method is called {name!r}{_suggest(name, METHODS)}; there are "
-            f"{', '.join(METHODS)}, or your own as package.module:Class"
-        )
+        raise _no_method(name)
+    from fedbayes.contracts import Method
+
     try:
-        found = resolve(name)
-    except (ImportError, AttributeError) as error:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot find the method {name!r}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"{name!r} is no class derived from fedbayes.contracts.Method")
@@ -160,19 +220,39 @@ def find_method(name: str) -> type[AnyMethod]:
 
 
 def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The `[method]` table with every parameter, defaults filled in."""
-    table = {"name": "fedavg", **table}
-    name = table.pop("name")
-    if not isinstance(name, str):
-        raise ConfigError(f"method.name is {name!r}; it must be a string")
+    """The `[method]` table with every parameter, defaults filled in.
+
+    Raises:
+        ConfigError: there is no such method or parameter, or a value is not allowed.
+    """
+    name, parameters = table["name"], {k: v for k, v in table.items() if k != "name"}
     kind = find_method(name)
     try:
-        method = kind.model_validate(table)
+        method = kind.model_validate(parameters)
     except ValidationError as error:
-        lines = [_explain(kind, e, prefix="method.") for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+        known = [*rows(kind, "method."), *settings(None)]
+        raise ConfigError(explain(kind, error, known, "method.")) from None
     # TOML has no null; a parameter that may be none is none by default.
     return {"name": name, **method.model_dump(mode="json", exclude_none=True)}
+
+
+def _no_method(name: str) -> ConfigError:
+    return ConfigError(
+        f"no method is called {name!r}{did_you_mean(name, METHODS)}; there are "
+        f"{', '.join(METHODS)}, or your own as package.module:Class"
+    )
+
+
+def _known(error: ValidationError, given: Mapping[str, Any]) -> list[Row]:
+    """The settings that there are; the method's parameters only if a key is like no other."""
+    wrong = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
+    known = settings(None)
+    keys = [".".join(map(str, place)) for place in wrong]
+    if all("did you mean" in unknown(key, known) for key in keys):
+        return known
+    method = given.get("method")
+    name = method.get("name", "fedavg") if isinstance(method, dict) else "fedavg"
+    return settings(name)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -191,6 +271,8 @@ def _override(settings: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"{override!r} is no setting; write key=value, as in training.lr=0.05")
+    if not text.strip():
+        raise ConfigError(f"{override} has no value; leave it out for the default")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -204,36 +286,3 @@ def _override(settings: dict[str, Any], override: str) -> None:
     if path == ["method"] and last == "name" and table.get("name", value) != value:
         table.clear()  # the parameters were another method's
     table[last] = value
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _explain(kind: type[BaseModel], error: ErrorDetails, prefix: str = "") -> str:
-    """One line that names the key, what is wrong, and what is allowed."""
-    path = [str(part) for part in error["loc"]]
-    if len(path) > 1 and path[0] in kind.model_fields and error["type"] != "extra_forbidden":
-        annotation = kind.model_fields[path[0]].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            path = path[:1]  # what follows names a member of a union
-    key = prefix + ".".join(path)
-    cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigError):
-        return str(cause)
-    if error["type"] == "extra_forbidden":
-        for part in path[:-1]:
-            annotation = kind.model_fields[part].annotation if part in kind.model_fields else None
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-                kind = annotation
-        known = list(kind.model_fields)
-        return (
-            f"{key} is no setting{_suggest(path[-1], known)}; "
-            f"here there are {', '.join(known) or 'none'}"
-        )
-    message = error["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if not path or isinstance(error["input"], dict):
-        return f"{key.rstrip('.') or 'config'}: {message}"
-    return f"{key} is {error['input']!r}; {message}"

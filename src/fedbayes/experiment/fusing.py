@@ -16,6 +16,8 @@ from rich.table import Table
 from fedbayes.errors import ConfigError, ModelError, RunError
 from fedbayes.experiment.record import write_beside
 from fedbayes.experiment.silos import (
+    PICTURES,
+    WEIGHTS,
     read_counts,
     read_models,
     read_samples,
@@ -68,10 +70,14 @@ class FusionJob:
             raise ConfigError("--grid and --max-neurons are for --select, which names the data")
         if self.held_out is not None and not isinstance(settings, MatchingSettings):
             raise ConfigError(f"{self.method} has no settings to select")
-        outputs = {"the model": self.out, "the report": self.report, "the picture": self.picture}
-        for what, path in outputs.items():
+        outputs = {
+            "the model": (self.out, WEIGHTS),
+            "the report": (self.report, (".json",)),
+            "the picture": (self.picture, PICTURES),
+        }
+        for what, (path, formats) in outputs.items():
             if path is not None:
-                writable(path, what)
+                writable(path, what, formats)
         if self.out.resolve() in {path.resolve() for path in self.models}:
             raise RunError(f"the model {self.out} is one of the inputs; name another file")
         if len(self.models) < 2:

@@ -2,6 +2,7 @@
 
     config.toml          all settings, resolved
     partition.npz        which client has which rows
+    preprocessing.json   what a network sees of a raw sample; names of classes and features
     metrics.jsonl        one line a round
     checkpoints/         the state after a round; the newest one is where a resume starts, and
                          beside it may be the best one, or all
@@ -25,10 +26,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedbayes.data import Partition
-from fedbayes.errors import MessageError, RunError
+from fedbayes.data import Partition, Preprocessing
+from fedbayes.data.wording import listed
+from fedbayes.errors import DataError, MessageError, RunError
+from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.messages import decode, dense, encode
+from fedbayes.models import CARD
 from fedbayes.tensors import Tensors, pack, unpack
 
 SEEDS_FILE = "seeds.toml"
@@ -160,6 +164,7 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.toml"
         self.partition_file = path / "partition.npz"
+        self.preprocessing_file = path / "preprocessing.json"
         self.metrics_file = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.clients = path / "clients"
@@ -182,7 +187,7 @@ class RunFolder:
                 f"{self.path} already holds runs of several seeds; choose another folder"
             )
 
-    def create(self, config: Config, division: Partition) -> None:
+    def create(self, config: Config, division: Partition, preprocessing: Preprocessing) -> None:
         """Make the folder; what is there already stays as it is.
 
         Raises:
@@ -192,6 +197,8 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if not self.config_file.exists():
                 write_beside(self.config_file, config.dump().encode())
+            if not self.preprocessing_file.exists():
+                write_beside(self.preprocessing_file, preprocessing.dump())
             if not self.partition_file.exists():
                 division.save(self.partition_file)
         except OSError as error:
@@ -225,6 +232,43 @@ class RunFolder:
             raise RunError(f"{self.path} holds no run: there is no {self.config_file.name}")
         return Config.load(self.config_file)
 
+    def preprocessing(self) -> Preprocessing | None:
+        """What the run's network sees of a raw sample; None in a folder of an older version.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        try:
+            return Preprocessing.load(self.preprocessing_file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, DataError) as error:
+            raise RunError(f"{self.preprocessing_file} is damaged: {error}") from None
+
+    def client_names(self) -> tuple[str, ...]:
+        """Names of the clients.
+
+        Raises:
+            RunError: the run's partition cannot be read.
+        """
+        try:
+            return Partition.load(self.partition_file).names
+        except DataError as error:
+            raise RunError(str(error)) from None
+
+    def find_client(self, name: str | int) -> int:
+        """Index of the client of this name, or else of this number.
+
+        Raises:
+            RunError: there is none.
+        """
+        names = self.client_names()
+        if str(name) in names:
+            return names.index(str(name))
+        if str(name).isdecimal() and int(name) < len(names):
+            return int(name)
+        raise RunError(f"{self.path} has no client {name!r}; there are {listed(names)}")
+
     def save(self, progress: Progress, keep: Literal["last", "best", "all"], best: int = 0) -> None:
         """Write a checkpoint: from here on the round counts.
 
@@ -248,6 +292,10 @@ class RunFolder:
     def rounds(self) -> list[int]:
         """The rounds that there are checkpoints of, ascending."""
         return sorted(int(p.stem.rpartition("-")[2]) for p in self.checkpoints.glob("round-*"))
+
+    def best_round(self) -> int | None:
+        """The round that the run's models are of, where the best is kept; None for the last."""
+        return self.summary().get("best_round") if self.summary_file.exists() else None
 
     def progress(self, number: int | None = None) -> Progress | None:
         """The state after round `number`, or after the last one; None before the first.
@@ -299,10 +347,11 @@ class RunFolder:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_beside(self.metrics_file, text.encode())
 
-    def finish(self, model: Tensors | None, summary: Metrics) -> None:
-        """Write the summary, and the global model if there is one."""
+    def finish(self, model: Tensors | None, summary: Metrics, card: Card) -> None:
+        """Write the summary, and the global model with its card if there is one."""
         if model is not None:
-            write_beside(self.model_file, encode(dict(model), plain=True))
+            data = encode(dict(model), plain=True, metadata={CARD: card.dump()})
+            write_beside(self.model_file, data)
         write_beside(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
 
     def model(self) -> Tensors:

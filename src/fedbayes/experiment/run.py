@@ -3,8 +3,11 @@
 import statistics
 import tempfile
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,12 +18,15 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.errors import ConfigError, EngineError
+from fedbayes.data import Preprocessing, pixel_order
+from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
 from fedbayes.experiment.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
-from fedbayes.experiment.build import build_data, build_party, stored_data
+from fedbayes.experiment.build import build_data, build_network, build_party, stored_data
+from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.display import Display, console_for
 from fedbayes.experiment.flower import require_flower
+from fedbayes.experiment.personal import own_predictor
 from fedbayes.experiment.record import (
     ClientStates,
     Metrics,
@@ -34,9 +40,9 @@ from fedbayes.federation.aggregation import epsilon, noise_stream, require_accou
 from fedbayes.federation.engines import Engine, Sequential
 from fedbayes.federation.party import Exam, Party
 from fedbayes.federation.round import Round, run_round, sample_cohort
-from fedbayes.federation.workers import Workers
+from fedbayes.federation.workers import Workers, affordable
 from fedbayes.messages import encode
-from fedbayes.metrics import Predictor, calibrate
+from fedbayes.metrics import calibrate
 from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
 
 _EVALUATION = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
@@ -93,7 +99,11 @@ class Simulation:
             self.folder.refuse_second_run()
         self.config = config or self.folder.config()
         notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
-        self.data = build_data(config) if config else stored_data(self.config, self.folder)
+        self.data = (
+            build_data(config)
+            if config
+            else stored_data(self.config, self.folder, changed="refuse")
+        )
         notify(Activity("building the network"))
         self.party: Party = build_party(self.config, self.data)
         self.method: AnyMethod = self.party.method
@@ -104,9 +114,13 @@ class Simulation:
         self._check_headline()
         if self.config.aggregation.noise:
             require_accounting()
-        first = None if config is None else self._first()
+        first = None
+        if config is not None:
+            first = self._first()
+            for remark in self.method.remarks(self.party.network):
+                warnings.warn(remark, FedbayesWarning, stacklevel=2)
         # Only now is the config known to be sound: a mistake leaves no folder behind.
-        self.folder.create(self.config, self.data.partition)
+        self.folder.create(self.config, self.data.partition, self.data.preprocessing)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
         self._blas = threadpool_limits(self.config.threads, user_api="blas")
@@ -242,7 +256,25 @@ class Simulation:
             kept = self._best or self.progress
             server: Any = unpack(self.method.server_state, kept.server)
             model = self.method.model(server) if self.method.has_global_model else None
-            self.folder.finish(model, self.summary())
+            whole = None if model is None else self.party.network.whole(model)
+            card = Card.of(self.config, self.data.preprocessing, kept.round)
+            self.folder.finish(whole, self.summary(), card)
+
+    def require_an_update(self) -> None:
+        """See that a run that has ended had an update.
+
+        Raises:
+            RunError: no round had one, so that the model is the untrained start.
+        """
+        metrics = self.folder.metrics()
+        if not self.over or not all(line["skipped"] for line in metrics):
+            return
+        reasons = Counter(entry["reason"] for entry in _told(metrics, "refused", "lost"))
+        most = "; ".join(f"{reason} ({count} times)" for reason, count in reasons.most_common(3))
+        raise RunError(
+            f"no round of {self.folder.path} had an update, so its model is the untrained start: "
+            f"too few good reports came ({most})"
+        )
 
     @property
     def over(self) -> bool:
@@ -272,6 +304,7 @@ class Simulation:
             cohort=cohort,
             min_reports=1 if self.method.pooled else self.config.min_reports,
             aggregation=self.config.aggregation,
+            constants=self.party.network.constants_digest,
             noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
             heard=heard,
         )
@@ -388,6 +421,7 @@ class Simulation:
     def _metrics(
         self, result: Round, evaluation: Metrics, model: Tensors, seconds: float
     ) -> Metrics:
+        parameters = self.party.network.parameters(model)
         troubles = {str(client): reason for client, reason in result.troubles.items()}
         link = {"link_down": result.link_down, "link_up": result.link_up}
         # No client can name a figure as one of ours.
@@ -404,8 +438,8 @@ class Simulation:
             "lost": {str(client): reason for client, reason in result.lost.items()},
             **({"troubles": troubles} if troubles else {}),
             "skipped": result.skipped,
-            "sparsity": sparsity(model),
-            "model_parameters": parameter_count(model),
+            "sparsity": sparsity(parameters),
+            "model_parameters": parameter_count(parameters),
             "seconds": seconds,
             **(link if any(link.values()) else {}),
         }
@@ -429,7 +463,7 @@ class Simulation:
     def summary(self) -> Metrics:
         """What came of the rounds so far."""
         config, progress = self.config, self.progress
-        model = self.method.model(self.server)
+        parameters = self.party.network.parameters(self.method.model(self.server))
         kept = self._best or progress
         metrics = self.folder.metrics()
         lines = [line for line in metrics if "global_accuracy" in line]
@@ -460,8 +494,8 @@ class Simulation:
             "troubles": _told(metrics, "troubles"),
             "skipped_rounds": sum(line["skipped"] for line in metrics),
             **self._privacy(),
-            "sparsity": sparsity(model),
-            "model_parameters": parameter_count(model),
+            "sparsity": sparsity(parameters),
+            "model_parameters": parameter_count(parameters),
             "seconds": progress.seconds,
             "seconds_per_round": statistics.median([line["seconds"] for line in metrics] or [0.0]),
             "engine": config.engine,
@@ -481,6 +515,8 @@ class Simulation:
     def _reason(self) -> str:
         """Why there are no more rounds: the server's words, or that they are all done."""
         done = self.progress.round >= self.config.rounds
+        if (done or self._stopped) and all(line["skipped"] for line in self.folder.metrics()):
+            return "no round had an update"
         words = self.method.stopped(self.server) or self._stopped
         return words or ("completed" if done else "interrupted")
 
@@ -519,7 +555,7 @@ def _start_engine(simulation: Simulation) -> Engine:
         return Workers(
             "fedbayes.experiment.build:party",
             str(folder),
-            workers=config.workers,
+            workers=affordable(config.workers, config.threads),
             threads=config.threads,
         )
     if config.engine == "flower-simulation":
@@ -563,10 +599,48 @@ class Run:
         method = self.config.build_method()
         return unpack(method.server_state, progress.server) if progress else None
 
-    def predictor(self) -> Predictor:
-        """The global model as a function from inputs [n, ...] to log-probabilities or logits."""
-        party = build_party(self.config, stored_data(self.config, self.folder))
-        return party.method.predict(self.model, party.network)
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """What the network sees of a raw sample; names of classes and features."""
+        stored = self.folder.preprocessing()
+        return stored or stored_data(self.config, self.folder).preprocessing
+
+    def predictor(self, client: str | int | None = None) -> "RawPredictor":
+        """The global model as a function from raw samples to log-probabilities or logits.
+
+        It takes samples as the data set has them, a tensor or array [n, ...] with NaN for missing
+        values, or for a table a pandas DataFrame with its features as columns in any order; it
+        gives [n, classes], classes in the order of `preprocessing.classes`. Where clients see
+        pixels in an order of their own, the global model wants them in that order.
+
+        Args:
+            client: name or index of a client, for its own model in place of the global one.
+
+        Raises:
+            RunError: there is no global model, or the client has none of its own.
+        """
+        preprocessing, method = self.preprocessing, self.config.build_method()
+        network = build_network(self.config, preprocessing.shape, len(preprocessing.classes))
+        order = None
+        if client is None:
+            predict = method.predict(self.model, network)
+        else:
+            number = self.folder.find_client(client)
+            predict = own_predictor(self.folder, method, network, number)
+            if preprocessing.permuted:
+                order = pixel_order(self.config.seed, number, preprocessing.shape)
+
+        def predict_raw(x: Any) -> Tensor:
+            seen = preprocessing.apply(x)
+            if order is not None:
+                seen = seen.flatten(1)[:, order].reshape(seen.shape)
+            return predict(seen.to(network.device))
+
+        return predict_raw
+
+
+RawPredictor = Callable[[Any], Tensor]
+"""Raw samples, a tensor, array or DataFrame of n, to logits or log-probabilities [n, classes]."""
 
 
 def _by_class(right: Tensor, truth: Tensor, classes: int) -> list[float | None]:
@@ -602,6 +676,9 @@ def run(
         track: names of trackers that are told of the rounds; see `fedbayes.experiment.tracking`.
         progress: whether the rounds are shown as they go; None: in IPython and in notebooks alone.
         **settings: keys of the config, where there is no `config`.
+
+    Raises:
+        FedbayesError: a setting, the data or the network will not do; or no round had an update.
     """
     check(track)
     settled = config or Config.create(**settings)
@@ -657,4 +734,5 @@ def complete(
             tell(step.metrics)
             if listener is not None:
                 listener(simulation, step)
+        simulation.require_an_update()
     return Run(simulation.folder.path, simulation._temporary)

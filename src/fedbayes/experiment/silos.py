@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from zipfile import BadZipFile
@@ -12,9 +13,10 @@ import numpy.typing as npt
 import torch
 
 from fedbayes.errors import DataError, ModelError, RunError
+from fedbayes.experiment.card import Card
 from fedbayes.experiment.record import write_beside
 from fedbayes.messages import encode
-from fedbayes.models import PICKLED, DenseLayer, dense_layers, read_weights
+from fedbayes.models import CARD, DenseLayer, dense_layers, read_weights
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -32,28 +34,55 @@ def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
     return models
 
 
-def writable(path: Path, what: str) -> None:
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+"""Suffixes of files that weights are written to."""
+PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
+"""Suffixes of files that a picture is drawn to."""
+
+
+def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
     """Make sure early that a file can be written, so that no work is lost.
 
+    Args:
+        path: the file.
+        what: is to be written, for messages.
+        formats: suffixes of the formats that there are; any by default.
+
     Raises:
-        RunError: its folder is absent or closed, or the path is a folder.
+        RunError: its suffix is of no format that there is, its folder is absent or closed, or the
+            path is a folder.
     """
     if path.is_dir():
         raise RunError(f"{what} {path} is a folder; name a file")
+    if formats and path.suffix.lower() not in formats:
+        raise RunError(
+            f"{what} {path}: the suffix says the format; name a file that ends in "
+            f"{', '.join(formats[:-1])}{' or ' if formats[1:] else ''}{formats[-1]}"
+        )
     if not path.parent.is_dir():
         raise RunError(f"{what} {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise RunError(f"{what} {path}: cannot write into {path.parent}")
 
 
-def write_model(path: Path, weights: Tensors) -> None:
-    """Write a `state_dict`, whole or not at all: `.pt` and `.pth` by PyTorch, else safetensors."""
-    if path.suffix in PICKLED:
-        buffer = io.BytesIO()
-        torch.save(weights, buffer)
-        write_beside(path, buffer.getvalue())
-    else:
-        write_beside(path, encode(dict(weights), plain=True))
+def write_model(path: Path, weights: Tensors, card: Card | None = None) -> None:
+    """Write a `state_dict`, whole or not at all: `.safetensors`, or any other by PyTorch.
+
+    Args:
+        path: the file.
+        weights: by name.
+        card: of the model, for the file's metadata.
+    """
+    text = "" if card is None else card.dump()
+    if path.suffix.lower() == ".safetensors":
+        write_beside(path, encode(dict(weights), plain=True, metadata={CARD: text} if text else {}))
+        return
+    state = OrderedDict(weights)
+    if text:
+        setattr(state, CARD, text)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_beside(path, buffer.getvalue())
 
 
 def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:

@@ -8,101 +8,31 @@ the mean of the reports and gets what the rule says.
 import hashlib
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedbayes.contracts import AnyMethod, PointEstimate, Report, Sum
+from fedbayes.contracts import Report, Sum
 from fedbayes.errors import ConfigError
+from fedbayes.federation.settings import Aggregation
 from fedbayes.messages import Message, dense
-from fedbayes.models import Network
 from fedbayes.tensors import Tensors
+
+__all__ = [
+    "Aggregation",
+    "Clipped",
+    "Noise",
+    "Private",
+    "Robust",
+    "clipped",
+    "epsilon",
+    "noise_stream",
+    "require_accounting",
+]
 
 Noise = Callable[[bytes], np.random.Generator]
 """The stream of noise for what has this digest."""
-
-
-class Aggregation(BaseModel):
-    """The `[aggregation]` table of a config, for methods that average weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    rule: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
-        "mean",
-        description="mean; median: of every weight; trimmed-mean: of every weight, without the "
-        "`hostile` largest and smallest; krum: mean of the reports nearest to their neighbours",
-    )
-    hostile: int = Field(
-        0, ge=0, description="clients that may be hostile (trimmed-mean, krum); median: half"
-    )
-    clip: float | None = Field(
-        None, gt=0, description="largest L2 norm of what a client changes; a longer change shrinks"
-    )
-    noise: float = Field(
-        0.0,
-        ge=0,
-        description="noise multiplier z: Gaussian noise of deviation z · clip on the sum of the "
-        "changes (central differential privacy)",
-    )
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ of differential privacy")
-
-    @property
-    def plain(self) -> bool:
-        """Whether reports are taken as they are."""
-        return self.rule == "mean" and self.clip is None
-
-    def check(
-        self, method: AnyMethod, network: Network, min_reports: int, checkpoint_every: int
-    ) -> None:
-        """See that the settings go together, and with the rest.
-
-        Raises:
-            ConfigError: they do not; the text says what would.
-        """
-        if self.noise and (self.clip is None or self.rule != "mean"):
-            raise ConfigError("aggregation.noise needs aggregation.clip and rule = 'mean'")
-        if self.noise and checkpoint_every > 1:
-            raise ConfigError(
-                "aggregation.noise needs checkpoint_every = 1: rounds that were run again after "
-                "a kill would tell more than ε says"
-            )
-        running = [n for n in sorted(network.buffers) if network.initial[n].is_floating_point()]
-        if self.noise and running:
-            raise ConfigError(
-                f"aggregation.noise would go on running statistics too ({running[0]!r}), and might "
-                "make a variance negative; use GroupNorm or LayerNorm in place of BatchNorm"
-            )
-        if self.plain:
-            return
-        if not isinstance(method, PointEstimate) or method.pooled:
-            raise ConfigError(
-                f"[aggregation] is for methods that average weights (fedavg, fedprox, reptile, "
-                f"fedavgm, fedadam, fedyogi); {method.name} does not"
-            )
-        least = {"trimmed-mean": 2 * self.hostile + 1, "krum": 2 * self.hostile + 3}
-        if min_reports < least.get(self.rule, 1):
-            raise ConfigError(
-                f"aggregation.rule = {self.rule!r} with hostile = {self.hostile} needs "
-                f"min_reports of at least {least[self.rule]}; it is {min_reports}"
-            )
-
-    def reduction(self, broadcast: Message, cohort: int, noise: Noise) -> Sum:
-        """What folds the reports of one round.
-
-        Args:
-            broadcast: what the server sent to all.
-            cohort: number of clients that it was sent to.
-            noise: where noise comes from.
-        """
-        centre = dense(broadcast)
-        if self.noise:
-            return Private(centre, float(self.clip or 0), self.noise, cohort, noise)
-        if self.rule == "mean":
-            return Clipped(centre, float(self.clip or 0))
-        return Robust(self.rule, self.hostile, centre, self.clip)
 
 
 def clipped(report: Tensors, centre: Tensors, clip: float) -> Tensors:

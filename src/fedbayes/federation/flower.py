@@ -221,7 +221,14 @@ def _line(words: object) -> str:
 
 
 def _write_task(task: Task) -> RecordDict:
-    about = ConfigRecord({"client": task.client, "round": task.round, "ticket": task.state or b""})
+    about = ConfigRecord(
+        {
+            "client": task.client,
+            "round": task.round,
+            "ticket": task.state or b"",
+            "constants": task.constants,
+        }
+    )
     return RecordDict({"message": _bytes_record(task.message), "about": about})
 
 
@@ -232,6 +239,7 @@ def _read_task(content: RecordDict) -> Task:
         round=int(about["round"]),  # type: ignore[arg-type]
         message=_bytes_of(content.array_records["message"]),
         state=bytes(about["ticket"]) or None,  # type: ignore[arg-type]
+        constants=str(about["constants"]),
     )
 
 

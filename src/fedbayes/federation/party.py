@@ -31,6 +31,9 @@ class Task:
     """The encoded broadcast."""
     state: bytes | None
     """The client's private state at the end of its last round; None before the first."""
+    constants: str = ""
+    """Digest of the frozen weights of the server's network (`Network.constants_digest`), which are
+    not sent."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,16 @@ class Party:
     seed: int
 
     def train(self, task: Task) -> Outcome:
-        """Decode, run the E-step, try the personal model, encode."""
+        """Decode, run the E-step, try the personal model, encode.
+
+        Raises:
+            EngineError: frozen weights are not the server's, or the private state is damaged.
+        """
+        if task.constants != self.network.constants_digest:
+            raise EngineError(
+                "frozen weights of the network differ from the server's; both must build it from "
+                "the same model settings, files and version of its code"
+            )
         device = self.network.device
         message = _to(decode(task.message), device)
         samples = (

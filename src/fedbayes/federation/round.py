@@ -71,6 +71,7 @@ def run_round(
     cohort: list[int],
     min_reports: int = 1,
     aggregation: Aggregation | None = None,
+    constants: str = "",
     noise: Noise = lambda _: np.random.default_rng(),
     heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
@@ -85,6 +86,7 @@ def run_round(
         cohort: the clients that take part.
         min_reports: how many good reports an update needs.
         aggregation: what is done with reports before they are averaged.
+        constants: digest of the frozen weights that clients must have.
         noise: where its noise comes from.
         heard: is told, client by client, how many of the cohort are done.
 
@@ -107,7 +109,7 @@ def run_round(
             expected[client] = method.expected(message)
             data = encoded(message)
             sent[client] = len(data)
-            yield Task(client, number, data, states.get(client))
+            yield Task(client, number, data, states.get(client), constants)
 
     reports = method.reduction()
     if aggregation is not None and not aggregation.plain:

@@ -124,6 +124,7 @@ def _write_task(task: Task, plan: Plan) -> FitIns:
         "client": task.client,
         "round": task.round,
         "ticket": task.state or b"",
+        "constants": task.constants,
         **asdict(plan),
     }
     return FitIns(Parameters([task.message], "fedbayes"), about)
@@ -131,8 +132,10 @@ def _write_task(task: Task, plan: Plan) -> FitIns:
 
 def _read_task(fit: FitIns) -> tuple[Task, Plan]:
     about = dict(fit.config)
-    client, number, ticket = (about.pop(name) for name in ("client", "round", "ticket"))
-    task = Task(int(client), int(number), fit.parameters.tensors[0], cast(bytes, ticket) or None)
+    names = ("client", "round", "ticket", "constants")
+    client, number, ticket, constants = (about.pop(name) for name in names)
+    state = cast(bytes, ticket) or None
+    task = Task(int(client), int(number), fit.parameters.tensors[0], state, str(constants))
     return task, Plan(**about)  # type: ignore[arg-type]
 
 

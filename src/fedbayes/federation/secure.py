@@ -1,4 +1,4 @@
-"""Secure aggregation: settings, and how a report becomes numbers that add.
+"""Secure aggregation: how a report becomes numbers that add.
 
 The protocol is Flower's SecAgg+ (`fedbayes.federation.secagg` runs it). It adds vectors of
 integers of which the server sees the sum alone. What is here is the way there and back: a report
@@ -11,145 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
-from fedbayes.contracts import AnyMethod, Report
-from fedbayes.errors import ConfigError, EngineError, MessageError
-from fedbayes.federation.aggregation import Aggregation, clipped
+from fedbayes.contracts import Report
+from fedbayes.errors import EngineError, MessageError
+from fedbayes.federation.aggregation import clipped
+from fedbayes.federation.settings import MODULUS, Secure
 from fedbayes.messages import Masked, Message, dense
-from fedbayes.tensors import Tensors
 
-MODULUS = 2**32
-"""Masked numbers are known up to multiples of it."""
-FEWEST = 3
-"""Clients in a cohort: of two, each knows the other's report from the sum."""
-MOST_LEVELS = 2**30
-"""Flower rounds to 32-bit integers."""
+__all__ = ["MODULUS", "Plan", "Secure", "Vector"]
+
 Vector = NDArray[np.float64]
-
-
-class Secure(BaseModel):
-    """The `[secure]` table of a config, for methods whose reports are summed whole."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    enabled: bool = Field(
-        False, description="whether the server sees the sum of the reports alone (flower engines)"
-    )
-    threshold: int | None = Field(
-        None,
-        ge=2,
-        description="clients (of those that hold shares) who must stay until the sum is open; "
-        "more than half by default",
-    )
-    shares: int | None = Field(
-        None,
-        ge=3,
-        description="shares of a client's keys, one for each of so many clients (odd); the whole "
-        "cohort by default",
-    )
-    range: float | None = Field(
-        None,
-        gt=0,
-        description="largest change of a weight; aggregation.clip by default, or 8",
-    )
-    levels: int | None = Field(
-        None,
-        ge=2,
-        le=MOST_LEVELS,
-        description="steps from -range to range; as many as fit by default (2**29 for 4 clients)",
-    )
-    max_weight: float = Field(
-        100_000.0,
-        gt=0,
-        description="largest weight of a report, where weights are numbers of samples",
-    )
-
-    def check(
-        self,
-        method: AnyMethod,
-        aggregation: Aggregation,
-        initial: Tensors,
-        *,
-        engine: str,
-        cohort: int,
-    ) -> None:
-        """See that what is asked for can be done.
-
-        Args:
-            method: the method of the run.
-            aggregation: what else is done with reports.
-            initial: the network's weights and buffers.
-            engine: name of the engine.
-            cohort: number of clients in a round.
-
-        Raises:
-            ConfigError: it cannot; the text says what could.
-        """
-        if not self.enabled:
-            return
-        if engine not in ("flower", "flower-simulation"):
-            raise ConfigError(
-                "secure.enabled needs Flower's protocol: engine = 'flower-simulation', or "
-                f"`fedbayes federate`; engine is {engine!r}"
-            )
-        if not method.summable or method.pooled:
-            raise ConfigError(
-                "secure.enabled is for methods whose reports are summed whole (fedavg, fedprox, "
-                f"reptile, fedavgm, fedadam, fedyogi, scaffold); {method.name} needs to see single "
-                "reports, or reports are sparse"
-            )
-        if aggregation.rule != "mean":
-            raise ConfigError(
-                f"aggregation.rule = {aggregation.rule!r} needs to see single reports, which "
-                "secure.enabled hides; have one or the other"
-            )
-        whole = sorted(name for name, t in initial.items() if not t.is_floating_point())
-        if whole:
-            raise ConfigError(
-                f"secure.enabled adds real numbers alone; {whole[0]!r} of this model holds "
-                f"{initial[whole[0]].dtype}"
-            )
-        self._check_sizes(cohort)
-
-    def _check_sizes(self, cohort: int) -> None:
-        if cohort < FEWEST:
-            raise ConfigError(
-                f"secure.enabled needs a cohort of at least {FEWEST} clients; it is {cohort}"
-            )
-        shares = cohort if self.shares is None else self.shares
-        if shares > cohort or (shares < cohort and shares % 2 == 0):
-            raise ConfigError(
-                f"secure.shares is {shares}; it must be odd and at most the cohort of {cohort}"
-            )
-        most = shares if shares == cohort else shares - 1
-        if self.threshold is not None and self.threshold > most:
-            raise ConfigError(
-                f"secure.threshold is {self.threshold}; with {shares} shares and a cohort of "
-                f"{cohort} it is at most {most}"
-            )
-        if self.levels is not None and self.levels * cohort >= MODULUS:
-            raise ConfigError(
-                f"secure.levels is {self.levels}; with a cohort of {cohort} a sum can hold at most "
-                f"{(MODULUS - 1) // cohort}"
-            )
-
-    def plan(self, method: AnyMethod, aggregation: Aggregation, cohort: int) -> "Plan | None":
-        """What server and clients go by; None without secure aggregation."""
-        if not self.enabled:
-            return None
-        shares = cohort if self.shares is None else self.shares
-        # Half of what a sum can hold: one that comes out above was tampered with.
-        most = 2 ** ((MODULUS // 2 // cohort).bit_length() - 1)
-        weighted = getattr(method, "weighting", "uniform") == "samples" and not aggregation.noise
-        return Plan(
-            shares=shares,
-            threshold=self.threshold or shares // 2 + 1,
-            range=self.range or aggregation.clip or 8.0,
-            levels=self.levels or min(most, MOST_LEVELS),
-            max_weight=self.max_weight if weighted else 0.0,
-            clip=aggregation.clip or 0.0,
-        )
 
 
 @dataclass(frozen=True)

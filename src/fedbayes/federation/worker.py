@@ -8,7 +8,6 @@ its input does, so it never outlives the process that started it.
 """
 
 import gc
-import importlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import IO, Any
 
 import torch
@@ -54,17 +54,12 @@ def read(stream: IO[bytes]) -> tuple[Header, list[bytes]]:
     return header, [exactly(size) for size in header["sizes"]]
 
 
-def resolve(place: str) -> Any:
-    """The object that "package.module:name" names."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def handle(party: Party, header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
     """Do what one frame asks for."""
     if header["kind"] == "train":
         state = blobs[1] if header["joined"] else None
-        outcome = party.train(Task(header["client"], header["round"], blobs[0], state))
+        place = header["client"], header["round"]
+        outcome = party.train(Task(*place, blobs[0], state, header["constants"]))
         reply = {"info": outcome.info, "correct": outcome.correct, "tested": outcome.tested}
         return reply, [outcome.report, outcome.state]
     result = party.examine(Exam(blobs[0], header["start"], header["stop"]))
@@ -86,7 +81,7 @@ def main() -> None:
     while True:
         try:
             if party is None:
-                party = resolve(header["factory"])(header["argument"])
+                party = resolve_name(header["factory"])(header["argument"])
                 gc.freeze()  # what was imported stays: collections need not look at it again
                 reply: Header = {}
                 answer: list[bytes] = []

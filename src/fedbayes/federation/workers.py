@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,10 +14,12 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 import numpy as np
+import psutil
 import torch
+from joblib import cpu_count
 
 from fedbayes import errors
-from fedbayes.errors import EngineError
+from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.party import Exam, Outcome, Task
 from fedbayes.federation.worker import Header, read, write
 from fedbayes.metrics import Predictions
@@ -35,6 +38,31 @@ glibc it takes about 15 % off a round of small networks; elsewhere it means noth
 
 _PIPE = 1 << 20
 """Bytes that a pipe holds, so that a report is handed over at once (Linux; else ignored)."""
+
+
+WORKER_BYTES = 512 << 20
+"""Memory that a worker needs at least: PyTorch, a network, a client's data."""
+
+
+def affordable(asked: int, threads: int = 1) -> int:
+    """How many worker processes of those asked for this machine can bear; a note if fewer.
+
+    As many as there are cores for their threads (two at least) and memory for `WORKER_BYTES` each.
+    """
+    cores: int = cpu_count()
+    by_cores = max(2, cores // threads)
+    by_memory: int = max(1, psutil.virtual_memory().available // WORKER_BYTES)
+    count = min(asked, by_cores, by_memory)
+    if count < asked:
+        reason = (
+            f"this machine has {cores} cores for {threads} thread{'s' * (threads > 1)} each"
+            if by_cores <= by_memory
+            else f"this machine has memory for no more, at {WORKER_BYTES >> 20} MiB each"
+        )
+        warnings.warn(
+            f"{count} of {asked} workers are started: {reason}", FedbayesWarning, stacklevel=3
+        )
+    return count
 
 
 class _DiedError(Exception):
@@ -169,7 +197,13 @@ class Workers:
 
     def _train(self, task: Task) -> Outcome:
         joined = task.state is not None
-        header = {"kind": "train", "client": task.client, "round": task.round, "joined": joined}
+        header = {
+            "kind": "train",
+            "client": task.client,
+            "round": task.round,
+            "joined": joined,
+            "constants": task.constants,
+        }
         reply, blobs = self._call(
             f"client {task.client} in round {task.round}", header, [task.message, task.state or b""]
         )

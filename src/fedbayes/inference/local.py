@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from fedbayes.inference.settings import LocalTraining
 from fedbayes.tensors import Samples, Tensors
+
+__all__ = ["LocalTraining", "Objective", "OptimizerBuilder", "Projection", "batches", "train"]
 
 Objective = Callable[[Tensors, Samples], Tensor]
 """Parameters and one batch to the scalar to be minimized; pure but for the random streams."""
@@ -18,85 +19,6 @@ Projection = Callable[[Tensors, float], None]
 
 OptimizerBuilder = Callable[[list[Tensor]], torch.optim.Optimizer]
 """Makes an optimizer over leaf tensors."""
-
-
-class LocalTraining(BaseModel):
-    """How a client trains: the `[training]` table of a config."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    optimizer: Literal["sgd", "adam", "amsgrad", "adamax"] = Field(
-        "sgd", description="client optimizer"
-    )
-    lr: float = Field(0.1, gt=0, description="learning rate in the first round")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
-    epochs: int = Field(1, ge=1, description="passes over the client's data in a round")
-    steps: int | None = Field(
-        None, ge=1, description="optimizer steps in a round, in place of epochs"
-    )
-    batch_size: int = Field(32, ge=1, description="samples in a step")
-    patience: int | None = Field(
-        None, ge=1, description="epochs without improvement that end a client's training early"
-    )
-    min_improvement: float = Field(
-        0.0, ge=0, description="fall of the loss that counts as an improvement (patience)"
-    )
-    validation: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of a client's training samples set aside for patience to watch, one "
-        "sample at least; 0: it watches the training loss",
-    )
-    schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
-        "constant", description="learning rate over rounds"
-    )
-    decay: float = Field(
-        0.99, gt=0, le=1, description="factor per round (exponential) or per decay_every (step)"
-    )
-    decay_every: int = Field(10, ge=1, description="rounds between decays (step)")
-
-    @model_validator(mode="after")
-    def _check(self) -> "LocalTraining":
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum is for optimizer = 'sgd', not '{self.optimizer}'")
-        if self.patience is not None and self.steps is not None:
-            raise ValueError("patience counts epochs; limit them by epochs, not by steps")
-        if self.validation and self.patience is None:
-            raise ValueError("validation sets samples aside for patience; give patience too")
-        return self
-
-    def learning_rate(self, round: int, rounds: int) -> float:
-        """The learning rate of round `round` (from 1) of `rounds`."""
-        past = round - 1
-        match self.schedule:
-            case "constant":
-                return self.lr
-            case "exponential":
-                return self.lr * self.decay**past
-            case "step":
-                return self.lr * self.decay ** (past // self.decay_every)
-            case "cosine":
-                return self.lr * 0.5 * (1 + math.cos(math.pi * past / max(rounds, 1)))
-
-    def build_optimizer(self, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
-        """A fresh optimizer of these settings over leaf tensors."""
-        decay = self.weight_decay
-        match self.optimizer:
-            case "sgd":
-                return torch.optim.SGD(
-                    parameters, lr=lr, momentum=self.momentum, weight_decay=decay
-                )
-            case "adamax":
-                return torch.optim.Adamax(parameters, lr=lr, weight_decay=decay)
-            case "adam" | "amsgrad":
-                amsgrad = self.optimizer == "amsgrad"
-                return torch.optim.Adam(parameters, lr=lr, weight_decay=decay, amsgrad=amsgrad)
-
-    def step_count(self, samples: int) -> int:
-        """Optimizer steps in a round for a client with so many samples."""
-        return self.steps or self.epochs * math.ceil(samples / self.batch_size)
 
 
 def batches(

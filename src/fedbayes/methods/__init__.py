@@ -1,43 +1,52 @@
 """The methods, one file each."""
 
-from fedbayes.contracts import AnyMethod
-from fedbayes.methods.combined import Combined
-from fedbayes.methods.fedavg import FedAvg
-from fedbayes.methods.feddrop import FedDrop
-from fedbayes.methods.fedl1 import FedL1
-from fedbayes.methods.fedopt import FedAdam, FedAvgM, FedYogi, Reptile
-from fedbayes.methods.fedprox import FedProx
-from fedbayes.methods.fedsparse import FedSparse, ScaffoldFedSparse
-from fedbayes.methods.laplace import Laplace
-from fedbayes.methods.local import Local
-from fedbayes.methods.matching import GpiFnm, Pfnm
-from fedbayes.methods.mixture import Mixture
-from fedbayes.methods.pooled import Global
-from fedbayes.methods.scaffold import Scaffold
-from fedbayes.methods.virtual import Virtual
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-METHODS: dict[str, type[AnyMethod]] = {
-    method.name: method
-    for method in (
-        FedAvg,
-        FedProx,
-        Reptile,
-        FedAvgM,
-        FedAdam,
-        FedYogi,
-        Scaffold,
-        Laplace,
-        Mixture,
-        FedSparse,
-        ScaffoldFedSparse,
-        FedDrop,
-        FedL1,
-        Virtual,
-        Combined,
-        GpiFnm,
-        Pfnm,
-        Local,
-        Global,
-    )
-}
-"""Every built-in method by its name."""
+if TYPE_CHECKING:
+    from fedbayes.contracts import AnyMethod
+
+
+class _Methods(Mapping[str, "type[AnyMethod]"]):
+    """Classes by name; a file is imported when its method is asked for."""
+
+    _places: Mapping[str, tuple[str, str]] = {
+        "fedavg": ("fedavg", "FedAvg"),
+        "fedprox": ("fedprox", "FedProx"),
+        "reptile": ("fedopt", "Reptile"),
+        "fedavgm": ("fedopt", "FedAvgM"),
+        "fedadam": ("fedopt", "FedAdam"),
+        "fedyogi": ("fedopt", "FedYogi"),
+        "scaffold": ("scaffold", "Scaffold"),
+        "laplace": ("laplace", "Laplace"),
+        "mixture": ("mixture", "Mixture"),
+        "fedsparse": ("fedsparse", "FedSparse"),
+        "scaffold-fedsparse": ("fedsparse", "ScaffoldFedSparse"),
+        "feddrop": ("feddrop", "FedDrop"),
+        "fedl1": ("fedl1", "FedL1"),
+        "virtual": ("virtual", "Virtual"),
+        "combined": ("combined", "Combined"),
+        "gpi-fnm": ("matching", "GpiFnm"),
+        "pfnm": ("matching", "Pfnm"),
+        "local": ("local", "Local"),
+        "global": ("pooled", "Global"),
+    }
+
+    def __getitem__(self, name: str) -> "type[AnyMethod]":
+        module, kind = self._places[name]
+        method: type[AnyMethod] = getattr(import_module(f"fedbayes.methods.{module}"), kind)
+        return method
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+METHODS: Mapping[str, "type[AnyMethod]"] = _Methods()
+"""Every built-in method by its name; the names are known without importing PyTorch."""

@@ -55,7 +55,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
     """
 
     name = "combined"
-    summary = "linear combinations, convex or not, of models trained to convergence"
+    summary = "linear combinations, convex or not, of converged models"
     paper = "Ioste and Finger 2022"
     server_state = Server
     reduction = Gathered

@@ -18,6 +18,7 @@ from fedbayes.contracts import (
     Sum,
     cross_entropy,
     point_predictor,
+    units_remarks,
 )
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked, Message
@@ -64,9 +65,26 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
     conv_rate: float = Field(0.1, ge=0, lt=1, description="share of dropped filters")
     dense_rate: float = Field(0.5, ge=0, lt=1, description="share of dropped units")
 
+    def remarks(self, network: Network) -> list[str]:
+        """Layers of which no unit is dropped."""
+        dropped = self._droppable(network)
+        few = [u for u in dropped if not self._dropped(u)]
+        found = units_remarks(self.name, network, dropped)
+        if few:
+            layers = ", ".join(f"{u.layer} ({u.count // u.norm_groups})" for u in few)
+            found.append(
+                f"{self.name} drops nothing of {'these' if len(few) < len(dropped) else 'all'} "
+                "layers, which have too few units for their rate (units drawn from in brackets): "
+                f"{layers}"
+            )
+        return found
+
+    def _droppable(self, network: Network) -> tuple[Units, ...]:
+        return tuple(u for u in network.units if u.reader is not None and not u.last)
+
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization."""
-        dropped = tuple(u for u in network.units if u.reader is not None and not u.last)
+        dropped = self._droppable(network)
         weights, buffers = network.split()
         structure = units.store_units(dropped)
         return Server(weights, buffers, {}, structure, 0, federation.seed)
@@ -78,14 +96,19 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         )
         dropped = units.load_units(server.structure)
         alive = {u.layer: self._kept(u, stream) for u in dropped}
-        return units.restrict(server.weights, units.masks(dropped, alive)) | server.buffers
+        found = units.masks(dropped, alive, running=True)
+        return units.restrict({**server.weights, **server.buffers}, found)
 
     def _kept(self, layer: Units, stream: torch.Generator) -> Tensor:
         """The units that stay, bool [count]: as many in every group of a normalization."""
-        rate = self.conv_rate if layer.kind == "conv" else self.dense_rate
         size = layer.count // layer.norm_groups
         order = torch.rand(layer.norm_groups, size, generator=stream).argsort(dim=1)
-        return (order >= floor(rate * size)).flatten()
+        return (order >= self._dropped(layer)).flatten()
+
+    def _dropped(self, layer: Units) -> int:
+        """How many units go, of every group of a normalization."""
+        rate = self.conv_rate if layer.kind == "conv" else self.dense_rate
+        return floor(rate * (layer.count // layer.norm_groups))
 
     def local(
         self, message: Message, client: Nothing, data: Samples, site: Site
@@ -113,7 +136,11 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
             share = reports.share(name).to(w.dtype)
             drift[name] = torch.where(share > 0, w - mean[name] / share.clamp_min(1e-12), 0.0)
         weights, memory = self.server_step(server.weights, drift, server.memory)
-        buffers = {name: mean[name] for name in server.buffers}
+        buffers = dict(server.buffers)
+        for name, before in server.buffers.items():
+            share = reports.share(name)
+            seen = mean[name] / share.clamp_min(1e-12) if name in reports.present else mean[name]
+            buffers[name] = torch.where(share > 0, seen.to(before.dtype), before)
         state = replace(
             server, weights=weights, buffers=buffers, memory=memory, round=server.round + 1
         )

@@ -17,6 +17,7 @@ from fedbayes.contracts import (
     Sum,
     cross_entropy,
     point_predictor,
+    units_remarks,
 )
 from fedbayes.inference.local import Objective
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -53,16 +54,22 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
     server_state = Server
 
     l1: float = Field(2e-3, ge=0, description="λ, price of a group's norm, and the threshold")
-    output_groups: bool = Field(True, description="whether the units of the last layer are groups")
+    output_groups: bool = Field(
+        False,
+        description="whether the units of the last layer are groups too; classes may then go",
+    )
     server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
         "adam", description="optimizer of the server's weights"
     )
 
+    def remarks(self, network: Network) -> list[str]:
+        """Layers that have no groups."""
+        return units_remarks(self.name, network, self._groups(network))
+
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization."""
-        groups = tuple(u for u in network.units if self.output_groups or not u.last)
+        groups = self._groups(network)
         weights, buffers = network.split()
-        groups = tuple(u for u in groups if u.weight in weights)
         return Server(self._thresholded(weights, groups), buffers, {}, units.store_units(groups))
 
     def message(self, server: Server, client: int) -> Message:
@@ -82,11 +89,7 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
         return units.blank(weights, self._above(weights, groups))
 
     def _groups(self, network: Network) -> tuple[Units, ...]:
-        return tuple(
-            u
-            for u in network.units
-            if (self.output_groups or not u.last) and u.weight not in network.frozen
-        )
+        return tuple(u for u in network.units if self.output_groups or not u.last)
 
     def objective(self, site: Site) -> Objective:
         """Nll + λ Σ_g ‖φ_g‖₂ (Eq. 24); the subgradient at a zero group is zero."""
@@ -94,8 +97,9 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
         groups = self._groups(site.network)
 
         def loss(weights: Tensors, batch: Samples) -> Tensor:
-            norms = torch.cat([units.row_norms(weights, layer) for layer in groups])
-            return nll(weights, batch) + self.l1 * norms.sum()
+            norms = [units.row_norms(weights, layer) for layer in groups]
+            lasso = self.l1 * torch.cat(norms).sum() if norms else 0.0
+            return nll(weights, batch) + lasso
 
         return loss
 

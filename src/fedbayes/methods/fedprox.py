@@ -38,7 +38,7 @@ class FedProx(PointEstimate[Weights]):
             drift = sum(
                 (weights[name] - w).square().sum()
                 for name, w in centre.items()
-                if name not in site.network.frozen
+                if name not in site.network.buffers
             )
             return nll(weights, batch) + 0.5 * self.proximal * drift
 

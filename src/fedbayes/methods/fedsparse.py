@@ -20,6 +20,7 @@ from fedbayes.contracts import (
     Sum,
     cross_entropy,
     point_predictor,
+    units_remarks,
 )
 from fedbayes.inference import gates, optimizers
 from fedbayes.inference.controls import along_path, corrected, require_plain_sgd
@@ -87,18 +88,27 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
     )
     prune: bool = Field(True, description="whether units are pruned in training, for good")
     prune_below: float = Field(0.1, ge=0, lt=1, description="probability at which a unit is pruned")
-    output_gates: bool = Field(True, description="whether the units of the last layer are gated")
+    output_gates: bool = Field(
+        False,
+        description="whether the units of the last layer are gated too; classes may then go",
+    )
 
     @property
     def strength(self) -> float:
         """λ0 as a number."""
         return STRENGTHS[self.l0] if isinstance(self.l0, str) else self.l0
 
+    def remarks(self, network: Network) -> list[str]:
+        """Layers that have no gates."""
+        return units_remarks(self.name, network, self._gateable(network))
+
+    def _gateable(self, network: Network) -> tuple[Units, ...]:
+        return tuple(u for u in network.units if self.output_gates or not u.last)
+
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization, with thresholds that leave every gate open."""
-        gated = tuple(u for u in network.units if self.output_gates or not u.last)
+        gated = self._gateable(network)
         weights, buffers = network.split()
-        gated = tuple(u for u in gated if u.weight in weights)
         level = torch.tensor(log(self.start / (1 - self.start)))
         thresholds = {
             u.layer: gates.thresholds(units.row_norms(weights, u), level, self.temperature)
@@ -279,7 +289,7 @@ class FedSparse(Gated[Nothing]):
     """Hard EM on the spike-and-slab prior with gated groups (EM paper, section 3, Alg. 1, 2)."""
 
     name = "fedsparse"
-    summary = "units are gated, pruned and not sent: the spike-and-slab prior"
+    summary = "units gated, pruned and not sent: the spike-and-slab prior"
     paper = "Louizos et al. 2021, section 3"
     server_state = Server
 

@@ -69,7 +69,7 @@ class Laplace(Method[Weights, Nothing, Gathered]):
     ) -> tuple[Report, Nothing, Info]:
         """Proximal gradient steps from the server's weights; report what has changed."""
         start = site.network.prepare(dense(message))
-        trained = [name for name in start if name not in site.network.frozen]
+        trained = [name for name in start if name not in site.network.buffers]
         objective = cross_entropy(site.network)
         project = proximal({name: start[name] for name in trained}, self.scale)
         ended, info = site.fit(start, objective, data, project=project)

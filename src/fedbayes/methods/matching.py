@@ -21,7 +21,7 @@ from fedbayes.contracts import (
     cross_entropy,
     point_predictor,
 )
-from fedbayes.errors import MessageError
+from fedbayes.errors import MessageError, ModelError
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.messages import Message, dense, shape_of
 from fedbayes.metrics import Predictor
@@ -60,7 +60,7 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
     """
 
     name = "gpi-fnm"
-    summary = "neurons matched with a nonparametric model and the global posterior"
+    summary = "neurons matched as by pfnm, and with the global posterior"
     paper = "GPI-FNM, sections 4.2 and 4.3"
     server_state = Server
     reduction = Gathered
@@ -73,8 +73,14 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         """The network's initialization, and nobody heard.
 
         Raises:
-            ModelError: the network is not fully connected, or has no hidden layer.
+            ModelError: the network is not fully connected, or has no hidden layer or frozen
+                weights.
         """
+        if network.constants:
+            raise ModelError(
+                f"{self.name} matches the neurons of whole networks, but frozen are "
+                f"{', '.join(network.constants)}"
+            )
         layers = dense_layers(network.initial, "the network")
         widths = [layers[0].weight.shape[1], *(len(layer.weight) for layer in layers)]
         biased = any(layer.bias is not None for layer in layers)

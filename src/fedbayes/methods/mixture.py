@@ -82,10 +82,10 @@ class Mixture(Method[Server, Nothing, Gathered]):
         for k in range(self.components):
             stream = seeds.torch_stream(federation.seed, "components", client=k)
             for name, w in network.initial.items():
-                if k and name not in network.frozen:
+                if k and name not in network.buffers:
                     w = self._other(w, stream)
                 components[f"{k}/{name}"] = w
-        trained = {n: torch.empty(0) for n in network.initial if n not in network.frozen}
+        trained = {n: torch.empty(0) for n in network.initial if n not in network.buffers}
         return Server(components, trained)
 
     def _other(self, w: Tensor, stream: torch.Generator) -> Tensor:
@@ -105,7 +105,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
     def objective(self, centres: list[Tensors], samples: int, site: Site) -> Objective:
         """Eq. 48 per sample, as a minimum: mean nll(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²) / N_s."""
         nll = cross_entropy(site.network)
-        trained = [name for name in centres[0] if name not in site.network.frozen]
+        trained = [name for name in centres[0] if name not in site.network.buffers]
 
         def loss(weights: Tensors, batch: Samples) -> Tensor:
             squares = torch.stack([_distance(weights, centre, trained) for centre in centres])

@@ -73,7 +73,7 @@ class Virtual(Method[Server, Client, Sum]):
     """
 
     name = "virtual"
-    summary = "a posterior at the server, a private one at every client, lateral connections"
+    summary = "a posterior at the server, a private one at every client"
     paper = "Corinzia and Buhmann 2019"
     server_state = Server
     client_state = Client
@@ -116,8 +116,9 @@ class Virtual(Method[Server, Client, Sum]):
         if network.precision != "float32":
             raise ConfigError("virtual computes in float32; leave precision as it is")
         variational.stages(network.module)
-        if network.frozen:
-            raise ModelError(f"virtual has no place for what is not trained: {network.frozen}")
+        if fixed := [*network.buffers, *network.constants]:
+            names = ", ".join(sorted(fixed))
+            raise ModelError(f"virtual has no place for what no gradient trains: {names}")
         prior = standard(network.initial, self.prior_deviation)
         damping = self.damping or 1 / federation.cohort
         return Server(prior.precision, prior.shift, federation.clients, damping)

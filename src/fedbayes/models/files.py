@@ -1,24 +1,36 @@
 """Models from files: any `state_dict`, and the dense layers of a fully connected one."""
 
+import io
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 from pathlib import Path
 from pickle import UnpicklingError
+from zipfile import ZipFile
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbayes.errors import MessageError, ModelError
-from fedbayes.messages import decode, dense
+from fedbayes.messages import decode, dense, metadata
 from fedbayes.tensors import Tensors
 
-PICKLED = {".pt", ".pth", ".bin"}
-"""Files of PyTorch; all others are taken for safetensors."""
-STATE = "weights/"
-"""What names in the stored states of a run's clients begin with."""
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+"""Files of PyTorch; all others are taken for safetensors, unless they begin as PyTorch's do."""
+PROGRAMS = (".pt2", ".onnx")
+"""Files that hold what to compute as well."""
+CARD = "fedbayes"
+"""Where a file has the card of its model: in the metadata of safetensors, an attribute of the
+`state_dict` in a file of PyTorch."""
+_ARCHIVE = b"PK\x03\x04"
+_STATE_DICTS = ("state_dict", "model_state_dict", "model_state", "model")
+"""Where checkpoints have the weights."""
+_PREFIXES = ("weights/", "module.", "_orig_mod.")
+"""What all names begin with in the states of a run's clients, under `DataParallel`, and under
+`torch.compile`."""
 
 
 @dataclass(frozen=True)
@@ -36,29 +48,41 @@ class DenseLayer:
 
 
 def read_weights(path: Path) -> Tensors:
-    """The tensors of a model file, `.safetensors` or `.pt`, `.pth`, `.bin`.
+    """The tensors of a model file; see `read_model`."""
+    return read_model(path)[0]
 
-    Nothing but tensors is read: a pickled file goes through PyTorch's `weights_only`. A file of
-    PyTorch keeps its order of layers; one of safetensors has none, names are then ascending.
+
+def read_model(path: Path) -> tuple[Tensors, str]:
+    """The tensors of a model file, safetensors or PyTorch's, and the card in it.
+
+    Nothing but tensors is read: a pickled file goes through PyTorch's `weights_only`. Of a
+    checkpoint the `state_dict` alone is taken, without the prefixes of `DataParallel` and
+    `torch.compile`. A file of PyTorch keeps its order of layers; one of safetensors has none,
+    names are then ascending.
+
+    Returns:
+        Tensors by name, and the text that `CARD` names in the file's metadata; empty if none.
 
     Raises:
         ModelError: the file is absent, damaged, or no dict of tensors.
     """
+    if path.suffix.lower() in PROGRAMS:
+        raise ModelError(
+            f"{path} is a program, whose weights are not read; take the model's weights, such as "
+            "a .safetensors file"
+        )
     try:
-        if path.suffix in PICKLED:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        data = path.read_bytes()
+        pickled = path.suffix.lower() in PICKLED or data.startswith(_ARCHIVE)
+        if pickled:
+            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         else:
-            content = dense(decode(path.read_bytes()))
+            content = dense(decode(data))
     except OSError as error:
         raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
     except (MessageError, UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"{path} is damaged or no model: {reason}. Save a state_dict, with safetensors or "
-            "torch.save"
-        ) from None
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
+        raise ModelError(_unreadable(path, str(error) or type(error).__name__)) from None
+    content = _state_dict(content)
     if not isinstance(content, dict) or not content:
         raise ModelError(f"{path} holds no tensors; save a model's state_dict")
     wrong = [
@@ -68,11 +92,105 @@ def read_weights(path: Path) -> Tensors:
     ]
     if wrong:
         raise ModelError(f"{path}: {wrong[0]!r} is no tensor; save a model's state_dict alone")
-    if path.suffix not in PICKLED:
+    card = getattr(content, CARD, "") if pickled else metadata(data).get(CARD, "")
+    if not pickled:
         content = {name: content[name] for name in sorted(content, key=_natural)}
-    if all(name.startswith(STATE) for name in content):
-        content = {name.removeprefix(STATE): tensor for name, tensor in content.items()}
-    return dict(content)
+    weights = dict(content)
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in weights):
+            weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return weights, card if isinstance(card, str) else ""
+
+
+def _state_dict(content: object) -> object:
+    """The `state_dict` of a checkpoint, which has an optimizer's state and figures beside it."""
+    if isinstance(content, dict):
+        for key in _STATE_DICTS:
+            inner = content.get(key)
+            if isinstance(inner, dict) and inner:
+                return _state_dict(inner)
+    return content
+
+
+def _unreadable(path: Path, reason: str) -> str:
+    """What to say of a file that could not be read."""
+    foreign = re.search(r"GLOBAL (\S+)", reason)
+    if foreign:
+        return (
+            f"{path} holds a pickled {foreign[1]} and not tensors alone; unpickling it would run "
+            "code from the file, so it is not done. Where it was made, save its weights: "
+            "torch.save(model.state_dict(), 'model.pt')"
+        )
+    first = reason.strip().splitlines()[0] if reason.strip() else "it is empty"
+    return (
+        f"{path} is damaged or no model: {first}. Save a state_dict, with safetensors or torch.save"
+    )
+
+
+def read_program(path: Path) -> tuple[nn.Module, str]:
+    """The module in a `.pt2` file of `torch.export`, and the text of its card.
+
+    A program is code by nature, so it is for files from people that one trusts; but it has no
+    need of pickled objects, and with these it is not loaded.
+
+    Raises:
+        ModelError: the file is absent, damaged, or holds pickled objects.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
+    try:
+        _refuse_pickles(data)
+        extra = {f"{CARD}.json": ""}
+        module = torch.export.load(io.BytesIO(data), extra_files=extra).module()
+    except UnpicklingError as error:
+        raise ModelError(_unreadable(path, str(error))) from None
+    except Exception as error:  # of many classes, none of them documented
+        reason = str(error).strip().splitlines()
+        raise ModelError(
+            f"{path} is damaged or no program of torch.export: "
+            f"{reason[0] if reason else type(error).__name__}"
+        ) from None
+    return module, extra[f"{CARD}.json"]
+
+
+def _refuse_pickles(data: bytes) -> None:
+    """See that a `.pt2` holds nothing but tensors beside its program: where it says that there is
+    more, or its parts do not load as tensors, `torch.export.load` would unpickle them.
+
+    Raises:
+        UnpicklingError: there is more.
+    """
+    with ZipFile(io.BytesIO(data)) as archive:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name.endswith("_config.json"):
+                entries = json.loads(content)["config"].values()
+                if any(
+                    entry["use_pickle"] or Path(entry["path_name"]).name.startswith(_OBJECTS)
+                    for entry in entries
+                ):
+                    raise UnpicklingError(f"GLOBAL object ({name})")
+            elif name.endswith(".pt") and content:
+                torch.load(io.BytesIO(content), weights_only=True)
+
+
+_OBJECTS = ("custom_obj", "opaque_obj")
+
+
+def named_as(weights: Tensors, names: Iterable[str]) -> Tensors | None:
+    """The weights under these names, which they may bear behind a prefix, as a network does that
+    is an attribute of another module; None if they are other weights.
+    """
+    wanted = set(names)
+    if weights.keys() == wanted:
+        return weights
+    prefix = min(weights, default="").partition(".")[0] + "."
+    short = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    if len(short) == len(weights) and short.keys() == wanted:
+        return short
+    return None
 
 
 def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:

@@ -1,15 +1,19 @@
 """A network as a pure function of its weights."""
 
 from contextlib import nullcontext
-from typing import Literal
+from functools import cached_property
+from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
 
-from fedbayes.models.units import find_units
+from fedbayes.models.settings import Precision
+from fedbayes.models.units import find_units, trained_units, unknown_layers
 from fedbayes.tensors import Tensors
 
-Precision = Literal["float32", "bf16"]
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 class Network:
@@ -19,6 +23,10 @@ class Network:
     leaves them bound, which saves the bookkeeping of `torch.func.functional_call` on every
     step. Layers whose output follows from their weights (linear, convolution) accept weights of
     other widths than the module was built with, so one network serves models of any width.
+
+    What no training changes is no weight of it: parameters without `requires_grad` and buffers
+    that are not persistent. They stay in the module and are never sent; whoever builds the
+    network from the same settings has the same ones.
     """
 
     def __init__(
@@ -31,18 +39,27 @@ class Network:
         self.module = module.to(device)
         self.device = torch.device(device)
         self.precision = precision
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self.initial: Tensors = {
-            name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()
-        }
-        self.buffers = frozenset(name for name, _ in module.named_buffers())
-        self.frozen = self.buffers | {
-            name for name, parameter in module.named_parameters() if not parameter.requires_grad
-        }
+        stored = module.state_dict().keys()
+        trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        buffers = {n: b for n, b in module.named_buffers() if n in stored}
+        self.initial: Tensors = _copies({**trained, **buffers})
+        """Weights at the start: all that a client's training may change."""
+        self.buffers = frozenset(buffers)
+        """Names of those that no gradient trains, such as running means."""
+        self.constants: Tensors = _copies(
+            {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        )
+        """Frozen parameters."""
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in module.modules())
-        self.units = find_units(module)
-        """Units of each layer, inputs to outputs."""
+        self.units = trained_units(find_units(module), trained.keys())
+        """Units of each layer that is trained, inputs to outputs."""
+        self.unknown_layers = unknown_layers(module, self.units)
+        """Trained layers whose units are not known, as `name (Type)`."""
         self._slots = self._find_slots()
+        if self.convolutional:
+            for name, parameter in self.module.named_parameters():
+                if name in self.constants and parameter.ndim == 4:
+                    parameter.data = parameter.data.to(memory_format=torch.channels_last)
 
     def _find_slots(self) -> list[tuple[dict[str, Tensor | None], str, str]]:
         """Where each tensor lives: the owner's table, its key, and the name in `weights`.
@@ -64,8 +81,34 @@ class Network:
 
     def split(self) -> tuple[Tensors, Tensors]:
         """The initial tensors: those that gradients train, and the others (running means, say)."""
-        trained = {name: t for name, t in self.initial.items() if name not in self.frozen}
-        return trained, {name: t for name, t in self.initial.items() if name in self.frozen}
+        trained = {name: t for name, t in self.initial.items() if name not in self.buffers}
+        return trained, {name: t for name, t in self.initial.items() if name in self.buffers}
+
+    @cached_property
+    def constants_digest(self) -> str:
+        """SHA-256 of names and values of the frozen parameters, hexadecimal; empty without any.
+
+        Server and clients that have another one have not built the same network.
+        """
+        if not self.constants:
+            return ""
+        digest = sha256()
+        for name, tensor in sorted(self.constants.items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}|".encode())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def whole(self, weights: Tensors) -> Tensors:
+        """A model of this network together with what is frozen: what a `state_dict` holds."""
+        return {**self.constants, **weights}
+
+    def parameters(self, model: Tensors) -> Tensors:
+        """The tensors of a model that are parameters, the frozen ones among them; no buffers."""
+        return {
+            name: tensor
+            for name, tensor in self.whole(model).items()
+            if name.rpartition("/")[2] not in self.buffers
+        }
 
     def prepare(self, weights: Tensors) -> Tensors:
         """The weights on this network's device, filters laid out channels last."""

@@ -12,8 +12,8 @@ maps zero to zero; None stands for "nobody known". Layers in other modules have 
 known readers.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -67,6 +67,8 @@ class Units:
     """Inputs of the reader per unit: pixels of a flattened map, or 1."""
     last: bool
     """Whether these are the network's outputs: the units of the last layer."""
+    running: tuple[str, ...] = ()
+    """Buffers of which unit j owns entry j: running statistics of the normalization."""
 
     @property
     def weight(self) -> str:
@@ -173,8 +175,10 @@ class _Finder:
         layer, norm, reader = self.modules[name], *self.found[name].values()
         owned = [f"{name}.weight"] + [f"{name}.bias"] * (layer.bias is not None)
         groups, repeats = 1, 1
+        running: tuple[str, ...] = ()
         if norm is not None:
             module = self.modules[norm]
+            running = tuple(f"{norm}.{key}" for key, b in module.named_buffers() if b.ndim)
             owned += [f"{norm}.weight", f"{norm}.bias"]
             groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
         count = len(layer.weight)
@@ -193,27 +197,79 @@ class _Finder:
             reader=f"{reader}.weight" if reader is not None else None,
             repeats=repeats,
             last=last,
+            running=running,
         )
+
+
+def trained_units(units: tuple[Units, ...], trained: Set[str]) -> tuple[Units, ...]:
+    """Of these units those whose tensors are all trained; a reader that is not is none."""
+    return tuple(
+        layer if layer.reader in trained else replace(layer, reader=None, repeats=1)
+        for layer in units
+        if trained >= set(layer.owned)
+    )
+
+
+def mark_outputs(units: tuple[Units, ...], layer: str) -> tuple[Units, ...]:
+    """The units with `layer` as the network's last, whether it is among them or not."""
+    return tuple(replace(found, last=found.layer == layer) for found in units)
+
+
+def last_layer(module: nn.Module, run: Callable[[], object]) -> str:
+    """Name of the module with weights that computes last in a forward pass.
+
+    The order in which modules were registered may be another.
+
+    Args:
+        module: the network.
+        run: makes a forward pass.
+    """
+    called = [""]
+    hooks = [
+        child.register_forward_hook(lambda *_, name=name: called.append(name))
+        for name, child in module.named_modules()
+        if any(parameter.ndim > 1 for parameter in child.parameters(recurse=False))
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called[-1]
+
+
+def unknown_layers(module: nn.Module, units: tuple[Units, ...]) -> list[str]:
+    """Layers with weights whose units are not among these, as `name (Type)`."""
+    known = {layer.layer for layer in units}
+    return [
+        f"{name or 'the network'} ({type(child).__name__})"
+        for name, child in module.named_modules()
+        if name not in known
+        and any(p.requires_grad and p.ndim > 1 for p in child.parameters(recurse=False))
+    ]
 
 
 Masks = dict[str, dict[tuple[int, ...], Tensor]]
 """By tensor, the masks of its axes, as `Masked` takes them."""
 
 
-def masks(units: tuple[Units, ...], alive: Alive, *, readers: bool = True) -> Masks:
+def masks(
+    units: tuple[Units, ...], alive: Alive, *, readers: bool = True, running: bool = False
+) -> Masks:
     """What remains of each tensor when only these units do.
 
     Args:
         units: of the network.
         alive: units that remain.
         readers: whether the columns that read a missing unit go as well.
+        running: whether its running statistics go as well.
     """
     found: Masks = {}
     for layer in units:
         keep = alive.get(layer.layer)
         if keep is None:
             continue
-        for name in layer.owned:
+        for name in layer.owned + (layer.running if running else ()):
             found.setdefault(name, {})[(0,)] = keep
         if readers and layer.reader is not None:
             found.setdefault(layer.reader, {})[(1,)] = keep.repeat_interleave(layer.repeats)

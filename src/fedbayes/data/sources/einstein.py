@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbayes.data.dataset import Dataset, build_dataset
-from fedbayes.data.sources.files import reading
+from fedbayes.data.sources.files import incomplete, reading
 from fedbayes.errors import DataError
 
 LABEL = "SARS-Cov-2 exam result"
@@ -59,5 +59,7 @@ def read_einstein(name: str, file: Path, complete: bool) -> Dataset:
     if odd.any():
         raise DataError(f"{file}: '{result[odd][0]}' in '{LABEL}' is neither negative nor positive")
     kept = ~np.isnan(x).any(1) if complete else np.ones(len(x), bool)
+    notes = incomplete(name, len(x), int(kept.sum()))
     y = (result[kept] == "positive").astype(np.int64)
-    return build_dataset(name, x[kept], y, ("negative", "positive"), features=features)
+    classes = ("negative", "positive")
+    return build_dataset(name, x[kept], y, classes, features=features, notes=tuple(notes))

@@ -47,6 +47,25 @@ def reading(file: Path | str) -> Iterator[None]:
         ) from error
 
 
+def incomplete(where: object, rows: int, kept: int) -> list[str]:
+    """What to say of rows that are left out because a value is missing.
+
+    Raises:
+        DataError: None is left.
+    """
+    if not kept:
+        raise DataError(
+            f"{where}: every row has a missing value, so none is left; set missing = 'impute', or "
+            "leave out columns that are mostly empty"
+        )
+    if kept == rows:
+        return []
+    return [
+        f"{where}: {rows - kept:,} of {rows:,} rows are left out, since values are missing in "
+        "them; missing = 'impute' keeps them"
+    ]
+
+
 def index_names(values: Sequence[object] | Array) -> tuple[Rows, tuple[str, ...]]:
     """Distinct values as indices [N] and their names, in rising order."""
     distinct, index = np.unique(np.asarray(values), return_inverse=True)

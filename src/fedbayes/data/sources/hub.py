@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from fedbayes.data.sources.files import PARTS, reading
@@ -11,6 +12,8 @@ from fedbayes.errors import DataError
 
 _MAGIC = b"PAR1"
 """What a Parquet file begins and ends with."""
+_PATIENCE = 3.0
+"""Seconds that the hub has to answer at all."""
 
 
 def open_parquet(files: dict[str, list[Path]]) -> dict[str, Any]:
@@ -37,32 +40,83 @@ def open_parquet(files: dict[str, list[Path]]) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep `datasets` from writing to the terminal what it also raises."""
-    log = logging.getLogger("datasets")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    """Keep `datasets` and the hub's client from writing to the terminal what they also raise."""
+    logs = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 def open_hub(name: str, hub: str) -> dict[str, Any]:
     """The train and test tables of a data set of the hub, downloaded where need be.
+
+    Where the hub does not answer, what was downloaded before is taken.
 
     Raises:
         DataError: The hub cannot be reached or has no such set.
     """
     import datasets
 
+    silent = _unreachable()
     try:
-        opened = datasets.load_dataset(hub)
+        with quiet(), _offline() if silent else nullcontext():
+            opened = datasets.load_dataset(hub)
     except Exception as error:
         # Which class is raised depends on the HTTP library that the hub's client uses.
+        reason = f"{str(error).strip() or type(error).__name__}."
+        if silent and isinstance(error, ConnectionError | FileNotFoundError):
+            reason = f"{silent}, and {hub} was not downloaded before."
         raise DataError(
-            f"{name}: cannot get {hub} from the Hugging Face hub: "
-            f"{str(error).strip() or type(error).__name__}. There are no local files of it "
-            f"either: download https://huggingface.co/datasets/{hub} into a folder '{name}' and "
-            "name its parent with dir or FEDBAYES_DATA"
+            f"{name}: cannot get {hub} from the Hugging Face hub: {reason} There are no local "
+            f"files of it either: download https://huggingface.co/datasets/{hub} into a folder "
+            f"'{name}' and name its parent with dir or FEDBAYES_DATA"
         ) from error
     return {part: opened[part] for part in PARTS if part in opened}
+
+
+def _unreachable() -> str:
+    """Why the hub does not answer; empty if it does.
+
+    The libraries try again for half a minute, so it is asked once before they are. Its name is
+    looked up without a time limit, hence the thread.
+    """
+    import datasets
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    outcome = [f"it does not answer within {_PATIENCE:.0f} seconds"]
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
+            outcome[0] = ""
+        except Exception as error:
+            outcome[0] = f"it cannot be reached ({str(error).strip() or type(error).__name__})"
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    return outcome[0]
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Have `datasets` look into its own cache alone, as HF_HUB_OFFLINE does."""
+    import datasets
+    from huggingface_hub import constants
+
+    places: tuple[Any, ...] = (constants, datasets.config)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    for place in places:
+        place.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value

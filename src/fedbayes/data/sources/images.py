@@ -13,6 +13,7 @@ from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
 from fedbayes.data.progress import progress
 from fedbayes.data.sources.files import index_names, reading
 from fedbayes.data.sources.hub import open_hub, open_parquet, quiet
+from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError
 
 BATCH = 512
@@ -63,7 +64,8 @@ def read_images(
             parts.append(_read_part(f"{name} {part}", table, layout, where))
     shapes = {part.x.shape[1:] for part in parts}
     if len(shapes) > 1:
-        raise DataError(f"{name}: its parts hold pictures of different sizes: {sorted(shapes)}")
+        sizes = listed(map(size, sorted(shapes)))
+        raise DataError(f"{name}: its parts hold pictures of different sizes: {sizes}")
     official = len(parts[0].y) if len(parts) > 1 else None
     y = np.concatenate([part.y for part in parts])
     if len(y) and (y.min() < 0 or y.max() >= len(layout.classes)):
@@ -91,7 +93,7 @@ def _read_part(description: str, table: Any, layout: ImageLayout, where: str) ->
     missing = set(columns) - set(table.column_names or columns)
     if missing:
         raise DataError(
-            f"{where} has no column '{min(missing)}'; its columns are {table.column_names}"
+            f"{where} has no column '{min(missing)}'; its columns are {listed(table.column_names)}"
         )
     x, y, groups = [], [], []
     total = getattr(table, "num_rows", None)
@@ -131,7 +133,8 @@ def decode_pictures(
         raise DataError(f"cannot read {where}: it holds a damaged picture; get it anew")
     shapes = {one.shape for one in decoded if one is not None}
     if len(shapes) > 1:
-        raise DataError(f"{where} holds pictures of different sizes: {sorted(shapes)}")
+        sizes = listed(map(size, sorted(shapes)))
+        raise DataError(f"{where} holds pictures of different sizes: {sizes}")
     stacked = np.stack([one for one in decoded if one is not None])
     return (
         stacked[:, None] if channels == 1 else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))

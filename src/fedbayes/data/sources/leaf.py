@@ -9,6 +9,7 @@ import numpy as np
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.progress import progress
 from fedbayes.data.sources.files import PARTS, index_names, parts_by_name, reading
+from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError
 
 
@@ -43,11 +44,7 @@ def read_leaf(
     Raises:
         DataError: A file is damaged or of another format.
     """
-    parts = [_read_part(f"{name} {part}", paths) for part, paths in files.items()]
-    x, y, users = (np.concatenate([part[field] for part in parts]) for field in range(3))
-    official = None
-    if len(parts) > 1 and set(parts[1][2].tolist()) <= set(parts[0][2].tolist()):
-        official = len(parts[0][1])
+    x, y, users, official = read_users(name, files)
     if classes is None:
         y, classes = index_names(y)
     elif len(y) and (y.min() < 0 or y.max() >= len(classes)):
@@ -55,7 +52,7 @@ def read_leaf(
     groups, group_names = index_names(users)
     if picture is not None:
         if x.shape[1] != np.prod(picture):
-            raise DataError(f"{name}: a picture has {x.shape[1]} values, not {np.prod(picture)}")
+            raise DataError(f"{name}: a picture has {x.shape[1]} values, not {size(picture)}")
         x = np.rint(np.clip(x, 0, 1) * 255).astype(np.uint8).reshape(-1, *picture)
     return build_dataset(
         name,
@@ -67,6 +64,21 @@ def read_leaf(
         group_names=group_names,
         scale=255.0 if picture is not None else 1.0,
     )
+
+
+def read_users(name: str, files: dict[str, list[Path]]) -> tuple[Array, Array, Array, int | None]:
+    """Samples float32 [N, D], labels [N], users [N], and the length of the training part.
+
+    That is None if there is no official split, or one by user.
+
+    Raises:
+        DataError: A file is damaged or of another format.
+    """
+    parts = [_read_part(f"{name} {part}", paths) for part, paths in files.items()]
+    x, y, users = (np.concatenate([part[field] for part in parts]) for field in range(3))
+    if len(parts) > 1 and set(parts[1][2].tolist()) <= set(parts[0][2].tolist()):
+        return x, y, users, len(parts[0][1])
+    return x, y, users, None
 
 
 def _read_part(description: str, files: list[Path]) -> tuple[Array, Array, Array]:
@@ -87,7 +99,9 @@ def _read_part(description: str, files: list[Path]) -> tuple[Array, Array, Array
             advance(1)
     widths = {part.shape[1] for part in x}
     if len(widths) != 1:
-        raise DataError(f"{files[0].parent}: samples differ in length: {sorted(widths)}")
+        raise DataError(
+            f"{files[0].parent}: samples differ in length: {listed(sorted(widths))} values"
+        )
     return np.concatenate(x), np.concatenate(y), np.array(users)
 
 

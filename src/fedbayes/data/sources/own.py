@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
-from fedbayes.data.settings import DataSettings
-from fedbayes.data.sources.files import index_names, parts_by_name, reading
+from fedbayes.data.dataset import Array, Dataset, build_dataset
+from fedbayes.data.settings import SourceSettings
+from fedbayes.data.sources.files import incomplete, parts_by_name, reading
 from fedbayes.data.sources.images import decode_pictures
-from fedbayes.data.sources.leaf import leaf_files, read_leaf
-from fedbayes.errors import DataError
+from fedbayes.data.sources.labels import class_indices, group_indices
+from fedbayes.data.sources.leaf import leaf_files, read_users
+from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, numbers, read_tables
+from fedbayes.data.wording import listed, size
+from fedbayes.errors import DataError, did_you_mean
 
 SUFFIXES = (".parquet", ".csv", ".npz")
-MOST_CLASSES = 1000
+ARRAYS = tuple(f"{name}{part}" for part in ("", "_test") for name in ("x", "y", "groups"))
+"""What is read of an NPZ file."""
 
 
 def own_files(path: Path) -> dict[str, list[Path]]:
@@ -43,64 +47,66 @@ def own_files(path: Path) -> dict[str, list[Path]]:
     )
 
 
-def read_own(files: dict[str, list[Path]], settings: DataSettings) -> Dataset:
+def read_own(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
     """Read the user's own data.
 
     Args:
         files: Files by part, of one format, as `own_files` gives them.
-        settings: Which columns are the label, the group and the split.
+        settings: Which columns are the label, the group and the split, and what more there is to
+            know of them.
 
     Raises:
         DataError: A file is damaged, a column is missing or holds what is no number; the
             message names the file and column.
     """
     suffix = files["train"][0].suffix.lower()
-    if suffix == ".json":
-        return read_leaf(settings.name, files)
-    if suffix == ".npz":
-        return _read_arrays(files, settings)
-    return _read_tables(files, settings)
-
-
-def _read_tables(files: dict[str, list[Path]], settings: DataSettings) -> Dataset:
-    import pandas as pd
-
-    frames = {
-        part: pd.concat([_read_table(file) for file in paths], ignore_index=True)
-        for part, paths in files.items()
-    }
-    where = str(files["train"][0])
-    train = frames["train"]
-    for part, frame in frames.items():
-        absent = set(train.columns) - set(frame.columns)
-        if absent:
-            raise DataError(f"{files[part][0]} has no column '{min(absent)}', which {where} has")
-    frame = pd.concat([frame[train.columns] for frame in frames.values()], ignore_index=True)
-    testing = np.arange(len(frame)) >= len(train)
-    named = {"label": settings.label, "group": settings.group, "split": settings.split}
-    for setting, column in named.items():
-        if column is not None and column not in frame.columns:
+    if suffix in (".parquet", ".csv"):
+        return _read_tables(files, settings)
+    for setting in ("label", "group", "split", "drop", "features"):
+        if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
             raise DataError(
-                f"{where} has no column '{column}'; set {setting} to one of "
-                f"{', '.join(map(str, frame.columns))}"
+                f"{files['train'][0]} has no columns, so {setting} has no effect; leave it out"
+            )
+    return _read_users(files, settings) if suffix == ".json" else _read_arrays(files, settings)
+
+
+def _read_tables(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
+    notes: list[str] = []
+    where = str(files["train"][0])
+    frame, trained = read_tables(files, notes)
+    testing = np.arange(len(frame)) >= trained
+    named = {"label": settings.label, "group": settings.group, "split": settings.split}
+    asked = [(setting, column) for setting, column in named.items() if column is not None]
+    asked += [("features", column) for column in settings.features]
+    asked += [("drop", column) for column in settings.drop if not settings.features]
+    for setting, column in asked:
+        if column not in frame.columns:
+            raise DataError(
+                f"{where} has no column '{column}'{did_you_mean(column, frame.columns)}; "
+                f"set {setting} to {'some' if setting in ('features', 'drop') else 'one'} of "
+                f"{listed(frame.columns, 100)}"
             )
     if settings.split is not None:
+        if not testing.all() and testing.any():
+            raise DataError(
+                f"{where}: there are files of a test part, so split has no effect; leave it out, "
+                "or give one file"
+            )
         testing = _testing(frame[settings.split], settings.split, where)
     left_out = {*(column for column in named.values() if column), *settings.drop}
-    features = tuple(str(column) for column in frame.columns if column not in left_out)
+    if not settings.features and UNNAMED not in left_out and has_row_numbers(frame):
+        left_out.add(UNNAMED)
+        notes.append(
+            f"{where}: the first column, which has no name, numbers the rows and is left out"
+        )
+    features = settings.features or tuple(c for c in frame.columns if c not in left_out)
     if len(features) == 1 and _holds_pictures(frame[features[0]]):
         x, features = _decoded(frame[features[0]], where), ()
     else:
-        x = _numbers(frame, features, where)
+        x = numbers(frame, features, where, notes)
     groups = None if settings.group is None else frame[settings.group].to_numpy()
-    return _assemble(x, frame[settings.label], groups, testing, settings, where, features)
-
-
-def _read_table(file: Path) -> Any:
-    import pandas as pd
-
-    with reading(file):
-        return pd.read_parquet(file) if file.suffix.lower() == ".parquet" else pd.read_csv(file)
+    labels = frame[settings.label]
+    return _assemble(x, labels, groups, testing, settings, where, notes, features)
 
 
 def _holds_pictures(column: Any) -> bool:
@@ -120,20 +126,6 @@ def _decoded(column: Any, where: str) -> Array:
         return decode_pictures(pictures, channels, pool, where)
 
 
-def _numbers(frame: Any, features: tuple[str, ...], where: str) -> Array:
-    """The feature columns as float32 [N, D]."""
-    if not features:
-        raise DataError(f"{where} has no columns beside label, group and split")
-    for column in features:
-        if frame[column].dtype.kind not in "iufb":
-            raise DataError(
-                f"{where}: column '{column}' holds what is no number "
-                f"({frame[column].dropna().iloc[:1].tolist()}); encode it as numbers, or leave it "
-                "out with drop"
-            )
-    return np.asarray(frame[list(features)].to_numpy(np.float32, na_value=np.nan))
-
-
 def _testing(column: Any, name: str, where: str) -> Array:
     """Which rows a split column puts into the test part [N]."""
     words = column.astype(str).str.strip().str.lower().to_numpy()
@@ -143,7 +135,7 @@ def _testing(column: Any, name: str, where: str) -> Array:
     return np.asarray(words == "test")
 
 
-def _read_arrays(files: dict[str, list[Path]], settings: DataSettings) -> Dataset:
+def _read_arrays(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
     where = str(files["train"][0])
     arrays: dict[str, Array] = {}
     for part, paths in files.items():
@@ -160,15 +152,23 @@ def _read_arrays(files: dict[str, list[Path]], settings: DataSettings) -> Datase
             )
         if (f"{name}_test" in arrays) != ("x_test" in arrays):
             raise DataError(f"{where} needs x_test and y_test together")
+    notes = [
+        f"{where}: the array '{name}' is not read{did_you_mean(name, ARRAYS)}"
+        for name in arrays
+        if name not in ARRAYS
+    ]
     tested = len(arrays["x_test"]) if "x_test" in arrays else 0
     testing = np.arange(len(arrays["x"]) + tested) >= len(arrays["x"])
     x, y, groups = (_joined(arrays, name, where) for name in ("x", "y", "groups"))
     if x is None or x.ndim < 2 or x.dtype.kind not in "iufb":
-        raise DataError(f"{where}: x must hold numbers in at least two dimensions")
+        raise DataError(
+            f"{where}: x must hold numbers, a sample in each of its first dimension, and have at "
+            "least two dimensions"
+        )
     import pandas as pd
 
     labels = pd.Series(np.asarray(y).reshape(-1))
-    return _assemble(_pictures(x), labels, groups, testing, settings, where, ())
+    return _assemble(_pictures(x), labels, groups, testing, settings, where, notes, ())
 
 
 def _joined(arrays: dict[str, Array], name: str, where: str) -> Array | None:
@@ -176,7 +176,8 @@ def _joined(arrays: dict[str, Array], name: str, where: str) -> Array | None:
         return None
     both = [arrays[key] for key in (name, f"{name}_test") if key in arrays]
     if len({array.shape[1:] for array in both}) > 1:
-        raise DataError(f"{where}: {name} and {name}_test differ in shape")
+        sizes = " and ".join(size(array.shape[1:]) for array in both)
+        raise DataError(f"{where}: {name} and {name}_test differ in shape: {sizes}")
     return np.concatenate(both)
 
 
@@ -190,31 +191,38 @@ def _pictures(x: Array) -> Array:
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
 
 
+def _read_users(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
+    x, y, users, trained = read_users(settings.name, files)
+    import pandas as pd
+
+    testing = np.arange(len(x)) >= (len(x) if trained is None else trained)
+    where = str(files["train"][0])
+    return _assemble(x, pd.Series(y), users, testing, settings, where, [], ())
+
+
 def _assemble(
     x: Array,
     labels: Any,
     groups: Array | None,
     testing: Array,
-    settings: DataSettings,
+    settings: SourceSettings,
     where: str,
+    notes: list[str],
     features: tuple[str, ...],
 ) -> Dataset:
     """The data set of these samples, those to train on first."""
-    if not len(x) == len(labels) == (len(labels) if groups is None else len(groups)):
-        raise DataError(f"{where}: samples, labels and groups differ in number")
-    if labels.isna().any():
-        raise DataError(f"{where}: {int(labels.isna().sum())} rows have no label; leave them out")
+    sizes = [len(x), len(labels), *([] if groups is None else [len(groups)])]
+    if len(set(sizes)) > 1:
+        raise DataError(
+            f"{where}: samples, labels and groups differ in number: {sizes[0]:,} samples, "
+            f"{sizes[1]:,} labels" + (f", {sizes[2]:,} groups" if groups is not None else "")
+        )
+    y, classes = class_indices(labels, settings.classes, where, notes)
+    group_index, group_names = group_indices(groups, where, notes)
     order = np.argsort(testing, kind="stable")
     if settings.drops_incomplete and x.dtype.kind == "f":
         order = order[~np.isnan(x[order].reshape(len(x), -1)).any(1)]
-    y, classes = index_names(_plain(labels.to_numpy()))
-    if settings.classes:
-        y, classes = _among(y, classes, settings.classes, where), settings.classes
-    if len(classes) > MOST_CLASSES:
-        raise DataError(
-            f"{where}: the label has {len(classes)} different values, which are no classes"
-        )
-    group_index, group_names = _group_index(groups, where)
+        notes += incomplete(where, len(x), len(order))
     trained = int((~testing[order]).sum())
     return build_dataset(
         settings.name,
@@ -226,30 +234,5 @@ def _assemble(
         group_names=group_names,
         scale=255.0 if x.dtype == np.uint8 else 1.0,
         features=features,
+        notes=tuple(notes),
     )
-
-
-def _among(y: Rows, found: tuple[str, ...], classes: tuple[str, ...], where: str) -> Rows:
-    """Indices of classes that were found as indices into those that are known [N]."""
-    unknown = [name for name in found if name not in classes]
-    if unknown:
-        raise DataError(
-            f"{where}: there is no class {', '.join(unknown)}; there are {', '.join(classes)}"
-        )
-    return np.array([classes.index(name) for name in found], np.int64)[y]
-
-
-def _group_index(groups: Array | None, where: str) -> tuple[Rows | None, tuple[str, ...]]:
-    if groups is None:
-        return None, ()
-    import pandas as pd
-
-    if pd.isna(groups).any():
-        raise DataError(f"{where}: some rows have no group; name one for each")
-    return index_names(_plain(groups))
-
-
-def _plain(values: Any) -> Array:
-    """Values that sort: numbers as they are, all else as text."""
-    array = np.asarray(values)
-    return array.astype(np.str_) if array.dtype.kind not in "iufb" else array

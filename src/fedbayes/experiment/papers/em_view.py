@@ -27,6 +27,9 @@ from fedbayes.experiment.papers.experiment import (
 from fedbayes.experiment.record import Metrics, RunFolder, write_beside
 from fedbayes.experiment.reports.palette import MARKERS
 
+ALL_GATED: Row = {"output_gates": True}
+"""The paper's groups are of all layers, the last one too; by default it has none."""
+
 METHODS: dict[str, Row] = {
     "FedAvg": {
         "name": "fedadam",
@@ -41,21 +44,26 @@ METHODS: dict[str, Row] = {
         "dense_rate": 0.5,
         "server_optimizer": "adam",
     },
-    "FedL1": {"name": "fedl1", "l1": 2e-3},
-    "FedSparse, low": {"name": "fedsparse", "l0": "low"},
-    "FedSparse, mid": {"name": "fedsparse", "l0": "mid"},
-    "FedSparse, high": {"name": "fedsparse", "l0": "high"},
+    "FedL1": {"name": "fedl1", "l1": 2e-3, "output_groups": True},
+    "FedSparse, low": {"name": "fedsparse", "l0": "low", **ALL_GATED},
+    "FedSparse, mid": {"name": "fedsparse", "l0": "mid", **ALL_GATED},
+    "FedSparse, high": {"name": "fedsparse", "l0": "high", **ALL_GATED},
     "FedSparse, high, faster": {
         "name": "fedsparse",
         "l0": "high",
         "gate_lr": 1.2e-3,
         "output_gates": False,
     },
-    "FedSparse, mid, unpruned": {"name": "fedsparse", "l0": "mid", "prune": False},
+    "FedSparse, mid, unpruned": {"name": "fedsparse", "l0": "mid", "prune": False, **ALL_GATED},
     "SCAFFOLD": {"name": "scaffold", "server_optimizer": "adam"},
-    "SCAFFOLD, FedSparse": {"name": "scaffold-fedsparse", "l0": "mid"},
+    "SCAFFOLD, FedSparse": {"name": "scaffold-fedsparse", "l0": "mid", **ALL_GATED},
     "SCAFFOLD, damped": {"name": "scaffold", "server_optimizer": "adam", "damping": 0.1},
-    "SCAFFOLD, FedSparse, damped": {"name": "scaffold-fedsparse", "l0": "mid", "damping": 0.1},
+    "SCAFFOLD, FedSparse, damped": {
+        "name": "scaffold-fedsparse",
+        "l0": "mid",
+        "damping": 0.1,
+        **ALL_GATED,
+    },
     "Laplace": {"name": "laplace"},
     "mixture, K = 3": {"name": "mixture", "components": 3},
 }

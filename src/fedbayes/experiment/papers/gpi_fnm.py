@@ -213,7 +213,11 @@ def measure(folder: Path, federation: Federation, method: str, grid: Row) -> Row
             return {"accuracy": silos.accuracy(partial(relu_network, average))}
         case "ensemble":
             equal = torch.ones(len(models), silos.counts.shape[1])
-            return {"accuracy": silos.accuracy(ensemble(models, equal))}
+            return {
+                "accuracy": silos.accuracy(
+                    ensemble([partial(relu_network, m) for m in models], equal)
+                )
+            }
         case "PFNM":
             return silos.fuse("pfnm", most, grid, {"bias_mean": 0.1})
         case "GPI-FNM":

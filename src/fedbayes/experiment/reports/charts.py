@@ -14,6 +14,7 @@ import numpy as np
 from fedbayes.data.dataset import Rows
 from fedbayes.errors import RunError
 from fedbayes.experiment.reports.gather import Record
+from fedbayes.metrics import Calibration
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Lines:
     y_label: str
     curves: list[Curve]
     note: str = ""
+    log: bool = False
+    """Whether the values are of such different sizes that their axis is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,45 @@ class Heat:
     note: str = ""
 
 
-Chart = Lines | Spread | Heat
+@dataclass(frozen=True)
+class Bin:
+    """Predictions of about the same confidence."""
+
+    low: float
+    """Confidence that the bin begins at."""
+    high: float
+    """Confidence that it ends at."""
+    confidence: float
+    """Mean confidence of its samples."""
+    accuracy: float
+    """Share of them that is right."""
+    count: int
+    """Number of samples."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often predictions of some confidence are right."""
+
+    key: str
+    title: str
+    runs: list[int]
+    """The run that it is true of."""
+    bins: list[Bin]
+    """Bins with enough samples to be drawn, by rising confidence; none is empty."""
+    error: float
+    """Expected calibration error, of the bins before any were merged."""
+    note: str = ""
+
+
+Chart = Lines | Spread | Heat | Reliability
 
 MOST_COLUMNS = 200
 """Clients that a heat map shows; of more, as many evenly spaced ones."""
+LEAST_SAMPLES, LEAST_SHARE = 10, 0.01
+"""Samples, and share of all samples, that a bin of a reliability diagram has at least."""
+WIDE = 100.0
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 
 def accuracy(records: Sequence[Record]) -> list[Chart]:
@@ -129,6 +167,40 @@ def local(records: Sequence[Record]) -> list[Chart]:
             [*_curves(records, "local_accuracy"), *dashed],
             "Solid: clients' own models on their own test samples, mean over clients. Dashed: the "
             "global model on all of them.",
+        )
+    ]
+
+
+def nll(records: Sequence[Record]) -> list[Chart]:
+    """Negative log-likelihood of the test samples under the global model, over rounds."""
+    curves = _curves(records, "global_nll")
+    return [
+        Lines(
+            "nll",
+            "Negative log-likelihood over rounds",
+            "round",
+            "nats, mean over all test samples",
+            curves,
+            "The global model on all clients' test samples; lower is better.",
+            _log(curves),
+        )
+    ]
+
+
+def loss(records: Sequence[Record]) -> list[Chart]:
+    """What clients minimize, over rounds."""
+    curves = _curves(records, "loss")
+    return [
+        Lines(
+            "loss",
+            "Clients' training loss over rounds",
+            "round",
+            "loss, mean over clients",
+            curves,
+            "What the clients of a round minimized; methods differ in what that is."
+            if len({record.settings.get("method.name") for record in records}) > 1
+            else "What the clients of a round minimized.",
+            _log(curves),
         )
     ]
 
@@ -231,15 +303,74 @@ def confusion(records: Sequence[Record]) -> list[Chart]:
     ]
 
 
+def reliability(records: Sequence[Record]) -> list[Chart]:
+    """Confidence and accuracy of each global model."""
+    return [
+        diagram(record.calibration, run)
+        for run, record in enumerate(records)
+        if record.calibration is not None
+    ]
+
+
+def diagram(calibration: Calibration, run: int = 0) -> Reliability:
+    """A reliability diagram whose bins have enough samples each to say something.
+
+    Bins under `LEAST_SAMPLES` or `LEAST_SHARE` of the samples are merged with the neighbour that
+    has fewer; the calibration error stays that of the bins as they are defined.
+
+    Args:
+        calibration: bins of equal width.
+        run: which run it is true of.
+    """
+    width = 1 / len(calibration.count)
+    bins = [
+        Bin(index * width, (index + 1) * width, float(confidence), float(accuracy), int(count))
+        for index, (confidence, accuracy, count) in enumerate(
+            zip(calibration.confidence, calibration.accuracy, calibration.count, strict=True)
+        )
+        if count
+    ]
+    total = sum(one.count for one in bins)
+    least = max(LEAST_SAMPLES, math.ceil(LEAST_SHARE * total))
+    before = len(bins)
+    while len(bins) > 1 and min(one.count for one in bins) < least:
+        thin = min(range(len(bins)), key=lambda index: bins[index].count)
+        beside = [index for index in (thin - 1, thin + 1) if 0 <= index < len(bins)]
+        first, second = sorted((thin, min(beside, key=lambda index: bins[index].count)))
+        bins[first : second + 1] = [_merged(bins[first], bins[second])]
+    note = (
+        f"Expected calibration error {calibration.error:.4f}, of {len(calibration.count)} bins of "
+        "equal width (Guo et al., 2017)"
+    )
+    if len(bins) < before:
+        note += f"; drawn with bins of fewer than {least} samples merged"
+    note += "."
+    return Reliability("reliability", "Reliability diagram", [run], bins, calibration.error, note)
+
+
+def _merged(a: Bin, b: Bin) -> Bin:
+    count = a.count + b.count
+    return Bin(
+        a.low,
+        b.high,
+        (a.confidence * a.count + b.confidence * b.count) / count,
+        (a.accuracy * a.count + b.accuracy * b.count) / count,
+        count,
+    )
+
+
 FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
     "accuracy": accuracy,
     "bytes": over_bytes,
     "local": local,
+    "nll": nll,
+    "loss": loss,
     "sparsity": sparsity,
     "size": size,
     "clients": clients,
     "split": split,
     "confusion": confusion,
+    "reliability": reliability,
 }
 """The charts by the name of the figure. Any figure of `metrics.jsonl` can be named too."""
 
@@ -284,6 +415,23 @@ def filled(chart: Chart) -> bool:
             return bool(chart.groups)
         case Heat():
             return bool(chart.counts)
+        case Reliability():
+            return bool(chart.bins)
+
+
+def telling(chart: Chart) -> bool:
+    """Whether a chart says more than the table of runs.
+
+    The sparsity and the size of a model that stay as they are do not.
+    """
+    if isinstance(chart, Lines) and chart.key in ("sparsity", "size"):
+        return any(_moves(curve.y) for curve in chart.curves)
+    return filled(chart)
+
+
+def _moves(values: Sequence[float]) -> bool:
+    """Whether values differ by more than a thousandth: of themselves, or of 1 if they are less."""
+    return bool(values) and max(values) - min(values) > 1e-3 * max(1.0, max(values))
 
 
 def _curves(records: Sequence[Record], figure: str) -> list[Curve]:
@@ -297,6 +445,12 @@ def _curves(records: Sequence[Record], figure: str) -> list[Curve]:
         ]
         curves.append(Curve(run, [x for x, _ in points], [y for _, y in points]))
     return curves
+
+
+def _log(curves: Sequence[Curve]) -> bool:
+    """Whether values are of too different sizes for a linear axis."""
+    values = [value for curve in curves for value in curve.y]
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= WIDE
 
 
 def _sent(record: Record) -> list[int]:

@@ -1,6 +1,7 @@
 """Single figures for a paper, by Matplotlib."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ import numpy as np
 
 from fedbayes.errors import RunError
 from fedbayes.experiment.record import write_beside
-from fedbayes.experiment.reports.charts import Chart, Heat, Lines, Spread, charts
+from fedbayes.experiment.reports.charts import Chart, Heat, Lines, Reliability, Spread, charts
 from fedbayes.experiment.reports.gather import Watch, gather
 from fedbayes.experiment.reports.palette import LIGHT, MARKERS
 from fedbayes.experiment.silos import writable
@@ -61,6 +62,8 @@ def draw(found: Sequence[Chart], names: Sequence[str], form: str) -> bytes:
     columns = min(len(found), 3)
     rows = -(-len(found) // columns)
     width, height = (5.2, 3.4 + 0.35 * _taller(found)) if len(found) == 1 else (4.2, 4.0)
+    if isinstance(found[0], Reliability):
+        width, height = 4.6, 5.2
     # Text stays text in SVG and PDF, and a file is the same whenever it is drawn.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedbayes", "pdf.fonttype": 42}):
         figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -79,6 +82,9 @@ def draw(found: Sequence[Chart], names: Sequence[str], form: str) -> bytes:
                     if len(names) > 1:
                         title = ", ".join(names[run] for run in chart.runs)
                         axes.set_title(title, fontsize="medium", wrap=True)
+                case Reliability():
+                    (run,) = chart.runs
+                    reliability(axes, chart, run, names[run] if len(names) > 1 else "")
         file = io.BytesIO()
         date = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
         figure.savefig(file, format=form, dpi=200, metadata=date[form])
@@ -114,6 +120,8 @@ def _lines(axes: "Axes", chart: Lines, names: Sequence[str]) -> None:
         )
         named.add(curve.run)
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
+    if chart.log:
+        axes.set_yscale("log")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if chart.x_label == "round":
@@ -178,6 +186,60 @@ def _heat(axes: "Axes", chart: Heat) -> None:
             if count:
                 colour = LIGHT.paper if shares[row, column] > 0.5 else LIGHT.ink
                 axes.text(column, row, count, ha="center", va="center", color=colour, size=6)
+
+
+def reliability(axes: "Axes", chart: Reliability, run: int = 0, name: str = "") -> None:
+    """Accuracy over confidence, and under it how many samples each point stands for.
+
+    Args:
+        axes: gives its place to the two parts.
+        chart: what is drawn.
+        run: its colour and marker.
+        name: of the run, for the title.
+    """
+    figure, place = axes.figure, axes.get_subplotspec()
+    if place is None:
+        raise ValueError("a reliability diagram stands in a grid of subplots")
+    axes.remove()
+    parts = place.subgridspec(2, 1, height_ratios=(3, 1), hspace=0.04)
+    above = figure.add_subplot(parts[0])
+    below = figure.add_subplot(parts[1], sharex=above)
+    colour = _colour(run)
+    confidence = [one.confidence for one in chart.bins]
+    accuracy = [one.accuracy for one in chart.bins]
+    above.plot([0, 1], [0, 1], color=LIGHT.faint, linestyle=":", linewidth=1)
+    above.vlines(confidence, confidence, accuracy, color=colour, alpha=0.35, linewidth=3)
+    marker = MARKERS[run % len(MARKERS)]
+    above.plot(confidence, accuracy, color=colour, marker=marker, markersize=4.5, linewidth=1.4)
+    above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.03))
+    error = f"calibration error {chart.error:.4f}"
+    above.set_title(f"{name}\n{error}" if name else error, fontsize="medium", wrap=True)
+    above.tick_params(axis="x", labelbottom=False)
+    for one in chart.bins:
+        width = one.high - one.low
+        below.bar(one.low, one.count, width, align="edge", color=colour, alpha=0.35, edgecolor="w")
+        below.annotate(
+            f"{one.count:,}",
+            ((one.low + one.high) / 2, one.count),
+            xytext=(0, 1.5),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            rotation=90 if width < 0.1 else 0,
+            size=6,
+            color=LIGHT.ink,
+        )
+    # The numbers stand upright on the bars.
+    below.set(ylabel="samples", yticks=[], ylim=(0, 1.7 * max(one.count for one in chart.bins)))
+    below.set_xlabel("confidence\n" + _folded(chart.note), fontsize="small")
+    for part in (above, below):
+        part.spines[["top", "right"]].set_visible(False)
+        part.grid(alpha=0.3)
+
+
+def _folded(text: str) -> str:
+    """A note in lines that fit under a figure."""
+    return "\n".join(textwrap.wrap(text, 58))
 
 
 def _whole(chart: Heat) -> str:

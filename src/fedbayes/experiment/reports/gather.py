@@ -4,10 +4,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedbayes.data import FederatedData, Partition
 from fedbayes.data.dataset import Rows
@@ -15,7 +17,7 @@ from fedbayes.errors import FedbayesError, RunError
 from fedbayes.experiment.build import build_party, stored_data
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.record import Metrics, Progress, RunFolder
-from fedbayes.metrics import evaluate
+from fedbayes.metrics import Calibration, calibrate, evaluate
 from fedbayes.tensors import Tensors, to, unpack
 
 
@@ -34,12 +36,24 @@ class Record:
     """Of each client that was tried, the accuracy of the model it last reported, by name."""
     clients: tuple[str, ...] = ()
     """Names of the clients [S]."""
+    train_sizes: Rows | None = None
+    """Training samples of each client, int64 [S]."""
+    test_sizes: Rows | None = None
+    """Test samples of each client, int64 [S]."""
     classes: tuple[str, ...] = ()
     """Names of the classes [K]; none if the data set is not here."""
     counts: Rows | None = None
     """Training samples of each client and class, int64 [S, K]."""
     confusion: Rows | None = None
     """Of the global model on all clients' test samples: true and predicted class, int64 [K, K]."""
+    calibration: Calibration | None = None
+    """Of the global model on all clients' test samples."""
+    headline: str = "global_accuracy"
+    """Name of the accuracy that the method is judged by."""
+    started: datetime | None = None
+    """When its config was written, by the time of the file."""
+    changed: datetime | None = None
+    """When its last round was written, by the time of the file."""
     ending: str = "so far"
     """Why the run ended; `so far` if it has not."""
     notes: tuple[str, ...] = ()
@@ -122,7 +136,10 @@ def _record(run: RunFolder, label: str) -> Record:
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
         notes.append(f"{refused} reports were refused, {skipped} rounds ended without an update")
-    told: dict[str, Any] = {}
+    told: dict[str, Any] = {
+        "started": _written(run.config_file),
+        "changed": _written(run.metrics_file),
+    }
     if run.summary_file.exists():
         try:
             told["ending"] = run.summary().get("stopped_reason", "completed")
@@ -130,8 +147,13 @@ def _record(run: RunFolder, label: str) -> Record:
             notes.append(f"how it ended is not known: {error}")
     progress = None
     try:
-        names = Partition.load(run.partition_file).names
-        told["clients"] = names
+        division = Partition.load(run.partition_file)
+        names = division.names
+        told |= {
+            "clients": names,
+            "train_sizes": np.diff(division.train_offsets),
+            "test_sizes": np.diff(division.test_offsets),
+        }
         progress = run.progress()
         if progress is not None:
             told["accuracies"] = _accuracies(progress, names)
@@ -141,6 +163,7 @@ def _record(run: RunFolder, label: str) -> Record:
         notes.append(f"no accuracies of clients: {error}")
     try:
         config = Config.load(run.config_file, ["device=auto"])
+        told["headline"] = config.build_method().headline
         data = stored_data(config, run)
         told |= {
             "clients": data.partition.names,
@@ -149,14 +172,23 @@ def _record(run: RunFolder, label: str) -> Record:
         }
         model = _model(run, config, progress)
         if model is not None and data.test_total:
-            told["confusion"] = _confusion(config, data, model)
+            told["confusion"], told["calibration"] = _predicted(config, data, model)
             lost = data.test_total - int(told["confusion"].sum())
             if lost:
                 notes.append(f"{lost} predictions of the global model are not finite")
     except FedbayesError as error:
-        missing = "confusion matrix" if "counts" in told else "split and no confusion matrix"
+        missing = "confusion matrix and no reliability diagram"
+        if "counts" not in told:
+            missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
     return Record(label, run.path, settings, metrics, notes=tuple(notes), **told)
+
+
+def _written(file: Path) -> datetime | None:
+    """When a file was written, in local time."""
+    if not file.exists():
+        return None
+    return datetime.fromtimestamp(file.stat().st_mtime).astimezone()
 
 
 def _settings(run: RunFolder) -> dict[str, Any]:
@@ -193,18 +225,26 @@ def _model(run: RunFolder, config: Config, progress: Progress | None) -> Tensors
     return run.model() if run.model_file.exists() else None
 
 
-def _confusion(config: Config, data: FederatedData, model: Tensors) -> Rows:
-    """True and predicted classes [K, K]; predictions that are not finite are left out."""
+def _predicted(config: Config, data: FederatedData, model: Tensors) -> tuple[Rows, Calibration]:
+    """What the global model says of all clients' test samples.
+
+    Returns:
+        True and predicted classes [K, K], without predictions that are not finite; and the
+        calibration of all, where these have confidence 0.
+    """
     party = build_party(config, data)
     device = party.network.device
     predict = party.method.predict(to(model, device), party.network)
     matrix = np.zeros((len(data.classes),) * 2, dtype=np.int64)
+    confidence, right = [], []
     for start in range(0, data.test_total, _PIECE):
         samples = data.test_union(start, start + _PIECE)
-        found = evaluate(predict, samples.to(device))
-        finite = found.confidence.numpy() > 0
-        np.add.at(matrix, (samples.y.numpy()[finite], found.labels.numpy()[finite]), 1)
-    return matrix
+        predictions = evaluate(predict, samples.to(device))
+        finite = predictions.confidence > 0
+        np.add.at(matrix, (samples.y[finite].numpy(), predictions.labels[finite].numpy()), 1)
+        confidence.append(predictions.confidence)
+        right.append(predictions.labels == samples.y)
+    return matrix, calibrate(torch.cat(confidence), torch.cat(right))
 
 
 _PIECE = 1000

@@ -2,43 +2,16 @@
 
 import importlib
 from math import prod
-from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from fedbayes import seeds
 from fedbayes.errors import ModelError
-from fedbayes.models.network import Network, Precision
+from fedbayes.models.network import Network
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
-
-BUILT_IN = {
-    "mlp": "fully connected, any hidden widths",
-    "lenet5": "LeNet-5 with 20 and 50 filters and 500 units",
-    "cnn": "two convolutions of 3 by 3 and 622 units; 1.02 million parameters on MNIST",
-    "resnet20": "ResNet-20 with group normalization",
-}
-
-
-class ModelSettings(BaseModel):
-    """The network that all clients share: the `[model]` table of a config."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    name: str = Field("mlp", description=f"{', '.join(BUILT_IN)}, or package.module:factory")
-    hidden: tuple[int, ...] = Field((100,), description="widths of the hidden layers (mlp)")
-    bias: bool = Field(True, description="whether layers have biases (mlp)")
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="dropout before every dense layer (mlp, lenet5)"
-    )
-    groups: int = Field(2, ge=1, description="groups of the group normalization (resnet20)")
-    arguments: dict[str, Any] = Field({}, description="keyword arguments of your own factory")
-    init: Literal["default", "normal", "xavier", "kaiming"] = Field(
-        "default", description="initialization of weights; default is PyTorch's"
-    )
-    init_std: float = Field(0.1, ge=0, description="standard deviation (init = normal)")
-    init_bias: float = Field(0.1, description="value of all biases (init other than default)")
+from fedbayes.models.settings import BUILT_IN, ModelSettings, Precision
+from fedbayes.models.units import last_layer, mark_outputs
 
 
 def build(
@@ -63,7 +36,8 @@ def build(
         module = _module(settings, shape, classes)
         initialize(module, settings)
     network = Network(module, device=device, precision=precision)
-    _try_out(network, settings.name, shape, classes)
+    last = last_layer(network.module, lambda: _try_out(network, settings.name, shape, classes))
+    network.units = mark_outputs(network.units, last)
     return network
 
 
@@ -97,13 +71,7 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> object:
     """Call the user's factory as `factory(shape=..., classes=..., **arguments)`."""
-    place, colon, name = settings.name.partition(":")
-    if not colon:
-        known = ", ".join(BUILT_IN)
-        raise ModelError(
-            f"no model is called {settings.name!r}; choose {known}, or name your own as "
-            "package.module:factory"
-        )
+    place, _, name = settings.name.partition(":")
     try:
         factory = getattr(importlib.import_module(place), name)
     except (ImportError, AttributeError) as error:

@@ -1,0 +1,207 @@
+"""From raw samples to what a network sees: a part of every model, and stored with it."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from fedbayes.data.dataset import Array, Rows
+from fedbayes.errors import DataError, FedbayesWarning
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What a model was trained to see of a sample: `(x / scale - mean) / std`, 0 where x is
+    missing, which is the mean.
+
+    Tables and images are alike, but that a table has a mean for every feature and an image one
+    for every channel.
+    """
+
+    shape: tuple[int, ...]
+    """Shape of one sample, such as (30,) or (1, 28, 28)."""
+    scale: float
+    """What a raw sample is divided by before all else: 255 for images of 8 bits."""
+    mean: tuple[float, ...]
+    """Of each feature or channel, float32; also what a missing value becomes."""
+    std: tuple[float, ...]
+    """Standard deviation likewise."""
+    classes: tuple[str, ...]
+    """Names of the K classes, in the order of the model's outputs."""
+    features: tuple[str, ...] = ()
+    """Names of the features of a table, in the order of the model's inputs."""
+    label: str = ""
+    """Name of the label's column, if it has one."""
+    permuted: bool = False
+    """Whether each client sees its pixels in a fixed order of its own."""
+    dataset: str = ""
+    """Name of the data set that the statistics are of."""
+    digest: str = ""
+    """Digest of its content; empty if it is not known."""
+    samples: int = 0
+    """Number of its samples."""
+
+    def __post_init__(self) -> None:
+        """See that the parts fit together."""
+        if not self.shape or not len(self.mean) == len(self.std) == self.shape[0]:
+            raise ValueError("mean and std do not fit the shape of a sample")
+
+    @classmethod
+    def load(cls, data: bytes | str) -> "Preprocessing":
+        """The inverse of `dump`.
+
+        Raises:
+            DataError: it is none.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(data)
+        except ValidationError as error:
+            reason = error.errors()[0]
+            place = ".".join(map(str, reason["loc"]))
+            raise DataError(
+                f"this is no preprocessing of a model: {place} {reason['msg']}"
+            ) from None
+
+    def dump(self) -> bytes:
+        """As JSON."""
+        return TypeAdapter(Preprocessing).dump_json(self, indent=2) + b"\n"
+
+    @property
+    def statistics(self) -> tuple[Array, Array]:
+        """Mean and standard deviation, float32 [C]."""
+        return np.array(self.mean, np.float32), np.array(self.std, np.float32)
+
+    @cached_property
+    def _offset_and_factor(self) -> tuple[Tensor, Tensor]:
+        """What raw samples [n, C, ...] are lessened and divided by."""
+        one, two = (
+            torch.from_numpy(values * self.scale).reshape(-1, *(1,) * (len(self.shape) - 1))
+            for values in self.statistics
+        )
+        return one, two
+
+    def standardize_(self, x: Tensor, *, may_miss: bool) -> Tensor:
+        """Standardize raw samples [n, ...], float32, in place.
+
+        Args:
+            x: the samples.
+            may_miss: whether NaN may be among them.
+        """
+        offset, factor = self._offset_and_factor
+        x.sub_(offset).div_(factor)
+        if may_miss:
+            # Zero is the mean of the training rows, once standardized.
+            x.nan_to_num_(nan=0.0)
+        return x
+
+    def apply(self, x: Any) -> Tensor:
+        """What the network sees of raw samples, float32 [n, ...].
+
+        Args:
+            x: a tensor or array [n, ...] of samples as the data set has them, NaN for missing
+                values; for tables also a pandas DataFrame, whose columns are taken by name.
+
+        Raises:
+            DataError: columns are missing or hold no numbers, the shape is another, or values
+                are infinite.
+        """
+        raw = self._tensor(x)
+        if raw.dtype.is_floating_point:
+            if torch.isinf(raw).any():
+                raise DataError("there are infinite values among the samples; NaN means missing")
+            if self.scale > 1 and raw.numel() and 0 < float(raw.nan_to_num().abs().max()) <= 1:
+                warnings.warn(
+                    f"all values lie between -1 and 1, but raw samples of this model go up to "
+                    f"{self.scale:g}: give them as they are, and not scaled",
+                    FedbayesWarning,
+                    stacklevel=3,
+                )
+        return self.standardize_(raw.to(torch.float32, copy=True), may_miss=True)
+
+    def _tensor(self, x: Any) -> Tensor:
+        """Raw samples [n, ...] of the model's shape."""
+        if hasattr(x, "columns"):
+            x = self._columns(x)
+        try:
+            raw = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+        except TypeError as error:
+            raise DataError(f"the samples are no numbers: {error}") from None
+        if raw.dtype == torch.bool or raw.dtype.is_complex:
+            raw = raw.to(torch.float32)
+        shape = tuple(raw.shape[1:])
+        # A flat sample, or one without its only channel, can mean one thing alone.
+        if raw.ndim > 1 and shape in (self.shape, (prod(self.shape),), _flat_grey(self.shape)):
+            return raw.reshape(-1, *self.shape)
+        raise DataError(
+            f"the samples are of shape {tuple(raw.shape)}; this model wants {('n', *self.shape)}"
+            f"{', or a DataFrame with its features as columns' if self.features else ''}"
+        )
+
+    def _columns(self, frame: Any) -> Array:
+        """The features of a DataFrame, float32 [n, D]."""
+        if not self.features:
+            raise DataError("this model has no named features; give its samples as an array")
+        frame = frame.rename(columns=str)
+        absent = [name for name in self.features if name not in frame.columns]
+        if absent:
+            raise DataError(f"the table has no column {', '.join(map(repr, absent))}")
+        frame = frame[list(self.features)]
+        if frame.shape[1] != len(self.features):
+            raise DataError("the table has two columns of one name")
+        for name in self.features:
+            if frame[name].dtype.kind not in "iufb":
+                raise DataError(f"column {name!r} holds what is no number")
+        return np.asarray(frame.to_numpy(np.float32, na_value=np.nan))
+
+    def module(self, order: Rows | None = None) -> nn.Module:
+        """The same as a module, for programs that take raw samples.
+
+        Args:
+            order: pixels in the order of a client [pixels], where it has one of its own.
+        """
+        return _Standardize(*self._offset_and_factor, order)
+
+    def example(self, count: int, stream: torch.Generator) -> Tensor:
+        """Random raw samples of about the right size, float32 [n, ...]."""
+        offset, factor = self._offset_and_factor
+        noise = torch.randn(count, *self.shape, generator=stream)
+        return noise.mul_(factor).add_(offset)
+
+    def same_inputs(self, other: "Preprocessing") -> bool:
+        """Whether networks see the same of a sample under both."""
+        names = ("shape", "scale", "mean", "std", "features", "permuted")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+
+def _flat_grey(shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Shape of an image of one channel, without the channel; None for others."""
+    return tuple(shape[1:]) if len(shape) == 3 and shape[0] == 1 else None
+
+
+class _Standardize(nn.Module):
+    """Raw samples [n, C, ...] of any type to what a network sees, float32."""
+
+    offset: Tensor
+    factor: Tensor
+    order: Tensor | None
+
+    def __init__(self, offset: Tensor, factor: Tensor, order: Rows | None) -> None:
+        super().__init__()
+        self.register_buffer("offset", offset.clone())
+        self.register_buffer("factor", factor.clone())
+        self.register_buffer("order", None if order is None else torch.as_tensor(order))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Standardized, 0 for NaN, and in the client's order of pixels."""
+        # A cast would tie an exported program to the type of its example.
+        x = torch.zeros_like(x, dtype=torch.float32).copy_(x)
+        x = (x - self.offset) / self.factor
+        x = torch.where(torch.isnan(x), 0.0, x)
+        return x if self.order is None else x.flatten(1)[:, self.order].reshape(x.shape)

@@ -1,0 +1,186 @@
+"""The user's own tables: CSV and Parquet files as columns of numbers."""
+
+import csv
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbayes.data.dataset import Array
+from fedbayes.data.sources.files import reading
+from fedbayes.data.wording import listed
+from fedbayes.errors import DataError
+
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_HEAD = 1 << 16
+_DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
+_NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
+"""Kinds of objects, as pandas calls them, that are numbers."""
+UNNAMED = "Unnamed: 0"
+"""What pandas calls a first column without a name."""
+
+
+def read_tables(files: dict[str, list[Path]], notes: list[str]) -> tuple[Any, int]:
+    """The rows of all files as one frame, and how many of them are of the training part.
+
+    Args:
+        files: CSV or Parquet files by part.
+        notes: Takes up what a user should know.
+
+    Raises:
+        DataError: A file is damaged or empty, or lacks a column that the first one has.
+    """
+    import pandas as pd
+
+    first = files["train"][0]
+    frames: list[Any] = []
+    trained = 0
+    for part, paths in files.items():
+        for file in paths:
+            frame = _read_table(file, notes)
+            columns = frames[0].columns if frames else frame.columns
+            absent = [column for column in columns if column not in frame.columns]
+            if absent:
+                raise DataError(f"{file} has no column '{absent[0]}', which {first} has")
+            extra = [column for column in frame.columns if column not in columns]
+            if extra:
+                notes.append(f"{file}: {listed(extra)} left out, since {first} has no such column")
+            frames.append(frame[columns])
+            trained += len(frame) if part == "train" else 0
+    return pd.concat(frames, ignore_index=True), trained
+
+
+def _read_table(file: Path, notes: list[str]) -> Any:
+    import pandas as pd
+
+    with reading(file):
+        table = file.suffix.lower() == ".parquet"
+        frame = pd.read_parquet(file) if table else _read_csv(file, notes)
+        frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+    if frame.empty:
+        raise DataError(f"{file} has no rows")
+    return frame
+
+
+def _read_csv(file: Path, notes: list[str]) -> Any:
+    import pandas as pd
+
+    delimiter, names = _layout(file)
+    if not any(names):
+        raise DataError(f"{file} is empty: its first line must name the columns")
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{file} has two columns '{twice}'; give each column a name of its own")
+    try:
+        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+            # All at once, since a column read in pieces may come as numbers here, as text there.
+            frame = pd.read_csv(
+                file, sep=delimiter, index_col=False, low_memory=False, encoding="utf-8-sig"
+            )
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{file} has more values in a row than its first line has names; name every column"
+        ) from None
+    commas = [] if delimiter == "," else _mend_decimal_commas(frame)
+    if delimiter != ",":
+        numbers = f", and numbers with decimal commas in {listed(commas)}" if commas else ""
+        notes.append(f"{file} is read with {_DELIMITERS[delimiter]} between columns{numbers}")
+    return frame
+
+
+def _layout(file: Path) -> tuple[str, list[str]]:
+    """The delimiter of a CSV file, and the names in its first line.
+
+    It is the first one of comma, semicolon, tab and bar by which all rows at the beginning have
+    as many fields as the first line, and more than one; a comma if there is none.
+    """
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            head = stream.read(_HEAD)
+    except UnicodeDecodeError:
+        raise DataError(f"{file} is no UTF-8 text; save it as UTF-8") from None
+    whole = len(head) < _HEAD
+    lines = head.splitlines(keepends=True)
+    rows: dict[str, list[list[str]]] = {}
+    for delimiter in _DELIMITERS:
+        found = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+        # The last row may be cut off.
+        rows[delimiter] = found if whole or len(found) < 2 else found[:-1]
+    for delimiter, found in rows.items():
+        widths = {len(row) for row in found}
+        if len(widths) == 1 and max(widths) > 1:
+            return delimiter, [name.strip() for name in found[0]]
+    return ",", [name.strip() for name in rows[","][0]] if rows[","] else []
+
+
+def _mend_decimal_commas(frame: Any) -> list[str]:
+    """Read columns of text such as 1,5 as numbers, in place; their names."""
+    import pandas as pd
+
+    mended = []
+    for column in frame.columns:
+        if pd.api.types.infer_dtype(frame[column], skipna=True) != "string":
+            continue
+        if frame[column].dropna().str.fullmatch(_DECIMAL_COMMA).all():
+            frame[column] = pd.to_numeric(frame[column].str.replace(",", ".", regex=False))
+            mended.append(str(column))
+    return mended
+
+
+def numbers(frame: Any, features: tuple[str, ...], where: str, notes: list[str]) -> Array:
+    """The feature columns as float32 [N, D], missing values as NaN.
+
+    Args:
+        frame: The table.
+        features: Names of the columns to take, in this order.
+        where: Name of the file, for messages.
+        notes: Takes up what a user should know.
+
+    Raises:
+        DataError: There are no such columns, or one holds what is no number.
+    """
+    import pandas as pd
+
+    if not features:
+        raise DataError(f"{where} has no columns beside label, group, split and those to drop")
+    chosen = frame[list(features)]
+    for column in features:
+        if chosen[column].dtype.kind in "iufb":
+            continue
+        if pd.api.types.infer_dtype(chosen[column], skipna=True) not in _NUMERIC:
+            raise DataError(_no_number(chosen[column], column, where))
+        chosen = chosen.assign(**{column: pd.to_numeric(chosen[column])})
+    empty = [column for column in features if chosen[column].isna().all()]
+    if empty:
+        notes.append(
+            f"{where}: {listed(empty)} {'has' if len(empty) == 1 else 'have'} no value in any row "
+            "and can tell a model nothing; leave such columns out with drop"
+        )
+    return np.asarray(chosen.to_numpy(np.float32, na_value=np.nan))
+
+
+def _no_number(column: Any, name: str, where: str) -> str:
+    """What is wrong with a column that holds something else than numbers."""
+    import pandas as pd
+
+    there = column.dropna()
+    try:
+        wrong = there[pd.to_numeric(there, errors="coerce").isna()]
+    except TypeError:
+        wrong = there
+    row = (wrong if len(wrong) else there).index[0]
+    cell = column[row]
+    cell = (
+        f"'{str(cell)[:40]}'" if np.isscalar(cell) or hasattr(cell, "year") else "no single value"
+    )
+    return (
+        f"{where}: column '{name}' holds what is no number ({cell} in row {row + 1:,}, of "
+        f"{len(wrong) or len(there):,} such rows); encode it as numbers, or leave it out with drop"
+    )
+
+
+def has_row_numbers(frame: Any) -> bool:
+    """Whether the first column has no name and a different whole number in every row."""
+    column = frame[frame.columns[0]]
+    return frame.columns[0] == UNNAMED and column.dtype.kind in "iu" and bool(column.is_unique)

@@ -1,0 +1,96 @@
+"""From raw samples to what a network sees, against NumPy."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from small_files import pool
+
+from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
+from fedbayes.data.dataset import build_dataset
+from fedbayes.errors import DataError, FedbayesWarning
+
+TABLE = Preprocessing(
+    shape=(2,),
+    scale=1.0,
+    mean=(3.0, -1.0),
+    std=(2.0, 0.5),
+    classes=("no", "yes"),
+    features=("age", "dose"),
+)
+RAW = np.array([[1.0, np.nan], [5.0, -2.0], [np.nan, 0.0]])
+SEEN = torch.tensor([[-1.0, 0.0], [1.0, -2.0], [0.0, 2.0]])
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, torch.from_numpy])
+def test_arrays_and_tensors(kind):
+    raw = kind(RAW) if kind is torch.from_numpy else RAW.astype(kind)
+    assert torch.equal(TABLE.apply(raw), SEEN)
+    assert torch.equal(TABLE.module()(torch.as_tensor(raw)), SEEN)
+    np.testing.assert_array_equal(np.asarray(raw), RAW.astype(np.asarray(raw).dtype))
+
+
+def test_a_table_is_taken_by_the_names_of_its_columns():
+    frame = pd.DataFrame(RAW, columns=["age", "dose"])
+    frame["hospital"] = ["a", "b", "c"]
+    assert torch.equal(TABLE.apply(frame[["hospital", "dose", "age"]]), SEEN)
+    assert torch.equal(TABLE.apply(frame.convert_dtypes()), SEEN)
+    with pytest.raises(DataError, match="no column 'dose'"):
+        TABLE.apply(frame[["age"]])
+    with pytest.raises(DataError, match="'age' holds what is no number"):
+        TABLE.apply(frame.assign(age="old"))
+    with pytest.raises(DataError, match="infinite"):
+        TABLE.apply(frame.assign(age=np.inf))
+    with pytest.raises(DataError, match=r"shape \(3, 3\).*DataFrame"):
+        TABLE.apply(np.ones((3, 3)))
+
+
+def test_what_clients_see_is_what_is_applied():
+    images = build_dataset(
+        "toy",
+        np.random.default_rng(0).integers(0, 256, (90, 3, 5, 4), dtype=np.uint8),
+        np.arange(90) % 3,
+        tuple("abc"),
+        scale=255.0,
+    )
+    base = pool(np.resize([0, 1], 200), width=3)
+    x = np.where(np.random.default_rng(1).random(base.x.shape) < 0.2, np.nan, base.x)
+    table = build_dataset("t", x.astype(np.float32), base.y, base.classes, features=("a", "b", "c"))
+    for dataset in (images, table, load_dataset(DataSettings())):
+        settings = DataSettings(clients=4, partition="iid")
+        data = FederatedData(dataset, partition(dataset, settings, 0), 0)
+        stored = Preprocessing.load(data.preprocessing.dump())
+        assert stored == data.preprocessing
+        raw = data.raw_test(0, data.test_total)
+        seen = data.test_union(0, data.test_total).x
+        assert torch.equal(stored.apply(raw), seen)
+        assert torch.equal(stored.apply(raw.flatten(1)), seen)
+        assert torch.equal(stored.module()(raw), seen)
+        again = FederatedData(dataset, data.partition, 0, stored.statistics)
+        assert torch.equal(again.test_union(0, data.test_total).x, seen)
+
+
+def test_pixels_that_were_scaled_already_are_noticed():
+    image = dataclasses.replace(
+        TABLE, shape=(1, 2, 2), scale=255.0, mean=(0.5,), std=(0.1,), features=()
+    )
+    expected = torch.full((3, 1, 2, 2), (128 / 255 - 0.5) / 0.1)
+    torch.testing.assert_close(image.apply(torch.full((3, 2, 2), 128)), expected)
+    with pytest.warns(FedbayesWarning, match="go up to 255"):
+        image.apply(torch.full((3, 1, 2, 2), 0.5))
+    with pytest.raises(DataError, match="wants"):
+        image.apply(torch.ones(3, 2, 2, 1))
+    order = np.array([3, 1, 0, 2])
+    x = torch.randint(256, (5, 1, 2, 2))
+    assert torch.equal(image.module(order)(x).flatten(1), image.apply(x).flatten(1)[:, order])
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"shape": [3]}', "null"])
+def test_what_is_no_preprocessing_is_told(content):
+    with pytest.raises(DataError, match="no preprocessing"):
+        Preprocessing.load(content)
+    broken = TABLE.dump().replace(b"-1.0", b"")
+    with pytest.raises(DataError, match="no preprocessing"):
+        Preprocessing.load(broken)

@@ -1,0 +1,157 @@
+"""CSV files in the forms that programs write, and what is wrong with some of them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbayes.data import DataSettings, load_dataset
+from fedbayes.errors import DataError
+
+FRAME = pd.DataFrame(
+    {"a": [1.5, -2.25, 3.0, 1e-3] * 3, "b": range(12), "label": ["x", "y", "x", "z"] * 3}
+)
+
+
+def load(file, **asked):
+    return load_dataset(DataSettings(path=file, **asked))
+
+
+@pytest.fixture
+def plain(tmp_path):
+    FRAME.to_csv(tmp_path / "plain.csv", index=False)
+    return load(tmp_path / "plain.csv")
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_other_delimiters_and_decimal_commas(tmp_path, plain, delimiter, decimal):
+    file = tmp_path / "other.csv"
+    FRAME.to_csv(file, index=False, sep=delimiter, decimal=decimal)
+    own = load(file)
+    assert own.digest == plain.digest
+    (note,) = own.notes
+    assert ("with decimal commas in a" in note) == (decimal == ",")
+    assert not plain.notes
+
+
+def test_a_comma_is_a_delimiter_though_cells_hold_others(tmp_path, plain):
+    frame = FRAME.assign(note=["one; two | three", '"x", y;', "a\nb", "c\td;"] * 3)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert load(tmp_path / "t.csv", drop=("note",)).digest == plain.digest
+    # A single column and a label in the place of many: nothing but the comma divides it.
+    (tmp_path / "long.csv").write_text("a,label\n" + "1,x\n2,y\n" * 20_000)
+    assert load(tmp_path / "long.csv").samples == 40_000
+
+
+def test_a_byte_order_mark_and_spaces_in_the_header(tmp_path, plain):
+    text = FRAME.to_csv(index=False).replace("a,b,label", "\ufeffa, b , label")
+    (tmp_path / "t.csv").write_text(text, "utf-8")
+    assert load(tmp_path / "t.csv").digest == plain.digest
+
+
+def test_row_numbers_are_no_feature(tmp_path, plain):
+    FRAME.to_csv(tmp_path / "t.csv")
+    own = load(tmp_path / "t.csv")
+    assert own.digest == plain.digest
+    assert "numbers the rows and is left out" in own.notes[0]
+    asked = load(tmp_path / "t.csv", features=("Unnamed: 0", "a"))
+    assert asked.x[:, 0].tolist() == list(range(12))
+
+
+def test_columns_of_odd_types_that_are_numbers(tmp_path):
+    frame = FRAME.assign(flag=pd.Series([True, None, False] * 4, dtype=object), none=None)
+    for file in (tmp_path / "t.csv", tmp_path / "t.parquet"):
+        frame.to_csv(file, index=False) if file.suffix == ".csv" else frame.to_parquet(file)
+        own = load(file)
+        np.testing.assert_array_equal(own.x[:3, 2], [1, np.nan, 0])
+        assert np.isnan(own.x[:, 3]).all()
+        assert "none has no value in any row" in own.notes[0]
+        with pytest.raises(DataError, match="every row has a missing value"):
+            load(file, missing="drop")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "t.csv is empty"),
+        ("a,b,label\n", "t.csv has no rows"),
+        ("a,a,label\n1,2,x\n", "two columns 'a'"),
+        ("a,b,label\n0,1,2,x\n1,3,4,y\n", "more values in a row than its first line has names"),
+        ("a,b,label\n1,2,x\n2,?,y\n3,?,y\n", r"column 'b' .*\('\?' in row 2, of 2 such rows\)"),
+        ("a,b,label\n1,2,x\n2,3\n", "1 of 2 rows have no label"),
+        ("a,b,label\n1,2,x\n2,3,x\n", "two classes are needed, and there is only 'x'"),
+        ("label\nx\ny\n", "no columns beside label"),
+        ("a,lable\n1,x\n2,y\n", r"no column 'label' \(did you mean 'lable'\?\)"),
+    ],
+)
+def test_a_file_that_is_wrong_says_how(tmp_path, text, says):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=says):
+        load(tmp_path / "t.csv")
+
+
+def test_messages_have_words_and_no_python(tmp_path):
+    (tmp_path / "t.csv").write_bytes("a,label\né,x\n".encode("latin-1"))
+    with pytest.raises(DataError, match="no UTF-8 text"):
+        load(tmp_path / "t.csv")
+    when = FRAME.assign(when=pd.Timestamp("2020-03-01"))
+    when.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="'2020-03-01 00:00:00' in row 1"):
+        load(tmp_path / "t.parquet")
+    FRAME.assign(many=[[1, 2]] * 12).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"column 'many'.*no single value in row 1"):
+        load(tmp_path / "t.parquet")
+    x, y = np.zeros((4, 2)), np.arange(3)
+    np.savez(tmp_path / "t.npz", x=x, y=y, groups=np.arange(2))
+    with pytest.raises(DataError, match="differ in number: 4 samples, 3 labels, 2 groups"):
+        load(tmp_path / "t.npz")
+    np.savez(tmp_path / "t.npz", x=np.full((2, 3, 4), np.inf), y=np.arange(2))
+    with pytest.raises(DataError, match="sample 0 has an infinite value at position 0, 0;"):
+        load(tmp_path / "t.npz")
+
+
+def test_features_are_taken_in_their_order(tmp_path):
+    frame = FRAME.assign(id="p", site=["s", "t"] * 6)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    own = load(tmp_path / "t.csv", features=("b", "a"))
+    assert own.features == ("b", "a")
+    np.testing.assert_allclose(own.x, FRAME[["b", "a"]])
+    with pytest.raises(DataError, match=r"no column 'aa' \(did you mean 'a'\?\); set features to"):
+        load(tmp_path / "t.csv", features=("b", "aa"))
+    with pytest.raises(DataError, match=r"no column 'idd' \(did you mean 'id'\?\); set drop to"):
+        load(tmp_path / "t.csv", drop=("idd", "site"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"features": ("a", "b"), "drop": ("c",)}, "exclude one another"),
+        ({"features": ("a", "kind"), "label": "kind"}, "'kind', which is the label"),
+        ({"features": ("a", "a")}, "'a' twice"),
+        ({"classes": ("x", "x")}, "'x' twice"),
+    ],
+)
+def test_features_that_contradict(asked, says):
+    with pytest.raises(ValueError, match=says):
+        DataSettings(path="t.csv", **asked)
+
+
+def test_a_setting_without_effect_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="group is for your own data"):
+        DataSettings(name="mnist", group="writer")
+    np.savez(tmp_path / "t.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1], group=[0, 0, 1, 1])
+    with pytest.raises(DataError, match="no columns, so group has no effect"):
+        load(tmp_path / "t.npz", group="group")
+    (note,) = load(tmp_path / "t.npz").notes
+    assert "the array 'group' is not read (did you mean 'groups'?)" in note
+
+
+def test_files_of_one_part_have_the_same_columns(tmp_path):
+    FRAME.to_csv(tmp_path / "train-0.csv", index=False)
+    FRAME.rename(columns={"b": "c"}).to_csv(tmp_path / "train-1.csv", index=False)
+    with pytest.raises(DataError, match=r"train-1\.csv has no column 'b', which .*train-0"):
+        load(tmp_path)
+    FRAME.assign(c=1).to_csv(tmp_path / "train-1.csv", index=False)
+    own = load(tmp_path)
+    assert own.samples == 24
+    assert "c left out" in own.notes[0]

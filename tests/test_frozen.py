@@ -1,0 +1,94 @@
+"""Frozen parameters are part of the common start: never sent, never changed, always there."""
+
+import pytest
+import torch
+
+import fedbayes
+from fedbayes import Config, Simulation
+from fedbayes.errors import EngineError, FedbayesError
+from fedbayes.federation.party import Task
+from fedbayes.messages import decode, encode
+from fedbayes.methods import METHODS
+from fedbayes.models import build
+from tests.toy_models import pretrained
+
+WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
+REST = WHOLE - 64 * 40 - 40
+
+
+def settings(method, **more):
+    return {
+        "rounds": 2,
+        "cohort": 2,
+        "data": {"name": "digits", "clients": 3, "partition": "iid", "limit": 200},
+        "model": {"name": "tests.toy_models:pretrained"},
+        "method": {"name": method},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_the_rest_is_sent_and_the_whole_is_saved(method, tmp_path):
+    if method in ("virtual", "pfnm", "gpi-fnm"):
+        with pytest.raises(FedbayesError, match=r"1\.weight"):
+            fedbayes.run(**settings(method))
+        return
+    with Simulation(Config.create(**settings(method)), tmp_path) as simulation:
+        frozen = {n: t.clone() for n, t in simulation.party.network.constants.items()}
+        message = simulation.method.message(simulation.server, 0)
+        for _ in simulation:
+            pass
+    assert set(frozen) == {"1.weight", "1.bias"}
+    assert not any("1.weight" in name or "1.bias" in name for name in message)
+    run = fedbayes.Run(tmp_path)
+    copies = {"scaffold": 2, "scaffold-fedsparse": 2, "mixture": 2}.get(method, 1)
+    if method not in ("local", "global", "combined"):
+        assert run.metrics[0]["bytes_down"] < 2 * (copies * REST * 4 + 1500)
+    if method == "local":
+        return
+    assert all(torch.equal(run.model[name], tensor) for name, tensor in frozen.items())
+    if method != "mixture":
+        pretrained((1, 8, 8), 10).load_state_dict(run.model)
+        assert run.summary["model_parameters"] == WHOLE
+
+
+def test_training_is_that_of_pytorch():
+    """One client, one step: the trained layers move as by hand, the frozen one stays."""
+    config = Config.create(
+        **settings("fedavg", rounds=1, cohort=1, training={"batch_size": 1000, "lr": 0.1})
+    )
+    with Simulation(config) as simulation:
+        network, data = simulation.party.network, simulation.data
+        (client,) = simulation._cohort_of(1)
+        samples = data.train(client)
+        module = pretrained((1, 8, 8), 10)
+        module.load_state_dict(network.whole(network.initial))
+        torch.nn.functional.cross_entropy(module(samples.x), samples.y).backward()
+        (step,) = list(simulation)
+        for name, parameter in module.named_parameters():
+            if name in network.constants:
+                assert parameter.grad is None
+                assert torch.equal(network.constants[name], parameter)
+            else:
+                moved = parameter.detach() - 0.1 * parameter.grad
+                torch.testing.assert_close(step.server.weights[name], moved)
+
+
+@pytest.mark.parametrize("engine", ["workers", "flower-simulation"])
+def test_engines_agree(engine):
+    if engine.startswith("flower"):
+        pytest.importorskip("flwr")
+    one = fedbayes.run(**settings("feddrop"))
+    two = fedbayes.run(**settings("feddrop", engine=engine))
+    assert all(torch.equal(one.model[name], two.model[name]) for name in one.model)
+
+
+def test_a_client_with_other_frozen_weights_does_not_train():
+    """Its start comes from elsewhere: another file, another version of the code."""
+    with Simulation(Config.create(**settings("fedavg"))) as simulation:
+        party = simulation.party
+        data = encode(simulation.method.message(simulation.server, 0))
+        assert decode(party.train(Task(0, 1, data, None, party.network.constants_digest)).report)
+        other = build(simulation.config.model, (1, 8, 8), 10, seed=1).constants_digest
+        with pytest.raises(EngineError, match="frozen weights"):
+            party.train(Task(0, 1, data, None, other))

@@ -1,0 +1,300 @@
+"""A model takes raw rows wherever it goes: from the run folder, from files, as a program."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+
+import fedbayes
+from fedbayes.data import Preprocessing
+from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.experiment.card import Card
+from fedbayes.models import read_model
+from tests.test_fusion import command
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Scikit-learn's breast cancer in five hospitals, with 30 patients who come later."""
+    folder = tmp_path_factory.mktemp("patients")
+    frame = load_breast_cancer(as_frame=True).frame
+    frame["diagnosis"] = np.where(frame.pop("target") == 1, "benign", "malignant")
+    stream = np.random.default_rng(0)
+    frame["hospital"] = stream.choice(list("ABCDE"), len(frame))
+    frame = frame.iloc[stream.permutation(len(frame))]
+    frame[30:].to_csv(folder / "patients.csv", index=False)
+    frame[:30].to_csv(folder / "new.csv", index=False)
+    data = {"path": str(folder / "patients.csv"), "label": "diagnosis", "group": "hospital"}
+    fedbayes.run(
+        data={**data, "partition": "natural"},
+        training={"lr": 0.1},
+        rounds=10,
+        folder=folder / "run",
+    )
+    return folder
+
+
+@pytest.fixture
+def run(place):
+    return fedbayes.Run(place / "run")
+
+
+@pytest.fixture
+def new(place):
+    return pd.read_csv(place / "new.csv")
+
+
+def accuracy(logits, frame, run):
+    truth = [run.preprocessing.classes.index(name) for name in frame.diagnosis]
+    return (np.asarray(logits).argmax(1) == truth).mean()
+
+
+def test_the_run_folder_says_what_the_network_sees(place, run, new):
+    stored = Preprocessing.load((place / "run" / "preprocessing.json").read_text())
+    assert stored.classes == ("benign", "malignant")
+    assert set(stored.features) == set(new.columns) - {"diagnosis", "hospital"}
+    assert stored.label == "diagnosis"
+    partition = np.load(place / "run" / "partition.npz")
+    frame = pd.read_csv(place / "patients.csv")[list(stored.features)]
+    rows = frame.to_numpy()[partition["train"]]
+    np.testing.assert_allclose(stored.mean, rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stored.std, rows.std(0), rtol=1e-4)
+
+
+def test_the_predictor_takes_raw_rows_and_needs_no_data(place, run, new, tmp_path):
+    assert len(set(partition_names(place))) == 5
+    logits = run.predictor()(new)
+    assert accuracy(logits, new, run) >= 0.9
+    shuffled = new[sorted(new.columns, reverse=True)]
+    assert torch.equal(run.predictor()(shuffled), logits)
+    array = new[list(run.preprocessing.features)].to_numpy()
+    assert torch.equal(run.predictor()(array), logits)
+    alone = place / "patients.csv"
+    away = alone.rename(tmp_path / "away.csv")
+    try:
+        assert torch.equal(fedbayes.Run(place / "run").predictor()(new), logits)
+    finally:
+        away.rename(alone)
+
+
+def partition_names(place):
+    return np.load(place / "run" / "partition.npz")["names"].tolist()
+
+
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
+def test_a_program_takes_raw_rows(place, run, new, tmp_path, capsys, suffix):
+    path = tmp_path / f"m.{suffix}"
+    if suffix == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    assert command("export", place / "run", "-o", path) == 0
+    assert "on 64 test samples" in capsys.readouterr().out
+    raw = new[list(run.preprocessing.features)].to_numpy()
+    raw[3, 5] = np.nan
+    if suffix == "pt2":
+        extra = {"fedbayes.json": ""}
+        program = torch.export.load(path, extra_files=extra).module()
+        logits, text = program(torch.from_numpy(raw)).detach(), extra["fedbayes.json"]
+        torch.testing.assert_close(program(torch.from_numpy(raw[:1])), logits[:1])
+    else:
+        session = onnxruntime.InferenceSession(path)
+        (logits,) = session.run(None, {"samples": raw.astype(np.float32)})
+        text = session.get_modelmeta().custom_metadata_map["fedbayes"]
+    assert accuracy(logits, new, run) >= 0.9
+    np.testing.assert_allclose(logits, run.predictor()(raw), atol=1e-4)
+    card = Card.load(text, "m")
+    assert card.preprocessing == run.preprocessing
+    assert card.method["name"] == "fedavg"
+    assert card.round == 10
+    assert "raw" in card.inputs
+    assert "logits" in card.outputs
+
+
+@pytest.mark.parametrize("suffix", ["pt", "pth", "safetensors"])
+def test_weights_carry_their_card(place, run, tmp_path, suffix):
+    path = tmp_path / f"m.{suffix}"
+    assert command("export", place / "run", "-o", path) == 0
+    weights, text = read_model(path)
+    assert Card.load(text, "m").preprocessing == run.preprocessing
+    module = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(30, 100), torch.nn.ReLU(), torch.nn.Linear(100, 2)
+    )
+    if suffix != "safetensors":
+        module.load_state_dict(torch.load(path, weights_only=True))
+    assert weights.keys() == run.model.keys()
+    assert read_model(place / "run" / "model.safetensors")[1] == text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("{run}/model.safetensors",),
+        ("m.pt",),
+        ("m.pt2",),
+        ("plain.safetensors", "--run", "{run}"),
+    ],
+)
+def test_new_rows_are_standardized_as_in_training(
+    place, run, new, tmp_path, capsys, monkeypatch, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    from safetensors.torch import save_file
+
+    save_file(run.model, "plain.safetensors")
+    for name in ("m.pt", "m.pt2"):
+        command("export", place / "run", "-o", name)
+    # Half the patients, of one hospital which is not named, columns in another order.
+    few = new[new.diagnosis == "malignant"]
+    few = few[sorted(few.columns, reverse=True)].drop(columns="hospital").assign(note="x")
+    few.to_csv("few.csv", index=False)
+    capsys.readouterr()
+    given = [str(argument).format(run=place / "run") for argument in arguments]
+    assert command("evaluate", *given, "--set", "data.path=few.csv", "--json") == 0
+    captured = capsys.readouterr()
+    (score,) = json.loads(captured.out)
+    assert score["rows"] == len(few)
+    assert score["accuracy"] == pytest.approx(accuracy(run.predictor()(few), few, run))
+    assert "training" in score["standardized"]
+    assert not captured.err
+    assert command("evaluate", *given, "--set", "data.path=few.csv") == 0
+    assert f"all {len(few)} rows of" in capsys.readouterr().out
+    patients = f"data.path={place / 'patients.csv'}"
+    assert command("evaluate", *given, "--set", patients) == 0
+    assert "the very data" in capsys.readouterr().err
+
+
+def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
+    model, new = place / "run" / "model.safetensors", f"data.path={place / 'new.csv'}"
+
+    def told(*arguments):
+        capsys.readouterr()
+        assert command("evaluate", *arguments) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "name what to try it on" in told(model)
+    assert "limit has no effect" in told(model, "--set", new, "--set", "data.limit=10")
+    assert "no effect on the test sets" in told(
+        model, "--run", place / "run", "--set", "data.label=x"
+    )
+    assert "trained on 30" in told(model, "--dataset", "digits")
+    other = tmp_path / "other.csv"
+    pd.read_csv(place / "new.csv").drop(columns="mean area").to_csv(other, index=False)
+    assert "mean area" in told(model, "--set", f"data.path={other}")
+    pd.read_csv(place / "new.csv").assign(diagnosis="well").to_csv(other, index=False)
+    assert "well" in told(model, "--set", f"data.path={other}")
+    assert "images of at least" in told(model, "--model", "lenet5", "--set", new)
+
+
+def test_without_a_card_the_datas_own_statistics_are_said(place, run, tmp_path, capsys):
+    from safetensors.torch import save_file
+
+    save_file(run.model, tmp_path / "plain.safetensors")
+    settings = [f"data.path={place / 'new.csv'}", "data.label=diagnosis", "data.group=hospital"]
+    given = [word for setting in settings for word in ("--set", setting)]
+    assert command("evaluate", tmp_path / "plain.safetensors", *given) == 0
+    out = capsys.readouterr().out
+    assert "of 30 samples" in out
+    assert "by their own statistics" in out
+
+
+def test_export_without_the_data(place, run, new, tmp_path, capsys):
+    data = place / "patients.csv"
+    away = data.rename(tmp_path / "away.csv")
+    try:
+        assert command("export", place / "run", "-o", tmp_path / "m.pt2") == 0
+        assert "on 64 random inputs" in " ".join(capsys.readouterr().out.split())
+        assert command("calibrate", place / "run") == 2
+        assert "test samples of" in " ".join(capsys.readouterr().err.split())
+    finally:
+        away.rename(data)
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    raw = torch.from_numpy(new[list(run.preprocessing.features)].to_numpy())
+    assert accuracy(program(raw).detach(), new, run) >= 0.9
+
+
+@pytest.fixture
+def short(place, tmp_path):
+    """A run of its own on a copy of the data, of two rounds of which one is done."""
+    copy = tmp_path / "mine.csv"
+    copy.write_bytes((place / "patients.csv").read_bytes())
+    config = fedbayes.Config.create(
+        data={"path": str(copy), "label": "diagnosis", "group": "hospital", "partition": "natural"},
+        rounds=2,
+    )
+    with fedbayes.Simulation(config, tmp_path / "short") as simulation:
+        next(iter(simulation))
+    return copy, tmp_path / "short"
+
+
+@pytest.mark.parametrize("change", ["value", "row", "column", "class"])
+def test_data_that_changed_are_not_used_in_silence(short, tmp_path, change):
+    copy, folder = short
+    frame = pd.read_csv(copy)
+    match change:
+        case "value":
+            frame.loc[3, "mean area"] += 1
+        case "row":
+            frame = pd.concat([frame, frame[:1]])
+        case "column":
+            frame = frame.drop(columns="mean area")
+        case "class":
+            frame.loc[3, "diagnosis"] = "unclear"
+    frame.to_csv(copy, index=False)
+    with pytest.raises(RunError, match=r"the data have changed since .*short began: .*new run"):
+        fedbayes.resume(folder)
+
+
+def test_results_on_data_that_changed_come_with_a_note(short, capsys):
+    copy, folder = short
+    fedbayes.resume(folder)
+    frame = pd.read_csv(copy)
+    frame.loc[3, "mean area"] += 1
+    frame.to_csv(copy, index=False)
+    for arguments in (
+        ("calibrate", folder),
+        ("report", folder, "-o", folder / "r.html"),
+        ("evaluate", folder / "model.safetensors", "--run", folder),
+        ("export", folder, "-o", folder / "m.pt2"),
+    ):
+        capsys.readouterr()
+        assert command(*arguments) == 0
+        told = " ".join(capsys.readouterr().err.split())
+        assert told.count("the data have changed since") == 1, arguments
+    with pytest.warns(FedbayesWarning, match="some of their values"):
+        fedbayes.experiment.build.stored_data(
+            fedbayes.Run(folder).config, fedbayes.Run(folder).folder
+        )
+
+
+def test_an_old_run_folder_works_from_the_data(place, run, new, tmp_path, capsys):
+    import shutil
+
+    old = tmp_path / "old"
+    shutil.copytree(place / "run", old)
+    (old / "preprocessing.json").unlink()
+    assert torch.equal(fedbayes.Run(old).predictor()(new), run.predictor()(new))
+    assert command("export", old, "-o", tmp_path / "m.pt2") == 0
+
+
+def test_a_suffix_that_names_no_format_is_refused(place, tmp_path, capsys):
+    folder, model = place / "run", place / "run" / "model.safetensors"
+    for arguments, formats in (
+        (("export", folder, "-o", tmp_path / "m.h5"), ".onnx"),
+        (("export", folder, "-o", tmp_path / "model"), ".safetensors"),
+        (("fuse", model, model, "-o", tmp_path / "m.onnx"), ".safetensors"),
+        (("fuse", model, model, "-o", tmp_path / "m.pt", "--report", tmp_path / "r.html"), ".json"),
+        (("fuse", model, model, "-o", tmp_path / "m.pt", "--picture", tmp_path / "p.gif"), ".png"),
+        (("calibrate", folder, "--picture", tmp_path / "p.txt"), ".png"),
+        (("report", folder, "-o", tmp_path / "r.pdf"), ".html"),
+        (("plot", folder, "-o", tmp_path / "r.doc"), ".pdf"),
+        (("data", "show", "digits", "-o", tmp_path / "r.doc"), ".pdf"),
+    ):
+        capsys.readouterr()
+        assert command(*arguments) == 2, arguments
+        told = " ".join(capsys.readouterr().err.split())
+        assert "name a file that ends in" in told
+        assert formats in told
+    assert not list(tmp_path.iterdir())
