@@ -49,7 +49,17 @@ class Config(BaseModel):
         1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
     )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
-    keep_checkpoints: Literal["last", "all"] = Field("last", description="checkpoints to keep")
+    keep_checkpoints: Literal["last", "best", "all"] = Field(
+        "last", description="checkpoints to keep; best: the best round's too, whose model is saved"
+    )
+    stop_after: int | None = Field(
+        None,
+        ge=1,
+        description="evaluations in a row without a better headline accuracy that end the run",
+    )
+    stop_min_improvement: float = Field(
+        0.0, ge=0, description="rise of the headline accuracy that counts as better (stop_after)"
+    )
 
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
@@ -75,6 +85,12 @@ class Config(BaseModel):
         if isinstance(cohort, float) and not 0 < cohort <= 1:
             raise ValueError("a fraction of the clients is above 0 and at most 1.0")
         return cohort
+
+    @model_validator(mode="after")
+    def _check_stop(self) -> Self:
+        if self.stop_min_improvement and self.stop_after is None:
+            raise ValueError("stop_min_improvement is for stop_after; give stop_after too")
+        return self
 
     @field_validator("method")
     @classmethod

@@ -71,7 +71,7 @@ def export(
     if suffix == ".onnx":
         _require_onnx()
     run = RunFolder(folder)
-    rounds = run.summary()["rounds"]
+    rounds = run.best_round() or run.summary()["rounds"]
     config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
     method = config.build_method()
     if client is None:
