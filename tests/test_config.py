@@ -133,17 +133,17 @@ def test_the_schema_has_every_key():
     ],
 )
 def test_one_or_several(given, drop):
-    assert Config.load(None, [given]).data.drop == drop
+    assert Config.load(None, ["data.path=mine.csv", given]).data.drop == drop
 
 
 def test_one_or_several_numbers(tmp_path):
     assert Config.load(None, ["model.hidden=200"]).model.hidden == (200,)
     assert Config.load(None, ["model.hidden=200,100"]).model.hidden == (200, 100)
     assert Config.create(model={"hidden": np.int64(5)}).model.hidden == (5,)
-    assert Config.create(data={"drop": "sex"}).data.drop == ("sex",)
+    assert Config.create(data={"path": "mine.csv", "drop": "sex"}).data.drop == ("sex",)
     assert Config.create(cohort=np.int64(3)).cohort == 3
     file = tmp_path / "c.toml"
-    file.write_text('[model]\nhidden = 7\n[data]\nclasses = "yes,no"\n')
+    file.write_text('[model]\nhidden = 7\n[data]\npath = "mine.csv"\nclasses = "yes,no"\n')
     assert Config.load(file).model.hidden == (7,)
     assert Config.load(file).data.classes == ("yes", "no")
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbayes.cli.app import app
-from fedbayes.cli.options import DataDir, Setting, overrides
+from fedbayes.cli.options import DataDir, DataPartition, Setting, completes, overrides
 from fedbayes.errors import RunError
 
 data_app = typer.Typer(help="The data sets, and how they are divided.", no_args_is_help=True)
@@ -45,9 +45,14 @@ def data_list(
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str | None, typer.Argument(help="Data set; none with --set data.path.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Data set; none with --set data.path.", autocompletion=completes("data.name")
+        ),
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    partition: Annotated[str | None, typer.Option(help="How data are divided.")] = None,
+    partition: DataPartition = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the division.")] = None,
     data_dir: DataDir = None,
