@@ -300,6 +300,8 @@ for arguments in sys.argv[1:]:
         "run --rounds ten": "integer",
         "run --metod fedavg": "--method",
         "settings trainin": "training",
+        "data show mnits": "mnist",
+        "federate run --set rouds=1": "rounds",
     }
     done = subprocess.run([sys.executable, "-c", code, *mistakes], capture_output=True, text=True)
     assert done.stdout.split("\n")[:-1] == ["2 False False"] * len(mistakes), done.stderr

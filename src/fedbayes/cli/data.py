@@ -60,10 +60,7 @@ def data_show(
     settings: Setting = None,
 ) -> None:
     """Divide a data set and draw the class shares of each client to a PNG."""
-    from fedbayes.data import choose_scheme, plot_partition
-    from fedbayes.experiment.build import build_data
     from fedbayes.experiment.config import Config
-    from fedbayes.experiment.silos import PICTURES, writable
 
     shortcuts = {
         "data.name": name,
@@ -74,6 +71,11 @@ def data_show(
         "seed": seed,
     }
     config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
+    # PyTorch is imported from here on, so that a wrong setting is told at once.
+    from fedbayes.data import choose_scheme, plot_partition
+    from fedbayes.experiment.build import build_data
+    from fedbayes.experiment.silos import PICTURES, writable
+
     if out is not None:
         writable(out, "the picture", PICTURES)
     data = build_data(config)
