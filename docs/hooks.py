@@ -70,7 +70,8 @@ def table(part: Iterable[Row]) -> str:
         if isinstance(row.default, float) and len(default) > 12:
             default = f"{row.default:.4g}"  # 2 / 3, say
         default = default if row.default is None else f"`{default}`"
-        kind, about = (text.replace("|", "\\|") for text in (row.type, row.description))
+        about = f"{row.description} (only where {row.only})" if row.only else row.description
+        kind, about = (text.replace("|", "\\|") for text in (row.type, about))
         lines.append(f"| `{row.key.rpartition('.')[2]}` | {default} | {kind} | {about} |")
     return "\n".join(lines)
 

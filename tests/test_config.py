@@ -102,6 +102,10 @@ def test_settings_tell_every_key_and_default():
     assert rows["data.test"].type == "default | official | number"
     assert rows["method.damping"].type == "number > 0, <= 1"
     assert rows["method.lateral"].type == "true | false"
+    assert rows["workers"].only == "engine is workers"
+    assert rows["training.epochs"].only == "training.steps is unset"
+    assert rows["secure.range"].only == "secure.enabled is true"
+    assert rows["seed"].only == ""
     assert set(METHODS) == set(rows["method.name"].choices)
 
 
@@ -300,6 +304,8 @@ for arguments in sys.argv[1:]:
         "run --rounds ten": "integer",
         "run --metod fedavg": "--method",
         "settings trainin": "training",
+        "data show mnits": "mnist",
+        "federate run --set rouds=1": "rounds",
     }
     done = subprocess.run([sys.executable, "-c", code, *mistakes], capture_output=True, text=True)
     assert done.stdout.split("\n")[:-1] == ["2 False False"] * len(mistakes), done.stderr

@@ -95,6 +95,7 @@ def test_the_page_of_settings_has_every_key(hooks):
             assert len(cells) == 6, line
     assert found == [row.key for row in settings(None)]
     assert "| `cohort` | `1.0` | number |" in page
+    assert "(only where engine is workers) |" in page
     assert '| `optimizer` | `"sgd"` | sgd \\| adam \\| amsgrad \\| adamax |' in page
 
 

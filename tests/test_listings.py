@@ -67,6 +67,35 @@ def test_help_tells_choices_and_defaults(cli, monkeypatch):
     assert "Number of rounds. Default: 20." in text
 
 
+def commands():
+    """Every command with its words."""
+    from typer.main import get_command
+
+    from fedbayes.cli import app
+
+    for name, outer in get_command(app).commands.items():
+        nested = getattr(outer, "commands", None)
+        yield from ((f"{name} {n}", c) for n, c in nested.items()) if nested else [(name, outer)]
+
+
+@pytest.mark.parametrize(("words", "command"), list(commands()))
+def test_help_is_shown_whole(cli, words, command):
+    """Words in brackets would be taken for a style, and left out."""
+    shown = "".join(cli(*words.split(), "--help").replace("│", " ").split())
+    for parameter in command.params:
+        assert "".join((getattr(parameter, "help", "") or "").rstrip(".").split()) in shown
+
+
+def test_unknown_commands(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedbayes", "rnu"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: No such command 'rnu'. Did you mean 'run'? See ")
+    assert len(said.splitlines()) == 1
+
+
 def test_version(cli):
     from importlib.metadata import version
 
@@ -83,6 +112,8 @@ COMPLETIONS = {
     "run --set engine=w": ["engine=workers"],
     "settings secure.ena": ["secure.enabled"],
     "methods scaf": ["scaffold", "scaffold-fedsparse"],
+    "data show per": ["permuted-mnist"],
+    "evaluate m.pt --dataset fem": ["femnist"],
 }
 
 

@@ -51,6 +51,18 @@ class Only:
         """Whether this is such a value of the other setting."""
         return value in self.values if self.values else value is not None
 
+    @property
+    def wanted(self) -> str:
+        """Those values, in words."""
+        return " or ".join(map(_word, self.values)) or "set"
+
+
+def _word(value: object) -> str:
+    """A value of a setting, as a config says it."""
+    if value is None or isinstance(value, bool):
+        return "unset" if value is None else str(value).lower()
+    return str(value)
+
 
 def idle(
     table: BaseModel, prefix: str = "", resolved: Mapping[str, object] | None = None
@@ -77,10 +89,9 @@ def idle(
             key = prefix + mark.other
             beside = (resolved or {}).get(key, getattr(table, mark.other))
             if not mark.holds(beside):
-                wanted = " or ".join("unset" if v is None else str(v) for v in mark.values) or "set"
                 yield (
-                    f"{prefix}{name} has no effect: {key} is "
-                    f"{'unset' if beside is None else beside}, and it is for {wanted}"
+                    f"{prefix}{name} has no effect: {key} is {_word(beside)}, and it is for "
+                    f"{mark.wanted}"
                 )
 
 

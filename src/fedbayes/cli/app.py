@@ -1,5 +1,6 @@
 """The application that the commands register with, and how its errors and notes are printed."""
 
+import re
 import sys
 import warnings
 from errno import ENOSPC
@@ -52,6 +53,7 @@ def main() -> None:
         message = error.format_message()
         if not message:  # the help was printed
             sys.exit(error.exit_code)
+        message = re.sub(r"( Did you mean .+\?)\1", r"\1", message)  # Click and Typer both ask
         context = getattr(error, "ctx", None)
         fail(f"{message} See {context.command_path} --help." if context else message)
     except FedbayesError as error:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbayes.cli.app import app
-from fedbayes.cli.options import DataDir, Setting, overrides
+from fedbayes.cli.options import DataDir, DataPartition, Setting, completes, overrides
 from fedbayes.errors import RunError
 
 data_app = typer.Typer(help="The data sets, and how they are divided.", no_args_is_help=True)
@@ -45,9 +45,14 @@ def data_list(
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str | None, typer.Argument(help="Data set; none with --set data.path.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Data set; none with --set data.path.", autocompletion=completes("data.name")
+        ),
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    partition: Annotated[str | None, typer.Option(help="How data are divided.")] = None,
+    partition: DataPartition = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the division.")] = None,
     data_dir: DataDir = None,
@@ -55,10 +60,7 @@ def data_show(
     settings: Setting = None,
 ) -> None:
     """Divide a data set and draw the class shares of each client to a PNG."""
-    from fedbayes.data import choose_scheme, plot_partition
-    from fedbayes.experiment.build import build_data
     from fedbayes.experiment.config import Config
-    from fedbayes.experiment.silos import PICTURES, writable
 
     shortcuts = {
         "data.name": name,
@@ -69,6 +71,11 @@ def data_show(
         "seed": seed,
     }
     config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
+    # PyTorch is imported from here on, so that a wrong setting is told at once.
+    from fedbayes.data import choose_scheme, plot_partition
+    from fedbayes.experiment.build import build_data
+    from fedbayes.experiment.silos import PICTURES, writable
+
     if out is not None:
         writable(out, "the picture", PICTURES)
     data = build_data(config)

@@ -56,13 +56,14 @@ def federate(
     as_json: Json = False,
 ) -> None:
     """Run a config on the nodes of a SuperLink."""
+    from fedbayes.experiment.config import Config
+
+    settled = Config.load(config, [*(settings or []), "engine=flower"])
 
     def start(notify: Notify) -> "Simulation":
-        from fedbayes.experiment.config import Config
         from fedbayes.experiment.flower import federation, superlink_at
 
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
-        settled = Config.load(config, [*(settings or []), "engine=flower"])
         folder = out or new_folder(settled.data.name, settled.method["name"])
         return federation(link, settled, folder, notify=notify)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbayes.cli.app import app
-from fedbayes.cli.options import DataDir, Json, Setting, overrides
+from fedbayes.cli.options import DataDir, DataSet, Json, Setting, overrides
 from fedbayes.errors import ModelError, RunError
 
 
@@ -20,7 +20,7 @@ def evaluate(
         list[Path] | None,
         typer.Argument(help="Models that it was fused from, to compare it with."),
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="Data set.")] = None,
+    dataset: DataSet = None,
     counts: Annotated[
         Path | None, typer.Option(help="JSON: samples of each class that each input saw.")
     ] = None,
@@ -33,7 +33,7 @@ def evaluate(
         typer.Option(
             "--model",
             help="Network of files that do not say theirs, as in a config; its settings with "
-            "--set model.KEY=VALUE. [fully connected, by their shapes]",
+            "--set model.KEY=VALUE. Default: fully connected, by their shapes.",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -117,7 +117,7 @@ def fuse(
         float | None, typer.Option(help="gamma of those matchings, if another.")
     ] = None,
     alpha: Annotated[
-        str | None, typer.Option(help="Factors of combined: mean, linear, or exp. [exp]")
+        str | None, typer.Option(help="Factors of combined: mean, linear, or exp. Default: exp.")
     ] = None,
     c: Annotated[
         float | None, typer.Option("--c", help="Constant of linear c + r and exp(c r). [0.001]")

@@ -121,7 +121,8 @@ def _print(console: Console, rows: Sequence["Row"]) -> None:
     for row in rows:
         default = row.default_text
         value = f"= {escape(default)}" if row.default is not None else default
-        console.print(f"[bold]{row.key}[/bold] {value}  [dim]({escape(row.type)})")
+        kind = f"{row.type}; only where {row.only}" if row.only else row.type
+        console.print(f"[bold]{row.key}[/bold] {value}  [dim]({escape(kind)})")
         about = fill(
             row.description, console.width, initial_indent="    ", subsequent_indent="    "
         )

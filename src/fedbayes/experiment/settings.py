@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import OneOrSeveral
+from fedbayes.fields import OneOrSeveral, Only
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Row:
     description: str
     choices: tuple[str, ...] = ()
     """The values it takes, or some of them, where they are words."""
+    only: str = ""
+    """Where it has an effect, if not everywhere: `engine is workers`."""
 
     @property
     def default_text(self) -> str:
@@ -55,8 +57,15 @@ def find(settings: Sequence[Row], key: str) -> list[Row]:
 def _row(key: str, field: FieldInfo) -> Row:
     choices = _words(field.annotation) or tuple(map(str, field.examples or ()))
     default = to_jsonable_python(field.get_default(call_default_factory=True))
+    table = key.rpartition(".")[0]
+    marks = [part for part in field.metadata if isinstance(part, Only)]
     return Row(
-        key, _type(field.annotation, field.metadata), default, field.description or "", choices
+        key,
+        _type(field.annotation, field.metadata),
+        default,
+        field.description or "",
+        choices,
+        " and ".join(f"{table}{'.' * bool(table)}{m.other} is {m.wanted}" for m in marks),
     )
 
 

@@ -52,7 +52,7 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn
         raise ModelError(f"model.dropout is for mlp and lenet5; {settings.name!r} has none")
     if settings.name == "mlp":
         if any(width < 1 for width in settings.hidden):
-            raise ModelError(f"model.hidden is {settings.hidden}; widths must be at least 1")
+            raise ModelError(f"model.hidden has {min(settings.hidden)}; widths must be at least 1")
         return MLP(prod(shape), settings.hidden, classes, settings.bias, settings.dropout)
     if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < 16):
         raise ModelError(
