@@ -206,15 +206,14 @@ def headlines(records: Sequence[Record]) -> list[Headline]:
 
 def _sections(charts: Sequence[Chart]) -> list[tuple[str, list[tuple[int, Chart, bool]]]]:
     """The charts of each section: their index, and whether they need the width of the page."""
+    placed = [
+        (index, chart, isinstance(chart, Heat) and len(chart.columns) > WIDE_COLUMNS)
+        for index, chart in enumerate(charts)
+    ]
+    # Wide ones come last, so that the others stand side by side.
+    placed.sort(key=lambda place: place[2])
     return [
-        (
-            title,
-            [
-                (index, chart, isinstance(chart, Heat) and len(chart.columns) > WIDE_COLUMNS)
-                for index, chart in enumerate(charts)
-                if chart.key in keys
-            ],
-        )
+        (title, [place for place in placed if place[1].key in keys])
         for title, keys in SECTIONS.items()
     ]
 
@@ -288,7 +287,10 @@ def _cells(record: Record) -> dict[str, tuple[str, float | str]]:
     }
     for key, (heading, form) in COLUMNS.items():
         value = record.last(key)
-        cells[heading] = none if value is None else (format(value, form), value)
+        if value is not None and math.isinf(value):
+            cells[heading] = (format(value, form), "Infinity" if value > 0 else "-Infinity")
+        else:
+            cells[heading] = none if value is None else (format(value, form), value)
     for heading, key in (("sent down", "bytes_down"), ("sent up", "bytes_up")):
         total = record.total(key)
         cells[heading] = (decimal(int(total)), total)
