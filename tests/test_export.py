@@ -1,12 +1,18 @@
 """Exported models: smaller, and the same to the user."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import fedbayes
+from fedbayes import Simulation
+from fedbayes.data import pixel_order
+from fedbayes.experiment import build
 from fedbayes.models import LeNet5, Network, ResNet20, read_weights, units
 from fedbayes.models.compact import PrunedGroupNorm, compact, difference, with_weights
 from fedbayes.models.networks import MLP
@@ -140,3 +146,70 @@ def test_mistakes_are_told(tmp_path, capsys):
     assert "there is no folder" in told(folder, "-o", tmp_path / "no" / "model.pt")
     assert command("export", folder, "-o", out) == 0
     assert {name[:2] for name in read_weights(out)} == {"0/", "1/"}
+
+
+def pictures(folder):
+    stream = np.random.default_rng(0)
+    x = stream.integers(0, 256, (120, 20, 20), dtype=np.uint8)
+    np.savez(folder / "pictures.npz", x=x, y=np.arange(120) % 3)
+    return {"path": str(folder / "pictures.npz"), "clients": 3, "partition": "iid"}
+
+
+@pytest.mark.parametrize("model", ["lenet5", "cnn", "resnet20", "tests.toy_models:residual"])
+def test_programs_and_weights_of_every_network(tmp_path, capsys, model):
+    """Pixels of 8 bits go in as they are; files of weights say which network they are of."""
+    folder, data = tmp_path / "run", pictures(tmp_path)
+    if ":" in model:
+        data = {"name": "digits", "clients": 3}
+    run = fedbayes.run(data=data, model={"name": model}, rounds=1, folder=folder)
+    with Simulation(None, folder) as simulation:
+        raw = simulation.data.raw_test(0, 20)
+        total = simulation.data.test_total
+    for name in ("m.pt2", "m.pt"):
+        assert command("export", folder, "-o", tmp_path / name) == 0
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    torch.testing.assert_close(program(raw), run.predictor()(raw), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(program(raw.double()), program(raw))
+    capsys.readouterr()
+    files = (tmp_path / "m.pt", tmp_path / "m.pt2")
+    assert command("evaluate", *files, "--run", folder, "--json") == 0
+    one, two, *_ = json.loads(capsys.readouterr().out)
+    assert one["accuracy"] == two["accuracy"] == pytest.approx(run.summary["global_accuracy"])
+    assert one["parameters"] == two["parameters"]
+    assert one["rows"] == total
+    save_file(run.model, tmp_path / "plain.safetensors")
+    plain = (tmp_path / "plain.safetensors", "--run", folder, "--json")
+    for given in ((), ("--model", model)):
+        assert command("evaluate", *plain, *given) == 0
+        (score,) = json.loads(capsys.readouterr().out)
+        assert score["accuracy"] == one["accuracy"]
+    if model == "lenet5":
+        assert command("evaluate", *plain, "--model", "cnn") == 2
+        assert "holds no weights of model 'cnn'" in capsys.readouterr().err
+
+
+def test_pixels_in_an_order_of_each_client(tmp_path, capsys, monkeypatch):
+    """The order is built into a client's program; the global one wants it, and says so."""
+    load = build.load_dataset
+    monkeypatch.setattr(
+        build, "load_dataset", lambda settings: dataclasses.replace(load(settings), permuted=True)
+    )
+    settings = {"data": {"clients": 2, "partition": "iid"}, "rounds": 1, "model": {"hidden": [8]}}
+    run = fedbayes.run(method={"name": "local"}, folder=tmp_path / "local", **settings)
+    out = tmp_path / "m.pt2"
+    assert command("export", tmp_path / "local", "-o", out, "--client", "1") == 0
+    assert not capsys.readouterr().err
+    program = torch.export.load(out).module()
+    x = torch.randint(17, (6, 64))
+    seen = run.preprocessing.apply(x).flatten(1)[:, pixel_order(0, 1, (64,))]
+    (file,) = (tmp_path / "local" / "clients").glob("0000001-*")
+    expected = MLP(64, [8], 10)
+    expected.load_state_dict(read_weights(file))
+    torch.testing.assert_close(program(x.reshape(6, 1, 8, 8)), expected(seen))
+    mine = run.predictor(client=1)(x)
+    torch.testing.assert_close(mine, expected(seen).log_softmax(-1))
+    assert command("evaluate", out, "--run", tmp_path / "local") == 2
+    assert "calibrate RUN --client client-1" in " ".join(capsys.readouterr().err.split())
+    fedbayes.run(folder=tmp_path / "global", **settings)
+    assert command("export", tmp_path / "global", "-o", out) == 0
+    assert "in the order of its client" in " ".join(capsys.readouterr().err.split())

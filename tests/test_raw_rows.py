@@ -298,3 +298,91 @@ def test_a_suffix_that_names_no_format_is_refused(place, tmp_path, capsys):
         assert "name a file that ends in" in told
         assert formats in told
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    """The hospitals' own models."""
+    return fedbayes.run(
+        method={"name": "local"},
+        data={"path": str(place / "patients.csv"), "label": "diagnosis", "group": "hospital"},
+        training={"lr": 0.1},
+        rounds=5,
+        folder=place / "alone",
+    )
+
+
+def test_a_client_has_its_own_model(alone, place, new, tmp_path, capsys):
+    folder = place / "alone"
+    client = partition_names(place).index("C")
+    wanted = alone.predictor(client="C")(new)
+    assert accuracy(wanted, new, alone) >= 0.9
+    assert torch.equal(alone.predictor(client=client)(new), wanted)
+    assert not torch.equal(alone.predictor(client="D")(new), wanted)
+    for name in ("m.pt2", "m.safetensors"):
+        assert command("export", folder, "-o", tmp_path / name, "--client", "C") == 0
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    raw = torch.from_numpy(new[list(alone.preprocessing.features)].to_numpy())
+    torch.testing.assert_close(program(raw).log_softmax(-1), wanted, atol=1e-5, rtol=1e-5)
+    weights, text = read_model(tmp_path / "m.safetensors")
+    (file,) = (folder / "clients").glob(f"{client:07d}-*")
+    for name, tensor in read_model(file)[0].items():
+        assert torch.equal(weights[name], tensor)
+    assert Card.load(text, "m").client == "C"
+    capsys.readouterr()
+    assert command("calibrate", folder, "--client", "C", "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    part = np.load(folder / "partition.npz")
+    rows = part["test"][slice(*part["test_offsets"][client : client + 2])]
+    own = pd.read_csv(place / "patients.csv").iloc[rows]
+    expected = accuracy(alone.predictor(client="C")(own), own, alone)
+    assert figures["accuracy"] == pytest.approx(expected)
+
+
+def test_models_that_are_not_there_are_told(alone, place, tmp_path, capsys):
+    out = tmp_path / "m.safetensors"
+    for arguments, words in (
+        (("export", place / "alone", "-o", out), "Name one with --client: A, B, C, D, E"),
+        (("calibrate", place / "alone"), "Name one with --client: A, B, C, D, E"),
+        (("export", place / "alone", "-o", out, "--client", "F"), "no client 'F'; there are A, B"),
+        (("export", place / "run", "-o", out, "--client", "C"), "under fedavg keep none"),
+        (("calibrate", place / "run", "--client", "C"), "under fedavg keep none"),
+        (("calibrate", place / "alone", "--client", "C", "--personal"), "give one of them"),
+    ):
+        capsys.readouterr()
+        assert command(*arguments) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(RunError, match="only clients have models"):
+        alone.predictor()
+    assert not out.exists()
+
+
+def test_what_was_standardized_otherwise_is_not_fused_in_silence(place, alone, tmp_path, capsys):
+    files = [tmp_path / f"{name}.safetensors" for name in "CD"]
+    for file in files:
+        assert command("export", place / "alone", "-o", file, "--client", file.stem) == 0
+    capsys.readouterr()
+    fused = tmp_path / "fused.safetensors"
+    assert command("fuse", *files, "-o", fused) == 0
+    assert "note" not in capsys.readouterr().err
+    assert Card.load(read_model(fused)[1], "m").preprocessing == alone.preprocessing
+    new = f"data.path={place / 'new.csv'}"
+    assert command("evaluate", fused, *files, "--set", new, "--json") == 0
+    scores = {score["name"]: score for score in json.loads(capsys.readouterr().out)}
+    assert scores[str(fused)]["rows"] == 30
+    assert scores[str(fused)]["accuracy"] >= 0.8
+    assert "average of the inputs" in scores
+    frame = pd.read_csv(place / "patients.csv")
+    other = tmp_path / "other.csv"
+    frame.assign(**{"mean area": frame["mean area"] * 2}).to_csv(other, index=False)
+    fedbayes.run(
+        data={"path": str(other), "label": "diagnosis", "group": "hospital"},
+        rounds=1,
+        folder=tmp_path / "other",
+    )
+    third = tmp_path / "other" / "model.safetensors"
+    assert command("fuse", files[0], third, "-o", fused) == 0
+    assert "standardized otherwise" in " ".join(capsys.readouterr().err.split())
+    assert not read_model(fused)[1]
+    assert command("evaluate", files[0], third, "--set", new) == 0
+    assert "by other numbers" in " ".join(capsys.readouterr().err.split())

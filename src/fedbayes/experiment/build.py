@@ -17,10 +17,11 @@ from fedbayes.data import (
 )
 from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.record import RunFolder
 from fedbayes.federation.party import Party
-from fedbayes.models import Network
+from fedbayes.models import Network, read_model
 
 
 def build_data(config: Config) -> FederatedData:
@@ -92,6 +93,29 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
     if changed == "warn":
         warnings.warn(
             f"{text}. The rows of its clients may hold other samples than they trained on",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+
+
+def note_start(config: Config, preprocessing: Preprocessing) -> None:
+    """Say so if the weights to start from were trained on other inputs or classes."""
+    file = config.model.weights
+    text = read_model(file)[1] if file is not None else ""
+    if not text:
+        return
+    before = Card.load(text, str(file)).preprocessing
+    if before.classes != preprocessing.classes:
+        warnings.warn(
+            f"{file} was trained for the classes {listed(before.classes)}, and these are "
+            f"{listed(preprocessing.classes)}",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+    if not before.same_inputs(preprocessing):
+        warnings.warn(
+            f"{file} was trained on {before.dataset or 'data'} standardized by other numbers than "
+            f"these ({preprocessing.dataset}); layers that are frozen cannot adapt to them",
             FedbayesWarning,
             stacklevel=3,
         )

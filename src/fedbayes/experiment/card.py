@@ -26,9 +26,10 @@ class Card:
     preprocessing: Preprocessing
     """What the network sees of a raw sample; names of classes and features."""
     model: dict[str, Any]
-    """The `[model]` table of its config."""
+    """The `[model]` table of its config, but for the weights that it started from; empty for a
+    fully connected ReLU network of any names."""
     method: dict[str, Any]
-    """The `[method]` table likewise."""
+    """The `[method]` table likewise, or how it was fused."""
     data: dict[str, Any]
     """Those settings of the `[data]` table that say which data, and how they are read."""
     round: int
@@ -56,7 +57,7 @@ class Card:
         """
         return cls(
             preprocessing,
-            config.model.model_dump(mode="json"),
+            config.model.model_dump(mode="json", exclude={"weights"}),
             dict(config.method),
             config.data.model_dump(mode="json", include=_READING, exclude_none=True),
             number,

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedbayes import models as networks
 from fedbayes.contracts import point_predictor
 from fedbayes.data import Dataset, DataSettings, Preprocessing, load_dataset
-from fedbayes.data.wording import listed
+from fedbayes.data.wording import listed, size
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.experiment.build import build_data, stored_data
 from fedbayes.experiment.card import Card
@@ -262,22 +262,27 @@ def open_model(
     if _is_program(path):
         return _program(path, tests)
     weights, text = read_model(path)
-    card = Card.load(text, name) if text else None
+    card = _card(text, name)
     preprocessing, whose = tests.preprocessing, tests.standardized
     if card is not None:
         preprocessing, whose = card.preprocessing, _training(name)
-    size = parameter_count(weights)
+    count = parameter_count(weights)
     given = settings
-    if settings is None and card is not None:
+    if settings is None and card is not None and card.model:
         settings = ModelSettings.model_validate(card.model)
     if settings is None and tests.model is not None and tests.model.name != "mlp":
         settings = tests.model
     if settings is None:
         layers = dense_layers(weights, name)
         predict = _raw(partial(relu_network, layers), preprocessing)
-        return Candidate(predict, size, preprocessing, whose, layers)
+        return Candidate(predict, count, preprocessing, whose, layers)
     network = networks.build(settings, preprocessing.shape, len(preprocessing.classes), seed=0)
-    named = named_as(weights, network.initial)
+    wanted = network.whole(network.initial)
+    named = named_as(weights, wanted)
+    cut = settings.name == "mlp" or (card is not None and given is None)
+    if named is not None and not cut and _shapes(named) != _shapes(wanted):
+        named = None  # as of LeNet-5 and of another network of as many layers
+    network.adopt(weights if named is None else named)
     if named is not None and (given is not None or card is None or card.client):
 
         def rebuild(tensors: Tensors) -> Predictor:
@@ -289,8 +294,7 @@ def open_model(
             return _raw(method.predict(tensors, network), preprocessing)
     else:
         raise ModelError(
-            f"{name} holds no weights of model {settings.name!r}: "
-            f"{_unlike(weights, network.initial)}"
+            f"{name} holds no weights of model {settings.name!r}: {_unlike(weights, wanted)}"
         )
     named = weights if named is None else named
     predict = rebuild(named)
@@ -302,18 +306,43 @@ def open_model(
             f"{name} does not fit model {settings.name!r}: {str(error).splitlines()[0]}. Weights "
             "that were cut (--compact) may fit no longer; a .pt2 does"
         ) from None
-    plain = named.keys() == network.initial.keys()
+    plain = named.keys() == wanted.keys()
     if plain and settings.name == "mlp":
-        return Candidate(predict, size, preprocessing, whose, dense_layers(named, name))
+        return Candidate(predict, count, preprocessing, whose, dense_layers(named, name))
     mixed = (named, rebuild) if plain else (None, None)
-    return Candidate(predict, size, preprocessing, whose, None, *mixed)
+    return Candidate(predict, count, preprocessing, whose, None, *mixed)
+
+
+def _card(text: str, name: str) -> Card | None:
+    """The card of a model, if it has one.
+
+    Raises:
+        ModelError: it is damaged, or of a model that sees pixels in an order of its own.
+    """
+    card = Card.load(text, name) if text else None
+    if card is not None and card.client and card.preprocessing.permuted:
+        raise ModelError(
+            f"{name} is the own network of client {card.client}, which sees pixels in an order of "
+            "its own; try it on that client's samples: fedbayes calibrate RUN --client "
+            f"{card.client}"
+        )
+    return card
 
 
 def _unlike(weights: Tensors, wanted: Tensors) -> str:
     """How names of tensors differ."""
     absent = [name for name in wanted if name not in weights]
+    if absent:
+        return f"it lacks {listed(absent, 3)}"
     more = [name for name in weights if name not in wanted]
-    return f"it lacks {listed(absent, 3)}" if absent else f"it has {listed(more, 3)} besides"
+    if more:
+        return f"it has {listed(more, 3)} besides"
+    name = next(name for name, tensor in wanted.items() if weights[name].shape != tensor.shape)
+    return f"{name} is {size(weights[name].shape)}, not {size(wanted[name].shape)}"
+
+
+def _shapes(weights: Tensors) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in weights.items()}
 
 
 def _raw(predict: Predictor, preprocessing: Preprocessing) -> Predictor:
@@ -325,10 +354,10 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     """A program, which takes raw samples if it has a card."""
     module, text = read_program(path)
     size = sum(parameter.numel() for parameter in module.parameters())
-    if not text:
+    card = _card(text, str(path))
+    if card is None:
         predict = _raw(module, tests.preprocessing)
         return Candidate(predict, size, tests.preprocessing, tests.standardized)
-    card = Card.load(text, str(path))
     return Candidate(module, size, card.preprocessing, _training(str(path)))
 
 
@@ -429,7 +458,7 @@ def _average(models: Sequence[Candidate]) -> Predictor | None:
             return None
         return _raw(partial(relu_network, average), models[0].preprocessing)
     weights = [model.weights for model in models if model.weights is not None]
-    shapes = [{name: t.shape for name, t in one.items()} for one in weights]
+    shapes = [_shapes(one) for one in weights]
     rebuild = models[0].rebuild
     if rebuild is None or len(weights) < len(models) or any(one != shapes[0] for one in shapes):
         return None

@@ -71,7 +71,7 @@ def export(
     if suffix == ".onnx":
         _require_onnx()
     run = RunFolder(folder)
-    rounds = run.summary()["rounds"]
+    rounds = run.best_round() or run.summary()["rounds"]
     config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
     method = config.build_method()
     if client is None:
@@ -89,15 +89,16 @@ def export(
         )
     preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
     card = Card.of(config, preprocessing, rounds, name)
-    size = parameter_count(weights)
+    network = build_network(config, preprocessing.shape, len(preprocessing.classes))
+    weights = network.whole(weights)
+    size = parameter_count(network.parameters(weights))
     if suffix in WEIGHTS and not small:
         write_model(path, weights, card)
         return Export(path, size, size, 0.0)
-    network = build_network(config, preprocessing.shape, len(preprocessing.classes))
-    if weights.keys() != network.initial.keys():
+    if weights.keys() != network.whole(network.initial).keys():
         raise RunError(
-            f"the model of {folder} ({method.name}) is not one network; without --compact it can "
-            "be exported as weights (.safetensors)"
+            f"the model of {folder} ({method.name}) is not one network, as a program and --compact "
+            "need; export its weights, as in -o model.safetensors"
         )
     whole = with_weights(network.module, weights)
     module = compact(network.module, weights) if small else whole

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -21,6 +21,7 @@ from fedbayes.experiment.silos import (
     read_counts,
     read_models,
     read_samples,
+    shared_card,
     writable,
     write_model,
 )
@@ -83,6 +84,7 @@ class FusionJob:
         if len(self.models) < 2:
             raise ModelError("there is one model, and nothing to fuse it with; name two or more")
         models = read_models(self.models)
+        card = shared_card(self.models)
         counts = None
         if self.counts is not None:
             counts = read_counts(self.counts, self.models).astype(np.float64)
@@ -106,7 +108,9 @@ class FusionJob:
         if self.report is not None:
             content = {**report(fusion), "trials": [asdict(trial) for trial in trials]}
             write_beside(self.report, json.dumps(content, indent=1).encode())
-        write_model(self.out, fusion.weights)
+        if card is not None:
+            card = replace(card, model={}, method={"name": f"fuse {fusion.method}"}, client="")
+        write_model(self.out, fusion.weights, card)
         return fusion, trials
 
 

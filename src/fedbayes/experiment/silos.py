@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedbayes.errors import DataError, ModelError, RunError
+from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.record import write_beside
 from fedbayes.messages import encode
-from fedbayes.models import CARD, DenseLayer, dense_layers, read_weights
+from fedbayes.models import CARD, DenseLayer, dense_layers, read_model, read_weights
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -38,6 +39,28 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files that weights are written to."""
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
 """Suffixes of files that a picture is drawn to."""
+
+
+def shared_card(paths: Sequence[Path]) -> Card | None:
+    """The card of the first model, if all have one and see the same of a sample.
+
+    What sees other inputs cannot be fused: if two models say that they do, it is told.
+    """
+    texts = {path: read_model(path)[1] for path in paths}
+    cards = {path: Card.load(text, str(path)) for path, text in texts.items() if text}
+    for path, card in cards.items():
+        first, base = next(iter(cards.items()))
+        one, other = card.preprocessing, base.preprocessing
+        if one.classes != other.classes or not one.same_inputs(other):
+            kind = "standardized otherwise" if one.classes == other.classes else "of other classes"
+            warnings.warn(
+                f"{path} was trained on samples {kind} than those of {first}; fused models should "
+                "see the same inputs and tell the same classes",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+            return None
+    return next(iter(cards.values())) if len(cards) == len(paths) else None
 
 
 def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:

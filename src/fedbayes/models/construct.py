@@ -2,12 +2,14 @@
 
 import importlib
 from math import prod
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from fedbayes import seeds
 from fedbayes.errors import ModelError
+from fedbayes.models.files import named_as, read_model
 from fedbayes.models.network import Network
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
 from fedbayes.models.settings import BUILT_IN, ModelSettings, Precision
@@ -26,15 +28,19 @@ def build(
 ) -> Network:
     """The network for inputs of this shape, initialized from the seed.
 
-    With `client`, the initialization is that client's own in place of the common one.
+    With `client`, the initialization is that client's own in place of the common one; weights from
+    a file are everybody's.
 
     Raises:
-        ModelError: the name is unknown, or the network does not fit the data.
+        ModelError: the name is unknown, or the network does not fit the data, or the weights of
+            the file.
     """
     purpose = "initialization" if client is None else "own initialization"
     with seeds.global_stream(seeds.integer(seed, purpose, client=client or 0)):
         module = _module(settings, shape, classes)
         initialize(module, settings)
+    if settings.weights is not None:
+        _load(module, settings, settings.weights)
     network = Network(module, device=device, precision=precision)
     last = last_layer(network.module, lambda: _try_out(network, settings.name, shape, classes))
     network.units = mark_outputs(network.units, last)
@@ -67,6 +73,31 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn
     if not isinstance(module, nn.Module):
         raise ModelError(f"{settings.name!r} made a {type(module).__name__}, not a torch.nn.Module")
     return module
+
+
+def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
+    """Put the weights of a file into a module.
+
+    Raises:
+        ModelError: the file cannot be read, or holds the weights of another network.
+    """
+    weights, _ = read_model(file)
+    wanted = module.state_dict()
+    named = named_as(weights, wanted)
+    if named is None:
+        absent = ", ".join(sorted(wanted.keys() - weights.keys())[:3])
+        more = ", ".join(sorted(weights.keys() - wanted.keys())[:3])
+        odd = f"it lacks {absent}" if absent else f"it has {more} besides"
+        raise ModelError(f"{file} holds no weights of model {settings.name!r}: {odd}")
+    for name, tensor in named.items():
+        if tensor.shape != wanted[name].shape:
+            raise ModelError(
+                f"{file} does not fit model {settings.name!r}: {name} is of shape "
+                f"{tuple(tensor.shape)} there and {tuple(wanted[name].shape)} here"
+            )
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError(f"{file}: {name} holds NaN or infinite values")
+    module.load_state_dict(named)
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> object:

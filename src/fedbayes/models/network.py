@@ -84,6 +84,14 @@ class Network:
         trained = {name: t for name, t in self.initial.items() if name not in self.buffers}
         return trained, {name: t for name, t in self.initial.items() if name in self.buffers}
 
+    def adopt(self, model: Tensors) -> None:
+        """Take the frozen parameters of a model of this network in place of its own, in place."""
+        for name in self.constants.keys() & model.keys():
+            self.constants[name] = model[name].detach().to("cpu", copy=True)
+            parameter = self.module.get_parameter(name)
+            parameter.data = self.prepare({name: model[name].detach().clone()})[name]
+        self.__dict__.pop("constants_digest", None)
+
     @cached_property
     def constants_digest(self) -> str:
         """SHA-256 of names and values of the frozen parameters, hexadecimal; empty without any.

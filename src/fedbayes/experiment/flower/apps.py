@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from fedbayes.errors import ConfigError, EngineError, FedbayesError
 from fedbayes.experiment.build import build_data, build_party
 from fedbayes.experiment.config import Config
-from fedbayes.experiment.display import display, outcome
+from fedbayes.experiment.display import Display, outcome
 from fedbayes.experiment.flower.own_data import own_data
 from fedbayes.experiment.flower.project import Schema
 from fedbayes.experiment.record import RunFolder
@@ -46,7 +46,7 @@ def client_app(node: Callable[[Context], Node]) -> ClientApp:
 
 def state_store(config: Config, folder: Path) -> StateStore:
     """The private states of a node in this folder."""
-    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints == "all")
+    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints != "last")
 
 
 def node_app(project: Path) -> ClientApp:
@@ -66,6 +66,7 @@ def find_node(project: Path, context: Context) -> Node:
         the config names, which must then be on this machine.
     data-dir: folder with data sets; else FEDBAYES_DATA.
     state: folder for its private states.
+    weights: the file that `model.weights` names, where it lies elsewhere on this machine.
 
     Raises:
         ConfigError: it does not say who it is.
@@ -83,6 +84,7 @@ def find_node(project: Path, context: Context) -> Node:
     if "data-dir" in given:
         where = Path(str(given["data-dir"])).expanduser().absolute()
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": where})})
+    config = _with_weights(config, given.get("weights"))
     torch.set_num_threads(config.threads)
     threadpool_limits(config.threads, user_api="blas")
     states = given.get("state") or user_data_path("fedbayes") / "nodes" / str(client)
@@ -96,7 +98,20 @@ def find_node(project: Path, context: Context) -> Node:
     return Node(client, party, state_store(config, Path(str(states)).expanduser()))
 
 
-_NODE_CONFIG = ("client", "data", "data-dir", "state")
+_NODE_CONFIG = ("client", "data", "data-dir", "state", "weights")
+
+
+def _with_weights(config: Config, given: object) -> Config:
+    """The settings with the weights to start from where they are on this machine."""
+    if config.model.weights is None:
+        return config
+    place = Path(str(given)).expanduser().absolute() if given else config.model.weights
+    if not place.is_file():
+        raise ConfigError(
+            f"model.weights is {place}, which is not on this machine; name it with --node-config "
+            "'weights=\"/path/to/file\"'"
+        )
+    return config.model_copy(update={"model": config.model.model_copy(update={"weights": place})})
 
 
 def server_app(project: Path) -> ServerApp:
@@ -118,11 +133,17 @@ def server_app(project: Path) -> ServerApp:
         config = None if there else settings
         console = Console(no_color=True, width=120)
         with (
-            Simulation(config, folder, engine=lambda run: on_grid(run, _once(grid))) as simulation,
-            display(simulation, console) as listener,
+            Display(console) as display,
+            Simulation(
+                config,
+                folder,
+                engine=lambda run: on_grid(run, _once(grid)),
+                notify=display.notify,
+            ) as simulation,
         ):
+            display.begin(simulation)
             for step in simulation:
-                listener(simulation, step)
+                display.show(simulation, step)
             console.print(outcome(simulation.summary()))
 
     return app
@@ -185,8 +206,9 @@ def _same(config: Config, folder: Path) -> None:
     """
     before = RunFolder(folder).config().model_dump()
     now = config.model_dump()
-    before["data"].pop("dir")
-    now["data"].pop("dir")
+    for settings in (before, now):
+        settings["data"].pop("dir")
+        settings["model"].pop("weights")
     if before != now:
         raise ConfigError(
             f"{folder} holds a run with other settings than this project's; set another folder in "
