@@ -349,6 +349,9 @@ def test_the_table_sorts(runs, tmp_path, browser):
     nll = next(h for h in browser.find_elements(By.CSS_SELECTOR, "#runs th") if h.text == "NLL")
     nll.click()
     assert order()[-2] == "three", "its likelihood is zero"
+    heads = browser.find_elements(By.CSS_SELECTOR, "#runs th")
+    next(h for h in heads if h.text == "clients").click()
+    assert order()[-1] == "two hundred", "as numbers, not as text"
     browser.execute_script(
         "document.querySelector('#runs tbody tr').cells[arguments[0]].dataset.value = 'nan'",
         head.get_property("cellIndex"),
