@@ -62,6 +62,7 @@ def test_what_is_gathered(runs):
     assert a.confusion.tolist() == expected.tolist()
     assert a.ending == b.ending == "completed"
     assert c.ending == "so far"
+    assert any("only clients have models" in note for note in c.notes)
     assert any("1 of 4 rounds so far" in note for note in c.notes)
 
 
@@ -88,6 +89,10 @@ def test_headlines(runs, tmp_path):
     )
     assert best.figure == "highest global accuracy of 2 runs on digits"
     assert (other.run, other.figure) == (2, "local accuracy on digits")
+    # A run whose last rounds were not evaluated: the accuracy is of the round that it is of.
+    lines = [*records[0].metrics[:2], {**records[0].metrics[2], "global_accuracy": None}]
+    (early,) = headlines([replace(records[0], metrics=lines)])
+    assert early.text == "after 2 rounds"
     elsewhere = replace(records[1], settings={**records[1].settings, "data.name": "mnist"})
     assert len(headlines([records[0], elsewhere])) == 2
     nothing = replace(records[0], metrics=[])
@@ -266,7 +271,9 @@ def test_damaged_folders_are_told_as_far_as_they_go(runs, tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.toml").write_bytes((folder / "config.toml").read_bytes())
-    assert "no round is complete" in render(gather([bare]))
+    (record,) = gather([bare])
+    assert record.train_sizes.tolist() == record.counts.sum(axis=1).tolist()
+    assert "no round is complete" in render([record])
     (folder / "metrics.jsonl").write_text("[1, 2]\n")
     with pytest.raises(RunError, match="line 1 is damaged: it is no table"):
         gather([folder])

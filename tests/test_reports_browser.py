@@ -2,10 +2,14 @@
 
 import base64
 import json
+import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import fedbayes
@@ -111,13 +115,33 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pages(runs, tmp_path_factory):
-    """The page of three clients, of 200, and of all runs."""
+def wards(tmp_path_factory):
+    """A run on a table of one's own, whose classes and clients have names of all lengths."""
+    folder = tmp_path_factory.mktemp("wards")
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = rng.normal(size=(300, 4)) + y[:, None]
+    table = pd.DataFrame(x, columns=list("abcd"))
+    names = ["fracture", "inflammation of the upper respiratory tract", "no finding"]
+    table["diagnosis"] = [names[label] for label in y]
+    places = ["St. Mary's", "Hospital of the Holy Spirit, Ward 7", "Universitätsklinikum_Nordwest"]
+    table["place"] = [places[n] for n in rng.integers(0, 3, 300)]
+    table.to_csv(folder / "wards.csv", index=False)
+    data = {"path": str(folder / "wards.csv"), "label": "diagnosis", "group": "place"}
+    fedbayes.run(data={**data, "partition": "natural"}, rounds=3, folder=folder / "wards")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(runs, wards, tmp_path_factory):
+    """The page of three clients, of 200, of all runs, and of a table that is there, then gone."""
     folder = tmp_path_factory.mktemp("pages")
-    chosen = {"three": runs[:1], "many": runs[1:2], "all": runs}
+    chosen = {"three": runs[:1], "many": runs[1:2], "all": runs, "wards": [wards / "wards"]}
     for name, folders in chosen.items():
         assert command("report", *folders, "-o", folder / f"{name}.html") == 0
-    return {name: folder / f"{name}.html" for name in chosen}
+    (wards / "wards.csv").unlink()
+    assert command("report", wards / "wards", "-o", folder / "gone.html") == 0
+    return {name: folder / f"{name}.html" for name in (*chosen, "gone")}
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +224,7 @@ def check_texts(browser, width):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 768, 1280, 1920])
-@pytest.mark.parametrize("name", ["three", "many", "all"])
+@pytest.mark.parametrize("name", ["three", "many", "all", "wards", "gone"])
 def test_nothing_is_cut_off_at_any_width(name, width, theme, pages, browser):
     show(browser, pages[name], width, theme)
     keep_picture(browser, f"{name}-{width}-{theme}")
@@ -227,7 +251,9 @@ def test_nothing_is_cut_off_at_any_width(name, width, theme, pages, browser):
         assert drawn == pytest.approx(wide, rel=0.02)
 
 
-@pytest.mark.parametrize(("name", "width"), [("three", 703), ("many", 703), ("all", 1032)])
+@pytest.mark.parametrize(
+    ("name", "width"), [(name, 703) for name in ("three", "many", "gone")] + [("all", 1032)]
+)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_on_paper(name, width, theme, pages, browser):
     """Black on white, without controls, all tables whole, no card larger than a page."""
@@ -249,7 +275,7 @@ def test_on_paper(name, width, theme, pages, browser):
     assert browser.execute_script("return !document.querySelector('details:not([open])')")
     page = 1032 if width == 703 else 703  # of A4 without its margins, in pixels
     for inside, height in browser.execute_script(
-        "return [...document.querySelectorAll('.card:not(#clients), .lists > div')].map("
+        "return [...document.querySelectorAll('.card:not(#clients, .tables), .lists > div')].map("
         "c => [getComputedStyle(c).breakInside, c.offsetHeight])"
     ):
         assert inside == "avoid"
@@ -292,10 +318,14 @@ def test_every_chart_is_drawn_and_nothing_is_asked_for(runs, pages, browser):
             assert url.startswith(("file:", "data:")), url
 
 
-def test_the_table_sorts(runs, pages, browser):
+def test_the_table_sorts(runs, tmp_path, browser):
     from selenium.webdriver.common.by import By
 
-    show(browser, pages["all"], 1920)
+    records = gather(runs)
+    lines = [{**line, "global_nll": math.inf} for line in records[0].metrics]
+    page = tmp_path / "page.html"
+    page.write_text(render([replace(records[0], metrics=lines), *records[1:]]))
+    show(browser, page, 1920)
 
     def order():
         rows = browser.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
@@ -306,7 +336,6 @@ def test_the_table_sorts(runs, pages, browser):
         for h in browser.find_elements(By.CSS_SELECTOR, "#runs th")
         if h.text.startswith("global accuracy")
     )
-    records = gather(runs)
     known = [r for r in records if r.last("global_accuracy") is not None]
     ranked = [r.label for r in sorted(known, key=lambda r: r.last("global_accuracy"))]
     head.find_element(By.TAG_NAME, "button").click()
@@ -316,7 +345,13 @@ def test_the_table_sorts(runs, pages, browser):
     assert down[-1] == "alone"
     values = {record.label: record.last("global_accuracy") for record in known}
     assert [values[name] for name in down[:-1]] == sorted(values.values(), reverse=True)
-    # So does one that is not a number.
+    # Infinity is larger than all else, and what is not a number comes last too.
+    nll = next(h for h in browser.find_elements(By.CSS_SELECTOR, "#runs th") if h.text == "NLL")
+    nll.click()
+    assert order()[-2] == "three", "its likelihood is zero"
+    heads = browser.find_elements(By.CSS_SELECTOR, "#runs th")
+    next(h for h in heads if h.text == "clients").click()
+    assert order()[-1] == "two hundred", "as numbers, not as text"
     browser.execute_script(
         "document.querySelector('#runs tbody tr').cells[arguments[0]].dataset.value = 'nan'",
         head.get_property("cellIndex"),

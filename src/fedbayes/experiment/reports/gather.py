@@ -66,10 +66,16 @@ class Record:
 
     def last(self, figure: str) -> float | None:
         """The newest value of a figure of the rounds, if there is any."""
-        for line in reversed(self.metrics):
-            if line.get(figure) is not None:
-                return float(line[figure])
-        return None
+        known = self._with(figure)
+        return float(known[-1][figure]) if known else None
+
+    def last_round(self, figure: str) -> int:
+        """The round that the newest value of a figure is of; 0 if there is none."""
+        known = self._with(figure)
+        return int(known[-1]["round"]) if known else 0
+
+    def _with(self, figure: str) -> list[Metrics]:
+        return [line for line in self.metrics if line.get(figure) is not None]
 
     def by_class(self) -> list[tuple[str, float | None]]:
         """Of each class its name and the newest accuracy of the global model on its test samples,
@@ -181,10 +187,15 @@ def _record(run: RunFolder, label: str) -> Record:
         notes.append(f"classes have no names: {error}")
     try:
         config = Config.load(run.config_file, ["device=auto"])
-        told["headline"] = config.build_method().headline
+        method = config.build_method()
+        told["headline"] = method.headline
+        if not method.has_global_model:
+            notes.append(f"under {method.name} only clients have models: there is no global one")
         data = stored_data(config, run)
         told |= {
             "clients": data.partition.names,
+            "train_sizes": data.train_sizes(),
+            "test_sizes": data.test_sizes(),
             "classes": data.classes,
             "counts": data.counts(),
         }

@@ -147,7 +147,7 @@ function lines(chart, host) {
       d: "M" + points.map(p => p.map(v => v.toFixed(1)).join(" ")).join("L"), fill: "none", stroke: colour(curve.run),
       "stroke-width": 2, "stroke-linejoin": "round", ...(curve.dashed ? { "stroke-dasharray": "6 4" } : {}),
     }, svg);
-    const step = Math.max(1, Math.ceil(points.length / 10));
+    const step = Math.max(1, Math.ceil(points.length / 24));
     points.forEach((p, i) => { if (i % step === 0 || i === points.length - 1) marker(curve.run, p[0], p[1], svg, curve.dashed); });
   }
   const name = c => DATA.runs[c.run] + (c.dashed ? " (global)" : "");
@@ -187,18 +187,18 @@ function spread(chart, host) {
     const [q1, q2, q3] = [0.25, 0.5, 0.75].map(q => quantile(sorted, q));
     const order = group.values.map((_, i) => i).sort((a, b) => group.values[a] - group.values[b]);
     const most = Math.floor((W - left - RIGHT) / LETTER), last = order[order.length - 1];
-    const told = i => `${clip(group.names[i], Math.max(10, most / 3))} ${group.values[i].toFixed(3)}`;
-    let label = `lowest: ${told(order[0])}`;
-    if (DATA.runs.length > 1) label = `${clip(DATA.runs[group.run], Math.max(8, most - label.length - 2))}, ${label}`;
-    const longer = `${label}, highest: ${told(last)}`;
-    if (order.length > 1 && longer.length <= most) label = longer;
+    // As much of who is lowest and highest as there is room for.
+    const run = DATA.runs.length > 1 ? `${clip(DATA.runs[group.run], most / 3)}, ` : "", room = most - run.length;
+    const told = (i, letters) => `${clip(group.names[i], letters)} ${group.values[i].toFixed(3)}`;
+    const one = `lowest: ${told(order[0], Infinity)}`, both = `${one}, highest: ${told(last, Infinity)}`;
+    const label = run + (order.length > 1 && both.length <= room ? both : one.length <= room ? one : `lowest: ${told(order[0], room - 14)}`);
     node("text", { class: "strong", x: left, y: middle - 24 }, svg, label);
     node("rect", { x: x(q1), y: middle - 17, width: Math.max(1, x(q3) - x(q1)), height: 34, rx: 3, fill: colour(group.run), "fill-opacity": 0.14, stroke: colour(group.run) }, svg);
     order.forEach(i => {
       const stop = { x: x(group.values[i]), y: middle + ((i * 0.618034) % 1 - 0.5) * 24 };
       marker(group.run, stop.x, stop.y, svg).setAttribute("fill-opacity", 0.75);
-      const run = DATA.runs.length > 1 ? `${DATA.runs[group.run]}, ` : "";
-      stops.push({ ...stop, text: `${run}${group.names[i]}: ${number(group.values[i])}` });
+      const of = DATA.runs.length > 1 ? `${DATA.runs[group.run]}, ` : "";
+      stops.push({ ...stop, text: `${of}${group.names[i]}: ${number(group.values[i])}` });
     });
     node("line", { x1: x(q2), x2: x(q2), y1: middle - 20, y2: middle + 20, stroke: "var(--ink)", "stroke-width": 2.5 }, svg);
   });
@@ -211,8 +211,9 @@ function heat(chart, host) {
   const rows = chart.rows.length, columns = chart.columns.length;
   const left = 26 + Math.min(Math.min(150, W * 0.3), 7.2 * Math.max(...chart.rows.map(r => r.length)) + 10);
   const width = (W - left - RIGHT) / columns, longest = Math.max(...chart.columns.map(c => c.length));
-  const named = columns <= 40 && width >= 12, upright = named && longest * 7 >= width;
-  const bottom = 24 + (upright ? Math.min(110, 7.2 * longest + 8) : named ? 20 : 2);
+  const named = columns <= 40 && width >= 12, level = chart.columns.map(name => folded(name, width - 4));
+  const upright = named && level.some(told => told.length > 4 || told.some(line => line.length * LETTER > width - 4));
+  const bottom = 24 + (upright ? Math.min(170, 7.2 * longest + 8) : named ? 5 + 15 * Math.max(...level.map(told => told.length)) : 2);
   const cell = Math.max(printing ? 2 : 4, Math.min(40, (printing ? 180 : rows > 40 ? 480 : 300) / rows)), height = TOP + cell * rows + bottom;
   const svg = drawing(chart, host, height);
   const rowTotals = chart.counts.map(sum), columnTotals = chart.columns.map((_, j) => sum(chart.counts.map(r => r[j])));
@@ -234,11 +235,17 @@ function heat(chart, host) {
     node("text", { x: at.x, y: at.y + size / 3, "text-anchor": "middle", style: `fill: ${light > 0.179 ? "#000" : "#fff"}; font-size: ${size}px` }, svg, count);
   }));
   node("rect", { x: left, y: TOP, width: W - left - RIGHT, height: cell * rows, fill: "none", class: "grid" }, svg);
-  const every = Math.ceil(12 / cell), most = Math.floor((left - 26) / LETTER);
-  chart.rows.forEach((name, i) => { if (i % every === 0) node("text", { x: left - 6, y: TOP + cell * (i + 0.5) + 4, "text-anchor": "end" }, svg, clip(name, most)); });
+  const every = Math.ceil(12 / cell), most = Math.max(1, Math.floor(cell / 13));
+  chart.rows.forEach((name, i) => {
+    if (i % every) return;
+    const told = folded(name, left - 30);
+    if (told.length > most) told.splice(most - 1, told.length, told.slice(most - 1).join(" "));
+    told.forEach((line, k) => node("text", { x: left - 6, y: TOP + cell * (i + 0.5) + 4 + 13 * (k - (told.length - 1) / 2), "text-anchor": "end" }, svg, clip(line, Math.floor((left - 26) / LETTER))));
+  });
   if (named) chart.columns.forEach((name, j) => {
     const at = left + width * (j + 0.5), under = TOP + cell * rows + 6;
-    node("text", !upright ? { x: at, y: under + 10, "text-anchor": "middle" } : { transform: `translate(${at + 4} ${under}) rotate(-90)`, "text-anchor": "end" }, svg, clip(name, 16));
+    if (upright) node("text", { transform: `translate(${at + 4} ${under}) rotate(-90)`, "text-anchor": "end" }, svg, clip(name, 22));
+    else level[j].forEach((line, k) => node("text", { x: at, y: under + 10 + 15 * k, "text-anchor": "middle" }, svg, line));
   });
   node("text", { x: (left + W - RIGHT) / 2, y: height - 5, "text-anchor": "middle" }, svg, chart.column_label);
   node("text", { transform: `translate(12 ${TOP + cell * rows / 2}) rotate(-90)`, "text-anchor": "middle" }, svg, chart.row_label);

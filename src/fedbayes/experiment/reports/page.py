@@ -142,11 +142,11 @@ def _about(records: Sequence[Record]) -> list[str]:
     (record,) = records
     settings = record.settings
     planned = settings.get("rounds", record.rounds)
-    rounds = f"{record.rounds:,} of {planned:,} rounds"
+    rounds = f"{record.rounds:,} of {_count(planned, 'round')}"
     parts = [
         f"{settings.get('method.name', '?')} on {_dataset(record)}",
-        f"{len(record.clients):,} clients" if record.clients else "",
-        f"{record.rounds:,} rounds" if record.rounds == planned else rounds,
+        _count(len(record.clients), "client") if record.clients else "",
+        _count(record.rounds, "round") if record.rounds == planned else rounds,
         str(settings.get("model.name", "")),
     ]
     times = [
@@ -154,7 +154,12 @@ def _about(records: Sequence[Record]) -> list[str]:
         for what, time in (("started", record.started), ("last round", record.changed))
         if time is not None
     ]
-    return [", ".join(part for part in parts if part), ", ".join([*times, record.ending])]
+    ending = "not ended" if record.ending == "so far" else record.ending
+    return [", ".join(part for part in parts if part), ", ".join([*times, ending])]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _same(records: Sequence[Record], of: Callable[[Record], str]) -> bool:
@@ -193,7 +198,10 @@ def headlines(records: Sequence[Record]) -> list[Headline]:
     found = []
     for (dataset, figure), values in groups.items():
         value, run = max(values, key=lambda pair: pair[0])
-        name, text = figure.replace("_", " "), f"after {records[run].rounds:,} rounds"
+        name, text = (
+            figure.replace("_", " "),
+            f"after {_count(records[run].last_round(figure), 'round')}",
+        )
         if len(records) > 1:
             text = f"{records[run].label}, {text}"
         if len(values) > 1:
@@ -206,15 +214,14 @@ def headlines(records: Sequence[Record]) -> list[Headline]:
 
 def _sections(charts: Sequence[Chart]) -> list[tuple[str, list[tuple[int, Chart, bool]]]]:
     """The charts of each section: their index, and whether they need the width of the page."""
+    placed = [
+        (index, chart, isinstance(chart, Heat) and len(chart.columns) > WIDE_COLUMNS)
+        for index, chart in enumerate(charts)
+    ]
+    # Wide ones come last, so that the others stand side by side.
+    placed.sort(key=lambda place: place[2])
     return [
-        (
-            title,
-            [
-                (index, chart, isinstance(chart, Heat) and len(chart.columns) > WIDE_COLUMNS)
-                for index, chart in enumerate(charts)
-                if chart.key in keys
-            ],
-        )
+        (title, [place for place in placed if place[1].key in keys])
         for title, keys in SECTIONS.items()
     ]
 
@@ -288,7 +295,10 @@ def _cells(record: Record) -> dict[str, tuple[str, float | str]]:
     }
     for key, (heading, form) in COLUMNS.items():
         value = record.last(key)
-        cells[heading] = none if value is None else (format(value, form), value)
+        if value is not None and math.isinf(value):
+            cells[heading] = (format(value, form), "Infinity" if value > 0 else "-Infinity")
+        else:
+            cells[heading] = none if value is None else (format(value, form), value)
     for heading, key in (("sent down", "bytes_down"), ("sent up", "bytes_up")):
         total = record.total(key)
         cells[heading] = (decimal(int(total)), total)
