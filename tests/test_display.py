@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import rich
 from rich.console import Console
 
 import fedbayes
@@ -203,6 +204,17 @@ def test_python_shows_rounds_when_asked_and_where_someone_looks(
     assert all(accuracy in text for accuracy in accuracies) == expected
     assert bool(text) == expected
     assert again.summary["rounds"] == 2
+
+
+def test_a_notebook_gets_plain_lines(monkeypatch, capsys):
+    """Its kernels set FORCE_COLOR, by which Rich takes them for terminals."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(rich, "get_console", lambda: SimpleNamespace(is_jupyter=True))
+    run = fedbayes.run(small(rounds=2), progress=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
+    assert f"global {run.summary['global_accuracy']:.4f}" in lines[-1]
+    assert "\x1b" not in "".join(lines)
 
 
 def test_what_is_shown_changes_no_number(tmp_path):
