@@ -1,12 +1,12 @@
 """The `[data]` table of a configuration."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import Several
+from fedbayes.fields import Only, Several
 
 BUILT_IN = (
     "digits",
@@ -57,7 +57,9 @@ class SourceSettings(BaseModel):
         description="Your own data: a .parquet, .csv or .npz file, or a folder with train and "
         "test files of one of these kinds, or with LEAF JSON files.",
     )
-    label: str = Field("label", description="Own tables: the column with the class.")
+    label: str = Field(
+        "label", description="Own tables: the column with the class."
+    )
     group: str | None = Field(
         None, description="Own tables: the column with the natural client, left out of x."
     )
@@ -67,7 +69,9 @@ class SourceSettings(BaseModel):
     classes: Several[str] = Field(
         (), description="Own tables and arrays: names of all classes, where some may not occur."
     )
-    drop: Several[str] = Field((), description="Own tables: columns to leave out of x.")
+    drop: Several[str] = Field(
+        (), description="Own tables: columns to leave out of x."
+    )
     features: Several[str] = Field(
         (),
         description="Own tables: the columns to take as x, in this order; all others are left "
@@ -109,15 +113,17 @@ class DataSettings(SourceSettings):
         "natural: one client per writer, subject or sensor. Default: natural where your own data "
         "name groups, else dirichlet.",
     )
-    alpha: float = Field(
+    alpha: Annotated[float, Only("partition", "dirichlet", "dirichlet-equal")] = Field(
         0.4, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small is skewed."
     )
-    balance: bool = Field(
+    balance: Annotated[bool, Only("partition", "dirichlet")] = Field(
         False,
         description="dirichlet: a client that holds more than the mean number of samples gets "
         "none of the classes still to be divided.",
     )
-    shards_per_client: int = Field(2, ge=1, description="shards: number of shards of a client.")
+    shards_per_client: Annotated[int, Only("partition", "shards")] = Field(
+        2, ge=1, description="shards: number of shards of a client."
+    )
     class_counts: tuple[tuple[int, ...], ...] | None = Field(
         None,
         description="counts: samples of each client and class, as in [[30, 10], [5, 45]]. They "

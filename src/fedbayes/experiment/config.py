@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -13,6 +13,7 @@ from fedbayes.data import DataSettings
 from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.experiment.settings import Row, explain, find, rows, toml, unknown
 from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.fields import Only
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Precision
@@ -38,10 +39,12 @@ class Config(BaseModel):
     engine: Literal["sequential", "workers", "flower-simulation", "flower"] = Field(
         "sequential", description="who runs clients; flower: nodes of `fedbayes federate`"
     )
-    round_timeout: float = Field(
+    round_timeout: Annotated[float, Only("engine", "flower", "flower-simulation")] = Field(
         600.0, gt=0, allow_inf_nan=False, description="seconds that a round waits (flower engines)"
     )
-    workers: int = Field(2, ge=1, description="processes of engine workers")
+    workers: Annotated[int, Only("engine", "workers")] = Field(
+        2, ge=1, description="processes of engine workers"
+    )
     threads: int = Field(1, ge=1, description="threads of every process; part of the arithmetic")
     device: str = Field("cpu", description="cpu, cuda, cuda:1, or auto")
     precision: Precision = Field("float32", description="float32, or bf16 by autocast")

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.data import Preprocessing, pixel_order
+from fedbayes.data import Preprocessing, choose_scheme, pixel_order
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
 from fedbayes.experiment.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.experiment.build import (
@@ -47,6 +47,7 @@ from fedbayes.federation.engines import Engine, Sequential
 from fedbayes.federation.party import Exam, Party
 from fedbayes.federation.round import Round, run_round, sample_cohort
 from fedbayes.federation.workers import Workers, affordable
+from fedbayes.fields import idle
 from fedbayes.messages import encode
 from fedbayes.metrics import calibrate
 from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
@@ -124,7 +125,7 @@ class Simulation:
         if config is not None:
             first = self._first()
             note_start(config, self.data.preprocessing)
-            for remark in self.method.remarks(self.party.network):
+            for remark in self._remarks():
                 warnings.warn(remark, FedbayesWarning, stacklevel=2)
         # Only now is the config known to be sound: a mistake leaves no folder behind.
         self.folder.create(self.config, self.data.partition, self.data.preprocessing)
@@ -161,6 +162,15 @@ class Simulation:
             engine=config.engine,
             cohort=self.cohort,
         )
+
+    def _remarks(self) -> list[str]:
+        """What a user should know before the first round."""
+        resolved = {"data.partition": choose_scheme(self.data.dataset, self.config.data)}
+        return [
+            *idle(self.config, resolved=resolved),
+            *idle(self.method, "method."),
+            *self.method.remarks(self.party.network),
+        ]
 
     def _check_headline(self) -> None:
         """See that the headline figure is told by rounds, where something depends on it.
