@@ -162,6 +162,16 @@ def test_the_headline_comes_first_and_no_model_no_figure(method, shown):
     assert re.findall(r"(global|local) 0", lines_of(console)[-1]) == shown
 
 
+def test_a_resumed_run_shows_where_it_is(tmp_path):
+    run = fedbayes.run(small(rounds=2), tmp_path)
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with Display(console) as display, Simulation(None, tmp_path) as simulation:
+        display.begin(simulation)
+    last = lines_of(console)[-1]
+    assert last.startswith("round 2/2")
+    assert f"global {run.summary['global_accuracy']:.4f}" in last
+
+
 def test_time_left_comes_of_clients_first_and_then_of_rounds():
     pace = Pace(10, 100.0)
     assert pace.left(103.0, Activity(TRAINING, 1, 0, 4)) is None

@@ -57,9 +57,7 @@ class SourceSettings(BaseModel):
         description="Your own data: a .parquet, .csv or .npz file, or a folder with train and "
         "test files of one of these kinds, or with LEAF JSON files.",
     )
-    label: str = Field(
-        "label", description="Own tables: the column with the class."
-    )
+    label: str = Field("label", description="Own tables: the column with the class.")
     group: str | None = Field(
         None, description="Own tables: the column with the natural client, left out of x."
     )
@@ -69,9 +67,7 @@ class SourceSettings(BaseModel):
     classes: Several[str] = Field(
         (), description="Own tables and arrays: names of all classes, where some may not occur."
     )
-    drop: Several[str] = Field(
-        (), description="Own tables: columns to leave out of x."
-    )
+    drop: Several[str] = Field((), description="Own tables: columns to leave out of x.")
     features: Several[str] = Field(
         (),
         description="Own tables: the columns to take as x, in this order; all others are left "

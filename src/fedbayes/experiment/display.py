@@ -177,7 +177,9 @@ class Display:
             f"{simulation.data.clients} clients, {simulation.cohort} in a round, "
             f"{config.model.name}, {config.engine}"
         )
-        self._simulation, self._metrics = simulation, {}
+        lines = simulation.folder.metrics()
+        self._metrics = {name: value for line in lines for name, value in line.items()}
+        self._simulation = simulation
         self._activity = Activity(TRAINING, simulation.progress.round)
         self._pace = Pace(config.rounds, time.monotonic())
 
