@@ -63,6 +63,9 @@ def federate(
 
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
         settled = Config.load(config, [*(settings or []), "engine=flower"])
+        from fedbayes.experiment.tracking import check
+
+        check(track or ())
         folder = out or new_folder(settled.data.name, settled.method["name"])
         return federation(link, settled, folder, notify=notify)
 
