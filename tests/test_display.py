@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import rich
 from rich.console import Console
 
 import fedbayes
@@ -161,6 +162,16 @@ def test_the_headline_comes_first_and_no_model_no_figure(method, shown):
     assert re.findall(r"(global|local) 0", lines_of(console)[-1]) == shown
 
 
+def test_a_resumed_run_shows_where_it_is(tmp_path):
+    run = fedbayes.run(small(rounds=2), tmp_path)
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with Display(console) as display, Simulation(None, tmp_path) as simulation:
+        display.begin(simulation)
+    last = lines_of(console)[-1]
+    assert last.startswith("round 2/2")
+    assert f"global {run.summary['global_accuracy']:.4f}" in last
+
+
 def test_time_left_comes_of_clients_first_and_then_of_rounds():
     pace = Pace(10, 100.0)
     assert pace.left(103.0, Activity(TRAINING, 1, 0, 4)) is None
@@ -205,6 +216,17 @@ def test_python_shows_rounds_when_asked_and_where_someone_looks(
     assert again.summary["rounds"] == 2
 
 
+def test_a_notebook_gets_plain_lines(monkeypatch, capsys):
+    """Its kernels set FORCE_COLOR, by which Rich takes them for terminals."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(rich, "get_console", lambda: SimpleNamespace(is_jupyter=True))
+    run = fedbayes.run(small(rounds=2), progress=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
+    assert f"global {run.summary['global_accuracy']:.4f}" in lines[-1]
+    assert "\x1b" not in "".join(lines)
+
+
 def test_what_is_shown_changes_no_number(tmp_path):
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     run_on(console, small(), tmp_path / "shown")
@@ -238,6 +260,7 @@ def test_a_terminal_shows_something_before_pytorch_is_loaded(tmp_path):
     os.close(ours)
     assert running.wait() == 0
     text = printed.decode()
+    # A config is not checked without the method's module, which imports PyTorch.
     stages = ["loading PyTorch", "loading digits", "fedavg on digits", "round 2/2", "folder"]
     places = [text.index(stage) for stage in stages]
     assert places == sorted(places)

@@ -181,6 +181,19 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
             fedbayes.run_seeds(small(), seeds=seeds)
 
 
+def test_weights_to_start_from_are_the_same_for_all_seeds(tmp_path):
+    first = fedbayes.run(small(), tmp_path / "first").folder
+    weights = tmp_path / "start.safetensors"
+    weights.write_bytes(first.model_file.read_bytes())
+    config = small(model={"hidden": [8], "weights": str(weights)})
+    fedbayes.run_seeds(config, seeds=1, folder=tmp_path / "seeds")
+    fedbayes.run_seeds(config, seeds=2, folder=tmp_path / "seeds")
+    fedbayes.run(small(rounds=3), tmp_path / "second")
+    weights.write_bytes((tmp_path / "second" / "model.safetensors").read_bytes())
+    with pytest.raises(RunError, match=f"seed 2: {weights} has changed since"):
+        fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds")
+
+
 def test_a_wrong_config_leaves_no_folder(tmp_path):
     with pytest.raises(ConfigError, match="seed 0: cohort is 99"):
         fedbayes.run_seeds(small(cohort=99), seeds=2, folder=tmp_path / "out")

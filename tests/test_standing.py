@@ -245,6 +245,17 @@ def test_personal_models_are_those_of_the_round_whose_figures_are_told(tmp_path)
     assert int(right.sum()) != int(run.folder.progress(5).correct.sum())
 
 
+def test_a_report_says_that_its_models_are_the_last(tmp_path):
+    from fedbayes.experiment.reports.gather import gather
+
+    run = fedbayes.run(jumpy(keep_checkpoints="best"), tmp_path / "best")
+    fedbayes.run(jumpy(), tmp_path / "last")
+    best, last = gather([tmp_path / "best", tmp_path / "last"])
+    words = f"the saved one is of round {run.summary['best_round']}"
+    assert any(words in note for note in best.notes)
+    assert not any("saved one" in note for note in last.notes)
+
+
 def test_it_runs_on_flower_too(tmp_path):
     pytest.importorskip("flwr")
     config = jumpy(**LOCAL, keep_checkpoints="best", engine="flower-simulation", rounds=5)

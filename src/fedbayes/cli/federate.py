@@ -62,8 +62,10 @@ def federate(
 
     def start(notify: Notify) -> "Simulation":
         from fedbayes.experiment.flower import federation, superlink_at
+        from fedbayes.experiment.tracking import check
 
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
+        check(track or ())
         folder = out or new_folder(settled.data.name, settled.method["name"])
         return federation(link, settled, folder, notify=notify)
 

@@ -30,6 +30,7 @@ from fedbayes.errors import RunError
 from fedbayes.experiment.activity import Notify
 
 if TYPE_CHECKING:
+    from fedbayes.experiment.config import Config
     from fedbayes.experiment.run import Simulation
     from fedbayes.experiment.seed_runs import SeedRuns
 
@@ -59,8 +60,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a federation; the defaults learn digits with FedAvg."""
-    from fedbayes.experiment.config import Config
-
     shortcuts = {
         "method.name": method,
         "data.name": dataset,
@@ -75,18 +74,28 @@ def run(
         "seed": seed,
         "data.dir": data_dir,
     }
-    settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
-    place = out or new_folder(settled.data.name, settled.method["name"])
 
-    # PyTorch is imported from here on, so that a wrong setting is told at once.
+    def settle() -> tuple["Config", Path]:
+        from fedbayes.experiment.config import Config
+
+        settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
+        return settled, out or new_folder(settled.data.name, settled.method["name"])
+
+    # A wrong setting is told before PyTorch is imported.
     def start(notify: Notify) -> "Simulation":
+        settled, place = settle()
         from fedbayes.experiment.run import Simulation
+        from fedbayes.experiment.tracking import check
 
+        check(track or ())
         return Simulation(settled, place, notify=notify)
 
     def start_seeds() -> "SeedRuns":
+        settled, place = settle()
         from fedbayes.experiment.seed_runs import SeedRuns
+        from fedbayes.experiment.tracking import check
 
+        check(track or ())
         return SeedRuns(settled, seeds or 1, place)
 
     if seeds is None:
@@ -192,10 +201,9 @@ def _watch(
     console = rich.get_console()
     try:
         with Display(console, "loading PyTorch", title=title) as display:
-            from fedbayes.experiment.tracking import check, tracking
-
-            check(track or ())
             simulation = start(display.notify)
+            from fedbayes.experiment.tracking import tracking
+
             again = again or _again(simulation)
             with (
                 simulation,

@@ -54,8 +54,9 @@ def console_for(progress: bool | None) -> Console | None:
     if not progress:
         return None
     console = rich.get_console()
-    # In a notebook plain lines gather in one output; Rich would make one of each.
-    return Console(force_jupyter=False) if console.is_jupyter else console
+    # In a notebook plain lines gather in one output; Rich would make one of each line.
+    plain = Console(force_jupyter=False, force_terminal=False)
+    return plain if console.is_jupyter else console
 
 
 def share(value: float | None) -> str:
@@ -176,7 +177,9 @@ class Display:
             f"{simulation.data.clients} clients, {simulation.cohort} in a round, "
             f"{config.model.name}, {config.engine}"
         )
-        self._simulation, self._metrics = simulation, {}
+        lines = simulation.folder.metrics()
+        self._metrics = {name: value for line in lines for name, value in line.items()}
+        self._simulation = simulation
         self._activity = Activity(TRAINING, simulation.progress.round)
         self._pace = Pace(config.rounds, time.monotonic())
 
@@ -200,11 +203,11 @@ class Display:
     def _watch(self) -> None:
         """Print a line now and then while nothing else is printed, off a terminal."""
         while not self._over.wait(_TICK):
-            now, begun = time.monotonic(), self._pace is not None
-            first = not begun and self._printed < self._since
-            if now - max(self._printed, self._since) < (QUIET_START if first else QUIET):
-                continue
-            self._print(self._words(now))
+            now, quiet, last = time.monotonic(), QUIET, self._printed
+            if self._pace is None and last < self._since:
+                quiet, last = QUIET_START, self._since
+            if now - last >= quiet:
+                self._print(self._words(now))
 
     def _words(self, now: float) -> str:
         """What goes on, as a plain line."""

@@ -97,18 +97,35 @@ class SeedRuns:
         run = RunFolder(self.place(seed))
         if not run.config_file.exists():
             return False
-        if run.config() != self._configs[seed]:
+        if Config.load(run.config_file) != self._configs[seed]:
             raise RunError(f"{run.path} holds a run with other settings; choose another folder")
         return run.summary_file.exists() and run.summary()["stopped_reason"] != "interrupted"
 
     def open(self, seed: int, notify: Notify = unnoticed) -> Simulation:
-        """The run of a seed, to begin or to go on."""
+        """The run of a seed, to begin or to go on.
+
+        Raises:
+            RunError: it would start from other weights than the runs that are there.
+        """
         there = RunFolder(self.place(seed)).config_file.exists()
+        if not there:
+            self._same_start(self._configs[seed].model.weights)
         simulation = Simulation(
             None if there else self._configs[seed], self.place(seed), notify=notify
         )
         self._note()  # only now is the config known to be sound
         return simulation
+
+    def _same_start(self, weights: Path | None) -> None:
+        """See that a file of weights is what the other runs started from."""
+        if weights is None:
+            return
+        for copy in self.folder.glob(f"seed-*/start{weights.suffix}"):
+            if copy.read_bytes() != weights.read_bytes():
+                raise RunError(
+                    f"{weights} has changed since {copy.parent} started from it; choose another "
+                    "folder, or take it back"
+                )
 
     @contextmanager
     def naming(self, seed: int) -> Iterator[None]:

@@ -161,6 +161,10 @@ def _record(run: RunFolder, label: str) -> Record:
             summary = run.summary()
             told["ending"] = summary.get("stopped_reason", "completed")
             told["headline"] = summary.get("headline", "global_accuracy")
+            if (best := summary.get("best_round", rounds)) != rounds:
+                notes.append(
+                    f"what is told of models is of the last round; the saved one is of round {best}"
+                )
         except FedbayesError as error:
             notes.append(f"how it ended is not known: {error}")
     progress = None
