@@ -177,3 +177,21 @@ def test_a_run_says_it_once(hospitals, tmp_path):
         warnings.simplefilter("error", FedbayesWarning)
         fedbayes.resume(tmp_path / "run")
         assert party(str(tmp_path / "run")).data.clients == 2
+
+
+def test_data_show_names_the_division_and_prints_the_notes(
+    hospitals, tmp_path, monkeypatch, capsys
+):
+    from fedbayes.cli import main
+
+    asked = [f"data.{setting}={value}" for setting, value in hospitals.items()]
+    arguments = ["data", "show", *(part for text in asked for part in ("--set", text))]
+    monkeypatch.setattr("sys.argv", ["fedbayes", *arguments])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    with warnings.catch_warnings(), pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr()
+    assert said.out.startswith("own, natural, 2 clients")
+    assert said.err.startswith("note: 1 of 3 groups are left out")
+    assert (tmp_path / "own-natural.png").exists()
