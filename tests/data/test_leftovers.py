@@ -55,7 +55,6 @@ def test_groups_of_own_data_are_the_clients(hospitals, tmp_path):
     assert not said
     with pytest.raises(DataError, match=r"2 groups .* or partition = 'dirichlet'"):
         notes(dataset, **hospitals, clients=10)
-    assert "alpha has no effect" in notes(dataset, **hospitals, alpha=9.0)[1][0]
 
 
 @pytest.mark.parametrize("kind", ["npz", "json"])
