@@ -55,7 +55,6 @@ def test_groups_of_own_data_are_the_clients(hospitals, tmp_path):
     assert not said
     with pytest.raises(DataError, match=r"2 groups .* or partition = 'dirichlet'"):
         notes(dataset, **hospitals, clients=10)
-    assert "alpha has no effect" in notes(dataset, **hospitals, alpha=9.0)[1][0]
 
 
 @pytest.mark.parametrize("kind", ["npz", "json"])
@@ -177,3 +176,21 @@ def test_a_run_says_it_once(hospitals, tmp_path):
         warnings.simplefilter("error", FedbayesWarning)
         fedbayes.resume(tmp_path / "run")
         assert party(str(tmp_path / "run")).data.clients == 2
+
+
+def test_data_show_names_the_division_and_prints_the_notes(
+    hospitals, tmp_path, monkeypatch, capsys
+):
+    from fedbayes.cli import main
+
+    asked = [f"data.{setting}={value}" for setting, value in hospitals.items()]
+    arguments = ["data", "show", *(part for text in asked for part in ("--set", text))]
+    monkeypatch.setattr("sys.argv", ["fedbayes", *arguments])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    with warnings.catch_warnings(), pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr()
+    assert said.out.startswith("own, natural, 2 clients")
+    assert said.err.startswith("note: 1 of 3 groups are left out")
+    assert (tmp_path / "own-natural.png").exists()

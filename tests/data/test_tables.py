@@ -35,12 +35,22 @@ def test_other_delimiters_and_decimal_commas(tmp_path, plain, delimiter, decimal
 
 
 def test_a_comma_is_a_delimiter_though_cells_hold_others(tmp_path, plain):
-    frame = FRAME.assign(note=["one; two | three", '"x", y;', "a\nb", "c\td;"] * 3)
+    frame = FRAME.assign(note=["one; two | three", '"x", y;', "a\nb", "c\td;\u2028e"] * 3)
     frame.to_csv(tmp_path / "t.csv", index=False)
     assert load(tmp_path / "t.csv", drop=("note",)).digest == plain.digest
     # A single column and a label in the place of many: nothing but the comma divides it.
     (tmp_path / "long.csv").write_text("a,label\n" + "1,x\n2,y\n" * 20_000)
     assert load(tmp_path / "long.csv").samples == 40_000
+
+
+def test_a_header_longer_than_what_is_looked_at(tmp_path):
+    names = [f"expression of gene {k}" for k in range(5_000)]
+    x = np.arange(20_000.0).reshape(4, -1)
+    frame = pd.DataFrame(x, columns=names).assign(label=list("xyxy"))
+    frame.to_csv(tmp_path / "wide.csv", index=False, sep="\t")
+    own = load(tmp_path / "wide.csv")
+    assert own.features == tuple(names)
+    np.testing.assert_array_equal(own.x, x)
 
 
 def test_a_byte_order_mark_and_spaces_in_the_header(tmp_path, plain):

@@ -32,7 +32,6 @@ def left_out(
     scheme = choose_scheme(dataset, settings)
     if scheme == "natural":
         return [
-            *_idle(settings),
             *_groups(dataset, settings, pool, division, fraction),
             *_test_groups(dataset, official, division),
         ]
@@ -54,21 +53,6 @@ def left_out(
             "others"
         )
     return notes
-
-
-def _idle(settings: DataSettings) -> list[str]:
-    """Settings of an artificial partition, where the natural one was taken by default."""
-    fields = DataSettings.model_fields
-    idle = [
-        setting
-        for setting in ("alpha", "balance", "shards_per_client")
-        if settings.partition == "default" and getattr(settings, setting) != fields[setting].default
-    ]
-    return [
-        f"{setting} has no effect, since every group is a client; for another partition than "
-        "'natural', set partition"
-        for setting in idle
-    ]
 
 
 def _groups(

@@ -2,6 +2,8 @@
 
 import csv
 import warnings
+from collections import Counter
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +71,9 @@ def _read_csv(file: Path, notes: list[str]) -> Any:
     delimiter, names = _layout(file)
     if not any(names):
         raise DataError(f"{file} is empty: its first line must name the columns")
-    twice = next((name for name in names if name and names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{file} has two columns '{twice}'; give each column a name of its own")
+    twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
+    if twice:
+        raise DataError(f"{file} has two columns '{twice[0]}'; give each column a name of its own")
     try:
         with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
             # All at once, since a column read in pieces may come as numbers here, as text there.
@@ -97,14 +99,15 @@ def _layout(file: Path) -> tuple[str, list[str]]:
     """
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
-            head = stream.read(_HEAD)
+            first = stream.readline()
+            rest = stream.read(_HEAD)
     except UnicodeDecodeError:
         raise DataError(f"{file} is no UTF-8 text; save it as UTF-8") from None
-    whole = len(head) < _HEAD
-    lines = head.splitlines(keepends=True)
+    whole = len(rest) < _HEAD
+    head = first + rest
     rows: dict[str, list[list[str]]] = {}
     for delimiter in _DELIMITERS:
-        found = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+        found = [row for row in csv.reader(StringIO(head, newline=""), delimiter=delimiter) if row]
         # The last row may be cut off.
         rows[delimiter] = found if whole or len(found) < 2 else found[:-1]
     for delimiter, found in rows.items():
@@ -145,13 +148,15 @@ def numbers(frame: Any, features: tuple[str, ...], where: str, notes: list[str])
     if not features:
         raise DataError(f"{where} has no columns beside label, group, split and those to drop")
     chosen = frame[list(features)]
+    converted = {}
     for column in features:
         if chosen[column].dtype.kind in "iufb":
             continue
         if pd.api.types.infer_dtype(chosen[column], skipna=True) not in _NUMERIC:
             raise DataError(_no_number(chosen[column], column, where))
-        chosen = chosen.assign(**{column: pd.to_numeric(chosen[column])})
-    empty = [column for column in features if chosen[column].isna().all()]
+        converted[column] = pd.to_numeric(chosen[column])
+    chosen = chosen.assign(**converted)
+    empty = chosen.columns[chosen.isna().all()].tolist()
     if empty:
         notes.append(
             f"{where}: {listed(empty)} {'has' if len(empty) == 1 else 'have'} no value in any row "
