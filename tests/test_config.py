@@ -4,11 +4,14 @@ import sys
 import tomllib
 
 import numpy as np
+import pandas as pd
 import pytest
 from pydantic import BaseModel
 
-from fedbayes.errors import ConfigError
+from fedbayes import Simulation
+from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.experiment.config import Config, schema, settings
+from fedbayes.fields import idle
 from fedbayes.methods import METHODS
 
 
@@ -133,17 +136,17 @@ def test_the_schema_has_every_key():
     ],
 )
 def test_one_or_several(given, drop):
-    assert Config.load(None, [given]).data.drop == drop
+    assert Config.load(None, ["data.path=own.csv", given]).data.drop == drop
 
 
 def test_one_or_several_numbers(tmp_path):
     assert Config.load(None, ["model.hidden=200"]).model.hidden == (200,)
     assert Config.load(None, ["model.hidden=200,100"]).model.hidden == (200, 100)
     assert Config.create(model={"hidden": np.int64(5)}).model.hidden == (5,)
-    assert Config.create(data={"drop": "sex"}).data.drop == ("sex",)
+    assert Config.create(data={"path": "own.csv", "drop": "sex"}).data.drop == ("sex",)
     assert Config.create(cohort=np.int64(3)).cohort == 3
     file = tmp_path / "c.toml"
-    file.write_text('[model]\nhidden = 7\n[data]\nclasses = "yes,no"\n')
+    file.write_text('[model]\nhidden = 7\n[data]\npath = "own.csv"\nclasses = "yes,no"\n')
     assert Config.load(file).model.hidden == (7,)
     assert Config.load(file).data.classes == ("yes", "no")
 
@@ -304,3 +307,36 @@ for arguments in sys.argv[1:]:
     for words, message in zip(mistakes.values(), messages, strict=True):
         assert message.startswith("error: ")
         assert words in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"model": {"name": "tests.toy_models:stack", "hidden": [5]}},
+            "model.hidden has no effect",
+        ),
+        ({"data": {"partition": "iid", "alpha": 0.1}}, "data.alpha has no effect"),
+        ({"training": {"steps": 3, "epochs": 5}}, "training.epochs has no effect"),
+        ({"training": {"decay": 0.5}}, "it is for exponential or step"),
+        ({"training": {"min_improvement": 0.5}}, "training.patience is unset"),
+        ({"workers": 7}, "workers has no effect: engine is sequential"),
+        ({"method": {"name": "laplace", "server_lr": 0.5}}, "method.server_lr has no effect"),
+    ],
+)
+def test_a_setting_without_effect_is_told(settings, words):
+    whole = {"rounds": 1, **settings}
+    whole["data"] = {"clients": 2, "limit": 60, **settings.get("data", {})}
+    with pytest.warns(FedbayesWarning, match=words):
+        Simulation(Config.create(**whole)).close()
+
+
+def test_settings_that_have_an_effect_are_not_told(tmp_path):
+    frame = pd.DataFrame({"a": range(60), "b": 1.0, "site": [0, 1, 2] * 20, "y": [0, 1] * 30})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    own = {"path": tmp_path / "own.csv", "label": "y", "drop": "b", "group": "site"}
+    training = {"schedule": "step", "decay": 0.5, "decay_every": 3, "epochs": 2}
+    config = Config.create(data=own, training=training, model={"hidden": 3})
+    assert list(idle(config, resolved={"data.partition": "natural"})) == []
+    with pytest.warns(FedbayesWarning, match="data.partition is natural"):
+        Simulation(Config.create(data={**own, "alpha": 0.1})).close()

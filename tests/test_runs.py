@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ SUMMARY = {
     "bytes_up",
     "sparsity",
     "model_parameters",
+    "seconds",
     "seconds_per_round",
     "stopped_reason",
 }
@@ -87,6 +89,8 @@ def test_json_is_alone_on_stdout(tmp_path):
     assert [line["round"] for line in lines] == [1, 2]
     assert summary["bytes_up"] == sum(line["bytes_up"] for line in lines)
     assert "round 2/2" in done.stderr
+    assert summary["seconds_per_round"] == statistics.median(line["seconds"] for line in lines)
+    assert summary["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
 
 
 def test_a_second_run_does_not_overwrite_the_first(tmp_path):
@@ -386,7 +390,7 @@ def test_more_reports_than_a_round_can_have_are_refused(tmp_path):
 def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_path, monkeypatch):
     from rich.console import Console
 
-    from fedbayes.experiment.display import display
+    from fedbayes.experiment.display import Display
 
     real = Party.train
 
@@ -394,17 +398,20 @@ def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_pa
         outcome = real(self, task)
         if task.client == 1:
             return NoReport("see [/data] and [bold]")
-        return replace(outcome, info={**outcome.info, "global_accuracy": 1.0, "loss": 0.5})
+        return replace(
+            outcome, info={**outcome.info, "global_accuracy": 1.0, "stopped": 1.0, "loss": 0.5}
+        )
 
     monkeypatch.setattr(Party, "train", train)
     console = Console(file=io.StringIO(), width=200)
     config = small(rounds=2, evaluate_every=0)
-    with Simulation(config, tmp_path / "run") as simulation, display(simulation, console) as tell:
+    with Display(console) as display, Simulation(config, tmp_path / "run") as simulation:
         for step in simulation:
-            tell(simulation, step)
+            display.show(simulation, step)
     assert "client 1 lost: see [/data] and [bold]" in console.file.getvalue()
     lines = simulation.folder.metrics()
     assert "global_accuracy" not in lines[0]
+    assert "stopped" not in lines[0]
     assert lines[-1]["global_accuracy"] < 1
     assert lines[0]["loss"] == 0.5
 

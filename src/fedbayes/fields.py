@@ -1,10 +1,11 @@
 """Types of settings that several tables share."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Number
 from typing import Annotated, Any, TypeVar
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -33,6 +34,54 @@ def _several(value: Any) -> Any:
     if isinstance(value, Number):
         return [value]
     return value
+
+
+class Only:
+    """Marks a setting that has an effect only beside some values of another one of its table.
+
+    Args:
+        other: name of the other setting.
+        values: its values; none: it is set at all.
+    """
+
+    def __init__(self, other: str, *values: object) -> None:
+        self.other, self.values = other, values
+
+    def holds(self, value: object) -> bool:
+        """Whether this is such a value of the other setting."""
+        return value in self.values if self.values else value is not None
+
+
+def idle(
+    table: BaseModel, prefix: str = "", resolved: Mapping[str, object] | None = None
+) -> Iterator[str]:
+    """Settings of a table, and of those in it, that differ from their defaults and do nothing.
+
+    Args:
+        table: the settings.
+        prefix: its place, with a dot at the end.
+        resolved: what became of settings of it that were left to be found, by key.
+
+    Yields:
+        A sentence on each, with the values that it is for.
+    """
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, BaseModel):
+            yield from idle(value, f"{prefix}{name}.", resolved)
+        if value == field.get_default(call_default_factory=True):
+            continue
+        for mark in field.metadata:
+            if not isinstance(mark, Only):
+                continue
+            key = prefix + mark.other
+            beside = (resolved or {}).get(key, getattr(table, mark.other))
+            if not mark.holds(beside):
+                wanted = " or ".join("unset" if v is None else str(v) for v in mark.values) or "set"
+                yield (
+                    f"{prefix}{name} has no effect: {key} is "
+                    f"{'unset' if beside is None else beside}, and it is for {wanted}"
+                )
 
 
 Several = Annotated[tuple[Item, ...], OneOrSeveral()]

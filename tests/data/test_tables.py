@@ -105,6 +105,15 @@ def test_messages_have_words_and_no_python(tmp_path):
     np.savez(tmp_path / "t.npz", x=x, y=y, groups=np.arange(2))
     with pytest.raises(DataError, match="differ in number: 4 samples, 3 labels, 2 groups"):
         load(tmp_path / "t.npz")
+    np.savez(tmp_path / "t.npz", x=x, y=np.eye(4))
+    with pytest.raises(DataError, match="y has 4 values for each sample"):
+        load(tmp_path / "t.npz")
+    FRAME.assign(photo=[{"bytes": b"", "path": None}] * 12).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"pictures.*set features = \['photo'\]"):
+        load(tmp_path / "t.parquet")
+    FRAME.assign(part=["train", None] * 6).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(DataError, match="6 of 12 rows have no value in column 'part'"):
+        load(tmp_path / "t.csv", split="part")
     np.savez(tmp_path / "t.npz", x=np.full((2, 3, 4), np.inf), y=np.arange(2))
     with pytest.raises(DataError, match="sample 0 has an infinite value at position 0, 0;"):
         load(tmp_path / "t.npz")

@@ -7,8 +7,8 @@ from importlib.metadata import version
 from typing import Annotated, NoReturn, TextIO
 
 import click
+import rich
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from fedbayes.errors import FedbayesError, FedbayesWarning
@@ -41,6 +41,7 @@ def main() -> None:
     # So that `package.module:name` finds the user's own module, as with `python -m`.
     if "" not in sys.path:
         sys.path.insert(0, "")
+    rich.reconfigure(stderr=True)  # one console for all that is shown while work goes on
     warnings.simplefilter("always", FedbayesWarning)
     warnings.showwarning = _show
     try:
@@ -72,7 +73,7 @@ def _show(
     """One plain line of what a user should know; warnings of libraries as Python shows them."""
     if issubclass(category, FedbayesWarning):
         text = f"[yellow]note:[/yellow] {escape(str(message))}"
-        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        rich.get_console().print(text, highlight=False, soft_wrap=True)
     else:
         text = warnings.formatwarning(message, category, filename, lineno, line)
         print(text, end="", file=file or sys.stderr)
@@ -81,5 +82,5 @@ def _show(
 def fail(message: str) -> NoReturn:
     """Print a plain message and leave with status 2."""
     text = f"[red]error:[/red] {escape(message)}"
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+    rich.get_console().print(text, highlight=False, soft_wrap=True)
     sys.exit(2)

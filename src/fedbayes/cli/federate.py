@@ -1,7 +1,7 @@
 """`federate`: a config over a network."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from click import Context
@@ -11,6 +11,10 @@ from typer.core import TyperGroup
 from fedbayes.cli.app import app
 from fedbayes.cli.options import Json, Setting, Track
 from fedbayes.cli.run import drive, new_folder
+from fedbayes.experiment.activity import Notify
+
+if TYPE_CHECKING:
+    from fedbayes.experiment.run import Simulation
 
 
 class _Federate(TyperGroup):
@@ -52,15 +56,17 @@ def federate(
     as_json: Json = False,
 ) -> None:
     """Run a config on the nodes of a SuperLink."""
-    from fedbayes.experiment.config import Config
-    from fedbayes.experiment.flower import federation, superlink_at
-    from fedbayes.experiment.tracking import check
 
-    check(track or ())
-    link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
-    settled = Config.load(config, [*(settings or []), "engine=flower"])
-    folder = out or new_folder(settled.data.name, settled.method["name"])
-    drive(federation(link, settled, folder), track, as_json)
+    def start(notify: Notify) -> "Simulation":
+        from fedbayes.experiment.config import Config
+        from fedbayes.experiment.flower import federation, superlink_at
+
+        link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
+        settled = Config.load(config, [*(settings or []), "engine=flower"])
+        folder = out or new_folder(settled.data.name, settled.method["name"])
+        return federation(link, settled, folder, notify=notify)
+
+    drive(start, track, as_json)
 
 
 @federate_app.command("resume")
@@ -74,10 +80,14 @@ def federate_resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a federation that was interrupted or killed."""
-    from fedbayes.experiment.flower import federation, superlink_at
 
-    link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
-    drive(federation(link, None, folder), track, as_json)
+    def start(notify: Notify) -> "Simulation":
+        from fedbayes.experiment.flower import federation, superlink_at
+
+        link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
+        return federation(link, None, folder, notify=notify)
+
+    drive(start, track, as_json)
 
 
 @federate_app.command("init")

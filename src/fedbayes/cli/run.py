@@ -1,10 +1,13 @@
 """`run`, `resume`, `reproduce`: what trains."""
 
 import json
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import rich
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -24,9 +27,11 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.errors import RunError
+from fedbayes.experiment.activity import Notify
 
 if TYPE_CHECKING:
     from fedbayes.experiment.run import Simulation
+    from fedbayes.experiment.seed_runs import SeedRuns
 
 
 @app.command(cls=SettingsCommand)
@@ -43,6 +48,10 @@ def run(
     engine: Engine = None,
     workers: Annotated[int | None, typer.Option(help="Processes of engine workers.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many runs, with this seed and the next ones: mean and std."),
+    ] = None,
     data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
     track: Track = None,
@@ -67,13 +76,23 @@ def run(
         "data.dir": data_dir,
     }
     settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
-    # PyTorch is imported from here on, so that a wrong setting is told at once.
-    from fedbayes.experiment.run import Simulation
-    from fedbayes.experiment.tracking import check
-
-    check(track or ())
     place = out or new_folder(settled.data.name, settled.method["name"])
-    drive(Simulation(settled, place), track, as_json)
+
+    # PyTorch is imported from here on, so that a wrong setting is told at once.
+    def start(notify: Notify) -> "Simulation":
+        from fedbayes.experiment.run import Simulation
+
+        return Simulation(settled, place, notify=notify)
+
+    def start_seeds() -> "SeedRuns":
+        from fedbayes.experiment.seed_runs import SeedRuns
+
+        return SeedRuns(settled, seeds or 1, place)
+
+    if seeds is None:
+        drive(start, track, as_json)
+    else:
+        drive_seeds(start_seeds, track, as_json)
 
 
 @app.command()
@@ -82,10 +101,22 @@ def resume(
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that was interrupted or killed."""
-    from fedbayes.experiment.run import Simulation
+    """Go on with a run that was interrupted or killed, or with runs of several seeds."""
 
-    drive(Simulation(None, folder), track, as_json)
+    def start(notify: Notify) -> "Simulation":
+        from fedbayes.experiment.run import Simulation
+
+        return Simulation(None, folder, notify=notify)
+
+    def start_seeds() -> "SeedRuns":
+        from fedbayes.experiment.seed_runs import SeedRuns
+
+        return SeedRuns.stored(folder)
+
+    if (folder / "seeds.toml").exists():
+        drive_seeds(start_seeds, track, as_json)
+    else:
+        drive(start, track, as_json)
 
 
 def new_folder(dataset: str, method: str) -> Path:
@@ -98,39 +129,100 @@ def new_folder(dataset: str, method: str) -> Path:
     return folder
 
 
-def drive(simulation: "Simulation", track: list[str] | None, as_json: bool) -> None:
-    """Run to the end with a display, and say what came of it."""
-    from fedbayes.experiment.display import display, outcome, stop_after_round
-    from fedbayes.experiment.tracking import tracking
+def drive(start: Callable[[Notify], "Simulation"], track: list[str] | None, as_json: bool) -> None:
+    """Run to the end with a display, and say what came of it.
 
-    console = Console(stderr=True)
-    path = simulation.folder.path
-    federate = " federate" if simulation.config.engine == "flower" else ""
-    again = f"fedbayes{federate} resume {path}"
-    try:
-        with (
-            simulation,
-            stop_after_round(simulation, console),
-            tracking(track or (), simulation) as tell,
-            display(simulation, console) as listener,
-        ):
-            for step in simulation:
-                listener(simulation, step)
-                tell(step.metrics)
-            if not simulation.progress.round:
-                raise RunError(f"stopped before the first round; start with {again}")
-            summary = simulation.summary()
-    except KeyboardInterrupt:
-        console.print(f"stopped; go on with: {again}", markup=False, highlight=False)
-        raise typer.Exit(130) from None
+    Args:
+        start: makes the simulation; the display stands before, since it may load a lot.
+        track: names of trackers.
+        as_json: whether the summary is printed as JSON alone.
+    """
+    from fedbayes.experiment.display import outcome
+
+    simulation = _watch(start, track)
+    summary = simulation.summary()
     if as_json:
         print(json.dumps(summary))
     else:
         Console().print(outcome(summary))
     simulation.require_an_update()
     if summary["stopped_reason"] == "interrupted":
-        console.print(f"go on with: {again}", markup=False, highlight=False)
-        raise typer.Exit(130)
+        _stopped(f"go on with: {_again(simulation)}")
+
+
+def drive_seeds(start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool) -> None:
+    """As `drive`, for runs of several seeds, one after the other."""
+    from fedbayes.experiment.display import Display, outcome_of_seeds
+
+    with Display(rich.get_console(), "loading PyTorch"):
+        repeated = start()
+    again = f"fedbayes resume {repeated.folder}"
+    for seed in repeated.missing:
+        begin = partial(repeated.open, seed)
+        with repeated.naming(seed):
+            simulation = _watch(begin, track, title=f"seed {seed}: ", again=again)
+            simulation.require_an_update()
+        if not simulation.over:
+            _stopped(f"go on with: {again}")
+    table = repeated.conclude()
+    if as_json:
+        print(json.dumps(table))
+    else:
+        Console().print(outcome_of_seeds(table))
+        Console().print(f"in {repeated.folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _watch(
+    start: Callable[[Notify], "Simulation"],
+    track: list[str] | None,
+    *,
+    title: str = "",
+    again: str = "",
+) -> "Simulation":
+    """Show a run as it goes to its end.
+
+    Args:
+        start: makes the simulation.
+        track: names of trackers.
+        title: what is shown before the method's name.
+        again: the command to go on, if it is not the run's own.
+    """
+    from fedbayes.experiment.display import Display, stop_after_round
+
+    console = rich.get_console()
+    try:
+        with Display(console, "loading PyTorch", title=title) as display:
+            from fedbayes.experiment.tracking import check, tracking
+
+            check(track or ())
+            simulation = start(display.notify)
+            again = again or _again(simulation)
+            with (
+                simulation,
+                stop_after_round(simulation, console),
+                tracking(track or (), simulation) as tell,
+            ):
+                display.begin(simulation)
+                for step in simulation:
+                    display.show(simulation, step)
+                    tell(step.metrics)
+                if not simulation.progress.round:
+                    raise RunError(f"stopped before the first round; start with {again}")
+                return simulation
+    except KeyboardInterrupt:
+        _stopped(f"stopped; go on with: {again}" if again else "stopped before the run began")
+
+
+def _again(simulation: "Simulation") -> str:
+    """The command that goes on with a run."""
+    federate = " federate" if simulation.config.engine == "flower" else ""
+    return f"fedbayes{federate} resume {simulation.folder.path}"
+
+
+def _stopped(words: str) -> NoReturn:
+    """Leave as one leaves who was interrupted."""
+    rich.get_console().print(words, markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(130)
 
 
 @app.command()
@@ -159,7 +251,7 @@ def reproduce(
         return
     if scale not in ("small", "paper"):
         raise RunError(f"--scale {scale}: choose small or paper")
-    console = Console(stderr=True)
+    console = rich.get_console()
     try:
         with console.status("") as status:
             watch = status.update if console.is_terminal else console.print

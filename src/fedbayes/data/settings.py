@@ -1,12 +1,12 @@
 """The `[data]` table of a configuration."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import Several
+from fedbayes.fields import Only, Several
 
 BUILT_IN = (
     "digits",
@@ -109,15 +109,17 @@ class DataSettings(SourceSettings):
         "natural: one client per writer, subject or sensor. Default: natural where your own data "
         "name groups, else dirichlet.",
     )
-    alpha: float = Field(
+    alpha: Annotated[float, Only("partition", "dirichlet", "dirichlet-equal")] = Field(
         0.4, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small is skewed."
     )
-    balance: bool = Field(
+    balance: Annotated[bool, Only("partition", "dirichlet")] = Field(
         False,
         description="dirichlet: a client that holds more than the mean number of samples gets "
         "none of the classes still to be divided.",
     )
-    shards_per_client: int = Field(2, ge=1, description="shards: number of shards of a client.")
+    shards_per_client: Annotated[int, Only("partition", "shards")] = Field(
+        2, ge=1, description="shards: number of shards of a client."
+    )
     class_counts: tuple[tuple[int, ...], ...] | None = Field(
         None,
         description="counts: samples of each client and class, as in [[30, 10], [5, 45]]. They "

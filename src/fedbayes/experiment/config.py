@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -13,6 +13,7 @@ from fedbayes.data import DataSettings
 from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.experiment.settings import Row, explain, find, rows, toml, unknown
 from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.fields import Only
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Precision
@@ -38,10 +39,12 @@ class Config(BaseModel):
     engine: Literal["sequential", "workers", "flower-simulation", "flower"] = Field(
         "sequential", description="who runs clients; flower: nodes of `fedbayes federate`"
     )
-    round_timeout: float = Field(
+    round_timeout: Annotated[float, Only("engine", "flower", "flower-simulation")] = Field(
         600.0, gt=0, allow_inf_nan=False, description="seconds that a round waits (flower engines)"
     )
-    workers: int = Field(2, ge=1, description="processes of engine workers")
+    workers: Annotated[int, Only("engine", "workers")] = Field(
+        2, ge=1, description="processes of engine workers"
+    )
     threads: int = Field(1, ge=1, description="threads of every process; part of the arithmetic")
     device: str = Field("cpu", description="cpu, cuda, cuda:1, or auto")
     precision: Precision = Field("float32", description="float32, or bf16 by autocast")
@@ -49,7 +52,17 @@ class Config(BaseModel):
         1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
     )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
-    keep_checkpoints: Literal["last", "all"] = Field("last", description="checkpoints to keep")
+    keep_checkpoints: Literal["last", "best", "all"] = Field(
+        "last", description="checkpoints to keep; best: the best round's too, whose model is saved"
+    )
+    stop_after: int | None = Field(
+        None,
+        ge=1,
+        description="evaluations in a row without a better headline accuracy that end the run",
+    )
+    stop_min_improvement: float = Field(
+        0.0, ge=0, description="rise of the headline accuracy that counts as better (stop_after)"
+    )
 
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
@@ -75,6 +88,12 @@ class Config(BaseModel):
         if isinstance(cohort, float) and not 0 < cohort <= 1:
             raise ValueError("a fraction of the clients is above 0 and at most 1.0")
         return cohort
+
+    @model_validator(mode="after")
+    def _check_stop(self) -> Self:
+        if self.stop_min_improvement and self.stop_after is None:
+            raise ValueError("stop_min_improvement is for stop_after; give stop_after too")
+        return self
 
     @field_validator("method")
     @classmethod

@@ -72,7 +72,7 @@ def export(
         _require_onnx()
     run = RunFolder(folder)
     config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
-    rounds = run.summary()["rounds"]
+    rounds = run.best_round() or run.summary()["rounds"]
     method = config.build_method()
     if client is None:
         require_global(run, method)

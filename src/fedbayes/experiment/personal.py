@@ -22,6 +22,8 @@ def own_states(
 ) -> Iterator[tuple[int, Message, Any]]:
     """Clients with a private state, what the server would send each now, and the state.
 
+    Where the best round's checkpoint is kept, all is as it was after that round.
+
     Args:
         run: the run folder.
         method: of the run.
@@ -32,7 +34,7 @@ def own_states(
         RunError: there is no checkpoint, the states are elsewhere or damaged, or the client has
             none.
     """
-    progress = run.progress()
+    progress = run.progress(run.best_round())
     if progress is None:
         raise RunError(f"{run.path} has no checkpoint")
     engine = run.config().engine

@@ -5,9 +5,10 @@
     preprocessing.json   what a network sees of a raw sample; names of classes and features
     start.*              the weights that it started from, if they came from a file
     metrics.jsonl        one line a round
-    checkpoints/         the state after a round; the newest one is where a resume starts
+    checkpoints/         the state after a round; the newest one is where a resume starts, and
+                         beside it may be the best one, or all
     clients/             private states of clients, one file each
-    model.safetensors    the global model
+    model.safetensors    the global model, of the last round or of the best
     summary.json         what came of it
     noise.key            secret of the server's noise, where there is some
 
@@ -35,6 +36,8 @@ from fedbayes.messages import decode, dense, encode
 from fedbayes.models import CARD
 from fedbayes.tensors import Tensors, pack, unpack
 
+SEEDS_FILE = "seeds.toml"
+"""In a folder of several runs, what they share; see `fedbayes.experiment.seed_runs`."""
 Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
 
@@ -75,6 +78,10 @@ class ClientStates(MutableMapping[int, bytes]):
 
     A file is named by client and round. Writing one leaves the older one alone, since a kill may
     take the run back to it; `commit` removes what no checkpoint needs.
+
+    Args:
+        folder: where the files are.
+        stored: of each client, the round of its newest state; 0 if none, int64 [S].
     """
 
     def __init__(self, folder: Path, stored: Tensor) -> None:
@@ -114,23 +121,40 @@ class ClientStates(MutableMapping[int, bytes]):
     def __len__(self) -> int:
         return int((self.stored > 0).sum())
 
-    def commit(self) -> None:
-        """Remove the states that the checkpoint just written no longer names."""
-        for path in self._superseded:
-            path.unlink(missing_ok=True)
-        self._superseded.clear()
+    def _named(self, stored: Tensor | None) -> set[Path]:
+        """The files of the states that a checkpoint names."""
+        if stored is None:
+            return set()
+        return {self._path(c, int(stored[c])) for c in stored.nonzero()[:, 0].tolist()}
 
-    def remove_strays(self, *, keep_older: bool) -> None:
+    def commit(self, best: Tensor | None = None) -> None:
+        """Remove the states that the checkpoint just written no longer names.
+
+        Args:
+            best: the `stored` of another checkpoint that is kept, int64 [S]; None if there is none.
+        """
+        needed = self._named(best) if self._superseded else set()
+        for path in self._superseded:
+            if path not in needed:
+                path.unlink(missing_ok=True)
+        self._superseded = [path for path in self._superseded if path in needed]
+
+    def remove_strays(self, *, keep_older: bool, best: Tensor | None = None) -> None:
         """Remove what a killed process left behind: states of a round that never completed and,
         unless older checkpoints are kept, states that a later round replaced.
+
+        Args:
+            keep_older: whether all older checkpoints are kept.
+            best: as for `commit`.
         """
         if not self._folder.is_dir():
             return
-        current = {self._path(client, int(self.stored[client])).name for client in self}
+        current, needed = self._named(self.stored), self._named(best)
+        self._superseded = [path for path in needed - current if path.exists()]
         for path in self._folder.iterdir():
             number = path.stem.rpartition("-")[2]
             older = number.isdigit() and int(number) <= self.round
-            if path.name not in current and not (keep_older and older):
+            if path not in current | needed and not (keep_older and older):
                 path.unlink()
 
 
@@ -158,6 +182,10 @@ class RunFolder:
             raise RunError(
                 f"{self.path} already holds a run; choose another folder, or continue it with "
                 f"`fedbayes resume {self.path}`"
+            )
+        if (self.path / SEEDS_FILE).exists():
+            raise RunError(
+                f"{self.path} already holds runs of several seeds; choose another folder"
             )
 
     def create(self, config: Config, division: Partition, preprocessing: Preprocessing) -> None:
@@ -199,6 +227,10 @@ class RunFolder:
         Raises:
             RunError: there is no run here.
         """
+        if (self.path / SEEDS_FILE).exists():
+            raise RunError(
+                f"{self.path} holds runs of several seeds; the runs are its folders seed-*"
+            )
         if not self.config_file.exists():
             raise RunError(f"{self.path} holds no run: there is no {self.config_file.name}")
         config = Config.load(self.config_file)
@@ -247,14 +279,22 @@ class RunFolder:
             return int(name)
         raise RunError(f"{self.path} has no client {name!r}; there are {listed(names)}")
 
-    def save(self, progress: Progress, keep: Literal["last", "all"]) -> None:
-        """Write a checkpoint: from here on the round counts."""
+    def save(self, progress: Progress, keep: Literal["last", "best", "all"], best: int = 0) -> None:
+        """Write a checkpoint: from here on the round counts.
+
+        Args:
+            progress: the state.
+            keep: which of the others stay.
+            best: the best round so far; 0 if there is none.
+        """
         newest = self._checkpoint(progress.round)
         write_beside(newest, encode(pack(progress)))
-        if keep == "last":
-            for path in self.checkpoints.glob("*.safetensors"):
-                if path != newest:
-                    path.unlink()
+        if keep == "all":
+            return
+        kept = {newest, self._checkpoint(best)} if keep == "best" else {newest}
+        for path in self.checkpoints.glob("*.safetensors"):
+            if path not in kept:
+                path.unlink()
 
     def _checkpoint(self, number: int) -> Path:
         return self.checkpoints / f"round-{number:07d}.safetensors"
@@ -262,6 +302,10 @@ class RunFolder:
     def rounds(self) -> list[int]:
         """The rounds that there are checkpoints of, ascending."""
         return sorted(int(p.stem.rpartition("-")[2]) for p in self.checkpoints.glob("round-*"))
+
+    def best_round(self) -> int | None:
+        """The round that the run's models are of, where the best is kept; None for the last."""
+        return self.summary().get("best_round") if self.summary_file.exists() else None
 
     def progress(self, number: int | None = None) -> Progress | None:
         """The state after round `number`, or after the last one; None before the first.
@@ -276,7 +320,7 @@ class RunFolder:
         if wanted not in rounds:
             raise RunError(
                 f"{self.path} has no checkpoint of round {wanted}, only of {rounds or 'none'}; "
-                "keep them with keep_checkpoints = 'all'"
+                "keep them with keep_checkpoints = 'all', or the best with 'best'"
             )
         path = self._checkpoint(wanted)
         try:

@@ -1,5 +1,6 @@
 """Running: rounds until the end, with everything recorded."""
 
+import statistics
 import tempfile
 import time
 import warnings
@@ -17,8 +18,9 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
-from fedbayes.data import Preprocessing, pixel_order
+from fedbayes.data import Preprocessing, choose_scheme, pixel_order
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
+from fedbayes.experiment.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.experiment.build import (
     build_data,
     build_network,
@@ -28,6 +30,7 @@ from fedbayes.experiment.build import (
 )
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
+from fedbayes.experiment.display import Display, console_for
 from fedbayes.experiment.flower import require_flower
 from fedbayes.experiment.personal import own_predictor
 from fedbayes.experiment.record import (
@@ -37,18 +40,24 @@ from fedbayes.experiment.record import (
     RunFolder,
     first_progress,
 )
+from fedbayes.experiment.standing import Standing
 from fedbayes.experiment.tracking import check, tracking
 from fedbayes.federation.aggregation import epsilon, noise_stream, require_accounting
 from fedbayes.federation.engines import Engine, Sequential
 from fedbayes.federation.party import Exam, Party
 from fedbayes.federation.round import Round, run_round, sample_cohort
 from fedbayes.federation.workers import Workers, affordable
+from fedbayes.fields import idle
 from fedbayes.messages import encode
 from fedbayes.metrics import calibrate
 from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
 
 _EVALUATION = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
 """Figures of the global model on the union of the clients' test sets."""
+_OURS = _EVALUATION | {"stopped"}
+"""What a line says in some rounds alone, and no client may say for us."""
+_BEST = (*sorted(_EVALUATION), "local_accuracy", "sparsity", "model_parameters")
+"""Figures of the best round in the summary; those of the last have the same names less `best_`."""
 EXAM_ROWS = 1000
 """Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
 
@@ -76,6 +85,7 @@ class Simulation:
         config: the settings; None to go on with the run that the folder holds.
         folder: the run folder; a temporary one if None.
         engine: starts the engine, in place of the one that the config names.
+        notify: is told what the run is busy with: at the start, and client by client.
     """
 
     def __init__(
@@ -84,7 +94,9 @@ class Simulation:
         folder: Path | str | None = None,
         *,
         engine: "Callable[[Simulation], Engine] | None" = None,
+        notify: Notify = unnoticed,
     ) -> None:
+        self._notify = notify
         self._temporary = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
@@ -93,24 +105,27 @@ class Simulation:
         if config is not None:
             self.folder.refuse_second_run()
         self.config = config or self.folder.config()
+        notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
         self.data = (
             build_data(config)
             if config
             else stored_data(self.config, self.folder, changed="refuse")
         )
+        notify(Activity("building the network"))
         self.party: Party = build_party(self.config, self.data)
         self.method: AnyMethod = self.party.method
         self.clients = 1 if self.method.pooled else self.data.clients
         self.cohort = 1 if self.method.pooled else self.config.cohort_size(self.clients)
         self.method.check(self.config.training)
         self._check_reports()
+        self._check_headline()
         if self.config.aggregation.noise:
             require_accounting()
         first = None
         if config is not None:
             first = self._first()
             note_start(config, self.data.preprocessing)
-            for remark in self.method.remarks(self.party.network):
+            for remark in self._remarks():
                 warnings.warn(remark, FedbayesWarning, stacklevel=2)
         # Only now is the config known to be sound: a mistake leaves no folder behind.
         self.folder.create(self.config, self.data.partition, self.data.preprocessing)
@@ -148,6 +163,36 @@ class Simulation:
             cohort=self.cohort,
         )
 
+    def _remarks(self) -> list[str]:
+        """What a user should know before the first round."""
+        resolved = {"data.partition": choose_scheme(self.data.dataset, self.config.data)}
+        return [
+            *idle(self.config, resolved=resolved),
+            *idle(self.method, "method."),
+            *self.method.remarks(self.party.network),
+        ]
+
+    def _check_headline(self) -> None:
+        """See that the headline figure is told by rounds, where something depends on it.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        config = self.config
+        if config.stop_after is not None:
+            name = f"stop_after = {config.stop_after}"
+        elif self._keeps_best:
+            name = "keep_checkpoints = 'best'"
+        else:
+            return
+        if not self.data.test_total:
+            raise ConfigError(f"{name} compares accuracies, but no client has test samples")
+        if self.method.headline == "global_accuracy" and not config.evaluate_every:
+            raise ConfigError(
+                f"{name} compares global accuracies, but with evaluate_every = 0 only the last "
+                "round is evaluated; set evaluate_every to 1 or more"
+            )
+
     def _first(self) -> Progress:
         """The state before the first round."""
         federation = Federation(
@@ -167,14 +212,35 @@ class Simulation:
         self._saved = found.round
         self.server: Any = unpack(self.method.server_state, found.server)
         self.folder.drop_metrics_after(found.round)
+        lines = self.folder.metrics()
+        self._standing = Standing(self.method.headline, self.config.stop_min_improvement).after_all(
+            lines
+        )
+        self._stopped: str = lines[-1].get("stopped", "") if lines else ""
+        self._best: Progress | None = None
+        if self._keeps_best and self._standing.best_round:
+            self._best = self.folder.progress(self._standing.best_round)
         self.states = ClientStates(self.folder.clients, found.stored)
         self.states.round = found.round
-        self.states.remove_strays(keep_older=self.config.keep_checkpoints == "all")
+        self.states.remove_strays(
+            keep_older=self.config.keep_checkpoints == "all",
+            best=self._best_stored,
+        )
+
+    @property
+    def _keeps_best(self) -> bool:
+        return self.config.keep_checkpoints == "best"
+
+    @property
+    def _best_stored(self) -> Tensor | None:
+        """Of each client, the round of its state in the best checkpoint, if that is kept."""
+        return None if self._best is None else self._best.stored
 
     @property
     def engine(self) -> Engine:
         """Who runs the clients; started when first needed."""
         if self._engine is None:
+            self._notify(Activity(f"starting {self.config.engine}", self.progress.round))
             self._engine = self._start_engine(self)
         return self._engine
 
@@ -204,9 +270,11 @@ class Simulation:
         if self._saved < self.progress.round:
             self.checkpoint()
         if self.progress.round:
-            model = self.method.model(self.server) if self.method.has_global_model else None
+            kept = self._best or self.progress
+            server: Any = unpack(self.method.server_state, kept.server)
+            model = self.method.model(server) if self.method.has_global_model else None
             whole = None if model is None else self.party.network.whole(model)
-            card = Card.of(self.config, self.data.preprocessing, self.progress.round)
+            card = Card.of(self.config, self.data.preprocessing, kept.round)
             self.folder.finish(whole, self.summary(), card)
 
     def require_an_update(self) -> None:
@@ -232,22 +300,30 @@ class Simulation:
 
     def _over(self, number: int, server: Any) -> bool:
         """Whether round `number` was the last."""
-        return number >= self.config.rounds or bool(self.method.stopped(server))
+        done = number >= self.config.rounds or bool(self._stopped)
+        return done or bool(self.method.stopped(server))
 
     def _step(self, number: int) -> Step:
         began = time.perf_counter()
         self.states.round = number
+        engine, cohort = self.engine, self._cohort_of(number)
+
+        def heard(done: int) -> None:
+            self._notify(Activity(TRAINING, number, done, len(cohort)))
+
+        heard(0)
         result = run_round(
             self.method,
             self.server,
-            self.engine,
+            engine,
             self.states,
             number=number,
-            cohort=self._cohort_of(number),
+            cohort=cohort,
             min_reports=1 if self.method.pooled else self.config.min_reports,
             aggregation=self.config.aggregation,
             constants=self.party.network.constants_digest,
             noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
+            heard=heard,
         )
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
@@ -257,13 +333,24 @@ class Simulation:
         for client, score in result.scores.items():
             correct[client], tested[client] = score
         evaluation: Metrics = {}
+        right: Tensor | None = None
+        sizes = torch.as_tensor(self.data.test_sizes())
         last = self._over(number, self.server)
+        if last or self._evaluates(number):
+            evaluation, right = self._evaluated(model, number)
+        if right is not None and self.method.pooled:
+            correct, tested = right, sizes
+        line = {**evaluation, "local_accuracy": _local_accuracy(correct, tested), "round": number}
+        if not last and self._stands_still(line):
+            last = True
+            self._stopped = (
+                f"no better {_words(self.method.headline)} in {self.config.stop_after} evaluations"
+            )
+            if right is None:
+                evaluation, right = self._evaluated(model, number)
         copies = 0
-        if self.method.has_global_model and (last or self._evaluates(number)):
-            evaluation, right = self.evaluate(model)
-            if self.method.pooled or (last and self.method.hands_out):
-                correct, tested = right, torch.as_tensor(self.data.test_sizes())
-        if last and self.method.hands_out:
+        if last and self.method.hands_out and right is not None:
+            correct, tested = right, sizes
             copies = self.clients * len(encode(dict(model)))
         seconds = time.perf_counter() - began
         past = self.progress
@@ -281,21 +368,41 @@ class Simulation:
         )
         metrics = self._metrics(result, evaluation, model, seconds)
         metrics["bytes_down"] += copies
+        if self._stopped:
+            metrics["stopped"] = self._stopped
         self.folder.add_metrics(metrics)
-        if number % self.config.checkpoint_every == 0:
+        self._standing = self._standing.after(metrics)
+        best = self._keeps_best and self._standing.best_round == number
+        if best:
+            self._best = self.progress
+        if best or number % self.config.checkpoint_every == 0:
             self.checkpoint()
         return Step(number, self.server, metrics)
 
     def checkpoint(self) -> None:
         """Make the rounds so far permanent."""
-        self.folder.save(self.progress, self.config.keep_checkpoints)
+        self.folder.save(
+            self.progress, self.config.keep_checkpoints, self._best.round if self._best else 0
+        )
         self._saved = self.progress.round
-        if self.config.keep_checkpoints == "last":
-            self.states.commit()
+        if self.config.keep_checkpoints != "all":
+            self.states.commit(self._best_stored)
+
+    def _stands_still(self, line: Metrics) -> bool:
+        """Whether the run ends with this round, since the headline figure rises no more."""
+        patience = self.config.stop_after
+        return patience is not None and self._standing.after(line).waited >= patience
 
     def _evaluates(self, number: int) -> bool:
         every = self.config.evaluate_every
         return every > 0 and number % every == 0
+
+    def _evaluated(self, model: Tensors, number: int) -> tuple[Metrics, Tensor | None]:
+        """As `evaluate`; nothing where there is no global model."""
+        if not self.method.has_global_model:
+            return {}, None
+        self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
+        return self.evaluate(model)
 
     def evaluate(self, model: Tensors) -> tuple[Metrics, Tensor]:
         """The global model on the union of the clients' test sets.
@@ -326,11 +433,7 @@ class Simulation:
 
     def local_accuracy(self) -> float | None:
         """Mean over clients of the model each last reported on its own test set."""
-        tried = self.progress.tested > 0
-        if not tried.any():
-            return None
-        shares = self.progress.correct[tried].double() / self.progress.tested[tried]
-        return float(shares.mean())
+        return _local_accuracy(self.progress.correct, self.progress.tested)
 
     def _metrics(
         self, result: Round, evaluation: Metrics, model: Tensors, seconds: float
@@ -339,7 +442,7 @@ class Simulation:
         troubles = {str(client): reason for client, reason in result.troubles.items()}
         link = {"link_down": result.link_down, "link_up": result.link_up}
         # No client can name a figure as one of ours.
-        info = {name: value for name, value in result.info.items() if name not in _EVALUATION}
+        info = {name: value for name, value in result.info.items() if name not in _OURS}
         return {
             **info,
             "round": result.number,
@@ -378,6 +481,7 @@ class Simulation:
         """What came of the rounds so far."""
         config, progress = self.config, self.progress
         parameters = self.party.network.parameters(self.method.model(self.server))
+        kept = self._best or progress
         metrics = self.folder.metrics()
         lines = [line for line in metrics if "global_accuracy" in line]
         last = lines[-1] if lines else {}
@@ -389,6 +493,7 @@ class Simulation:
             "clients": self.data.clients,
             "cohort": self.cohort,
             "rounds": progress.round,
+            **({"model_round": kept.round} if self.method.has_global_model else {}),
             "seed": config.seed,
             "global_accuracy": last.get("global_accuracy"),
             "global_nll": last.get("global_nll"),
@@ -399,6 +504,7 @@ class Simulation:
             "bytes_up": progress.bytes_up,
             "link_down": sum(line.get("link_down", 0) for line in metrics),
             "link_up": sum(line.get("link_up", 0) for line in metrics),
+            **self._best_figures(metrics),
             "refused_reports": progress.refused,
             "lost_reports": sum(len(line.get("lost", {})) for line in metrics),
             "losses": _told(metrics, "refused", "lost"),
@@ -407,18 +513,42 @@ class Simulation:
             **self._privacy(),
             "sparsity": sparsity(parameters),
             "model_parameters": parameter_count(parameters),
-            "seconds_per_round": progress.seconds / max(progress.round, 1),
+            "seconds": progress.seconds,
+            "seconds_per_round": statistics.median([line["seconds"] for line in metrics] or [0.0]),
             "engine": config.engine,
             "stopped_reason": self._reason(),
             "folder": str(self.folder.path),
         }
 
+    def _best_figures(self, metrics: Sequence[Metrics]) -> Metrics:
+        """The best round and its figures, where its checkpoint is kept."""
+        if self._best is None:
+            return {}
+        number = self._best.round
+        line = next(line for line in metrics if line["round"] == number)
+        figures = {f"best_{name}": line[name] for name in _BEST if name in line}
+        return {"best_round": number, **figures}
+
     def _reason(self) -> str:
         """Why there are no more rounds: the server's words, or that they are all done."""
         done = self.progress.round >= self.config.rounds
-        if done and all(line["skipped"] for line in self.folder.metrics()):
+        if (done or self._stopped) and all(line["skipped"] for line in self.folder.metrics()):
             return "no round had an update"
-        return self.method.stopped(self.server) or ("completed" if done else "interrupted")
+        words = self.method.stopped(self.server) or self._stopped
+        return words or ("completed" if done else "interrupted")
+
+
+def _local_accuracy(correct: Tensor, tested: Tensor) -> float | None:
+    """Mean over the clients that were tried of their shares of right predictions."""
+    tried = tested > 0
+    if not tried.any():
+        return None
+    return float((correct[tried].double() / tested[tried]).mean())
+
+
+def _words(figure: str) -> str:
+    """A figure's name for people."""
+    return figure.replace("_", " ")
 
 
 def _told(metrics: Sequence[Metrics], *kinds: str) -> list[Metrics]:
@@ -478,7 +608,10 @@ class Run:
         return self.folder.model()
 
     def server(self, number: int | None = None) -> Any:
-        """The server's state after a round (the last by default) that a checkpoint was kept of."""
+        """The server's state after a round (the last by default) that a checkpoint was kept of.
+
+        With `keep_checkpoints = "best"`, `model` is that of `summary["best_round"]`, not the last.
+        """
         progress = self.folder.progress(number)
         method = self.config.build_method()
         return unpack(method.server_state, progress.server) if progress else None
@@ -548,6 +681,7 @@ def run(
     *,
     listener: Listener | None = None,
     track: Sequence[str] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> Run:
     """Run a config to its end.
@@ -558,26 +692,63 @@ def run(
         folder: the run folder, which must not hold a run; a temporary one if None.
         listener: is called after every round with the simulation and the round.
         track: names of trackers that are told of the rounds; see `fedbayes.experiment.tracking`.
+        progress: whether the rounds are shown as they go; None: in IPython and in notebooks alone.
         **settings: keys of the config, where there is no `config`.
 
     Raises:
         FedbayesError: a setting, the data or the network will not do; or no round had an update.
     """
     check(track)
-    simulation = Simulation(config or Config.create(**settings), folder)
-    return _finish(simulation, listener, track)
+    settled = config or Config.create(**settings)
+    return complete(
+        lambda notify: Simulation(settled, folder, notify=notify), listener, track, progress
+    )
 
 
 def resume(
-    folder: Path | str, *, listener: Listener | None = None, track: Sequence[str] = ()
+    folder: Path | str,
+    *,
+    listener: Listener | None = None,
+    track: Sequence[str] = (),
+    progress: bool | None = None,
 ) -> Run:
-    """Go on with a run from its last complete round; the end is as if it had never stopped."""
-    return _finish(Simulation(None, folder), listener, track)
+    """Go on with a run from its last complete round; the end is as if it had never stopped.
+
+    Args:
+        folder: the run folder.
+        listener: as for `run`.
+        track: as for `run`.
+        progress: as for `run`.
+    """
+    return complete(
+        lambda notify: Simulation(None, folder, notify=notify), listener, track, progress
+    )
 
 
-def _finish(simulation: Simulation, listener: Listener | None, track: Sequence[str]) -> Run:
-    with simulation, tracking(track, simulation) as tell:
+def complete(
+    start: Callable[[Notify], Simulation],
+    listener: Listener | None = None,
+    track: Sequence[str] = (),
+    progress: bool | None = None,
+    title: str = "",
+) -> Run:
+    """Run a simulation to its end.
+
+    Args:
+        start: makes the simulation.
+        listener: as for `run`.
+        track: as for `run`.
+        progress: as for `run`.
+        title: what is shown before the method's name.
+    """
+    with (
+        Display(console_for(progress), title=title) as display,
+        start(display.notify) as simulation,
+        tracking(track, simulation) as tell,
+    ):
+        display.begin(simulation)
         for step in simulation:
+            display.show(simulation, step)
             tell(step.metrics)
             if listener is not None:
                 listener(simulation, step)

@@ -1,6 +1,6 @@
 """One round of any method on any engine."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,7 @@ def run_round(
     aggregation: Aggregation | None = None,
     constants: str = "",
     noise: Noise = lambda _: np.random.default_rng(),
+    heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
 
@@ -87,6 +88,7 @@ def run_round(
         aggregation: what is done with reports before they are averaged.
         constants: digest of the frozen weights that clients must have.
         noise: where its noise comes from.
+        heard: is told, client by client, how many of the cohort are done.
 
     A report that is not what the method expects is refused: the client counts as if it had not
     taken part, and the round goes on. So does a client that was lost, and every client of a
@@ -120,7 +122,8 @@ def run_round(
     lost: dict[int, str] = {}
     troubles: dict[int, str] = {}
     waiting: dict[int, bytes] = {}
-    for client, outcome in zip(cohort, engine.train(tasks()), strict=True):
+    for done, (client, outcome) in enumerate(zip(cohort, engine.train(tasks()), strict=True), 1):
+        heard(done)
         link_down += outcome.link_down
         link_up += outcome.link_up
         if isinstance(outcome, NoReport):

@@ -1,10 +1,11 @@
 """The `[aggregation]` and `[secure]` tables of a config."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedbayes.errors import ConfigError
+from fedbayes.fields import Only
 
 if TYPE_CHECKING:
     from fedbayes.contracts import AnyMethod, Sum
@@ -32,7 +33,7 @@ class Aggregation(BaseModel):
         description="mean; median: of every weight; trimmed-mean: of every weight, without the "
         "`hostile` largest and smallest; krum: mean of the reports nearest to their neighbours",
     )
-    hostile: int = Field(
+    hostile: Annotated[int, Only("rule", "trimmed-mean", "krum")] = Field(
         0, ge=0, description="clients that may be hostile (trimmed-mean, krum); median: half"
     )
     clip: float | None = Field(
@@ -115,24 +116,24 @@ class Secure(BaseModel):
     enabled: bool = Field(
         False, description="whether the server sees the sum of the reports alone (flower engines)"
     )
-    threshold: int | None = Field(
+    threshold: Annotated[int | None, Only("enabled", True)] = Field(
         None,
         ge=2,
         description="clients (of those that hold shares) who must stay until the sum is open; "
         "more than half by default",
     )
-    shares: int | None = Field(
+    shares: Annotated[int | None, Only("enabled", True)] = Field(
         None,
         ge=3,
         description="shares of a client's keys, one for each of so many clients (odd); the whole "
         "cohort by default",
     )
-    range: float | None = Field(
+    range: Annotated[float | None, Only("enabled", True)] = Field(
         None,
         gt=0,
         description="largest change of a weight; aggregation.clip by default, or 8",
     )
-    levels: int | None = Field(
+    levels: Annotated[int | None, Only("enabled", True)] = Field(
         None,
         ge=2,
         le=MOST_LEVELS,

@@ -1,9 +1,11 @@
 """The `[training]` table of a config."""
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedbayes.fields import Only
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +23,9 @@ class LocalTraining(BaseModel):
     lr: float = Field(0.1, gt=0, description="learning rate in the first round")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
-    epochs: int = Field(1, ge=1, description="passes over the client's data in a round")
+    epochs: Annotated[int, Only("steps", None)] = Field(
+        1, ge=1, description="passes over the client's data in a round"
+    )
     steps: int | None = Field(
         None, ge=1, description="optimizer steps in a round, in place of epochs"
     )
@@ -29,7 +33,7 @@ class LocalTraining(BaseModel):
     patience: int | None = Field(
         None, ge=1, description="epochs without improvement that end a client's training early"
     )
-    min_improvement: float = Field(
+    min_improvement: Annotated[float, Only("patience")] = Field(
         0.0, ge=0, description="fall of the loss that counts as an improvement (patience)"
     )
     validation: float = Field(
@@ -42,10 +46,12 @@ class LocalTraining(BaseModel):
     schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
         "constant", description="learning rate over rounds"
     )
-    decay: float = Field(
+    decay: Annotated[float, Only("schedule", "exponential", "step")] = Field(
         0.99, gt=0, le=1, description="factor per round (exponential) or per decay_every (step)"
     )
-    decay_every: int = Field(10, ge=1, description="rounds between decays (step)")
+    decay_every: Annotated[int, Only("schedule", "step")] = Field(
+        10, ge=1, description="rounds between decays (step)"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "LocalTraining":

@@ -1,6 +1,6 @@
 """The Laplace prior: entries that a client has no need to change stay exactly the server's."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -19,6 +19,7 @@ from fedbayes.contracts import (
     point_predictor,
 )
 from fedbayes.errors import ConfigError
+from fedbayes.fields import Only
 from fedbayes.inference.local import LocalTraining, Projection
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.metrics import Predictor
@@ -46,7 +47,9 @@ class Laplace(Method[Weights, Nothing, Gathered]):
     m_step: Literal["median", "sign"] = Field(
         "median", description="server update: the median (Eq. 46) or a sign gradient step (45)"
     )
-    server_lr: float = Field(1e-3, gt=0, description="step along the mean sign (m_step = sign)")
+    server_lr: Annotated[float, Only("m_step", "sign")] = Field(
+        1e-3, gt=0, description="step along the mean sign (m_step = sign)"
+    )
 
     def init(self, network: Network, federation: Federation) -> Weights:
         """The network's initialization."""

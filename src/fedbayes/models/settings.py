@@ -1,12 +1,12 @@
 """The `[model]` table of a config."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import Several
+from fedbayes.fields import Only, Several
 
 Precision = Literal["float32", "bf16"]
 
@@ -28,18 +28,28 @@ class ModelSettings(BaseModel):
         description=f"{', '.join(BUILT_IN)}, or package.module:factory",
         examples=list(BUILT_IN),
     )
-    hidden: Several[int] = Field((100,), description="widths of the hidden layers (mlp)")
-    bias: bool = Field(True, description="whether layers have biases (mlp)")
+    hidden: Annotated[Several[int], Only("name", "mlp")] = Field(
+        (100,), description="widths of the hidden layers (mlp)"
+    )
+    bias: Annotated[bool, Only("name", "mlp")] = Field(
+        True, description="whether layers have biases (mlp)"
+    )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="dropout before every dense layer (mlp, lenet5)"
     )
-    groups: int = Field(2, ge=1, description="groups of the group normalization (resnet20)")
+    groups: Annotated[int, Only("name", "resnet20")] = Field(
+        2, ge=1, description="groups of the group normalization (resnet20)"
+    )
     arguments: dict[str, Any] = Field({}, description="keyword arguments of your own factory")
     init: Literal["default", "normal", "xavier", "kaiming"] = Field(
         "default", description="initialization of weights; default is PyTorch's"
     )
-    init_std: float = Field(0.1, ge=0, description="standard deviation (init = normal)")
-    init_bias: float = Field(0.1, description="value of all biases (init other than default)")
+    init_std: Annotated[float, Only("init", "normal")] = Field(
+        0.1, ge=0, description="standard deviation (init = normal)"
+    )
+    init_bias: Annotated[float, Only("init", "normal", "xavier", "kaiming")] = Field(
+        0.1, description="value of all biases (init other than default)"
+    )
 
     weights: Path | None = Field(
         None,

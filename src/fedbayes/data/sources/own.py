@@ -103,6 +103,12 @@ def _read_tables(files: dict[str, list[Path]], settings: SourceSettings) -> Data
     if len(features) == 1 and _holds_pictures(frame[features[0]]):
         x, features = _decoded(frame[features[0]], where), ()
     else:
+        for column in features:
+            if _holds_pictures(frame[column]):
+                raise DataError(
+                    f"{where}: column '{column}' holds pictures, beside which there can be no "
+                    f"other column of x; set features = ['{column}']"
+                )
         x = numbers(frame, features, where, notes)
     groups = None if settings.group is None else frame[settings.group].to_numpy()
     labels = frame[settings.label]
@@ -128,6 +134,11 @@ def _decoded(column: Any, where: str) -> Array:
 
 def _testing(column: Any, name: str, where: str) -> Array:
     """Which rows a split column puts into the test part [N]."""
+    if column.isna().any():
+        raise DataError(
+            f"{where}: {int(column.isna().sum()):,} of {len(column):,} rows have no value in "
+            f"column '{name}'; it must say train or test"
+        )
     words = column.astype(str).str.strip().str.lower().to_numpy()
     odd = ~np.isin(words, ["train", "test"])
     if odd.any():
@@ -167,7 +178,12 @@ def _read_arrays(files: dict[str, list[Path]], settings: SourceSettings) -> Data
         )
     import pandas as pd
 
-    labels = pd.Series(np.asarray(y).reshape(-1))
+    y = np.atleast_1d(np.asarray(y))
+    if y.size != len(y):
+        raise DataError(
+            f"{where}: y has {size(y.shape[1:])} values for each sample; give the class alone"
+        )
+    labels = pd.Series(y.reshape(-1))
     return _assemble(_pictures(x), labels, groups, testing, settings, where, notes, ())
 
 

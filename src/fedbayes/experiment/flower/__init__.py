@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbayes.errors import EngineError
+from fedbayes.experiment.activity import Notify, unnoticed
 
 if TYPE_CHECKING:
     from fedbayes.experiment.config import Config
@@ -66,13 +67,20 @@ def superlink_at(
     return SuperLink(address, certificates, secret)
 
 
-def federation(link: "SuperLink", config: "Config | None", folder: Path) -> "Simulation":
+def federation(
+    link: "SuperLink",
+    config: "Config | None",
+    folder: Path,
+    *,
+    notify: Notify = unnoticed,
+) -> "Simulation":
     """A run whose clients are the nodes of a SuperLink.
 
     Args:
         link: the SuperLink.
         config: the settings; None to go on with the run that the folder holds.
         folder: the run folder.
+        notify: is told what the run is busy with.
 
     Raises:
         EngineError: the SuperLink cannot be reached.
@@ -92,4 +100,4 @@ def federation(link: "SuperLink", config: "Config | None", folder: Path) -> "Sim
 
         return on_grid(simulation, submission.connect, close)
 
-    return Simulation(config, folder, engine=start)
+    return Simulation(config, folder, engine=start, notify=notify)

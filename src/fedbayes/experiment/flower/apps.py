@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from fedbayes.errors import ConfigError, EngineError, FedbayesError
 from fedbayes.experiment.build import build_data, build_party
 from fedbayes.experiment.config import Config
-from fedbayes.experiment.display import display, outcome
+from fedbayes.experiment.display import Display, outcome
 from fedbayes.experiment.flower.own_data import own_data
 from fedbayes.experiment.flower.project import Schema
 from fedbayes.experiment.record import RunFolder
@@ -46,7 +46,7 @@ def client_app(node: Callable[[Context], Node]) -> ClientApp:
 
 def state_store(config: Config, folder: Path) -> StateStore:
     """The private states of a node in this folder."""
-    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints == "all")
+    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints != "last")
 
 
 def node_app(project: Path) -> ClientApp:
@@ -133,11 +133,17 @@ def server_app(project: Path) -> ServerApp:
         config = None if there else settings
         console = Console(no_color=True, width=120)
         with (
-            Simulation(config, folder, engine=lambda run: on_grid(run, _once(grid))) as simulation,
-            display(simulation, console) as listener,
+            Display(console) as display,
+            Simulation(
+                config,
+                folder,
+                engine=lambda run: on_grid(run, _once(grid)),
+                notify=display.notify,
+            ) as simulation,
         ):
+            display.begin(simulation)
             for step in simulation:
-                listener(simulation, step)
+                display.show(simulation, step)
             console.print(outcome(simulation.summary()))
 
     return app

@@ -114,7 +114,7 @@ def _refuse_no_run(run: RunFolder) -> None:
         return
     text = f"{run.path} holds no run: there is no {run.config_file.name}"
     if any(run.path.glob("*/config.toml")):
-        text += f"; the runs are in its folders, name them as {run.path}/*"
+        text += f"; the runs are in its folders, name them as {run.path}/*/"
     raise RunError(text)
 
 

@@ -1,0 +1,43 @@
+"""How the headline figure of a run stands: which round was best, and how long ago it rose."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The headline figure over the rounds that tell it. Larger is better."""
+
+    figure: str
+    """Its name in the lines of `metrics.jsonl`."""
+    min_improvement: float = 0.0
+    """Rise above the last improvement that counts as one."""
+    best: float = -math.inf
+    """The largest value."""
+    best_round: int = 0
+    """The first round that has it; 0 before any."""
+    improved: float = -math.inf
+    """The value at the last improvement."""
+    waited: int = 0
+    """Rounds told of since then."""
+
+    def after(self, line: dict[str, Any]) -> Self:
+        """The standing after a round, of which this is the line; it may not tell the figure."""
+        value = line.get(self.figure)
+        if value is None:
+            return self
+        standing = self
+        if value > standing.best:
+            standing = replace(standing, best=value, best_round=line["round"])
+        if value > self.improved + self.min_improvement:
+            return replace(standing, improved=value, waited=0)
+        return replace(standing, waited=self.waited + 1)
+
+    def after_all(self, lines: Iterable[dict[str, Any]]) -> Self:
+        """The standing after these rounds."""
+        standing = self
+        for line in lines:
+            standing = standing.after(line)
+        return standing

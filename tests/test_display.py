@@ -1,0 +1,251 @@
+"""What a run shows while it goes: compared with the numbers of the run."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+import fedbayes
+from fedbayes import Config, Simulation
+from fedbayes.experiment import display as shown
+from fedbayes.experiment.activity import EVALUATING, TRAINING, Activity
+from fedbayes.experiment.display import Display, Pace, clock
+from fedbayes.federation.party import Party
+from fedbayes.methods.fedavg import FedAvg
+
+SMALL = {"data": {"clients": 4, "partition": "iid"}, "model": {"hidden": [8]}}
+
+
+def small(**changes):
+    return Config.create(**{"rounds": 3, **SMALL} | changes)
+
+
+def lines_of(console):
+    """What was drawn, a line for each state of the live line, without control sequences."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+    return [line for line in re.split(r"[\r\n]+", text) if line]
+
+
+def run_on(console, config, folder=None):
+    with (
+        Display(console) as display,
+        Simulation(config, folder, notify=display.notify) as simulation,
+    ):
+        display.begin(simulation)
+        for step in simulation:
+            display.show(simulation, step)
+    return simulation
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers", "flower-simulation"])
+def test_every_client_is_heard_of_on_every_engine(engine):
+    if engine == "flower-simulation":
+        pytest.importorskip("flwr")
+    heard = []
+    config = small(rounds=2, engine=engine, cohort=3)
+    with Simulation(config, notify=heard.append) as simulation:
+        list(simulation)
+    assert [busy.what for busy in heard[:3]] == [
+        "loading digits",
+        "building the network",
+        f"starting {engine}",
+    ]
+    assert heard[3:] == [
+        busy
+        for number in (1, 2)
+        for busy in [
+            *(Activity(TRAINING, number, done, 3) for done in range(4)),
+            Activity(EVALUATING, number, 3, 3),
+        ]
+    ]
+
+
+def test_off_a_terminal_a_long_round_says_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(shown, "QUIET", 0.2)
+    monkeypatch.setattr(shown, "_TICK", 0.02)
+    real = Party.train
+
+    def slow(self, task):
+        time.sleep(0.3)
+        return real(self, task)
+
+    monkeypatch.setattr(Party, "train", slow)
+    console = Console(file=io.StringIO(), width=60)
+    simulation = run_on(console, small(rounds=2))
+    printed = console.file.getvalue().splitlines()
+    pattern = r"round 2/2: (\d) of 4 clients, \d:\d\d elapsed, about \d:\d\d left"
+    told = [int(match[1]) for match in map(re.compile(pattern).fullmatch, printed) if match]
+    assert len(told) >= 2
+    assert told == sorted(told)
+    assert told[-1] >= 2
+    last = simulation.folder.metrics()[-1]
+    assert (
+        f"global {last['global_accuracy']:.4f}  local {last['local_accuracy']:.4f}" in printed[-1]
+    )
+
+
+def test_a_quick_start_is_silent_and_a_slow_one_is_not(monkeypatch):
+    monkeypatch.setattr(shown, "_TICK", 0.02)
+    for quiet, expected in ((5.0, []), (0.1, ["loading all of it (0:00)"])):
+        monkeypatch.setattr(shown, "QUIET_START", quiet)
+        console = Console(file=io.StringIO())
+        with Display(console) as display:
+            display.notify(Activity("loading all of it"))
+            time.sleep(0.4)
+        assert console.file.getvalue().splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    ("width", "there", "absent"),
+    [
+        (30, [r"round 3/3"], ["local", "down"]),
+        (60, [r"round 3/3", r"0:00", r"global 0\.\d{4}"], ["down"]),
+        (80, [r"round 3/3", r"0:00", r"global 0\.\d{4}  local 0\.\d{4}"], []),
+        (120, [r"round 3/3", r"━", r"global 0\.\d{4}  local 0\.\d{4}  down .* up "], []),
+    ],
+)
+def test_the_line_fits_and_the_round_outlives_the_accuracies(width, there, absent):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True)
+    simulation = run_on(console, small(rounds=3))
+    lines = [line for line in lines_of(console) if line.startswith("round")]
+    assert max(map(len, lines)) <= width
+    # A line that had wrapped would have left a piece behind that begins with something else.
+    header = "fedavg on digits"
+    spinner = re.compile(r"\S (starting|loading|building)")
+    for line in lines_of(console):
+        assert line.startswith(("round", header)) or spinner.match(line), line
+    for pattern in there:
+        assert re.search(pattern, lines[-1]), lines[-1]
+    for word in absent:
+        assert word not in lines[-1]
+    last = simulation.folder.metrics()[-1]
+    if width >= 80:
+        assert f"global {last['global_accuracy']:.4f}" in lines[-1]
+        assert f"local {last['local_accuracy']:.4f}" in lines[-1]
+
+
+def test_the_longest_of_rounds_keep_their_time_at_60_columns():
+    console = Console(width=60, force_terminal=True, file=io.StringIO())
+    simulation = SimpleNamespace(
+        config=SimpleNamespace(rounds=1000),
+        progress=SimpleNamespace(bytes_down=10**12, bytes_up=10**12),
+        method=FedAvg(),
+    )
+    pace = Pace(1000, 0.0)
+    pace.round_ended(3600.0)
+    metrics = {"global_accuracy": 0.5, "local_accuracy": 0.5}
+    busy = Activity(TRAINING, 2, 7, 100)
+    with console.capture() as captured:
+        console.print(shown._row(60, simulation, metrics, busy, pace, 4000.0))
+    (line,) = captured.get().splitlines()
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    assert "round    2/1000" in line
+    assert "1:06:40, " in line
+    assert "  7/100 clients" in line
+    assert "global" not in line
+
+
+@pytest.mark.parametrize(
+    ("method", "shown"), [("local", ["local"]), ("fedavg", ["global", "local"])]
+)
+def test_the_headline_comes_first_and_no_model_no_figure(method, shown):
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    run_on(console, small(rounds=1, method={"name": method}))
+    assert re.findall(r"(global|local) 0", lines_of(console)[-1]) == shown
+
+
+def test_time_left_comes_of_clients_first_and_then_of_rounds():
+    pace = Pace(10, 100.0)
+    assert pace.left(103.0, Activity(TRAINING, 1, 0, 4)) is None
+    pace.heard(110.0)
+    # One of four clients in 10 s: 30 s for the others, then nine rounds of 40 s.
+    assert pace.left(110.0, Activity(TRAINING, 1, 1, 4)) == pytest.approx(30 + 9 * 40)
+    assert pace.left(114.0, Activity(TRAINING, 1, 1, 4)) == pytest.approx(26 + 9 * 40)
+    pace.round_ended(140.0)
+    pace.round_ended(150.0)
+    pace.round_ended(160.0)  # 40, 10 and 10 s: the first does not count for the others
+    assert pace.left(160.0, Activity(TRAINING, 3)) == pytest.approx(7 * 10)
+    assert pace.left(164.0, Activity(TRAINING, 4, 0, 4)) == pytest.approx(6 + 6 * 10)
+    pace.heard(165.0)
+    assert pace.left(165.0, Activity(TRAINING, 4, 1, 4)) == pytest.approx(15 + 6 * 10)
+    assert pace.left(180.0, Activity(EVALUATING, 4, 4, 4)) == pytest.approx(6 * 10)
+    assert pace.elapsed(180.0) == 80
+    assert [clock(41), clock(310), clock(3723)] == ["0:41", "5:10", "1:02:03"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "ipython", "expected"),
+    [
+        (None, None, False),
+        (None, lambda: None, False),
+        (None, object, True),
+        (True, None, True),
+        (False, object, False),
+    ],
+)
+def test_python_shows_rounds_when_asked_and_where_someone_looks(
+    progress, ipython, expected, monkeypatch, capsys, tmp_path
+):
+    if ipython is not None:
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ipython))
+    run = fedbayes.run(small(rounds=2), tmp_path, progress=progress)
+    again = fedbayes.resume(tmp_path, progress=progress)
+    printed = capsys.readouterr()
+    text = printed.out + printed.err
+    accuracies = [f"global {line['global_accuracy']:.4f}" for line in run.metrics]
+    assert all(accuracy in text for accuracy in accuracies) == expected
+    assert bool(text) == expected
+    assert again.summary["rounds"] == 2
+
+
+def test_what_is_shown_changes_no_number(tmp_path):
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    run_on(console, small(), tmp_path / "shown")
+    fedbayes.run(small(), tmp_path / "silent", progress=False)
+    one, two = (tmp_path / name / "model.safetensors" for name in ("shown", "silent"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_terminal_shows_something_before_pytorch_is_loaded(tmp_path):
+    """The command under a real pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    arguments = ["run", "--rounds", "2", "--clients", "4", "-o", str(tmp_path / "r")]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "fedbayes.cli", *arguments],
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        close_fds=True,
+    )
+    os.close(theirs)
+    printed = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # the other end was closed
+            break
+        if not piece:
+            break
+        printed += piece
+    os.close(ours)
+    assert running.wait() == 0
+    text = printed.decode()
+    stages = ["loading PyTorch", "loading digits", "fedavg on digits", "round 2/2", "folder"]
+    places = [text.index(stage) for stage in stages]
+    assert places == sorted(places)
+
+
+def test_the_commands_and_the_display_do_without_pytorch():
+    code = (
+        "import sys, fedbayes.cli, fedbayes.experiment.display; "
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,194 @@
+"""Several seeds in one command: the same runs as one by one, and their mean and deviation."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedbayes
+from fedbayes import Config, Simulation
+from fedbayes.cli import app
+from fedbayes.errors import ConfigError, EngineError, RunError
+from fedbayes.federation.party import Party
+
+SMALL = {"rounds": 2, "data": {"clients": 4, "alpha": 0.3}, "model": {"hidden": [8]}}
+ARGUMENTS = ["--clients", "4", "--alpha", "0.3", "--set", "model.hidden=[8]"]
+
+
+def small(**changes):
+    return Config.create(**{**SMALL, **changes})
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "fedbayes.cli", *map(str, arguments)]
+
+
+def cli(*arguments, check=0):
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == check, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def assert_table_is_of(table, summaries):
+    """Mean and standard deviation as NumPy has them."""
+    for name, figure in table["figures"].items():
+        values = np.array([summary[name] for summary in summaries], dtype=float)
+        assert figure["values"] == values.tolist()
+        assert figure["mean"] == pytest.approx(values.mean(), rel=1e-12)
+        assert figure["std"] == pytest.approx(values.std(ddof=1), rel=1e-9, abs=1e-12)
+
+
+def test_one_command_gives_the_runs_that_single_commands_give(tmp_path):
+    out = tmp_path / "out"
+    done = cli("run", *ARGUMENTS, "--rounds", 2, "--seed", 3, "--seeds", 3, "-o", out, "--json")
+    table = json.loads(done.stdout)
+    assert table == json.loads((out / "seeds.json").read_text())
+    assert table["seeds"] == [3, 4, 5]
+    summaries = [fedbayes.Run(out / f"seed-{seed}").summary for seed in (3, 4, 5)]
+    assert [summary["seed"] for summary in summaries] == [3, 4, 5]
+    assert_table_is_of(table, summaries)
+    names = {"global_accuracy", "local_accuracy", "global_nll", "bytes_down", "bytes_up", "seconds"}
+    assert table["figures"].keys() >= names
+    alone = fedbayes.run(small(seed=4), tmp_path / "alone")
+    for name in ("model.safetensors", "config.toml"):
+        one, two = (folder / name for folder in (out / "seed-4", alone.folder.path))
+        assert one.read_bytes() == two.read_bytes()
+    for seed in (3, 4, 5):
+        assert f"seed {seed}: fedavg on digits" in done.stderr
+
+
+def test_from_python_with_named_seeds_and_what_is_shown_of_them():
+    from rich.console import Console
+
+    from fedbayes.experiment.display import outcome_of_seeds
+
+    done = fedbayes.run_seeds(small(seed=7), seeds=[0, 3])
+    assert list(done.runs) == [0, 3]
+    assert_table_is_of(done.summary, [run.summary for run in done.runs.values()])
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(outcome_of_seeds(done.summary))
+    row = next(line for line in captured.get().splitlines() if "global accuracy" in line)
+    accuracies = [run.summary["global_accuracy"] for run in done.runs.values()]
+    assert row.split()[-2:] == [f"{np.mean(accuracies):.4f}", f"{np.std(accuracies, ddof=1):.4f}"]
+
+
+def test_of_one_seed_there_is_no_deviation_and_of_no_figure_no_mean():
+    done = fedbayes.run_seeds(small(method={"name": "local"}), seeds=1)
+    assert done.summary["figures"]["local_accuracy"]["std"] is None
+    assert "global_accuracy" not in done.summary["figures"]
+
+
+def test_what_has_ended_is_not_run_again(tmp_path, monkeypatch):
+    fedbayes.run_seeds(small(), seeds=2, folder=tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("seed-*/**/*")}
+    ran = []
+    real = Party.train
+    monkeypatch.setattr(Party, "train", lambda self, task: ran.append(task) or real(self, task))
+    again = fedbayes.resume_seeds(tmp_path)
+    assert not ran
+    more = fedbayes.run_seeds(small(), seeds=3, folder=tmp_path)
+    assert len(ran) == 2 * 4  # two rounds of the third seed
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert more.summary["seeds"] == [0, 1, 2]
+    assert_table_is_of(more.summary, [run.summary for run in more.runs.values()])
+    assert again.seeds == [0, 1]
+
+
+def test_a_seed_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch):
+    real = Party.train
+
+    def train(self, task):
+        if Path(tmp_path / "seed-1").exists() and task.round == 2:
+            raise EngineError("the disk is full")
+        return real(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Party, "train", train)
+        with pytest.raises(EngineError, match="seed 1: the disk is full"):
+            fedbayes.run_seeds(small(), seeds=3, folder=tmp_path)
+    assert (tmp_path / "seed-0" / "summary.json").exists()
+    assert not (tmp_path / "seeds.json").exists()
+    done = fedbayes.resume_seeds(tmp_path)
+    whole = fedbayes.run_seeds(small(), seeds=3)
+    accuracies = [d.summary["figures"]["global_accuracy"]["values"] for d in (done, whole)]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_interrupted_it_goes_on_where_it_was(tmp_path, monkeypatch):
+    """Ctrl-C in the second run, as the command line takes it."""
+    out = tmp_path / "out"
+    arguments = ["run", *ARGUMENTS, "--rounds", "4", "--seeds", "3", "-o", str(out)]
+    real = Party.train
+
+    def train(self, task):
+        if (out / "seed-1").exists() and (task.round, task.client) == (2, 0):
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Party, "train", train)
+        done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 130
+    assert f"fedbayes resume {out}\n" in done.output
+    assert fedbayes.Run(out / "seed-1").summary["rounds"] == 2
+    assert not (out / "seed-2").exists()
+    first = (out / "seed-0" / "summary.json").read_bytes()
+    done = CliRunner().invoke(app, ["resume", str(out)])
+    assert done.exit_code == 0
+    assert "seed 0:" not in done.output
+    assert "seed 1:" in done.output
+    assert (out / "seed-0" / "summary.json").read_bytes() == first
+    table = fedbayes.resume_seeds(out).summary
+    summaries = [fedbayes.Run(out / f"seed-{seed}").summary for seed in range(3)]
+    assert [summary["rounds"] for summary in summaries] == [4] * 3
+    assert_table_is_of(table, summaries)
+    whole = fedbayes.run_seeds(small(rounds=4), seeds=3)
+    for seed, run in whole.runs.items():
+        one, two = (f / "model.safetensors" for f in (run.folder.path, out / f"seed-{seed}"))
+        assert one.read_bytes() == two.read_bytes()
+    # The command again has nothing left to run.
+    assert "seed 1:" not in CliRunner().invoke(app, arguments).output
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path):
+    fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "seeds")
+    with pytest.raises(RunError, match="runs with other settings"):
+        fedbayes.run_seeds(small(rounds=3), seeds=1, folder=tmp_path / "seeds")
+    with pytest.raises(RunError, match="already holds runs of several seeds"):
+        fedbayes.run(small(), tmp_path / "seeds")
+    with pytest.raises(RunError, match="holds runs of several seeds"):
+        fedbayes.resume(tmp_path / "seeds")
+    fedbayes.run(small(), tmp_path / "single")
+    with pytest.raises(RunError, match="already holds a single run"):
+        fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "single")
+    with pytest.raises(RunError, match="holds no runs of several seeds"):
+        fedbayes.resume_seeds(tmp_path / "single")
+    fedbayes.run(small(rounds=1), tmp_path / "mixed" / "seed-0")
+    with pytest.raises(RunError, match="seed-0 holds a run with other settings"):
+        fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "mixed")
+    for seeds in (0, [], [2, 2]):
+        with pytest.raises(ConfigError, match="one or more, each once"):
+            fedbayes.run_seeds(small(), seeds=seeds)
+
+
+def test_a_wrong_config_leaves_no_folder(tmp_path):
+    with pytest.raises(ConfigError, match="seed 0: cohort is 99"):
+        fedbayes.run_seeds(small(cohort=99), seeds=2, folder=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_killed_before_the_seeds_are_noted_the_same_call_goes_on(tmp_path):
+    with Simulation(small(), tmp_path / "seed-0") as simulation:
+        next(iter(simulation))
+    done = fedbayes.run_seeds(small(), seeds=2, folder=tmp_path)
+    assert [run.summary["rounds"] for run in done.runs.values()] == [2, 2]

@@ -1,0 +1,253 @@
+"""The best round, and the end of a run whose headline figure stands still."""
+
+import pytest
+
+import fedbayes
+from fedbayes import Config, Simulation
+from fedbayes.data import FederatedData
+from fedbayes.errors import ConfigError, RunError
+from fedbayes.experiment.record import RunFolder
+from fedbayes.experiment.standing import Standing
+from fedbayes.messages import decode, dense
+from fedbayes.testing import assert_identical
+
+JUMPY = {
+    "rounds": 9,
+    "cohort": 2,
+    "data": {"clients": 4, "partition": "dirichlet", "alpha": 0.2},
+    "model": {"hidden": [8]},
+    "training": {"lr": 0.8},
+}
+"""Accuracies that rise and fall, so that the best round is not the last."""
+LOCAL = {"method": {"name": "local"}, "training": {"lr": 1.5}}
+
+
+def jumpy(**changes):
+    return Config.create(**{**JUMPY, **changes})
+
+
+def timeless(run):
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in run.metrics]
+
+
+def interrupted(config, folder, rounds):
+    with Simulation(config, folder) as simulation:
+        steps = iter(simulation)
+        for _ in range(rounds):
+            next(steps)
+
+
+def files(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for place in ("clients", "checkpoints")
+        for path in (folder / place).glob("*")
+    }
+
+
+def contents(folder):
+    """As `files`; of checkpoints all but the time."""
+    found = {}
+    for path, data in files(folder).items():
+        found[path] = data
+        if path.parent.name == "checkpoints":
+            found[path] = {k: v for k, v in dense(decode(data)).items() if k != "seconds"}
+    return found
+
+
+def assert_same(one, two):
+    one, two = contents(one), contents(two)
+    assert one.keys() == two.keys()
+    for path, data in one.items():
+        if isinstance(data, bytes):
+            assert data == two[path]
+        else:
+            assert_identical(data, two[path])
+
+
+@pytest.mark.parametrize("changes", [{}, LOCAL, {"checkpoint_every": 4}])
+def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path, changes):
+    """Beside a run that keeps every checkpoint."""
+    every = fedbayes.run(jumpy(**{**changes, "checkpoint_every": 1}, keep_checkpoints="all"))
+    figure = every.summary["headline"]
+    told = [line[figure] for line in every.metrics]
+    best = told.index(max(told)) + 1
+    assert best < 9, "no test of anything"
+    run = fedbayes.run(jumpy(**changes, keep_checkpoints="best"), tmp_path)
+    assert run.folder.rounds() == [best, 9]
+    assert run.summary["best_round"] == best
+    for name in ("global_accuracy", "global_nll", "local_accuracy", "sparsity"):
+        assert run.summary.get(f"best_{name}") == every.metrics[best - 1].get(name)
+        if name in every.summary:
+            assert run.summary[name] == every.summary[name]
+    if changes is LOCAL:
+        named = {
+            f"{client:07d}-{int(number):07d}.safetensors"
+            for checkpoint in (run.folder.progress(best), run.folder.progress(9))
+            for client, number in enumerate(checkpoint.stored)
+            if number
+        }
+        assert {path.name for path in run.folder.clients.iterdir()} == named
+        assert len(named) > 4, "the best round and the last name the same states"
+        assert "model_round" not in run.summary
+    else:
+        assert run.summary["model_round"] == best
+        assert_identical(run.model, every.server(best).weights)
+        assert_identical(run.server().weights, every.server(9).weights)
+
+
+def test_otherwise_the_model_is_the_last_and_the_summary_says_so(tmp_path):
+    run = fedbayes.run(jumpy(), tmp_path)
+    assert run.summary["model_round"] == run.summary["rounds"] == 9
+    assert not any(name.startswith("best") for name in run.summary)
+
+
+@pytest.mark.parametrize("changes", [{}, LOCAL, {"checkpoint_every": 4}])
+def test_a_run_that_keeps_the_best_ends_the_same_wherever_it_is_broken(tmp_path, changes):
+    config = jumpy(**changes, keep_checkpoints="best")
+    whole = fedbayes.run(config, tmp_path / "whole")
+    for rounds in range(1, 9):
+        interrupted(config, tmp_path / str(rounds), rounds)
+        again = fedbayes.resume(tmp_path / str(rounds))
+        assert timeless(again) == timeless(whole)
+        assert_same(again.folder.path, whole.folder.path)
+        assert again.summary["best_round"] == whole.summary["best_round"]
+
+
+def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, monkeypatch):
+    class Cut(Exception):
+        pass
+
+    config = jumpy(**LOCAL, keep_checkpoints="best", rounds=5)
+    whole = fedbayes.run(config, tmp_path / "whole").folder.path
+
+    from fedbayes.experiment import record
+
+    original, budget = record.write_beside, [0]
+
+    def counted(path, data):
+        if budget[0] == 0:
+            raise Cut
+        budget[0] -= 1
+        original(path, data)
+
+    monkeypatch.setattr(record, "write_beside", counted)
+    for cut in range(1, 100):
+        folder, budget[0] = tmp_path / str(cut), cut
+        try:
+            fedbayes.run(config, folder)
+        except Cut:
+            budget[0] = -1
+            fedbayes.resume(folder)
+            assert_same(whole, folder)
+        else:
+            break
+    assert cut > 10
+
+
+def test_a_lost_best_checkpoint_is_told(tmp_path):
+    run = fedbayes.run(jumpy(keep_checkpoints="best"), tmp_path)
+    (tmp_path / "checkpoints" / f"round-{run.summary['best_round']:07d}.safetensors").unlink()
+    with pytest.raises(RunError, match=f"no checkpoint of round {run.summary['best_round']}"):
+        fedbayes.resume(tmp_path)
+
+
+def stopping_round(values, patience, least):
+    """The definition, written otherwise: the first round such that none of the `patience` newest
+    values is by more than `least` above the last that was an improvement.
+    """
+    improvements = [0]
+    for place, value in enumerate(values):
+        if value > values[improvements[-1]] + least:
+            improvements.append(place)
+        if place - improvements[-1] >= patience:
+            return place + 1
+    return None
+
+
+@pytest.mark.parametrize(
+    ("changes", "patience", "least", "every"),
+    [({}, 2, 0.0, 1), ({}, 1, 0.3, 2), (LOCAL, 2, 0.02, 1)],
+)
+def test_a_run_whose_headline_stands_still_stops(tmp_path, changes, patience, least, every):
+    whole = fedbayes.run(jumpy(**changes, evaluate_every=every))
+    figure = whole.summary["headline"]
+    lines = [line for line in whole.metrics if figure in line]
+    values = [line[figure] for line in lines]
+    expected = lines[stopping_round(values, patience, least) - 1]["round"]
+    assert expected < 9, "no test of anything"
+    config = jumpy(**changes, evaluate_every=every, stop_after=patience, stop_min_improvement=least)
+    run = fedbayes.run(config, tmp_path / "run")
+    assert run.summary["rounds"] == expected
+    words = figure.replace("_", " ")
+    assert run.summary["stopped_reason"] == f"no better {words} in {patience} evaluations"
+    last = run.metrics[-1]
+    assert last.pop("stopped") == run.summary["stopped_reason"]
+    assert timeless(run) == timeless(whole)[:expected]
+    before = files(tmp_path / "run")
+    again = fedbayes.resume(tmp_path / "run")
+    assert again.summary == run.summary
+    assert files(tmp_path / "run") == before
+    for rounds in range(1, expected):
+        interrupted(config, tmp_path / str(rounds), rounds)
+        resumed = fedbayes.resume(tmp_path / str(rounds))
+        assert_same(resumed.folder.path, run.folder.path)
+        assert resumed.summary["stopped_reason"] == run.summary["stopped_reason"]
+
+
+def test_rounds_that_tell_nothing_do_not_count():
+    standing = Standing("a", 0.1).after_all(
+        [
+            {"round": 1, "a": 0.5},
+            {"round": 2},
+            {"round": 3, "a": 0.55},
+            {"round": 4, "a": None},
+            {"round": 5, "a": 0.55},
+        ]
+    )
+    assert (standing.best, standing.best_round, standing.waited) == (0.55, 3, 2)
+    assert standing.after({"round": 6, "a": 0.61}).waited == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stop_after": 3, "evaluate_every": 0}, "stop_after = 3 compares global accuracies"),
+        ({"keep_checkpoints": "best", "evaluate_every": 0}, "keep_checkpoints = 'best'"),
+        ({"stop_min_improvement": 0.1}, "give stop_after too"),
+        ({"stop_after": 0}, "stop_after"),
+    ],
+)
+def test_what_could_have_no_effect_is_refused(tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        Simulation(jumpy(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_test_samples_nothing_is_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(FederatedData, "test_total", 0)
+    with pytest.raises(ConfigError, match="no client has test samples"):
+        Simulation(jumpy(stop_after=3), tmp_path / "run")
+
+
+def test_personal_models_are_those_of_the_round_whose_figures_are_told(tmp_path):
+    """With all clients in every round, what they got right is in the best checkpoint."""
+    from fedbayes.experiment.calibration import trust
+
+    run = fedbayes.run(
+        jumpy(**LOCAL, keep_checkpoints="best", cohort=4, rounds=5), tmp_path / "run"
+    )
+    best = run.summary["best_round"]
+    assert best < 5
+    progress = run.folder.progress(best)
+    right = trust(tmp_path / "run", personal=True).right
+    assert int(right.sum()) == int(progress.correct.sum())
+    assert int(right.sum()) != int(run.folder.progress(5).correct.sum())
+
+
+def test_it_runs_on_flower_too(tmp_path):
+    pytest.importorskip("flwr")
+    config = jumpy(**LOCAL, keep_checkpoints="best", engine="flower-simulation", rounds=5)
+    run = fedbayes.run(config, tmp_path)
+    assert run.folder.rounds() == sorted({run.summary["best_round"], 5})
+    assert RunFolder(tmp_path).progress(run.summary["best_round"]) is not None
