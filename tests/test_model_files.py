@@ -112,6 +112,12 @@ def test_nothing_is_unpickled(tmp_path, capsys):
     assert "code from a file was run" not in capsys.readouterr().out
     with pytest.raises(ModelError, match="is a program"):
         read_weights(path)
+    torch.save(MLP(2, [3], 2).state_dict(), path)
+    with pytest.raises(ModelError, match="holds no program"):
+        read_program(path)
+    torch.jit.script(MLP(2, [3], 2)).save(tmp_path / "script.pt")
+    with pytest.raises(ModelError, match="TorchScript archive"):
+        read_weights(tmp_path / "script.pt")
 
 
 def state(**changes):

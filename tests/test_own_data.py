@@ -57,6 +57,9 @@ def test_own_samples_are_put_in_the_federations_terms(table, tmp_path):
         )
         for a, b, c in rows
     }
+    # What the network sees is the federation's, and so is what is stored of it.
+    assert mine.preprocessing.same_inputs(server.preprocessing)
+    assert mine.preprocessing.classes == server.preprocessing.classes
     close = sum(any(np.allclose(one, other, atol=2e-4) for other in wanted) for one in got)
     assert close == len(got) == 40
 

@@ -1,6 +1,7 @@
 """A model takes raw rows wherever it goes: from the run folder, from files, as a program."""
 
 import json
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from sklearn.datasets import load_breast_cancer
 import fedbayes
 from fedbayes.data import Preprocessing
 from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.experiment import build
 from fedbayes.experiment.card import Card
 from fedbayes.models import read_model
 from tests.test_fusion import command
@@ -263,10 +265,12 @@ def test_results_on_data_that_changed_come_with_a_note(short, capsys):
         assert command(*arguments) == 0
         told = " ".join(capsys.readouterr().err.split())
         assert told.count("the data have changed since") == 1, arguments
+    run = fedbayes.Run(folder)
     with pytest.warns(FedbayesWarning, match="some of their values"):
-        fedbayes.experiment.build.stored_data(
-            fedbayes.Run(folder).config, fedbayes.Run(folder).folder
-        )
+        build.stored_data(run.config, run.folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FedbayesWarning)
+        build.party(str(folder))  # workers do not say it once more
 
 
 def test_an_old_run_folder_works_from_the_data(place, run, new, tmp_path, capsys):

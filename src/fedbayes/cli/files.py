@@ -43,8 +43,9 @@ def evaluate(
     """Try a model on a test set, or on new rows with --set data.path=FILE, beside its inputs."""
     from dataclasses import asdict
 
-    from fedbayes.experiment.compare import compare, find_tests, open_model
+    from fedbayes.experiment.compare import compare, open_model
     from fedbayes.experiment.config import Config
+    from fedbayes.experiment.evaluation_set import find_tests
     from fedbayes.experiment.silos import read_counts
 
     files = inputs or []

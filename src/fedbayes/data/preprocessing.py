@@ -94,7 +94,7 @@ class Preprocessing:
             x: the samples.
             may_miss: whether NaN may be among them.
         """
-        offset, factor = self._offset_and_factor
+        offset, factor = (one.to(x.device) for one in self._offset_and_factor)
         x.sub_(offset).div_(factor)
         if may_miss:
             # Zero is the mean of the training rows, once standardized.

@@ -55,8 +55,8 @@ def trust(folder: Path, *, personal: bool = False, client: str | int | None = No
         RunError: it has not ended, there are no test samples, or clients keep no own models.
     """
     run = RunFolder(folder)
-    run.summary()  # it has ended
     config = run.config()
+    run.summary()  # it has ended
     method = config.build_method()
     chosen = None if client is None else run.find_client(client)
     if not personal and chosen is None:

@@ -71,8 +71,8 @@ def export(
     if suffix == ".onnx":
         _require_onnx()
     run = RunFolder(folder)
-    rounds = run.best_round() or run.summary()["rounds"]
     config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
+    rounds = run.best_round() or run.summary()["rounds"]
     method = config.build_method()
     if client is None:
         require_global(run, method)

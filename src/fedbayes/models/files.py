@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
@@ -68,14 +69,16 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     """
     if path.suffix.lower() in PROGRAMS:
         raise ModelError(
-            f"{path} is a program, whose weights are not read; take the model's weights, such as "
-            "a .safetensors file"
+            f"{path} is a program, whose weights are not read; take a file of weights, such as "
+            ".safetensors, or, to evaluate it, a .pt2"
         )
     try:
         data = path.read_bytes()
         pickled = path.suffix.lower() in PICKLED or data.startswith(_ARCHIVE)
         if pickled:
-            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of TorchScript, which is refused
+                content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         else:
             content = dense(decode(data))
     except OSError as error:
@@ -121,6 +124,11 @@ def _unreadable(path: Path, reason: str) -> str:
             "code from the file, so it is not done. Where it was made, save its weights: "
             "torch.save(model.state_dict(), 'model.pt')"
         )
+    if "TorchScript" in reason:
+        return (
+            f"{path} is a TorchScript archive, whose weights are not read; save its state_dict: "
+            "torch.save(torch.jit.load(...).state_dict(), 'model.pt')"
+        )
     first = reason.strip().splitlines()[0] if reason.strip() else "it is empty"
     return (
         f"{path} is damaged or no model: {first}. Save a state_dict, with safetensors or torch.save"
@@ -163,6 +171,8 @@ def _refuse_pickles(data: bytes) -> None:
         UnpicklingError: there is more.
     """
     with ZipFile(io.BytesIO(data)) as archive:
+        if not any(Path(name).name == "archive_format" for name in archive.namelist()):
+            raise ValueError("it holds no program")
         for name in archive.namelist():
             content = archive.read(name)
             if name.endswith("_config.json"):
