@@ -64,12 +64,30 @@ def test_own_samples_are_put_in_the_federations_terms(table, tmp_path):
     assert close == len(got) == 40
 
 
+def test_a_silo_needs_no_group_and_its_columns_have_names(tmp_path):
+    """The server's table says which hospital a row is of; a hospital's own need not."""
+    rows = list(samples(np.random.default_rng(2), 60, ("ant", "bee")))
+    text = "".join(f"{'xyz'[i % 3]},{a},{b},n{i},{c}\n" for i, (a, b, c) in enumerate(rows))
+    (tmp_path / "server.csv").write_text(f"ward,width,height,name,label\n{text}")
+    data = {"path": tmp_path / "server.csv", "group": "ward", "drop": "name"}
+    config = Config.create(data=data)
+    server = build_data(config)
+    mine = tmp_path / "mine.csv"
+    mine.write_text("label,height,width\n" + "".join(f"{c},{b},{a}\n" for a, b, c in rows[::3]))
+    found = own_data(config, mine, Schema.of(server))
+    left, right = (
+        sorted(map(tuple, torch.cat([side.train(0).x, side.test(0).x]).tolist()))
+        for side in (found, server)
+    )
+    np.testing.assert_allclose(left, right, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("width,height,label\n1,2,dog\n1,2,dog\n1,2,ant\n1,2,ant\n", "no class dog"),
-        ("width,depth,label\n1,2,ant\n1,2,bee\n1,2,ant\n", "samples are"),
-        ("width,label\n1,ant\n1,bee\n1,ant\n", "samples are"),
+        ("width,depth,label\n1,2,ant\n1,2,bee\n1,2,ant\n", "no column 'height'"),
+        ("width,label\n1,ant\n1,bee\n1,ant\n", "no column 'height'"),
     ],
 )
 def test_samples_of_another_kind_are_refused(table, tmp_path, text, words):

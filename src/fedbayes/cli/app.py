@@ -43,7 +43,7 @@ def main() -> None:
     if "" not in sys.path:
         sys.path.insert(0, "")
     rich.reconfigure(stderr=True)  # one console for all that is shown while work goes on
-    warnings.simplefilter("always", FedbayesWarning)
+    warnings.simplefilter("once", FedbayesWarning)
     warnings.showwarning = _show
     try:
         sys.exit(app(standalone_mode=False) or 0)

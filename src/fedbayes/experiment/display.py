@@ -174,7 +174,8 @@ class Display:
         config = simulation.config
         self._print(
             f"{self._title}{config.method['name']} on {simulation.data.dataset.name}: "
-            f"{simulation.data.clients} clients, {simulation.cohort} in a round, "
+            f"{simulation.data.clients} clients ({simulation.scheme}), {simulation.cohort} in a "
+            "round, "
             f"{config.model.name}, {config.engine}"
         )
         lines = simulation.folder.metrics()

@@ -165,12 +165,16 @@ class Simulation:
 
     def _remarks(self) -> list[str]:
         """What a user should know before the first round."""
-        resolved = {"data.partition": choose_scheme(self.data.dataset, self.config.data)}
         return [
-            *idle(self.config, resolved=resolved),
+            *idle(self.config, resolved={"data.partition": self.scheme}),
             *idle(self.method, "method."),
             *self.method.remarks(self.party.network),
         ]
+
+    @property
+    def scheme(self) -> str:
+        """How the data were divided, also where the config leaves it to the data."""
+        return choose_scheme(self.data.dataset, self.config.data)
 
     def _check_headline(self) -> None:
         """See that the headline figure is told by rounds, where something depends on it.
@@ -491,6 +495,7 @@ class Simulation:
             "dataset": self.data.dataset.name,
             "model": config.model.name,
             "clients": self.data.clients,
+            "partition": self.scheme,
             "cohort": self.cohort,
             "rounds": progress.round,
             **({"model_round": kept.round} if self.method.has_global_model else {}),

@@ -37,7 +37,11 @@ def own_data(config: Config, path: Path, schema: Schema) -> OwnData:
     """
     read = {"name": "own", "path": path.expanduser().absolute(), "clients": 1}
     one_part = {"partition": "iid", "limit": None, "classes": schema.classes}
-    settings = config.data.model_copy(update={**read, **one_part})
+    # By name, in the federation's order; a column that says whose rows they are is not needed.
+    columns = {"features": schema.features, "drop": (), "group": None}
+    settings = config.data.model_copy(
+        update={**read, **one_part, **(columns if schema.features else {})}
+    )
     dataset = load_dataset(settings)
     dataset = fit(dataset, schema, path)
     statistics = (np.array(schema.mean, np.float32), np.array(schema.std, np.float32))
