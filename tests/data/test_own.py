@@ -177,3 +177,20 @@ def test_settings_survive_a_round_trip():
     for asked in ({}, {"path": "x.csv", "clients": 4}, {"name": "mnist", "test": 0.3}):
         settings = DataSettings(**asked)
         assert DataSettings.model_validate_json(settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize("form", ["csv", "npz"])
+def test_an_empty_test_part_is_told(form, tmp_path):
+    """It was replaced by a quarter of the training part without a word."""
+    rows = "a,b,label\n" + "1,2,x\n3,4,y\n" * 10
+    if form == "csv":
+        (tmp_path / "train.csv").write_text(rows)
+        (tmp_path / "test.csv").write_text("a,b,label\n")
+        settings = {"path": tmp_path}
+    else:
+        x, y = np.ones((20, 2)), np.arange(20) % 2
+        np.savez(tmp_path / "train.npz", x=x, y=y)
+        np.savez(tmp_path / "test.npz", x=x[:0], y=y[:0])
+        settings = {"path": tmp_path}
+    with pytest.raises(DataError, match=r"empty|no rows|no samples"):
+        load_dataset(DataSettings(**settings))

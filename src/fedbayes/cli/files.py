@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import rich
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -170,7 +171,7 @@ def fuse(
         report=report,
         picture=picture,
     )
-    console = Console(stderr=True)
+    console = rich.get_console()
     with console.status("reading") as status:
         fusion, trials = job.run(status.update)
     if trials and not as_json:

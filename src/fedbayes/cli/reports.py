@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import rich
 import typer
 from rich.console import Console
 
@@ -21,7 +22,7 @@ def report(
     """One HTML page of a run, or of several side by side; needs no network."""
     from fedbayes.experiment.reports import write_page
 
-    with Console(stderr=True).status("") as status:
+    with rich.get_console().status("") as status:
         write_page(folders, out, status.update)
     Console().print(f"wrote {out}", highlight=False, soft_wrap=True)
 
@@ -45,6 +46,6 @@ def plot(
     """Draw a single figure of one run or several, for a paper."""
     from fedbayes.experiment.reports import plot
 
-    with Console(stderr=True).status("") as status:
+    with rich.get_console().status("") as status:
         plot(folders, figure, out, status.update)
     Console().print(f"wrote {out}", highlight=False, soft_wrap=True)

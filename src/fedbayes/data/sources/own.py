@@ -112,7 +112,15 @@ def _read_tables(files: dict[str, list[Path]], settings: SourceSettings) -> Data
         x = numbers(frame, features, where, notes)
     groups = None if settings.group is None else frame[settings.group].to_numpy()
     labels = frame[settings.label]
-    return _assemble(x, labels, groups, testing, settings, where, notes, features)
+    parted = "test" in files or bool(testing.any())
+    if not parted and settings.split is not None:
+        notes.append(
+            f"{where}: column '{settings.split}' puts no row into the test part, so clients test "
+            "on rows of their own"
+        )
+    return _assemble(
+        x, labels, groups, testing if parted else None, settings, where, notes, features
+    )
 
 
 def _holds_pictures(column: Any) -> bool:
@@ -184,7 +192,8 @@ def _read_arrays(files: dict[str, list[Path]], settings: SourceSettings) -> Data
             f"{where}: y has {size(y.shape[1:])} values for each sample; give the class alone"
         )
     labels = pd.Series(y.reshape(-1))
-    return _assemble(_pictures(x), labels, groups, testing, settings, where, notes, ())
+    parted = testing if "x_test" in arrays else None
+    return _assemble(_pictures(x), labels, groups, parted, settings, where, notes, ())
 
 
 def _joined(arrays: dict[str, Array], name: str, where: str) -> Array | None:
@@ -211,7 +220,7 @@ def _read_users(files: dict[str, list[Path]], settings: SourceSettings) -> Datas
     x, y, users, trained = read_users(settings.name, files)
     import pandas as pd
 
-    testing = np.arange(len(x)) >= (len(x) if trained is None else trained)
+    testing = None if trained is None else np.arange(len(x)) >= trained
     where = str(files["train"][0])
     return _assemble(x, pd.Series(y), users, testing, settings, where, [], ())
 
@@ -220,13 +229,15 @@ def _assemble(
     x: Array,
     labels: Any,
     groups: Array | None,
-    testing: Array,
+    testing: Array | None,
     settings: SourceSettings,
     where: str,
     notes: list[str],
     features: tuple[str, ...],
 ) -> Dataset:
-    """The data set of these samples, those to train on first."""
+    """The data set of these samples, those to train on first; `testing` is None without a test
+    part.
+    """
     sizes = [len(x), len(labels), *([] if groups is None else [len(groups)])]
     if len(set(sizes)) > 1:
         raise DataError(
@@ -235,6 +246,7 @@ def _assemble(
         )
     y, classes = class_indices(labels, settings.classes, where, notes)
     group_index, group_names = group_indices(groups, where, notes)
+    parted, testing = testing is not None, np.zeros(len(x), bool) if testing is None else testing
     order = np.argsort(testing, kind="stable")
     if settings.drops_incomplete and x.dtype.kind == "f":
         order = order[~np.isnan(x[order].reshape(len(x), -1)).any(1)]
@@ -245,7 +257,7 @@ def _assemble(
         x[order],
         y[order],
         classes,
-        official_train=trained if testing[order].any() else None,
+        official_train=trained if parted else None,
         groups=None if group_index is None else group_index[order],
         group_names=group_names,
         scale=255.0 if x.dtype == np.uint8 else 1.0,
