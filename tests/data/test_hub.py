@@ -1,6 +1,7 @@
 """Without a network: a plain message at once, or what was downloaded before."""
 
 import socket
+import re
 import time
 
 import numpy as np
@@ -34,7 +35,9 @@ def test_a_hub_that_does_not_answer_is_given_up_at_once(tmp_path, capfd, monkeyp
     with pytest.raises(DataError) as error:
         load_dataset(DataSettings(name="mnist", dir=tmp_path))
     assert time.monotonic() - began < 2
-    for words in ("does not answer", "ylecun/mnist was not", "into a folder 'mnist'", "FEDBAYES"):
+    # The request's own time limit and ours run out together.
+    assert re.search(r"does not answer|cannot be reached \(", str(error.value))
+    for words in ("ylecun/mnist was not", "into a folder 'mnist'", "FEDBAYES"):
         assert words in str(error.value)
     assert str(tmp_path / "mnist") in str(error.value)
     assert capfd.readouterr() == ("", "")
