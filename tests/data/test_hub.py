@@ -1,7 +1,7 @@
 """Without a network: a plain message at once, or what was downloaded before."""
 
-import socket
 import re
+import socket
 import time
 
 import numpy as np
