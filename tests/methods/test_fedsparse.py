@@ -317,7 +317,7 @@ def test_scaffold_fedsparse_sums_its_control_variates(tmp_path):
 @pytest.mark.data
 def test_sparsity_and_bytes_of_mid_on_cifar10(tmp_path):
     """The paper's Table 1: 47 % sparse, and 35 of 65 GB, within 30 to 50 rounds."""
-    config = em_view.Comparison("mixed", em_view._images("cifar10"), {"FedSparse, mid": 45}, 1)
+    config = em_view.Comparison("mixed", em_view._federation("cifar10"), {"FedSparse, mid": 45}, 1)
     run = fedbayes.run(config.config("FedSparse, mid", 0), tmp_path)
     assert run.summary["sparsity"] == pytest.approx(0.468, abs=0.05)
     dense_bytes = 4 * run.summary["model_parameters"] * 10
