@@ -5,7 +5,7 @@ import torch
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.errors import EngineError, FedbayesError
+from fedbayes.errors import EngineError, FedbayesError, RunError
 from fedbayes.federation.party import Task
 from fedbayes.messages import decode, encode
 from fedbayes.methods import METHODS
@@ -92,3 +92,20 @@ def test_a_client_with_other_frozen_weights_does_not_train():
         other = build(simulation.config.model, (1, 8, 8), 10, seed=1).constants_digest
         with pytest.raises(EngineError, match="frozen weights"):
             party.train(Task(0, 1, data, None, other))
+
+
+def test_frozen_weights_that_changed_stop_a_resume(tmp_path, monkeypatch):
+    """The factory may read a file, or draw otherwise in another version."""
+    with Simulation(Config.create(**settings("fedavg")), tmp_path) as simulation:
+        next(iter(simulation))
+
+    def other(shape, classes):
+        module = pretrained(shape, classes)
+        module[1].weight.data += 1
+        return module
+
+    monkeypatch.setattr("tests.toy_models.pretrained", other)
+    with pytest.raises(RunError, match="frozen weights"):
+        fedbayes.resume(tmp_path)
+    monkeypatch.undo()
+    assert fedbayes.resume(tmp_path).summary["rounds"] == 2

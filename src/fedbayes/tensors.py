@@ -5,7 +5,7 @@ server or a client is a frozen dataclass of such things; `pack` and `unpack` tur
 flat dict and back, so that every state of every method is stored in one way.
 """
 
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
@@ -87,6 +87,8 @@ def pack(state: object) -> Tensors:
 def unpack(kind: type[State], flat: Tensors) -> State:
     """The dataclass of type `kind` that `pack` flattened; the inverse of `pack`.
 
+    A field that was not stored, as by an older version, has its default, if it has one.
+
     Raises:
         MessageError: a field is missing, or a tensor belongs to no field.
     """
@@ -96,7 +98,10 @@ def unpack(kind: type[State], flat: Tensors) -> State:
         field, _, rest = name.partition("/")
         groups.setdefault(field, {})[rest] = tensor
     values: dict[str, Any] = {}
+    optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
     for name, hint in hints.items():
+        if name not in groups and name in optional:
+            continue
         group = groups.pop(name, {})
         if hint == Tensors:
             values[name] = group

@@ -64,6 +64,8 @@ class Progress:
     """Reports refused so far."""
     seconds: float = 0.0
     """Time that the rounds took."""
+    constants: str = ""
+    """Digest of the frozen parameters that the rounds were made with; empty without any."""
 
 
 def write_beside(path: Path, data: bytes) -> None:
@@ -407,7 +409,7 @@ def _table(text: str) -> Metrics:
     return table
 
 
-def first_progress(server: Tensors, clients: int) -> Progress:
+def first_progress(server: Tensors, clients: int, constants: str) -> Progress:
     """The state before the first round."""
     zeros = torch.zeros(clients, dtype=torch.int64)
-    return Progress(0, server, zeros, zeros.clone(), zeros.clone())
+    return Progress(0, server, zeros, zeros.clone(), zeros.clone(), constants=constants)

@@ -207,11 +207,17 @@ class Simulation:
             seed=self.config.seed,
         )
         server = self.method.init(self.party.network, federation)
-        return first_progress(pack(server), self.data.clients)
+        constants = self.party.network.constants_digest
+        return first_progress(pack(server), self.data.clients, constants)
 
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
         found = self.folder.progress() or first or self._first()
+        if found.constants != self.party.network.constants_digest:
+            raise RunError(
+                f"frozen weights of the network are not those that {self.folder.path} began with; "
+                "put its code and files back as they were, or start a new run"
+            )
         self.progress: Progress = found
         self._saved = found.round
         self.server: Any = unpack(self.method.server_state, found.server)
