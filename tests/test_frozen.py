@@ -6,6 +6,11 @@ import torch
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.errors import EngineError, FedbayesError, RunError
+from fedbayes.experiment.calibration import trust
+from fedbayes.experiment.compare import compare, open_model
+from fedbayes.experiment.evaluation_set import find_tests
+from fedbayes.experiment.export import export
+from fedbayes.experiment.reports import gather
 from fedbayes.federation.party import Task
 from fedbayes.messages import decode, encode
 from fedbayes.methods import METHODS
@@ -109,3 +114,58 @@ def test_frozen_weights_that_changed_stop_a_resume(tmp_path, monkeypatch):
         fedbayes.resume(tmp_path)
     monkeypatch.undo()
     assert fedbayes.resume(tmp_path).summary["rounds"] == 2
+
+
+@pytest.fixture
+def other_backbone(monkeypatch):
+    """From when it is called on, the factory makes other frozen weights."""
+
+    def change():
+        def other(shape, classes):
+            module = pretrained(shape, classes)
+            with torch.no_grad():
+                module[1].weight.neg_()
+            return module
+
+        monkeypatch.setattr("tests.toy_models.pretrained", other)
+
+    return change
+
+
+def test_a_model_is_tried_with_the_frozen_weights_that_it_was_trained_with(
+    tmp_path, other_backbone
+):
+    """They are in its file: whoever builds the network anew takes them from there."""
+    folder = tmp_path / "run"
+    run = fedbayes.run(**settings("fedavg", rounds=5), folder=folder)
+    with Simulation(None, folder) as simulation:
+        raw = simulation.data.raw_test(0, 40)
+    before = run.predictor()(raw)
+    other_backbone()
+    assert torch.equal(fedbayes.Run(folder).predictor()(raw), before)
+    accuracy = run.summary["global_accuracy"]
+    assert trust(folder).accuracy == pytest.approx(accuracy)
+    (record,) = gather([folder])
+    assert record.confusion.trace() / record.confusion.sum() == pytest.approx(accuracy)
+    export(folder, tmp_path / "m.pt2")
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    torch.testing.assert_close(program(raw.float()), before)
+    model = folder / "model.safetensors"
+    tests = find_tests(model, folder, [])
+    (score,) = compare({"m": open_model(model, tests)}, tests)
+    assert score.accuracy == pytest.approx(accuracy)
+
+
+def test_a_clients_own_network_is_not_put_on_other_frozen_weights(tmp_path, other_backbone):
+    folder = tmp_path / "run"
+    fedbayes.run(**settings("local", cohort=3), folder=folder)
+    trust(folder, personal=True)
+    other_backbone()
+    for refused in (
+        lambda: trust(folder, personal=True),
+        lambda: export(folder, tmp_path / "m.pt2", client="client-0"),
+        lambda: fedbayes.Run(folder).predictor(client="client-0"),
+    ):
+        with pytest.raises(RunError, match="frozen weights"):
+            refused()
+    assert not (tmp_path / "m.pt2").exists()

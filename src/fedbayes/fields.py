@@ -49,7 +49,7 @@ class Only:
 
     def holds(self, value: object) -> bool:
         """Whether this is such a value of the other setting."""
-        return value in self.values if self.values else value is not None
+        return value in self.values if self.values else bool(value)
 
     @property
     def wanted(self) -> str:

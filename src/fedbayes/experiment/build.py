@@ -136,6 +136,27 @@ def build_network(
     )
 
 
+def bind_frozen(run: RunFolder, network: Network) -> None:
+    """Give a network of a run the frozen parameters that the run was made with.
+
+    They are in its saved model. Where there is none, the network's own must be the same ones: the
+    factory may have read another file, or be of another version.
+
+    Raises:
+        RunError: they are not.
+    """
+    if not network.constants:
+        return
+    if run.model_file.exists():
+        network.adopt(run.model())
+    progress = run.progress()
+    if progress is not None and progress.constants != network.constants_digest:
+        raise RunError(
+            f"frozen weights of the network are not those that {run.path} was made with; put its "
+            "code and files back as they were"
+        )
+
+
 def build_party(config: Config, data: FederatedData) -> Party:
     """The clients of a federation, ready to work in this process."""
 

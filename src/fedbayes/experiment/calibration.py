@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fedbayes.errors import DataError, RunError
-from fedbayes.experiment.build import build_network, stored_data
+from fedbayes.experiment.build import bind_frozen, build_network, stored_data
 from fedbayes.experiment.personal import own_samplers, require_global
 from fedbayes.experiment.record import RunFolder, write_beside
 from fedbayes.experiment.reports.charts import diagram
@@ -70,6 +70,7 @@ def trust(folder: Path, *, personal: bool = False, client: str | int | None = No
     if not data.test_total:
         raise RunError(f"the clients of {folder} hold no test samples")
     network = build_network(config, data.shape, len(data.classes))
+    bind_frozen(run, network)
     if personal or chosen is not None:
         own = list(own_samplers(run, method, network, chosen))
         tests = [(draw, data.test(number).to(network.device)) for number, draw in own]

@@ -107,7 +107,9 @@ def open_model(
     if named is not None and (given is not None or card is None or card.client):
 
         def rebuild(tensors: Tensors) -> Predictor:
-            return _raw(point_predictor(tensors, network), preprocessing)
+            own = networks.build(settings, preprocessing.shape, len(preprocessing.classes), seed=0)
+            own.adopt(tensors)
+            return _raw(point_predictor(tensors, own), preprocessing)
     elif card is not None and given is None:
         method = Config.create(method=card.method).build_method()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedbayes.data import FederatedData, Preprocessing, pixel_order
 from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
-from fedbayes.experiment.build import build_network, stored_data
+from fedbayes.experiment.build import bind_frozen, build_network, stored_data
 from fedbayes.experiment.card import PROGRAM_INPUTS, Card
 from fedbayes.experiment.personal import own_weights, require_global
 from fedbayes.experiment.record import RunFolder, write_beside
@@ -90,6 +90,7 @@ def export(
     preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
     card = Card.of(config, preprocessing, rounds, name)
     network = build_network(config, preprocessing.shape, len(preprocessing.classes))
+    bind_frozen(run, network)
     weights = network.whole(weights)
     size = parameter_count(network.parameters(weights))
     if suffix in WEIGHTS and not small:

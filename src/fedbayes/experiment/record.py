@@ -359,6 +359,11 @@ class RunFolder:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_beside(self.metrics_file, text.encode())
 
+    def reopen(self) -> None:
+        """Remove what an interrupted run left at its end: it is no longer so once rounds follow."""
+        self.summary_file.unlink(missing_ok=True)
+        self.model_file.unlink(missing_ok=True)
+
     def finish(self, model: Tensors | None, summary: Metrics, card: Card) -> None:
         """Write the summary, and the global model with its card if there is one."""
         if model is not None:

@@ -22,6 +22,7 @@ from fedbayes.data import Preprocessing, choose_scheme, pixel_order
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
 from fedbayes.experiment.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.experiment.build import (
+    bind_frozen,
     build_data,
     build_network,
     build_party,
@@ -165,7 +166,16 @@ class Simulation:
 
     def _remarks(self) -> list[str]:
         """What a user should know before the first round."""
+        config, method = self.config, self.method
+        told = []
+        if config.data.limit_test is not None and self.data.dataset.official_train is None:
+            told.append("data.limit_test has no effect: there is no official test part")
+        if method.pooled and (config.cohort != 1.0 or config.min_reports > 1):
+            told.append(f"cohort and min_reports have no effect: {method.name} pools all data")
+        if not method.has_global_model and config.evaluate_every != 1:
+            told.append(f"evaluate_every has no effect: {method.name} has no global model")
         return [
+            *told,
             *idle(self.config, resolved={"data.partition": self.scheme}),
             *idle(self.method, "method."),
             *self.method.remarks(self.party.network),
@@ -275,6 +285,8 @@ class Simulation:
 
     def __iter__(self) -> Iterator[Step]:
         """Run the rounds that remain. After the last one the summary is written."""
+        if not self.over and not self.stop:
+            self.folder.reopen()
         while not self.over and not self.stop:
             yield self._step(self.progress.round + 1)
         if self._saved < self.progress.round:
@@ -350,7 +362,12 @@ class Simulation:
             evaluation, right = self._evaluated(model, number)
         if right is not None and self.method.pooled:
             correct, tested = right, sizes
-        line = {**evaluation, "local_accuracy": _local_accuracy(correct, tested), "round": number}
+        line = {
+            **evaluation,
+            "local_accuracy": _local_accuracy(correct, tested),
+            "local_clients": int((tested > 0).sum()),
+            "round": number,
+        }
         if not last and self._stands_still(line):
             last = True
             self._stopped = (
@@ -458,6 +475,7 @@ class Simulation:
             "round": result.number,
             **evaluation,
             "local_accuracy": self.local_accuracy(),
+            "local_clients": int((self.progress.tested > 0).sum()),
             "bytes_down": result.bytes_down,
             "bytes_up": result.bytes_up,
             "cohort": len(result.cohort),
@@ -649,9 +667,9 @@ class Run:
         """
         preprocessing, method = self.preprocessing, self.config.build_method()
         network = build_network(self.config, preprocessing.shape, len(preprocessing.classes))
+        bind_frozen(self.folder, network)
         order = None
         if client is None:
-            network.adopt(self.model)
             predict = method.predict(self.model, network)
         else:
             number = self.folder.find_client(client)

@@ -22,6 +22,8 @@ class Standing:
     """The value at the last improvement."""
     waited: int = 0
     """Rounds told of since then."""
+    clients: int = 0
+    """Clients that it is a mean over, where these grow in number."""
 
     def after(self, line: dict[str, Any]) -> Self:
         """The standing after a round, of which this is the line; it may not tell the figure."""
@@ -29,11 +31,15 @@ class Standing:
         if value is None:
             return self
         standing = self
+        clients = line.get("local_clients", 0) if self.figure == "local_accuracy" else 0
+        if clients != self.clients:
+            # A mean over other clients: what came before does not compare.
+            standing = type(self)(self.figure, self.min_improvement, clients=clients)
         if value > standing.best:
             standing = replace(standing, best=value, best_round=line["round"])
-        if value > self.improved + self.min_improvement:
+        if value > standing.improved + self.min_improvement:
             return replace(standing, improved=value, waited=0)
-        return replace(standing, waited=self.waited + 1)
+        return replace(standing, waited=standing.waited + 1)
 
     def after_all(self, lines: Iterable[dict[str, Any]]) -> Self:
         """The standing after these rounds."""

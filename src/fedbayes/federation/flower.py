@@ -80,7 +80,8 @@ class StateStore:
     checkpoint_every: int = 1
     """Rounds between the server's checkpoints; what it may go back to is kept."""
     keep_all: bool = False
-    """Whether the server keeps all of its checkpoints."""
+    """Whether the server may go back to any older state: it keeps all of its checkpoints, or the
+    best one, which only it knows."""
 
     def load(self, ticket: bytes, client: int) -> bytes:
         """The state that a ticket names.

@@ -45,7 +45,9 @@ class Aggregation(BaseModel):
         description="noise multiplier z: Gaussian noise of deviation z · clip on the sum of the "
         "changes (central differential privacy)",
     )
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ of differential privacy")
+    delta: Annotated[float, Only("noise")] = Field(
+        1e-5, gt=0, lt=1, description="δ of differential privacy"
+    )
 
     @property
     def plain(self) -> bool:
@@ -139,7 +141,7 @@ class Secure(BaseModel):
         le=MOST_LEVELS,
         description="steps from -range to range; as many as fit by default (2**29 for 4 clients)",
     )
-    max_weight: float = Field(
+    max_weight: Annotated[float, Only("enabled", True)] = Field(
         100_000.0,
         gt=0,
         description="largest weight of a report, where weights are numbers of samples",

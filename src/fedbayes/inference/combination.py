@@ -1,11 +1,13 @@
 """Linear combinations of weights: the factor of each model."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
+
+from fedbayes.fields import Only
 
 Rule = Literal["mean", "linear", "exp"]
 """mean: α_s = 1/S; linear: α_s = c + r_s; exp: α_s = exp(c r_s)."""
@@ -17,7 +19,9 @@ class Combination(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     alpha: Rule = Field("exp", description="factors: mean 1/S, linear c + r_s, exp exp(c r_s)")
-    c: float = Field(1e-3, description="constant of the linear and the exponential rule")
+    c: Annotated[float, Only("alpha", "linear", "exp")] = Field(
+        1e-3, description="constant of the linear and the exponential rule"
+    )
 
 
 def factors(

@@ -75,6 +75,8 @@ class ModelSettings(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> "ModelSettings":
+        if self.arguments and self.name in BUILT_IN:
+            raise ValueError(f"arguments are for your own factory; {self.name} takes none")
         if self.weights is not None and self.init != "default":
             raise ValueError("init has no effect on weights from a file; leave one of them out")
         return self

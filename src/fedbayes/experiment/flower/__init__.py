@@ -85,6 +85,7 @@ def federation(
     Raises:
         EngineError: the SuperLink cannot be reached.
     """
+    from fedbayes.experiment.config import Config
     from fedbayes.experiment.flower.apps import on_grid
     from fedbayes.experiment.flower.project import app_files
     from fedbayes.experiment.flower.superlink import Submission
@@ -93,7 +94,9 @@ def federation(
     link.check()  # before there is a run folder
 
     def start(simulation: Simulation) -> "Engine":
-        submission = Submission(link, app_files(simulation.config, simulation.data))
+        # As it was written: a resumed run reads its own copy of `model.weights`, nodes have theirs.
+        config = Config.load(simulation.folder.config_file)
+        submission = Submission(link, app_files(config, simulation.data))
 
         def close() -> None:
             submission.close(completed=simulation.over)

@@ -145,6 +145,7 @@ def server_app(project: Path) -> ServerApp:
             for step in simulation:
                 display.show(simulation, step)
             console.print(outcome(simulation.summary()))
+            simulation.require_an_update()
 
     return app
 

@@ -14,7 +14,7 @@ import torch
 from fedbayes.data import FederatedData, Partition
 from fedbayes.data.dataset import Rows
 from fedbayes.errors import FedbayesError, RunError
-from fedbayes.experiment.build import build_party, stored_data
+from fedbayes.experiment.build import bind_frozen, build_party, stored_data
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.record import Metrics, Progress, RunFolder
 from fedbayes.metrics import Calibration, calibrate, evaluate
@@ -190,7 +190,7 @@ def _record(run: RunFolder, label: str) -> Record:
     except FedbayesError as error:
         notes.append(f"classes have no names: {error}")
     try:
-        config = Config.load(run.config_file, ["device=auto"])
+        config = run.config().model_copy(update={"device": "auto"})
         method = config.build_method()
         told["headline"] = method.headline
         if not method.has_global_model:
@@ -205,7 +205,7 @@ def _record(run: RunFolder, label: str) -> Record:
         }
         model = _model(run, config, progress)
         if model is not None and data.test_total:
-            told["confusion"], told["calibration"] = _predicted(config, data, model)
+            told["confusion"], told["calibration"] = _predicted(run, config, data, model)
             lost = data.test_total - int(told["confusion"].sum())
             if lost:
                 notes.append(f"{lost} predictions of the global model are not finite")
@@ -258,7 +258,9 @@ def _model(run: RunFolder, config: Config, progress: Progress | None) -> Tensors
     return run.model() if run.model_file.exists() else None
 
 
-def _predicted(config: Config, data: FederatedData, model: Tensors) -> tuple[Rows, Calibration]:
+def _predicted(
+    run: RunFolder, config: Config, data: FederatedData, model: Tensors
+) -> tuple[Rows, Calibration]:
     """What the global model says of all clients' test samples.
 
     Returns:
@@ -266,6 +268,7 @@ def _predicted(config: Config, data: FederatedData, model: Tensors) -> tuple[Row
         calibration of all, where these have confidence 0.
     """
     party = build_party(config, data)
+    bind_frozen(run, party.network)
     device = party.network.device
     predict = party.method.predict(to(model, device), party.network)
     matrix = np.zeros((len(data.classes),) * 2, dtype=np.int64)

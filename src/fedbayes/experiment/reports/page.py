@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -302,7 +303,7 @@ def _cells(record: Record) -> dict[str, tuple[str, float | str]]:
     for heading, key in (("sent down", "bytes_down"), ("sent up", "bytes_up")):
         total = record.total(key)
         cells[heading] = (decimal(int(total)), total)
-    seconds = record.total("seconds") / max(record.rounds, 1)
+    seconds = median([line.get("seconds", 0.0) for line in record.metrics] or [0.0])
     cells["seconds a round"] = (f"{seconds:.2f}", seconds)
     time = record.changed
     cells["last round"] = none if time is None else (_day(record), time.isoformat())
