@@ -17,6 +17,8 @@ import pytest
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.errors import ConfigError, RunError
+from fedbayes.experiment.calibration import trust
+from fedbayes.experiment.export import export
 from fedbayes.experiment.record import RunFolder
 from fedbayes.federation.party import NoReport, Party
 from fedbayes.messages import decode, dense
@@ -470,3 +472,10 @@ def test_a_run_that_learnt_nothing_does_not_end_well(tmp_path):
     )
     again = fedbayes_cli("resume", tmp_path / "r", check=2)
     assert "untrained start" in again.stderr
+    for use in (
+        lambda: fedbayes.Run(tmp_path / "r").predictor(),
+        lambda: trust(tmp_path / "r"),
+        lambda: export(tmp_path / "r", tmp_path / "m.pt2"),
+    ):
+        with pytest.raises(RunError, match="untrained start"):
+            use()

@@ -1,16 +1,19 @@
 """Units: who owns what, and what is left when some are gone."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import fedbayes
+from fedbayes.contracts import Federation, Report, Sum
 from fedbayes.errors import FedbayesWarning
+from fedbayes.methods.feddrop import FedDrop
 from fedbayes.models import LeNet5, ModelSettings, Network, ResNet20, build, units
 from fedbayes.models.networks import MLP
-from tests.toy_models import head_first, residual, sequence
+from tests.toy_models import head_first, normalized, residual, sequence
 
 
 def kept(network, share=0.5, seed=0):
@@ -138,13 +141,32 @@ def test_dropout_says_where_it_drops_nothing():
 
 def test_dropout_takes_running_statistics_along():
     """A dropped unit's running mean goes with it, and only those who had it move it."""
+    network = Network(normalized((64,), 10))
+    method = FedDrop(dense_rate=0.7)
+    federation = Federation(clients=3, cohort=3, rounds=1, classes=10, seed=0)
+    server = method.init(network, federation)
+    total, had = Sum(), torch.zeros(10)
+    sums = torch.zeros(10)
+    for client in range(3):
+        message = method.message(server, client)
+        report = dict(message)
+        kept = message["2.running_mean"].masks[(0,)]
+        value = float(client + 1)
+        report["2.running_mean"] = replace(
+            message["2.running_mean"], values=torch.full((int(kept.sum()),), value)
+        )
+        total.add(client, Report(report, weight=2.0))
+        had += kept
+        sums += value * kept
+    assert 0 < int((had == 0).sum()) < 10, "some that nobody had, for a test of something"
+    following, _ = method.update(server, total)
+    before = server.buffers["2.running_mean"]
+    expected = torch.where(had > 0, sums / had.clamp_min(1), before)
+    torch.testing.assert_close(following.buffers["2.running_mean"], expected)
     run = fedbayes.run(
         rounds=2,
         data={"name": "digits", "clients": 3, "limit": 200, "partition": "iid"},
         model={"name": "tests.toy_models:normalized"},
         method={"name": "feddrop"},
     )
-    server = run.server()
-    assert server.buffers["2.running_mean"].shape == (10,)
-    assert server.buffers["2.running_mean"].ne(0).any()
-    assert torch.isfinite(server.buffers["2.running_var"]).all()
+    assert torch.isfinite(run.server().buffers["2.running_var"]).all()

@@ -90,3 +90,30 @@ def test_other_inputs_and_classes_are_told(tmp_path):
     told = " ".join(str(note.message) for note in notes)
     assert "for the classes x, y, and these are y, z" in told
     assert "standardized by other numbers" in told
+
+
+def test_the_same_classes_or_features_in_another_order_are_refused(tmp_path):
+    """The outputs would mean other classes, the inputs other features."""
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"{a:.3f}", f"{b:.3f}", "xy"[i % 2]) for i, (a, b) in enumerate(rng.normal(size=(80, 2)))
+    ]
+    for name, header, order in (("a", "u,v,label", (0, 1, 2)), ("b", "v,u,label", (1, 0, 2))):
+        lines = [",".join(row[i] for i in order) for row in rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join([header, *lines]) + "\n")
+    data = {"clients": 2, "partition": "iid", "path": tmp_path / "a.csv"}
+    first = fedbayes.run(rounds=1, data=data, model={"hidden": [8]})
+    file = first.folder.model_file
+    with pytest.raises(ModelError, match=r"classes in the order x, y.*set data\.classes"):
+        Simulation(warm(file, data={**data, "classes": ["y", "x"]}))
+    other = {**data, "path": tmp_path / "b.csv"}
+    with pytest.raises(ModelError, match=r"features in the order u, v.*set data\.features"):
+        Simulation(warm(file, data=other))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FedbayesWarning)
+        Simulation(warm(file, data={**other, "features": ["u", "v"]})).close()
+
+
+def test_a_network_that_is_frozen_whole_is_refused():
+    with pytest.raises(ModelError, match="no parameter that is trained"):
+        fedbayes.run(**{**SMALL, "model": {"name": "tests.toy_models:stone"}})

@@ -89,3 +89,8 @@ def sequence(shape, classes):
         nn.Flatten(),
         nn.Linear(4 * (prod(shape) - 4), classes),
     )
+
+
+def stone(shape, classes):
+    """A network that nothing trains."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes)).requires_grad_(False)

@@ -16,7 +16,7 @@ from fedbayes.data import (
     partition,
 )
 from fedbayes.data.wording import listed
-from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.record import RunFolder
@@ -99,12 +99,23 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
 
 
 def note_start(config: Config, preprocessing: Preprocessing) -> None:
-    """Say so if the weights to start from were trained on other inputs or classes."""
+    """Say so if the weights to start from were trained on other inputs or classes.
+
+    Raises:
+        ModelError: they are of the same classes or features in another order, and so mean others.
+    """
     file = config.model.weights
     text = read_model(file)[1] if file is not None else ""
     if not text:
         return
     before = Card.load(text, str(file)).preprocessing
+    for kind in ("classes", "features"):
+        then, now = getattr(before, kind), getattr(preprocessing, kind)
+        if then != now and sorted(then) == sorted(now):
+            raise ModelError(
+                f"{file} has its {kind} in the order {listed(then)}, and these data in the order "
+                f"{listed(now)}; set data.{kind} to the former"
+            )
     if before.classes != preprocessing.classes:
         warnings.warn(
             f"{file} was trained for the classes {listed(before.classes)}, and these are "

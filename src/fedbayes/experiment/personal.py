@@ -10,7 +10,7 @@ from fedbayes.contracts import AnyMethod
 from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError, RunError
 from fedbayes.experiment.flower import require_flower
-from fedbayes.experiment.record import ClientStates, RunFolder
+from fedbayes.experiment.record import NO_UPDATE, ClientStates, RunFolder
 from fedbayes.messages import Message, decode, dense
 from fedbayes.metrics import Predictor, Sampler
 from fedbayes.models import Network
@@ -118,11 +118,13 @@ def own_predictor(run: RunFolder, method: AnyMethod, network: Network, client: i
 
 
 def require_global(run: RunFolder, method: AnyMethod) -> None:
-    """See that a run has a global model.
+    """See that a run has a global model that learnt something.
 
     Raises:
-        RunError: only its clients have models; says whose.
+        RunError: only its clients have models (says whose), or no round had an update.
     """
+    if run.summary().get("stopped_reason") == NO_UPDATE:
+        raise RunError(f"the model of {run.path} is the untrained start: {NO_UPDATE}")
     if not method.has_global_model:
         raise RunError(
             f"{run.path} has no global model: under {method.name} only clients have models. Name "

@@ -38,6 +38,9 @@ from fedbayes.tensors import Tensors, pack, unpack
 
 SEEDS_FILE = "seeds.toml"
 """In a folder of several runs, what they share; see `fedbayes.experiment.seed_runs`."""
+NO_UPDATE = "no round had an update"
+"""Why a run ended whose model is the untrained start."""
+
 Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
 

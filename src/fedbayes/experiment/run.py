@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Federation
 from fedbayes.data import Preprocessing, choose_scheme, pixel_order
-from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
+from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, ModelError, RunError
 from fedbayes.experiment.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.experiment.build import (
     bind_frozen,
@@ -33,8 +33,9 @@ from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.display import Display, console_for
 from fedbayes.experiment.flower import require_flower
-from fedbayes.experiment.personal import own_predictor
+from fedbayes.experiment.personal import own_predictor, require_global
 from fedbayes.experiment.record import (
+    NO_UPDATE,
     ClientStates,
     Metrics,
     Progress,
@@ -216,6 +217,8 @@ class Simulation:
             classes=len(self.data.dataset.classes),
             seed=self.config.seed,
         )
+        if not self.party.network.split()[0]:
+            raise ModelError(f"model {self.config.model.name!r} has no parameter that is trained")
         server = self.method.init(self.party.network, federation)
         constants = self.party.network.constants_digest
         return first_progress(pack(server), self.data.clients, constants)
@@ -562,7 +565,7 @@ class Simulation:
         """Why there are no more rounds: the server's words, or that they are all done."""
         done = self.progress.round >= self.config.rounds
         if (done or self._stopped) and all(line["skipped"] for line in self.folder.metrics()):
-            return "no round had an update"
+            return NO_UPDATE
         words = self.method.stopped(self.server) or self._stopped
         return words or ("completed" if done else "interrupted")
 
@@ -670,6 +673,7 @@ class Run:
         bind_frozen(self.folder, network)
         order = None
         if client is None:
+            require_global(self.folder, method)
             predict = method.predict(self.model, network)
         else:
             number = self.folder.find_client(client)
