@@ -6,7 +6,6 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, RunError
-from fedbayes.experiment.record import RunFolder
 from fedbayes.experiment.standing import Standing
 from fedbayes.messages import decode, dense
 from fedbayes.testing import assert_identical
@@ -263,11 +262,17 @@ def test_a_report_says_that_its_models_are_the_last(tmp_path):
 
 
 def test_it_runs_on_flower_too(tmp_path):
+    """The nodes keep the states that the best checkpoint names."""
+    from fedbayes.experiment.calibration import trust
+
     pytest.importorskip("flwr")
-    config = jumpy(**LOCAL, keep_checkpoints="best", engine="flower-simulation", rounds=5)
-    run = fedbayes.run(config, tmp_path)
-    assert run.folder.rounds() == sorted({run.summary["best_round"], 5})
-    assert RunFolder(tmp_path).progress(run.summary["best_round"]) is not None
+    settings = {"keep_checkpoints": "best", "engine": "flower-simulation", "cohort": 4}
+    run = fedbayes.run(jumpy(**LOCAL, **settings, rounds=5), tmp_path)
+    best = run.summary["best_round"]
+    assert best < 5
+    assert run.folder.rounds() == [best, 5]
+    right = trust(tmp_path, personal=True).right
+    assert int(right.sum()) == int(run.folder.progress(best).correct.sum())
 
 
 def test_means_over_other_clients_do_not_compare():
