@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fedbayes
-from fedbayes import Config, Simulation
+from fedbayes import Config, SeedRuns, Simulation
 from fedbayes.cli import app
 from fedbayes.errors import ConfigError, EngineError, RunError
-from fedbayes.federation.party import Party
+from fedbayes.federation.party import NoReport, Party
 
 SMALL = {"rounds": 2, "data": {"clients": 4, "alpha": 0.3}, "model": {"hidden": [8]}}
 ARGUMENTS = ["--clients", "4", "--alpha", "0.3", "--set", "model.hidden=[8]"]
@@ -205,3 +206,37 @@ def test_killed_before_the_seeds_are_noted_the_same_call_goes_on(tmp_path):
         next(iter(simulation))
     done = fedbayes.run_seeds(small(), seeds=2, folder=tmp_path)
     assert [run.summary["rounds"] for run in done.runs.values()] == [2, 2]
+
+
+def test_a_seed_without_an_update_enters_no_mean(tmp_path, monkeypatch):
+    config, real = small(min_reports=4), Party.train
+
+    def train(self, task):
+        return NoReport("gone") if task.client == 1 else real(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Party, "train", train)
+        with pytest.raises(RunError, match=r"seed 0: no round .*gone"):
+            fedbayes.run_seeds(config, seeds=2, folder=tmp_path)
+    for again in (
+        lambda: fedbayes.run_seeds(config, seeds=2, folder=tmp_path),
+        lambda: fedbayes.resume_seeds(tmp_path),
+        SeedRuns(config, [0], tmp_path).conclude,
+    ):
+        with pytest.raises(RunError, match=r"seed 0: no round of .*seed-0 had an update"):
+            again()
+    assert "seed 0: no round" in cli("resume", tmp_path, check=2).stderr
+    assert not (tmp_path / "seed-1").exists()
+    assert not (tmp_path / "seeds.json").exists()
+    shutil.rmtree(tmp_path / "seed-0")  # the way out that the message names
+    assert fedbayes.run_seeds(config, seeds=2, folder=tmp_path).summary["seeds"] == [0, 1]
+
+
+def test_only_runs_that_have_ended_enter_a_mean(tmp_path):
+    runs = SeedRuns(small(), 1, tmp_path)
+    with runs.open(0) as simulation:
+        for _ in simulation:
+            simulation.stop = True
+    assert fedbayes.Run(tmp_path / "seed-0").summary["stopped_reason"] == "interrupted"
+    with pytest.raises(RunError, match="the run of seed 0 has not ended"):
+        runs.conclude()

@@ -90,7 +90,11 @@ class SeedRuns:
 
     @property
     def missing(self) -> list[int]:
-        """The seeds whose runs have not ended."""
+        """The seeds whose runs have not ended.
+
+        Raises:
+            RunError: a run is there with other settings, or ended without an update.
+        """
         return [seed for seed in self.seeds if not self._ended(seed)]
 
     def _ended(self, seed: int) -> bool:
@@ -99,7 +103,15 @@ class SeedRuns:
             return False
         if Config.load(run.config_file) != self._configs[seed]:
             raise RunError(f"{run.path} holds a run with other settings; choose another folder")
-        return run.summary_file.exists() and run.summary()["stopped_reason"] != "interrupted"
+        if not run.summary_file.exists() or run.summary()["stopped_reason"] == "interrupted":
+            return False
+        if (lines := run.metrics()) and all(line["skipped"] for line in lines):
+            raise RunError(
+                f"seed {seed}: no round of {run.path} had an update, so its model is the untrained "
+                "start and has no place in a mean; choose other settings in another folder, or "
+                f"remove {run.path} to run this seed again"
+            )
+        return True
 
     def open(self, seed: int, notify: Notify = unnoticed) -> Simulation:
         """The run of a seed, to begin or to go on.
@@ -147,8 +159,10 @@ class SeedRuns:
             which is None of a single run.
 
         Raises:
-            RunError: a run has not ended.
+            RunError: a run has not ended, or ended without an update.
         """
+        if missing := self.missing:
+            raise RunError(f"{self.folder}: the run of seed {missing[0]} has not ended")
         summaries = [RunFolder(self.place(seed)).summary() for seed in self.seeds]
         first = summaries[0]
         figures = {name: [found.get(name) for found in summaries] for name in FIGURES}
