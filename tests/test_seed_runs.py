@@ -177,9 +177,6 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
     fedbayes.run(small(rounds=1), tmp_path / "mixed" / "seed-0")
     with pytest.raises(RunError, match="seed-0 holds a run with other settings"):
         fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "mixed")
-    for seeds in (0, [], [2, 2]):
-        with pytest.raises(ConfigError, match="one or more, each once"):
-            fedbayes.run_seeds(small(), seeds=seeds)
 
 
 def test_weights_to_start_from_are_the_same_for_all_seeds(tmp_path):
@@ -240,3 +237,25 @@ def test_only_runs_that_have_ended_enter_a_mean(tmp_path):
     assert fedbayes.Run(tmp_path / "seed-0").summary["stopped_reason"] == "interrupted"
     with pytest.raises(RunError, match="the run of seed 0 has not ended"):
         runs.conclude()
+
+
+@pytest.mark.parametrize(
+    "seeds", [np.int64(2), np.arange(3, 5), (3, 4), range(3, 5), iter([3, 4])], ids=repr
+)
+def test_seeds_of_other_types_are_plain_integers(seeds, tmp_path):
+    runs = SeedRuns(small(seed=3), seeds, tmp_path)
+    assert runs.seeds == [3, 4]
+    assert {type(seed) for seed in runs.seeds} == {int}
+    runs._note()
+    assert SeedRuns.stored(tmp_path).seeds == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [0, -1, [], [2, 2], [np.int64(2), 2], 2.0, "3", [1.0, 2.0], ["1"], True, None, {}, np.array(2)],
+    ids=repr,
+)
+def test_what_are_no_seeds_is_refused_before_anything_is_written(seeds, tmp_path):
+    with pytest.raises(ConfigError, match=r"seeds is .* one or more, each once"):
+        fedbayes.run_seeds(small(), seeds=seeds, folder=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

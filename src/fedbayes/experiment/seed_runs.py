@@ -14,8 +14,9 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import tomli_w
 
@@ -49,19 +50,15 @@ class SeedRuns:
         folder: where the run folders are; a temporary one if None.
 
     Raises:
-        ConfigError: the seeds are none, or one is named twice.
+        ConfigError: the seeds are none or no integers, or one is named twice.
         RunError: the folder holds something else.
     """
 
     def __init__(
         self, config: Config, seeds: int | Sequence[int], folder: Path | str | None = None
     ) -> None:
-        if isinstance(seeds, int):
-            seeds = range(config.seed, config.seed + seeds)
-        self.seeds = list(seeds)
+        self.seeds = _numbers(seeds, config.seed)
         """The seeds."""
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"the seeds are {self.seeds}; give one or more, each once")
         self._temporary = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
@@ -268,6 +265,37 @@ def _to_the_end(
             )
     repeated.conclude()
     return repeated
+
+
+def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
+    """The seeds as plain integers, also of NumPy's.
+
+    Args:
+        seeds: how many, or which.
+        first: where a number of seeds begins.
+
+    Raises:
+        ConfigError: they are none or no integers, or one is named twice.
+    """
+    if _whole(seeds):
+        given: list[Any] = list(range(first, first + int(seeds)))
+    else:
+        try:
+            given = list(seeds)
+        except TypeError:  # nothing to go through
+            given = []
+    numbers = [int(seed) for seed in given if _whole(seed)]
+    if not numbers or len(set(numbers)) < len(given):
+        raise ConfigError(
+            f"seeds is {seeds!r}; give how many, as an integer of 1 or more, or which, as a list "
+            "of one or more, each once"
+        )
+    return numbers
+
+
+def _whole(value: object) -> TypeGuard[int]:
+    """Whether this is an integer; true and false are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _with_seed(config: Config, seed: int) -> Config:
