@@ -190,6 +190,12 @@ def test_weights_to_start_from_are_the_same_for_all_seeds(tmp_path):
     weights.write_bytes((tmp_path / "second" / "model.safetensors").read_bytes())
     with pytest.raises(RunError, match=f"seed 2: {weights} has changed since"):
         fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds")
+    weights.unlink()
+    with pytest.raises(RunError, match=r"No such file.*seed-[01]/start.safetensors is a copy"):
+        fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds")
+    assert not (tmp_path / "seeds" / "seed-2").exists()
+    shutil.copy(tmp_path / "seeds" / "seed-1" / "start.safetensors", weights)  # as it says
+    assert len(fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds").runs) == 3
 
 
 def test_a_wrong_config_leaves_no_folder(tmp_path):
@@ -259,3 +265,21 @@ def test_what_are_no_seeds_is_refused_before_anything_is_written(seeds, tmp_path
     with pytest.raises(ConfigError, match=r"seeds is .* one or more, each once"):
         fedbayes.run_seeds(small(), seeds=seeds, folder=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_summary_is_never_of_fewer_seeds_than_asked_for(tmp_path, monkeypatch):
+    fedbayes.run_seeds(small(), seeds=2, folder=tmp_path)
+    more = SeedRuns(small(), 3, tmp_path)
+    with pytest.raises(RunError, match="of the seeds 0, 1, not of 0, 1, 2"):
+        _ = more.summary
+    assert SeedRuns(small(), 2, tmp_path).summary["seeds"] == [0, 1]
+
+    def train(self, task):
+        raise EngineError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Party, "train", train)
+        with pytest.raises(EngineError, match="seed 2: the disk"):
+            fedbayes.run_seeds(small(), seeds=3, folder=tmp_path)
+    assert not (tmp_path / "seeds.json").exists()
+    assert fedbayes.resume_seeds(tmp_path).summary["seeds"] == [0, 1, 2]

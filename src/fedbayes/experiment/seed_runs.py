@@ -20,6 +20,7 @@ from typing import Any, Self, TypeGuard
 
 import tomli_w
 
+from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.experiment.activity import Notify, unnoticed
 from fedbayes.experiment.config import Config
@@ -122,7 +123,9 @@ class SeedRuns:
         simulation = Simulation(
             None if there else self._configs[seed], self.place(seed), notify=notify
         )
-        self._note()  # only now is the config known to be sound
+        # Only now is the config known to be sound.
+        self._table_file.unlink(missing_ok=True)  # it lacks this run
+        self._note()
         return simulation
 
     def _same_start(self, weights: Path | None) -> None:
@@ -130,10 +133,17 @@ class SeedRuns:
         if weights is None:
             return
         for copy in self.folder.glob(f"seed-*/start{weights.suffix}"):
-            if copy.read_bytes() != weights.read_bytes():
+            try:
+                changed = copy.read_bytes() != weights.read_bytes()
+            except OSError as error:
+                raise RunError(
+                    f"the weights that {copy.parent} started from cannot be compared with those of "
+                    f"model.weights ({error}); {copy} is a copy of them: put it in their place"
+                ) from None
+            if changed:
                 raise RunError(
                     f"{weights} has changed since {copy.parent} started from it; choose another "
-                    "folder, or take it back"
+                    f"folder, or take it back: {copy} is a copy of what it was"
                 )
 
     @contextmanager
@@ -174,7 +184,7 @@ class SeedRuns:
             "folder": str(self.folder),
         }
         self._note()
-        write_beside(self.folder / "seeds.json", (json.dumps(table, indent=2) + "\n").encode())
+        write_beside(self._table_file, (json.dumps(table, indent=2) + "\n").encode())
         return table
 
     @property
@@ -185,10 +195,19 @@ class SeedRuns:
             RunError: they have not all ended.
         """
         try:
-            table: Metrics = json.loads((self.folder / "seeds.json").read_text())
+            table: Metrics = json.loads(self._table_file.read_text())
         except (OSError, ValueError) as error:
             raise RunError(f"{self.folder} has no summary yet: {error}") from None
+        if table["seeds"] != self.seeds:
+            raise RunError(
+                f"the summary in {self.folder} is of the seeds {listed(table['seeds'])}, not of "
+                f"{listed(self.seeds)}; conclude() makes a new one once all have ended"
+            )
         return table
+
+    @property
+    def _table_file(self) -> Path:
+        return self.folder / "seeds.json"
 
     @property
     def runs(self) -> dict[int, Run]:
@@ -281,7 +300,7 @@ def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
         given: list[Any] = list(range(first, first + int(seeds)))
     else:
         try:
-            given = list(seeds)
+            given = list(seeds)  # type: ignore[arg-type]
         except TypeError:  # nothing to go through
             given = []
     numbers = [int(seed) for seed in given if _whole(seed)]
