@@ -283,3 +283,9 @@ def test_a_summary_is_never_of_fewer_seeds_than_asked_for(tmp_path, monkeypatch)
             fedbayes.run_seeds(small(), seeds=3, folder=tmp_path)
     assert not (tmp_path / "seeds.json").exists()
     assert fedbayes.resume_seeds(tmp_path).summary["seeds"] == [0, 1, 2]
+
+
+def test_a_note_on_what_all_seeds_share_is_printed_once(tmp_path):
+    arguments = ["--partition", "iid", "--rounds", 1, "--seeds", 3, "-o", tmp_path / "out"]
+    done = cli("run", *ARGUMENTS, *arguments)
+    assert done.stderr.count("note: data.alpha has no effect") == 1
