@@ -12,8 +12,13 @@ from torch import nn
 import fedbayes
 from fedbayes.cli import main
 from fedbayes.data import DataSettings, load_dataset
+from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.experiment.reports import draw
 from fedbayes.models import MLP, dense_layers, relu_network
+
+BEGIN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+"""How files of pictures begin."""
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +162,33 @@ def test_wrong_settings_are_named(arguments, words):
 def test_models_that_do_not_match_are_named(models, words):
     with pytest.raises(ModelError, match=words):
         fedbayes.fuse([model.state_dict() for model in models])
+
+
+@pytest.mark.parametrize("suffix", PICTURES)
+def test_a_picture_is_what_its_name_says(files, suffix):
+    folder, paths = files
+    picture = folder / f"p{suffix}"
+    assert command("fuse", *paths, "-o", folder / "g.pt", "--picture", picture) == 0
+    assert picture.read_bytes().startswith(BEGIN[suffix])
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", ["p.webp", "p.jpg", "p"])
+def test_a_picture_of_no_known_format_is_refused_before_anything_is_written(files, name, capsys):
+    folder, paths = files
+    for words in (
+        ["fuse", *paths, "-o", folder / "new.pt", "--picture", folder / name],
+        ["data", "show", "digits", "-o", folder / name],
+        ["calibrate", folder, "--picture", folder / name],
+    ):
+        assert command(*words) == 2
+        assert "ends in .png, .svg or .pdf" in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "new.pt").exists()
+    assert not (folder / name).exists()
+
+
+def test_there_is_one_list_of_formats_for_pictures():
+    assert draw.FORMATS == PICTURES
 
 
 def test_command_writes_all_it_was_asked_for(files, capsys):

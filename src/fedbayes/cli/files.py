@@ -137,7 +137,9 @@ def fuse(
         int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="JSON file for the full report.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="PNG file for who shares what.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG, SVG or PDF file for who shares what.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Fuse fully connected models that were trained apart into one, in one go."""
@@ -212,8 +214,9 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
+    from fedbayes.data.plot import PICTURES
     from fedbayes.experiment.calibration import plot, summary, trust
-    from fedbayes.experiment.silos import PICTURES, writable
+    from fedbayes.experiment.silos import writable
 
     if personal and client is not None:
         raise RunError("--personal is for all clients, --client for one; give one of them")

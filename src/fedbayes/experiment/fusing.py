@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
+from fedbayes.data.plot import PICTURES, save_figure
 from fedbayes.errors import ConfigError, ModelError, RunError
 from fedbayes.experiment.record import write_beside
 from fedbayes.experiment.silos import (
-    PICTURES,
     WEIGHTS,
     read_counts,
     read_models,
@@ -270,7 +270,7 @@ def summary(fusion: Fusion) -> dict[str, Any]:
 
 
 def plot_matching(fusion: Fusion, path: Path) -> None:
-    """Draw which model has a share in which fused neuron, layer by layer, into a PNG file."""
+    """Draw which model has a share in which fused neuron, layer by layer, into a picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -302,7 +302,7 @@ def plot_matching(fusion: Fusion, path: Path) -> None:
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.set_xlabel("models that share it")
         right.set_ylabel("neurons")
-    figure.savefig(path, format="png", dpi=150)
+    save_figure(figure, path)
 
 
 def _check(models: Mapping[str, Layers], samples: Samples) -> None:

@@ -37,8 +37,6 @@ def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files that weights are written to."""
-PICTURES = (".png", ".svg", ".pdf", ".eps", ".jpg", ".jpeg", ".tif", ".tiff", ".webp")
-"""Suffixes of files that a picture is drawn to."""
 
 
 def shared_card(paths: Sequence[Path]) -> Card | None:
