@@ -127,7 +127,11 @@ def fuse(
     seed: Annotated[int, typer.Option(help="Seed of the order of models.")] = 0,
     held_out: Annotated[
         Path | None,
-        typer.Option("--select", help="NPZ with x and y: choose settings on it by a grid."),
+        typer.Option(
+            "--select",
+            help="NPZ with x and y: choose settings on it by a grid. x is raw if all models are "
+            "files of fedbayes with the same standardization, else as the networks see it.",
+        ),
     ] = None,
     grid: Annotated[
         list[str] | None,
