@@ -6,7 +6,11 @@ import tomllib
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import example, given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from pydantic import BaseModel
+from torch import nn
 
 from fedbayes import Simulation
 from fedbayes.errors import ConfigError, FedbayesWarning
@@ -32,6 +36,45 @@ def test_a_dump_loads_again(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text(config.dump())
     assert Config.load(file) == config
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(arguments=st.dictionaries(st.text(), VALUES, max_size=4))
+@example({"opts": {"a b": 1}, "": {"": {}}, 'a."b"': [{"c d": []}], "line\nend": "\r\n\x00"})
+@example({"several": [{"text": "x" * 80}, {"text": "y" * 80}], "last": [[10**20] * 6] * 3})
+@settings_of_hypothesis(max_examples=60, deadline=None)
+def test_arguments_of_any_form_are_the_same_in_a_stored_config(arguments):
+    config = Config.create(model={"name": "some.where:net", "arguments": arguments}, rounds=7)
+    again = tomllib.loads(config.dump())
+    assert again["model"]["arguments"] == arguments
+    assert Config.create(**again) == config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"a": None}, "model.arguments: a is None, which a config cannot hold; leave it out"),
+        ({"a": {"b": [1, {"c": None}]}}, "model.arguments: a.b[1].c is None"),
+        ({"a": [1.0, float("inf")]}, "model.arguments: a[1] is inf; numbers are finite"),
+        ({"a": {1: 2}}, "model.arguments: a has the key 1; keys are text"),
+        ({"a": np.float32(1)}, "model.arguments: a is a float32, which a config cannot hold"),
+        ({"a": nn.ReLU}, "model.arguments: a is a type, which a config cannot hold"),
+    ],
+)
+def test_arguments_that_no_config_can_hold_are_refused(arguments, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Config.create(model={"name": "some.where:net", "arguments": arguments})
+
+
+def test_dates_among_arguments_are_refused():
+    with pytest.raises(ConfigError, match="a is a date"):
+        Config.load(None, ["model.name=a:b", "model.arguments={a=1979-05-27}"])
 
 
 def fields(model, prefix=""):

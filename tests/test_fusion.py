@@ -11,9 +11,16 @@ from torch import nn
 
 import fedbayes
 from fedbayes.cli import main
-from fedbayes.data import DataSettings, load_dataset
+from fedbayes.data import DataSettings, Preprocessing, load_dataset
+from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.experiment.card import Card
+from fedbayes.experiment.reports import draw
+from fedbayes.experiment.silos import write_model
 from fedbayes.models import MLP, dense_layers, relu_network
+
+BEGIN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+"""How files of pictures begin."""
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +164,95 @@ def test_wrong_settings_are_named(arguments, words):
 def test_models_that_do_not_match_are_named(models, words):
     with pytest.raises(ModelError, match=words):
         fedbayes.fuse([model.state_dict() for model in models])
+
+
+def carded(silos, folder):
+    """The networks as files that say how samples are standardized, and as files that do not.
+
+    Both take (pixel / 16 - 0.3) / 0.4, which is folded into their first layers.
+    """
+    models, _, (x, y) = silos
+    preprocessing = Preprocessing((1, 8, 8), 16.0, (0.3,), (0.4,), tuple("0123456789"))
+    with_card, without = [], []
+    for index, weights in enumerate(models):
+        layers = dense_layers(weights, str(index))
+        changed = dict(weights)
+        (name,) = (n for n, tensor in weights.items() if tensor is layers[0].weight)
+        bias = name.replace("weight", "bias")
+        changed[name] = weights[name] * 0.4
+        changed[bias] = weights[bias] + 0.3 * weights[name].sum(1)
+        with_card.append(folder / f"with-{index}.safetensors")
+        without.append(folder / f"without-{index}.safetensors")
+        write_model(with_card[-1], changed, Card(preprocessing, {}, {"name": "local"}, {}, 1))
+        write_model(without[-1], changed)
+    raw = x.numpy() * 16
+    np.savez(folder / "raw.npz", x=raw.reshape(-1, 1, 8, 8).astype(np.uint8), y=y.numpy())
+    np.savez(folder / "seen.npz", x=(raw / 16 - 0.3) / 0.4, y=y.numpy())
+    return with_card, without
+
+
+def test_held_out_samples_are_raw_where_the_models_say_how_they_are_standardized(
+    silos, tmp_path, capsys
+):
+    with_card, without = carded(silos, tmp_path)
+    reports, notes = [], []
+    for paths, samples in ((with_card, "raw.npz"), (without, "seen.npz")):
+        report = tmp_path / "report.json"
+        options = ["--select", tmp_path / samples, "--report", report, "--sigma", "1"]
+        assert command("fuse", *paths, "-o", tmp_path / "g.safetensors", *options) == 0
+        reports.append(json.loads(report.read_text()))
+        notes.append(capsys.readouterr().err)
+    one, two = reports
+    assert one["sizes"] == two["sizes"]
+    assert one["settings"] == two["settings"]
+    for trial, other in zip(one["trials"], two["trials"], strict=True):
+        assert trial == {**other, "nll": pytest.approx(other["nll"], rel=1e-4)}
+    assert max(trial["accuracy"] for trial in one["trials"]) > 0.65
+    assert "raw.npz are taken as raw, and standardized" in notes[0]
+    assert "seen.npz are taken as the networks see them" in notes[1]
+
+
+def test_missing_values_are_for_raw_samples_alone(silos, tmp_path, capsys):
+    with_card, without = carded(silos, tmp_path)
+    x = np.full((4, 64), 3.0)
+    x[0, 0] = np.nan
+    np.savez(tmp_path / "gaps.npz", x=x, y=np.arange(4))
+    np.savez(tmp_path / "wide.npz", x=np.ones((4, 65)), y=np.arange(4))
+    fuse = ["fuse", "-o", tmp_path / "g.pt", "--grid", "gamma=1", "--sigma0", 1, "--epsilon", 0]
+    assert command(*fuse, *with_card, "--select", tmp_path / "gaps.npz") == 0
+    for paths, name, words in (
+        (without, "gaps.npz", "gaps.npz: NaN or infinite values"),
+        (with_card, "wide.npz", "wide.npz: the samples are of shape (4, 65)"),
+    ):
+        assert command(*fuse, *paths, "--select", tmp_path / name) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", PICTURES)
+def test_a_picture_is_what_its_name_says(files, suffix):
+    folder, paths = files
+    picture = folder / f"p{suffix}"
+    assert command("fuse", *paths, "-o", folder / "g.pt", "--picture", picture) == 0
+    assert picture.read_bytes().startswith(BEGIN[suffix])
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", ["p.webp", "p.jpg", "p"])
+def test_a_picture_of_no_known_format_is_refused_before_anything_is_written(files, name, capsys):
+    folder, paths = files
+    for words in (
+        ["fuse", *paths, "-o", folder / "new.pt", "--picture", folder / name],
+        ["data", "show", "digits", "-o", folder / name],
+        ["calibrate", folder, "--picture", folder / name],
+    ):
+        assert command(*words) == 2
+        assert "ends in .png, .svg or .pdf" in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "new.pt").exists()
+    assert not (folder / name).exists()
+
+
+def test_there_is_one_list_of_formats_for_pictures():
+    assert draw.FORMATS == PICTURES
 
 
 def test_command_writes_all_it_was_asked_for(files, capsys):

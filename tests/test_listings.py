@@ -163,11 +163,14 @@ def test_data_list(cli):
     assert "scikit-learn" in cli("data", "list")
 
 
-def test_data_show_draws(cli, tmp_path):
-    picture = tmp_path / "shares.png"
+@pytest.mark.parametrize(
+    ("suffix", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_data_show_draws(cli, tmp_path, suffix, begin):
+    picture = tmp_path / f"shares.{suffix}"
     text = cli("data", "show", "digits", "--clients", 5, "--alpha", 0.2, "--out", picture)
     assert "5 clients" in text
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes().startswith(begin)
 
 
 def test_help_is_quick_to_import():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fedbayes
-from fedbayes import Config, Simulation
+from fedbayes import Config, SeedRuns, Simulation
 from fedbayes.cli import app
 from fedbayes.errors import ConfigError, EngineError, RunError
-from fedbayes.federation.party import Party
+from fedbayes.federation.party import NoReport, Party
 
 SMALL = {"rounds": 2, "data": {"clients": 4, "alpha": 0.3}, "model": {"hidden": [8]}}
 ARGUMENTS = ["--clients", "4", "--alpha", "0.3", "--set", "model.hidden=[8]"]
@@ -176,9 +177,6 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
     fedbayes.run(small(rounds=1), tmp_path / "mixed" / "seed-0")
     with pytest.raises(RunError, match="seed-0 holds a run with other settings"):
         fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "mixed")
-    for seeds in (0, [], [2, 2]):
-        with pytest.raises(ConfigError, match="one or more, each once"):
-            fedbayes.run_seeds(small(), seeds=seeds)
 
 
 def test_weights_to_start_from_are_the_same_for_all_seeds(tmp_path):
@@ -192,6 +190,12 @@ def test_weights_to_start_from_are_the_same_for_all_seeds(tmp_path):
     weights.write_bytes((tmp_path / "second" / "model.safetensors").read_bytes())
     with pytest.raises(RunError, match=f"seed 2: {weights} has changed since"):
         fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds")
+    weights.unlink()
+    with pytest.raises(RunError, match=r"No such file.*seed-[01]/start.safetensors is a copy"):
+        fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds")
+    assert not (tmp_path / "seeds" / "seed-2").exists()
+    shutil.copy(tmp_path / "seeds" / "seed-1" / "start.safetensors", weights)  # as it says
+    assert len(fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds").runs) == 3
 
 
 def test_a_wrong_config_leaves_no_folder(tmp_path):
@@ -205,3 +209,83 @@ def test_killed_before_the_seeds_are_noted_the_same_call_goes_on(tmp_path):
         next(iter(simulation))
     done = fedbayes.run_seeds(small(), seeds=2, folder=tmp_path)
     assert [run.summary["rounds"] for run in done.runs.values()] == [2, 2]
+
+
+def test_a_seed_without_an_update_enters_no_mean(tmp_path, monkeypatch):
+    config, real = small(min_reports=4), Party.train
+
+    def train(self, task):
+        return NoReport("gone") if task.client == 1 else real(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Party, "train", train)
+        with pytest.raises(RunError, match=r"seed 0: no round .*gone"):
+            fedbayes.run_seeds(config, seeds=2, folder=tmp_path)
+    for again in (
+        lambda: fedbayes.run_seeds(config, seeds=2, folder=tmp_path),
+        lambda: fedbayes.resume_seeds(tmp_path),
+        SeedRuns(config, [0], tmp_path).conclude,
+    ):
+        with pytest.raises(RunError, match=r"seed 0: no round of .*seed-0 had an update"):
+            again()
+    assert "seed 0: no round" in cli("resume", tmp_path, check=2).stderr
+    assert not (tmp_path / "seed-1").exists()
+    assert not (tmp_path / "seeds.json").exists()
+    shutil.rmtree(tmp_path / "seed-0")  # the way out that the message names
+    assert fedbayes.run_seeds(config, seeds=2, folder=tmp_path).summary["seeds"] == [0, 1]
+
+
+def test_only_runs_that_have_ended_enter_a_mean(tmp_path):
+    runs = SeedRuns(small(), 1, tmp_path)
+    with runs.open(0) as simulation:
+        for _ in simulation:
+            simulation.stop = True
+    assert fedbayes.Run(tmp_path / "seed-0").summary["stopped_reason"] == "interrupted"
+    with pytest.raises(RunError, match="the run of seed 0 has not ended"):
+        runs.conclude()
+
+
+@pytest.mark.parametrize(
+    "seeds", [np.int64(2), np.arange(3, 5), (3, 4), range(3, 5), iter([3, 4])], ids=repr
+)
+def test_seeds_of_other_types_are_plain_integers(seeds, tmp_path):
+    runs = SeedRuns(small(seed=3), seeds, tmp_path)
+    assert runs.seeds == [3, 4]
+    assert {type(seed) for seed in runs.seeds} == {int}
+    runs._note()
+    assert SeedRuns.stored(tmp_path).seeds == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [0, -1, [], [2, 2], [np.int64(2), 2], 2.0, "3", [1.0, 2.0], ["1"], True, None, {}, np.array(2)],
+    ids=repr,
+)
+def test_what_are_no_seeds_is_refused_before_anything_is_written(seeds, tmp_path):
+    with pytest.raises(ConfigError, match=r"seeds is .* one or more, each once"):
+        fedbayes.run_seeds(small(), seeds=seeds, folder=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_summary_is_never_of_fewer_seeds_than_asked_for(tmp_path, monkeypatch):
+    fedbayes.run_seeds(small(), seeds=2, folder=tmp_path)
+    more = SeedRuns(small(), 3, tmp_path)
+    with pytest.raises(RunError, match="of the seeds 0, 1, not of 0, 1, 2"):
+        _ = more.summary
+    assert SeedRuns(small(), 2, tmp_path).summary["seeds"] == [0, 1]
+
+    def train(self, task):
+        raise EngineError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Party, "train", train)
+        with pytest.raises(EngineError, match="seed 2: the disk"):
+            fedbayes.run_seeds(small(), seeds=3, folder=tmp_path)
+    assert not (tmp_path / "seeds.json").exists()
+    assert fedbayes.resume_seeds(tmp_path).summary["seeds"] == [0, 1, 2]
+
+
+def test_a_note_on_what_all_seeds_share_is_printed_once(tmp_path):
+    arguments = ["--partition", "iid", "--rounds", 1, "--seeds", 3, "-o", tmp_path / "out"]
+    done = cli("run", *ARGUMENTS, *arguments)
+    assert done.stderr.count("note: data.alpha has no effect") == 1

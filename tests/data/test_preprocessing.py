@@ -47,6 +47,23 @@ def test_a_table_is_taken_by_the_names_of_its_columns():
         TABLE.apply(np.ones((3, 3)))
 
 
+def test_blanks_around_names_of_columns_do_not_count_as_in_a_file():
+    frame = pd.DataFrame(RAW, columns=[" age", "dose \t"])
+    assert torch.equal(TABLE.apply(frame), SEEN)
+    with pytest.raises(DataError, match="two columns of one name"):
+        TABLE.apply(frame.assign(age=1.0))
+    blank = dataclasses.replace(TABLE, features=("age ", "dose"))  # the model's own, as of an array
+    frame.columns = pd.Index(["age ", " dose"])
+    assert torch.equal(blank.apply(frame), SEEN)
+
+
+@pytest.mark.parametrize("kind", [list, lambda rows: np.array(rows, dtype=object)])
+def test_rows_of_several_lengths_are_told(kind):
+    with pytest.raises(DataError, match="samples are n"):
+        TABLE.apply(kind([[1.0, 2.0], [3.0]]))
+    assert TABLE.apply([[1.0, -1.0], [3.0, -1.0]]).tolist() == [[-1.0, 0.0], [0.0, 0.0]]
+
+
 def test_what_clients_see_is_what_is_applied():
     images = build_dataset(
         "toy",

@@ -4,6 +4,7 @@ import re
 import sys
 import warnings
 from errno import ENOSPC
+from functools import partial
 from importlib.metadata import version
 from typing import Annotated, NoReturn, TextIO
 
@@ -43,8 +44,9 @@ def main() -> None:
     if "" not in sys.path:
         sys.path.insert(0, "")
     rich.reconfigure(stderr=True)  # one console for all that is shown while work goes on
-    warnings.simplefilter("once", FedbayesWarning)
-    warnings.showwarning = _show
+    # Python's own "once" begins anew whenever a library changes a filter.
+    warnings.simplefilter("always", FedbayesWarning)
+    warnings.showwarning = partial(_show, set())
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except click.Abort:
@@ -65,6 +67,7 @@ def main() -> None:
 
 
 def _show(
+    told: set[str],
     message: Warning | str,
     category: type[Warning],
     filename: str,
@@ -72,8 +75,14 @@ def _show(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """One plain line of what a user should know; warnings of libraries as Python shows them."""
+    """One plain line of what a user should know, if it is not among those told before.
+
+    Warnings of libraries are shown as Python shows them.
+    """
     if issubclass(category, FedbayesWarning):
+        if str(message) in told:
+            return
+        told.add(str(message))
         text = f"[yellow]note:[/yellow] {escape(str(message))}"
         rich.get_console().print(text, highlight=False, soft_wrap=True)
     else:

@@ -56,10 +56,12 @@ def data_show(
     alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the division.")] = None,
     data_dir: DataDir = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="PNG file to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="PNG, SVG or PDF to write.")
+    ] = None,
     settings: Setting = None,
 ) -> None:
-    """Divide a data set and draw the class shares of each client to a PNG."""
+    """Divide a data set and draw the class shares of each client."""
     from fedbayes.experiment.config import Config
 
     shortcuts = {
@@ -73,8 +75,9 @@ def data_show(
     config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
     # PyTorch is imported from here on, so that a wrong setting is told at once.
     from fedbayes.data import choose_scheme, plot_partition
+    from fedbayes.data.plot import PICTURES
     from fedbayes.experiment.build import build_data
-    from fedbayes.experiment.silos import PICTURES, writable
+    from fedbayes.experiment.silos import writable
 
     if out is not None:
         writable(out, "the picture", PICTURES)

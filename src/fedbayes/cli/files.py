@@ -127,7 +127,11 @@ def fuse(
     seed: Annotated[int, typer.Option(help="Seed of the order of models.")] = 0,
     held_out: Annotated[
         Path | None,
-        typer.Option("--select", help="NPZ with x and y: choose settings on it by a grid."),
+        typer.Option(
+            "--select",
+            help="NPZ with x and y: choose settings on it by a grid. x is raw if all models are "
+            "files of fedbayes with the same standardization, else as the networks see it.",
+        ),
     ] = None,
     grid: Annotated[
         list[str] | None,
@@ -137,7 +141,9 @@ def fuse(
         int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="JSON file for the full report.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="PNG file for who shares what.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG, SVG or PDF file for who shares what.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Fuse fully connected models that were trained apart into one, in one go."""
@@ -212,8 +218,9 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
+    from fedbayes.data.plot import PICTURES
     from fedbayes.experiment.calibration import plot, summary, trust
-    from fedbayes.experiment.silos import PICTURES, writable
+    from fedbayes.experiment.silos import writable
 
     if personal and client is not None:
         raise RunError("--personal is for all clients, --client for one; give one of them")

@@ -1,5 +1,7 @@
 """A picture of who holds which classes."""
 
+import io
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,23 +9,30 @@ import numpy as np
 
 from fedbayes.data.dataset import Rows
 from fedbayes.data.federated import FederatedData
+from fedbayes.errors import RunError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+PICTURES = (".png", ".svg", ".pdf")
+"""Suffixes of files that a picture is drawn to; each says the format."""
 MOST_BARS = 40
 """Clients that are drawn as bars; more are drawn as a heat map."""
 
 
 def plot_partition(counts: FederatedData | Rows, path: Path, title: str) -> None:
-    """Draw the class shares of each client's training samples into a PNG file.
+    """Draw the class shares of each client's training samples into a PNG, SVG or PDF file.
 
     Up to 40 clients are stacked bars, labelled with their sizes; more are a heat map.
 
     Args:
         counts: The federated data, or class counts [S, K].
-        path: File to write.
+        path: File to write; its suffix is the format.
         title: Title of the figure.
+
+    Raises:
+        RunError: the suffix is of no format that there is.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -52,7 +61,26 @@ def plot_partition(counts: FederatedData | Rows, path: Path, title: str) -> None
         axes.set_ylabel("client")
         if len(classes) <= MOST_BARS:
             axes.set_xticks(range(len(classes)), classes, rotation=90)
-    figure.savefig(path, format="png", dpi=150)
+    save_figure(figure, path)
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure in the format that the file's suffix says, whole or not at all.
+
+    Raises:
+        RunError: the suffix is of no format that there is.
+    """
+    form = path.suffix.lower()
+    if form not in PICTURES:
+        raise RunError(
+            f"the picture {path}: the suffix says the format; name a file that ends in "
+            f"{', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
+        )
+    file = io.BytesIO()
+    figure.savefig(file, format=form[1:], dpi=150)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(file.getvalue())
+    beside.replace(path)
 
 
 def _bars(

@@ -133,6 +133,8 @@ class Preprocessing:
             raw = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
         except TypeError as error:
             raise DataError(f"the samples are no numbers: {error}") from None
+        except ValueError as error:  # lists of several lengths
+            raise DataError(f"the samples are not all of one shape: {error}") from None
         if raw.dtype == torch.bool or raw.dtype.is_complex:
             raw = raw.to(torch.float32)
         shape = tuple(raw.shape[1:])
@@ -148,7 +150,9 @@ class Preprocessing:
         """The features of a DataFrame, float32 [n, D]."""
         if not self.features:
             raise DataError("this model has no named features; give its samples as an array")
-        frame = frame.rename(columns=str)
+        # As in reading a CSV file, blanks around a name do not count.
+        own = set(self.features)
+        frame = frame.rename(columns=lambda n: str(n) if str(n) in own else str(n).strip())
         absent = [name for name in self.features if name not in frame.columns]
         if absent:
             raise DataError(f"the table has no column {', '.join(map(repr, absent))}")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -13,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from fedbayes.errors import ConfigError, ModelError, RunError
+from fedbayes.data.plot import PICTURES, save_figure
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
+from fedbayes.experiment.card import Card
 from fedbayes.experiment.record import write_beside
 from fedbayes.experiment.silos import (
-    PICTURES,
     WEIGHTS,
     read_counts,
     read_models,
@@ -53,7 +55,8 @@ class FusionJob:
     counts: Path | None = None
     """Samples of each model and class."""
     held_out: Path | None = None
-    """Data to choose the other settings on."""
+    """Data to choose the other settings on: raw samples if the models say how these are
+    standardized, else as the networks see them."""
     grid: Mapping[str, Sequence[float]] | None = None
     max_neurons: int | None = None
     seed: int = 0
@@ -94,7 +97,7 @@ class FusionJob:
         else:
             fusion, trials = select(
                 models,
-                read_samples(self.held_out),
+                self._samples(self.held_out, models, card),
                 method=self.method,
                 settings=self.settings,
                 grid=self.grid,
@@ -112,6 +115,23 @@ class FusionJob:
             card = replace(card, model={}, method={"name": f"fuse {fusion.method}"}, client="")
         write_model(self.out, fusion.weights, card)
         return fusion, trials
+
+    def _samples(self, path: Path, models: Mapping[str, Layers], card: Card | None) -> Samples:
+        """The held-out samples as the networks see them; it is told what they were taken for."""
+        # Where each client has an order of pixels of its own, no numbers give what networks see.
+        raw = card is not None and not card.preprocessing.permuted
+        samples = read_samples(path, card.preprocessing if card is not None and raw else None)
+        _check(models, samples)
+        warnings.warn(
+            f"the samples of {path} are taken as raw, and standardized as those that the models "
+            "were trained on"
+            if raw
+            else f"the samples of {path} are taken as the networks see them: standardized, if "
+            "those that they were trained on were; the models do not all say the same of that",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+        return samples
 
 
 @dataclass(frozen=True)
@@ -145,7 +165,8 @@ def select(
 
     Args:
         models: networks by name.
-        samples: held-out data; never the test set, or its accuracy means nothing.
+        samples: held-out data, as the networks see them; never the test set, or its accuracy
+            means nothing.
         method: `gpi-fnm` or `pfnm`, whose ε stays 0.
         settings: the ones that stay fixed; they are not varied.
         grid: values by setting, in place of those of `GRID`.
@@ -270,7 +291,7 @@ def summary(fusion: Fusion) -> dict[str, Any]:
 
 
 def plot_matching(fusion: Fusion, path: Path) -> None:
-    """Draw which model has a share in which fused neuron, layer by layer, into a PNG file."""
+    """Draw which model has a share in which fused neuron, layer by layer, into a picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -302,7 +323,7 @@ def plot_matching(fusion: Fusion, path: Path) -> None:
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.set_xlabel("models that share it")
         right.set_ylabel("neurons")
-    figure.savefig(path, format="png", dpi=150)
+    save_figure(figure, path)
 
 
 def _check(models: Mapping[str, Layers], samples: Samples) -> None:

@@ -14,11 +14,13 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import tomli_w
 
+from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.experiment.activity import Notify, unnoticed
 from fedbayes.experiment.config import Config
@@ -49,19 +51,15 @@ class SeedRuns:
         folder: where the run folders are; a temporary one if None.
 
     Raises:
-        ConfigError: the seeds are none, or one is named twice.
+        ConfigError: the seeds are none or no integers, or one is named twice.
         RunError: the folder holds something else.
     """
 
     def __init__(
         self, config: Config, seeds: int | Sequence[int], folder: Path | str | None = None
     ) -> None:
-        if isinstance(seeds, int):
-            seeds = range(config.seed, config.seed + seeds)
-        self.seeds = list(seeds)
+        self.seeds = _numbers(seeds, config.seed)
         """The seeds."""
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"the seeds are {self.seeds}; give one or more, each once")
         self._temporary = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
@@ -90,7 +88,11 @@ class SeedRuns:
 
     @property
     def missing(self) -> list[int]:
-        """The seeds whose runs have not ended."""
+        """The seeds whose runs have not ended.
+
+        Raises:
+            RunError: a run is there with other settings, or ended without an update.
+        """
         return [seed for seed in self.seeds if not self._ended(seed)]
 
     def _ended(self, seed: int) -> bool:
@@ -99,7 +101,15 @@ class SeedRuns:
             return False
         if Config.load(run.config_file) != self._configs[seed]:
             raise RunError(f"{run.path} holds a run with other settings; choose another folder")
-        return run.summary_file.exists() and run.summary()["stopped_reason"] != "interrupted"
+        if not run.summary_file.exists() or run.summary()["stopped_reason"] == "interrupted":
+            return False
+        if (lines := run.metrics()) and all(line["skipped"] for line in lines):
+            raise RunError(
+                f"seed {seed}: no round of {run.path} had an update, so its model is the untrained "
+                "start and has no place in a mean; choose other settings in another folder, or "
+                f"remove {run.path} to run this seed again"
+            )
+        return True
 
     def open(self, seed: int, notify: Notify = unnoticed) -> Simulation:
         """The run of a seed, to begin or to go on.
@@ -113,7 +123,9 @@ class SeedRuns:
         simulation = Simulation(
             None if there else self._configs[seed], self.place(seed), notify=notify
         )
-        self._note()  # only now is the config known to be sound
+        # Only now is the config known to be sound.
+        self._table_file.unlink(missing_ok=True)  # it lacks this run
+        self._note()
         return simulation
 
     def _same_start(self, weights: Path | None) -> None:
@@ -121,10 +133,17 @@ class SeedRuns:
         if weights is None:
             return
         for copy in self.folder.glob(f"seed-*/start{weights.suffix}"):
-            if copy.read_bytes() != weights.read_bytes():
+            try:
+                changed = copy.read_bytes() != weights.read_bytes()
+            except OSError as error:
+                raise RunError(
+                    f"the weights that {copy.parent} started from cannot be compared with those of "
+                    f"model.weights ({error}); {copy} is a copy of them: put it in their place"
+                ) from None
+            if changed:
                 raise RunError(
                     f"{weights} has changed since {copy.parent} started from it; choose another "
-                    "folder, or take it back"
+                    f"folder, or take it back: {copy} is a copy of what it was"
                 )
 
     @contextmanager
@@ -147,8 +166,10 @@ class SeedRuns:
             which is None of a single run.
 
         Raises:
-            RunError: a run has not ended.
+            RunError: a run has not ended, or ended without an update.
         """
+        if missing := self.missing:
+            raise RunError(f"{self.folder}: the run of seed {missing[0]} has not ended")
         summaries = [RunFolder(self.place(seed)).summary() for seed in self.seeds]
         first = summaries[0]
         figures = {name: [found.get(name) for found in summaries] for name in FIGURES}
@@ -163,7 +184,7 @@ class SeedRuns:
             "folder": str(self.folder),
         }
         self._note()
-        write_beside(self.folder / "seeds.json", (json.dumps(table, indent=2) + "\n").encode())
+        write_beside(self._table_file, (json.dumps(table, indent=2) + "\n").encode())
         return table
 
     @property
@@ -174,10 +195,19 @@ class SeedRuns:
             RunError: they have not all ended.
         """
         try:
-            table: Metrics = json.loads((self.folder / "seeds.json").read_text())
+            table: Metrics = json.loads(self._table_file.read_text())
         except (OSError, ValueError) as error:
             raise RunError(f"{self.folder} has no summary yet: {error}") from None
+        if table["seeds"] != self.seeds:
+            raise RunError(
+                f"the summary in {self.folder} is of the seeds {listed(table['seeds'])}, not of "
+                f"{listed(self.seeds)}; conclude() makes a new one once all have ended"
+            )
         return table
+
+    @property
+    def _table_file(self) -> Path:
+        return self.folder / "seeds.json"
 
     @property
     def runs(self) -> dict[int, Run]:
@@ -254,6 +284,37 @@ def _to_the_end(
             )
     repeated.conclude()
     return repeated
+
+
+def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
+    """The seeds as plain integers, also of NumPy's.
+
+    Args:
+        seeds: how many, or which.
+        first: where a number of seeds begins.
+
+    Raises:
+        ConfigError: they are none or no integers, or one is named twice.
+    """
+    if _whole(seeds):
+        given: list[Any] = list(range(first, first + int(seeds)))
+    else:
+        try:
+            given = list(seeds)  # type: ignore[arg-type]
+        except TypeError:  # nothing to go through
+            given = []
+    numbers = [int(seed) for seed in given if _whole(seed)]
+    if not numbers or len(set(numbers)) < len(given):
+        raise ConfigError(
+            f"seeds is {seeds!r}; give how many, as an integer of 1 or more, or which, as a list "
+            "of one or more, each once"
+        )
+    return numbers
+
+
+def _whole(value: object) -> TypeGuard[int]:
+    """Whether this is an integer; true and false are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _with_seed(config: Config, seed: int) -> Config:

@@ -114,13 +114,18 @@ def _type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 def toml_value(value: Any) -> str:
     """A value as it is written in TOML, on one line; tables in braces."""
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items())
+        inside = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
     if value is None or not isinstance(value, str | bool | int | float):
         return str(value)
     return tomli_w.dumps({"": value}).partition(" = ")[2].rstrip("\n")
+
+
+def _key(name: str) -> str:
+    """A key as it is written in TOML, in quotes where it needs them."""
+    return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")
 
 
 def toml(settings: Sequence[Row], values: Mapping[str, Any], table: str = "") -> str:
@@ -138,11 +143,14 @@ def toml(settings: Sequence[Row], values: Mapping[str, Any], table: str = "") ->
             comment = f"{name} = ...  # {about.get(table + name, '')}"
             text += fill(comment, 99, initial_indent="# ", subsequent_indent="#     ") + "\n"
         elif not isinstance(value, dict):
-            line = f"{name} = {toml_value(value)}\n"
-            text += line if len(line) <= 100 else tomli_w.dumps({name: value})
+            line = f"{_key(name)} = {toml_value(value)}\n"
+            if len(line) > 100 and isinstance(value, list):
+                items = "".join(f"    {toml_value(item)},\n" for item in value)
+                line = f"{_key(name)} = [\n{items}]\n"
+            text += line
     for name, value in values.items():
         if isinstance(value, dict):
-            text += "\n" + toml(settings, value, f"{table}{name}.")
+            text += "\n" + toml(settings, value, f"{table}{_key(name)}.")
     return text
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedbayes.data import Preprocessing
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.record import write_beside
@@ -37,8 +38,6 @@ def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files that weights are written to."""
-PICTURES = (".png", ".svg", ".pdf", ".eps", ".jpg", ".jpeg", ".tif", ".tiff", ".webp")
-"""Suffixes of files that a picture is drawn to."""
 
 
 def shared_card(paths: Sequence[Path]) -> Card | None:
@@ -136,30 +135,45 @@ def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
     return counts
 
 
-def read_samples(path: Path) -> Samples:
-    """Inputs `x` [n, ...] and labels `y` [n] from an NPZ file, as the models expect them.
+def read_samples(path: Path, preprocessing: Preprocessing | None = None) -> Samples:
+    """Inputs `x` [n, ...] and labels `y` [n] from an NPZ file, as the networks see them.
+
+    Args:
+        path: the file.
+        preprocessing: what the networks see of the samples in the file, which are raw; None if
+            the file has them as the networks see them.
 
     Raises:
-        DataError: the file is absent, no NPZ, or not of this form.
+        DataError: the file is absent, no NPZ, not of this form, or its samples are of another shape
+            than those that the networks were trained on.
     """
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
     except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
         raise DataError(f"cannot read the samples {path}: {error}") from None
-    form = "arrays x [n, ...] of finite numbers and y [n] of class indices"
+    numbers = "finite numbers" if preprocessing is None else "numbers, NaN where one is missing,"
+    form = f"arrays x [n, ...] of {numbers} and y [n] of class indices"
     if not {"x", "y"} <= arrays.keys():
         raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; {form} are wanted")
     x, y = arrays["x"], arrays["y"]
-    numbers = np.issubdtype(x.dtype, np.number) and np.issubdtype(y.dtype, np.integer)
-    if not numbers or x.ndim < 2 or y.shape != x.shape[:1] or not len(y):
+    numeric = np.issubdtype(x.dtype, np.number) and np.issubdtype(y.dtype, np.integer)
+    if not numeric or x.ndim < 2 or y.shape != x.shape[:1] or not len(y):
         raise DataError(
             f"{path}: x is {x.dtype} {x.shape} and y {y.dtype} {y.shape}; {form} are wanted"
         )
+    if (y < 0).any():
+        raise DataError(f"{path}: negative labels; {form} are wanted")
+    labels = torch.from_numpy(y.astype(np.int64))
+    if preprocessing is not None:
+        try:
+            return Samples(preprocessing.apply(x), labels)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
     x = x.astype(np.float32)
-    if not np.isfinite(x).all() or (y < 0).any():
-        raise DataError(f"{path}: NaN, infinite values or negative labels; {form} are wanted")
-    return Samples(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)))
+    if not np.isfinite(x).all():
+        raise DataError(f"{path}: NaN or infinite values; {form} are wanted")
+    return Samples(torch.from_numpy(x), labels)
 
 
 def _row(content: dict[str, object], model: Path, path: Path) -> object:
