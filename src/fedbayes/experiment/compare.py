@@ -82,7 +82,8 @@ def open_model(
     name = str(path)
     if is_program(path):
         return _program(path, tests)
-    weights, card = read_with_card(path)
+    stored, card = read_with_card(path)
+    weights = {n: t.float() if t.is_floating_point() else t for n, t in stored.items()}
     _refuse_own_order(card, name)
     preprocessing, whose = tests.preprocessing, tests.standardized
     if card is not None:
@@ -178,9 +179,27 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     card = Card.load(text, str(path)) if text else None
     _refuse_own_order(card, str(path))
     if card is None:
-        predict = _raw(module, tests.preprocessing)
-        return Candidate(predict, size, tests.preprocessing, tests.standardized)
-    return Candidate(module, size, card.preprocessing, trained_in(str(path)))
+        seen, predict, whose = (
+            tests.preprocessing,
+            _raw(module, tests.preprocessing),
+            tests.standardized,
+        )
+    else:
+        seen, predict, whose = card.preprocessing, module, trained_in(str(path))
+    logits: object = None
+    reason = ""
+    try:
+        with torch.no_grad():
+            logits = predict(seen.example(2, torch.Generator().manual_seed(0)))
+    except Exception as error:  # a program's own, of any class
+        reason = f": {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+    shape = (2, len(seen.classes))
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != shape:
+        raise ModelError(
+            f"{path} gives no logits of {shape[1]} classes for samples of shape "
+            f"({', '.join(map(str, ('n', *seen.shape)))}) and type float32{reason}"
+        )
+    return Candidate(predict, size, seen, whose)
 
 
 def compare(

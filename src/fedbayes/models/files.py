@@ -253,13 +253,17 @@ def relu_network(layers: Sequence[DenseLayer], x: Tensor) -> Tensor:
     """Logits [n, classes] of the fully connected ReLU network of these layers.
 
     Args:
-        layers: first to last.
+        layers: first to last; weights of another type than the inputs are taken in theirs.
         x: inputs [n, ...], flattened.
     """
     hidden = x.flatten(1)
-    for layer in layers[:-1]:
-        hidden = functional.relu(functional.linear(hidden, layer.weight, layer.bias))
-    return functional.linear(hidden, layers[-1].weight, layers[-1].bias)
+    *first, (weight, bias) = (
+        (layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+        for layer in layers
+    )
+    for inner, inner_bias in first:
+        hidden = functional.relu(functional.linear(hidden, inner, inner_bias))
+    return functional.linear(hidden, weight, bias)
 
 
 def _chained(layers: list[DenseLayer], source: str) -> list[DenseLayer]:
