@@ -168,6 +168,30 @@ def test_new_rows_are_standardized_as_in_training(
     assert "the very data" in capsys.readouterr().err
 
 
+def test_arrays_are_tried_by_a_model_of_a_table(place, run, new, tmp_path, capsys):
+    model = place / "run" / "model.safetensors"
+    x, y = new[list(run.preprocessing.features)].to_numpy(), new.diagnosis.to_numpy().astype(str)
+    np.savez(tmp_path / "new.npz", x=x, y=y)
+    np.savez(tmp_path / "short.npz", x=x[:, :5], y=y)
+    np.savez(tmp_path / "objects.npz", x=x, y=y.astype(object))
+    capsys.readouterr()
+    given = ("evaluate", model, "--json", "--set")
+    assert command(*given, f"data.path={place / 'new.csv'}") == 0
+    assert command(*given, f"data.path={tmp_path / 'new.npz'}") == 0
+    captured = capsys.readouterr()
+    assert "in the order of the model's: mean radius" in captured.err
+    table, array = map(json.loads, captured.out.splitlines())
+    assert table == array
+    for name, words in (
+        ("short.npz", "samples of shape 5; the model was trained on 30"),
+        ("objects.npz", "array 'y' is of dtype object"),
+    ):
+        assert command(*given, f"data.path={tmp_path / name}") == 2
+        told = capsys.readouterr().err
+        assert words in " ".join(told.split())
+        assert "get it anew" not in told
+
+
 def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
     model, new = place / "run" / "model.safetensors", f"data.path={place / 'new.csv'}"
 
@@ -184,7 +208,11 @@ def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
     assert "trained on 30" in told(model, "--dataset", "digits")
     other = tmp_path / "other.csv"
     pd.read_csv(place / "new.csv").drop(columns="mean area").to_csv(other, index=False)
-    assert "mean area" in told(model, "--set", f"data.path={other}")
+    lacking = told(model, "--set", f"data.path={other}")
+    assert "no column 'mean area', which the model of" in lacking
+    assert "set features" not in lacking
+    (tmp_path / "m.onnx").touch()
+    assert "ONNX, which evaluate does not run" in told(tmp_path / "m.onnx", "--set", new)
     pd.read_csv(place / "new.csv").assign(diagnosis="well").to_csv(other, index=False)
     assert "well" in told(model, "--set", f"data.path={other}")
     assert "images of at least" in told(model, "--model", "lenet5", "--set", new)

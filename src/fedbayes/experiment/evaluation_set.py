@@ -11,14 +11,15 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, load_dataset
+from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import listed
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError
+from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.experiment.build import build_data, stored_data
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.record import RunFolder
 from fedbayes.experiment.silos import read_with_card
-from fedbayes.models import PROGRAMS, ModelSettings, read_program
+from fedbayes.models import ModelSettings, read_program
 from fedbayes.tensors import Samples
 
 
@@ -92,8 +93,17 @@ def _known(model: Path, run: Path | None) -> tuple[Card | None, str]:
 
 
 def is_program(path: Path) -> bool:
-    """Whether a file is named as a program that can be run here."""
-    return path.suffix.lower() == PROGRAMS[0]
+    """Whether a file is named as a program that can be run here.
+
+    Raises:
+        ModelError: it is named as one in ONNX, which other runtimes run.
+    """
+    if path.suffix.lower() == ".onnx":
+        raise ModelError(
+            f"{path} is a program in ONNX, which evaluate does not run; export the model as .pt2, "
+            "or as weights: fedbayes export RUN -o model.pt2"
+        )
+    return path.suffix.lower() == ".pt2"
 
 
 def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
@@ -163,13 +173,20 @@ def _new_rows(settings: DataSettings, path: Path, card: Card | None, source: str
     read: dict[str, Any] = {name: getattr(settings, name) for name in asked}
     if card is not None:
         before = card.preprocessing
-        read = {"label": before.label or "label", "classes": before.classes, **read}
-        if path.suffix.lower() != ".npz" and before.features:
-            read["features"] = before.features
+        read["classes"] = before.classes
+        if has_columns(path):
+            read = {"label": before.label or "label", **read, "features": before.features}
     try:
         dataset = load_dataset(DataSettings(**read))
     except ValidationError as error:
         raise ConfigError(f"data: {error.errors()[0]['msg']}") from None
+    except ColumnError as error:
+        if card is None or error.setting != "features":
+            raise
+        raise DataError(
+            f"{path} has no column '{error.column}', which the model of {source} "
+            f"needs{error.like}; values that are not known may be left empty"
+        ) from None
     for note in dataset.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
     first = dataset.official_train or 0
@@ -189,6 +206,13 @@ def _new_rows(settings: DataSettings, path: Path, card: Card | None, source: str
     else:
         preprocessing, whose = card.preprocessing, trained_in(source)
         _fit(dataset, preprocessing, str(path))
+        if preprocessing.features and not dataset.features:
+            warnings.warn(
+                f"{path} has no names of features; they are taken to be in the order of the "
+                f"model's: {listed(preprocessing.features, 3)}",
+                FedbayesWarning,
+                stacklevel=3,
+            )
         if _same(path, card):
             warnings.warn(
                 f"{path} holds the very data that the model of {source} was trained on",

@@ -69,8 +69,8 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     """
     if path.suffix.lower() in PROGRAMS:
         raise ModelError(
-            f"{path} is a program, whose weights are not read; take a file of weights, such as "
-            ".safetensors, or, to evaluate it, a .pt2"
+            f"{path} is a program, whose weights are not read; take a file of weights, "
+            ".safetensors or .pt, as fedbayes export writes them too"
         )
     try:
         data = path.read_bytes()
@@ -83,7 +83,9 @@ def read_model(path: Path) -> tuple[Tensors, str]:
             content = dense(decode(data))
     except OSError as error:
         raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
-    except (MessageError, UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except KeyError:  # the code of an unknown operation of pickle
+        raise ModelError(_unreadable(path, "it does not begin as PyTorch's files do")) from None
+    except (MessageError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ModelError(_unreadable(path, str(error) or type(error).__name__)) from None
     content = _state_dict(content)
     if not isinstance(content, dict) or not content:
