@@ -139,3 +139,39 @@ def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):
     code, _, err = cli(monkeypatch, capsys, "evaluate", tmp_path / "absent.pt")
     assert code == 2
     assert "absent.pt" in err
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
+def test_weights_of_any_precision_are_tried_in_single(tmp_path, monkeypatch, capsys, kind):
+    torch.manual_seed(0)
+    state = MLP(64, [12], 10).state_dict()
+    paths = [tmp_path / f"{name}.safetensors" for name in ("own", "single")]
+    for path, last in zip(paths, (torch.float32, kind), strict=True):
+        save_file({name: tensor.to(kind).to(last) for name, tensor in state.items()}, path)
+    for network in ((), ("--model", "mlp", "--set", "model.hidden=[12]")):
+        code, out, _ = cli(
+            monkeypatch, capsys, "evaluate", *paths, "--dataset", "digits", "--json", *network
+        )
+        assert code == 0
+        one, two, *_ = json.loads(out)
+        assert (one["accuracy"], one["nll"]) == (two["accuracy"], two["nll"])
+    x = torch.rand(5, 64)
+    layers = dense_layers({name: tensor.to(kind) for name, tensor in state.items()}, "m")
+    assert relu_network(layers, x).dtype == torch.float32
+
+
+def test_a_program_of_other_inputs_is_refused(tmp_path, monkeypatch, capsys):
+    for module, x in (
+        (torch.nn.Linear(64, 10), torch.zeros(2, 64)),
+        (
+            torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).double(),
+            torch.zeros(2, 1, 8, 8).double(),
+        ),
+        (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)), torch.zeros(2, 1, 8, 8)),
+    ):
+        torch.export.save(torch.export.export(module, (x,)), tmp_path / "m.pt2")
+        code, _, err = cli(
+            monkeypatch, capsys, "evaluate", tmp_path / "m.pt2", "--dataset", "digits"
+        )
+        assert code == 2
+        assert "no logits of 10 classes for samples of shape (n, 1, 8, 8)" in " ".join(err.split())

@@ -11,6 +11,7 @@ from fedbayes.experiment.compare import compare, open_model
 from fedbayes.experiment.evaluation_set import find_tests
 from fedbayes.experiment.export import export
 from fedbayes.experiment.reports import gather
+from fedbayes.experiment.silos import read_with_card
 from fedbayes.federation.party import Task
 from fedbayes.messages import decode, encode
 from fedbayes.methods import METHODS
@@ -169,3 +170,17 @@ def test_a_clients_own_network_is_not_put_on_other_frozen_weights(tmp_path, othe
         with pytest.raises(RunError, match="frozen weights"):
             refused()
     assert not (tmp_path / "m.pt2").exists()
+
+
+def test_a_clients_own_network_in_the_run_folder_has_its_frozen_layer(tmp_path):
+    run = fedbayes.run(**settings("local"), folder=tmp_path / "run")
+    file = min(run.folder.clients.iterdir())
+    weights, card = read_with_card(file)
+    assert card is not None
+    network = pretrained((1, 8, 8), 10)
+    network.load_state_dict(weights)
+    client = int(file.name.partition("-")[0])
+    x = torch.rand(4, 1, 8, 8) * 16
+    with torch.no_grad():
+        logits = network(run.preprocessing.apply(x))
+    torch.testing.assert_close(logits.log_softmax(-1), run.predictor(client=client)(x))

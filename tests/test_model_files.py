@@ -110,8 +110,9 @@ def test_nothing_is_unpickled(tmp_path, capsys):
     with pytest.raises(ModelError, match="would run code"):
         read_program(path)
     assert "code from a file was run" not in capsys.readouterr().out
-    with pytest.raises(ModelError, match="is a program"):
+    with pytest.raises(ModelError, match=r"is a program.* take a file of weights") as caught:
         read_weights(path)
+    assert "a .pt2" not in str(caught.value)
     torch.save(MLP(2, [3], 2).state_dict(), path)
     with pytest.raises(ModelError, match="holds no program"):
         read_program(path)
@@ -147,6 +148,9 @@ def test_files_that_are_no_models(tmp_path):
         (tmp_path / name).write_bytes(b"nonsense")
         with pytest.raises(ModelError, match=f"{name} is damaged or no model"):
             read_weights(tmp_path / name)
+    (tmp_path / "trash.pt").write_bytes(b"hello")
+    with pytest.raises(ModelError, match="no model: it does not begin as PyTorch's files do"):
+        read_weights(tmp_path / "trash.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ModelError, match="holds no tensors"):
         read_weights(tmp_path / "list.pt")

@@ -168,6 +168,30 @@ def test_new_rows_are_standardized_as_in_training(
     assert "the very data" in capsys.readouterr().err
 
 
+def test_arrays_are_tried_by_a_model_of_a_table(place, run, new, tmp_path, capsys):
+    model = place / "run" / "model.safetensors"
+    x, y = new[list(run.preprocessing.features)].to_numpy(), new.diagnosis.to_numpy().astype(str)
+    np.savez(tmp_path / "new.npz", x=x, y=y)
+    np.savez(tmp_path / "short.npz", x=x[:, :5], y=y)
+    np.savez(tmp_path / "objects.npz", x=x, y=y.astype(object))
+    capsys.readouterr()
+    given = ("evaluate", model, "--json", "--set")
+    assert command(*given, f"data.path={place / 'new.csv'}") == 0
+    assert command(*given, f"data.path={tmp_path / 'new.npz'}") == 0
+    captured = capsys.readouterr()
+    assert "in the order of the model's: mean radius" in captured.err
+    table, array = map(json.loads, captured.out.splitlines())
+    assert table == array
+    for name, words in (
+        ("short.npz", "samples of shape 5; the model was trained on 30"),
+        ("objects.npz", "array 'y' is of dtype object"),
+    ):
+        assert command(*given, f"data.path={tmp_path / name}") == 2
+        told = capsys.readouterr().err
+        assert words in " ".join(told.split())
+        assert "get it anew" not in told
+
+
 def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
     model, new = place / "run" / "model.safetensors", f"data.path={place / 'new.csv'}"
 
@@ -184,22 +208,39 @@ def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
     assert "trained on 30" in told(model, "--dataset", "digits")
     other = tmp_path / "other.csv"
     pd.read_csv(place / "new.csv").drop(columns="mean area").to_csv(other, index=False)
-    assert "mean area" in told(model, "--set", f"data.path={other}")
+    lacking = told(model, "--set", f"data.path={other}")
+    assert "no column 'mean area', which the model of" in lacking
+    assert "set features" not in lacking
+    (tmp_path / "m.onnx").touch()
+    assert "ONNX, which evaluate does not run" in told(tmp_path / "m.onnx", "--set", new)
     pd.read_csv(place / "new.csv").assign(diagnosis="well").to_csv(other, index=False)
     assert "well" in told(model, "--set", f"data.path={other}")
     assert "images of at least" in told(model, "--model", "lenet5", "--set", new)
 
 
-def test_without_a_card_the_datas_own_statistics_are_said(place, run, tmp_path, capsys):
+def test_without_a_card_the_datas_own_statistics_are_said(place, run, new, tmp_path, capsys):
     from safetensors.torch import save_file
 
     save_file(run.model, tmp_path / "plain.safetensors")
     settings = [f"data.path={place / 'new.csv'}", "data.label=diagnosis", "data.group=hospital"]
     given = [word for setting in settings for word in ("--set", setting)]
     assert command("evaluate", tmp_path / "plain.safetensors", *given) == 0
-    out = capsys.readouterr().out
-    assert "of 30 samples" in out
-    assert "by their own statistics" in out
+    captured = capsys.readouterr()
+    assert "all 30 rows of" in captured.out
+    assert "by their own statistics" in captured.out
+    assert not captured.err
+    assert command("evaluate", tmp_path / "plain.safetensors", *given, "--json") == 0
+    (score,) = json.loads(capsys.readouterr().out)
+    columns = new[list(run.preprocessing.features)].to_numpy(np.float64)
+    x = torch.from_numpy((columns - columns.mean(0)) / columns.std(0)).float()
+    one, two = run.model["1.weight"], run.model["3.weight"]
+    hidden = torch.relu(x @ one.T + run.model["1.bias"])
+    logits = hidden @ two.T + run.model["3.bias"]
+    assert score["rows"] == 30
+    assert score["accuracy"] == pytest.approx(accuracy(logits, new, run))
+    for setting in ("data.limit=5", "data.partition=iid"):
+        assert command("evaluate", tmp_path / "plain.safetensors", *given, "--set", setting) == 2
+        assert "has no effect here" in capsys.readouterr().err
 
 
 def test_export_without_the_data(place, run, new, tmp_path, capsys):
@@ -359,6 +400,47 @@ def test_models_that_are_not_there_are_told(alone, place, tmp_path, capsys):
     with pytest.raises(RunError, match="only clients have models"):
         alone.predictor()
     assert not out.exists()
+
+
+def test_clients_states_are_known_by_their_run(alone, place, new, tmp_path, capsys):
+    """What no card says of a file in `clients/`, its run does."""
+    files = sorted((place / "alone" / "clients").iterdir())
+    fused = tmp_path / "fused.safetensors"
+    assert command("fuse", *files, "-o", fused) == 0
+    card = Card.load(read_model(fused)[1], "fused")
+    assert card.preprocessing == alone.preprocessing
+    assert card.method == {"name": "fuse gpi-fnm"}
+    assert not card.client
+    few = tmp_path / "few.csv"
+    shuffled = new.iloc[:7, ::-1]
+    shuffled[shuffled.diagnosis == "benign"].assign(note="x").to_csv(few, index=False)
+    rows = pd.read_csv(few)
+    capsys.readouterr()
+    setting = f"data.path={few}"
+    assert command("evaluate", fused, *files, "--set", setting, "--json") == 0
+    captured = capsys.readouterr()
+    assert not captured.err
+    scores = {score["name"]: score for score in json.loads(captured.out)}
+    for client, file in enumerate(files):
+        score = scores[str(file)]
+        logits = alone.predictor(client=client)(rows)
+        truth = [alone.preprocessing.classes.index(name) for name in rows.diagnosis]
+        assert score["rows"] == len(rows)
+        assert score["accuracy"] == pytest.approx(accuracy(logits, rows, alone))
+        assert score["nll"] == pytest.approx(
+            float(-logits[range(len(truth)), truth].mean()), rel=1e-4
+        )
+        assert "training" in score["standardized"]
+    assert scores[str(fused)]["rows"] == len(rows)
+
+
+def test_a_private_state_that_is_no_network_is_refused(tmp_path, capsys):
+    fedbayes.run(
+        method={"name": "scaffold"}, data={"clients": 3}, rounds=1, folder=tmp_path / "run"
+    )
+    state = next((tmp_path / "run" / "clients").iterdir())
+    assert command("evaluate", state, "--run", tmp_path / "run") == 2
+    assert "no network: under scaffold" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_was_standardized_otherwise_is_not_fused_in_silence(place, alone, tmp_path, capsys):

@@ -28,6 +28,21 @@ class DataError(FedbayesError):
     """A data set is absent, unreadable, or cannot be divided as asked."""
 
 
+class ColumnError(DataError):
+    """A table has no column of a name.
+
+    Args:
+        text: the message.
+        column: the name.
+        setting: which setting named it.
+        like: what to add to a message of one's own, if a column of the table is like it.
+    """
+
+    def __init__(self, text: str, column: str = "", setting: str = "", like: str = "") -> None:
+        super().__init__(text)
+        self.column, self.setting, self.like = column, setting, like
+
+
 class ModelError(FedbayesError):
     """A network cannot be built, or does not fit the data or the weights."""
 

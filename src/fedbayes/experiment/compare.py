@@ -20,13 +20,13 @@ from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.evaluation_set import EvaluationSet, is_program, trained_in
+from fedbayes.experiment.silos import read_with_card
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.metrics import Predictor, evaluate
 from fedbayes.models import (
     ModelSettings,
     dense_layers,
     named_as,
-    read_model,
     read_program,
     relu_network,
 )
@@ -82,8 +82,9 @@ def open_model(
     name = str(path)
     if is_program(path):
         return _program(path, tests)
-    weights, text = read_model(path)
-    card = _card(text, name)
+    stored, card = read_with_card(path)
+    weights = {n: t.float() if t.is_floating_point() else t for n, t in stored.items()}
+    _refuse_own_order(card, name)
     preprocessing, whose = tests.preprocessing, tests.standardized
     if card is not None:
         preprocessing, whose = card.preprocessing, trained_in(name)
@@ -136,20 +137,18 @@ def open_model(
     return Candidate(predict, count, preprocessing, whose, None, *mixed)
 
 
-def _card(text: str, name: str) -> Card | None:
-    """The card of a model, if it has one.
+def _refuse_own_order(card: Card | None, name: str) -> None:
+    """See that a model sees pixels in the data's order.
 
     Raises:
-        ModelError: it is damaged, or of a model that sees pixels in an order of its own.
+        ModelError: it is a client's, which has an order of its own.
     """
-    card = Card.load(text, name) if text else None
     if card is not None and card.client and card.preprocessing.permuted:
         raise ModelError(
             f"{name} is the own network of client {card.client}, which sees pixels in an order of "
             "its own; try it on that client's samples: fedbayes calibrate RUN --client "
             f"{card.client}"
         )
-    return card
 
 
 def _unlike(weights: Tensors, wanted: Tensors) -> str:
@@ -177,11 +176,30 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     """A program, which takes raw samples if it has a card."""
     module, text = read_program(path)
     size = sum(parameter.numel() for parameter in module.parameters())
-    card = _card(text, str(path))
+    card = Card.load(text, str(path)) if text else None
+    _refuse_own_order(card, str(path))
     if card is None:
-        predict = _raw(module, tests.preprocessing)
-        return Candidate(predict, size, tests.preprocessing, tests.standardized)
-    return Candidate(module, size, card.preprocessing, trained_in(str(path)))
+        seen, predict, whose = (
+            tests.preprocessing,
+            _raw(module, tests.preprocessing),
+            tests.standardized,
+        )
+    else:
+        seen, predict, whose = card.preprocessing, module, trained_in(str(path))
+    logits: object = None
+    reason = ""
+    try:
+        with torch.no_grad():
+            logits = predict(seen.example(2, torch.Generator().manual_seed(0)))
+    except Exception as error:  # a program's own, of any class
+        reason = f": {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+    shape = (2, len(seen.classes))
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != shape:
+        raise ModelError(
+            f"{path} gives no logits of {shape[1]} classes for samples of shape "
+            f"({', '.join(map(str, ('n', *seen.shape)))}) and type float32{reason}"
+        )
+    return Candidate(predict, size, seen, whose)
 
 
 def compare(

@@ -4,19 +4,22 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import ValidationError
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, load_dataset
+from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import listed
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError
+from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.experiment.build import build_data, stored_data
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
 from fedbayes.experiment.record import RunFolder
-from fedbayes.models import PROGRAMS, ModelSettings, read_model, read_program
+from fedbayes.experiment.silos import read_with_card
+from fedbayes.models import ModelSettings, read_program
 from fedbayes.tensors import Samples
 
 
@@ -66,8 +69,10 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
                 "--set data.path=FILE, or --run RUN for the test sets of a run"
             )
         given = [f"data.name={card.data.get('name')}", *given]
-    config = Config.load(None, ["data.partition=iid", *given])
-    if card is not None and config.data.path is not None:
+    if "data.path" not in keys:
+        given = ["data.partition=iid", *given]
+    config = Config.load(None, given)
+    if config.data.path is not None:
         return _new_rows(config.data, config.data.path, card, source)
     return _of_set(config, card, source)
 
@@ -79,13 +84,26 @@ def _known(model: Path, run: Path | None) -> tuple[Card | None, str]:
         config = folder.config()
         preprocessing = folder.preprocessing() or stored_data(config, folder).preprocessing
         return Card.of(config, preprocessing, 0), str(run)
-    text = (read_program if is_program(model) else read_model)(model)[1]
-    return (Card.load(text, str(model)), str(model)) if text else (None, "")
+    if is_program(model):
+        text = read_program(model)[1]
+        card = Card.load(text, str(model)) if text else None
+    else:
+        card = read_with_card(model)[1]
+    return card, str(model) if card is not None else ""
 
 
 def is_program(path: Path) -> bool:
-    """Whether a file is named as a program that can be run here."""
-    return path.suffix.lower() == PROGRAMS[0]
+    """Whether a file is named as a program that can be run here.
+
+    Raises:
+        ModelError: it is named as one in ONNX, which other runtimes run.
+    """
+    if path.suffix.lower() == ".onnx":
+        raise ModelError(
+            f"{path} is a program in ONNX, which evaluate does not run; export the model as .pt2, "
+            "or as weights: fedbayes export RUN -o model.pt2"
+        )
+    return path.suffix.lower() == ".pt2"
 
 
 def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
@@ -111,10 +129,13 @@ def trained_in(source: str) -> str:
     return f"by the numbers of its training, in {source}"
 
 
+_UNKNOWN = "by their own statistics, for the model names none"
+
+
 def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
     """The test part of a data set."""
     data = build_data(config)
-    name = data.dataset.name if config.data.path is None else str(config.data.path)
+    name = data.dataset.name
     if data.dataset.official_train is None:
         warnings.warn(
             f"{name} has no official test part: some of its samples, drawn with seed "
@@ -123,7 +144,7 @@ def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
             FedbayesWarning,
             stacklevel=3,
         )
-    preprocessing, whose = data.preprocessing, "by their own statistics, for the model names none"
+    preprocessing, whose = data.preprocessing, _UNKNOWN
     if card is not None:
         _fit(data.dataset, card.preprocessing, name)
         preprocessing, whose = card.preprocessing, trained_in(source)
@@ -135,40 +156,75 @@ def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
     )
 
 
-def _new_rows(settings: DataSettings, path: Path, card: Card, source: str) -> EvaluationSet:
-    """All rows of a user's own data, columns and labels by the names of the training's."""
-    before = card.preprocessing
-    asked = settings.model_fields_set - {"name", "partition"}
-    idle = sorted(asked - {"path", "dir", "label", "group", "split", "missing"})
+def _new_rows(settings: DataSettings, path: Path, card: Card | None, source: str) -> EvaluationSet:
+    """All rows of a user's own data, or of its test part.
+
+    With a card, columns and labels are found by the names of the training's; without, by the
+    settings.
+    """
+    asked = settings.model_fields_set - {"name"}
+    used = {"path", "dir", "label", "group", "split", "missing"}
+    if card is None:
+        used |= {"classes", "drop", "features"}
+    idle = sorted(asked - used)
     if idle:
-        raise ConfigError(
-            f"data.{idle[0]} has no effect here: all rows are used, with the features and classes "
-            f"that {source} names"
-        )
-    read = {name: getattr(settings, name) for name in asked}
-    read = {"label": before.label or "label", "missing": "impute", **read}
-    if path.suffix.lower() != ".npz" and before.features:
-        read["features"] = before.features
+        by = f", with the features and classes that {source} names" if card is not None else ""
+        raise ConfigError(f"data.{idle[0]} has no effect here: all rows are used{by}; leave it out")
+    read: dict[str, Any] = {name: getattr(settings, name) for name in asked}
+    if card is not None:
+        before = card.preprocessing
+        read["classes"] = before.classes
+        if has_columns(path):
+            read = {"label": before.label or "label", **read, "features": before.features}
     try:
-        dataset = load_dataset(DataSettings(**{**read, "classes": before.classes}))
+        dataset = load_dataset(DataSettings(**read))
     except ValidationError as error:
         raise ConfigError(f"data: {error.errors()[0]['msg']}") from None
+    except ColumnError as error:
+        if card is None or error.setting != "features":
+            raise
+        raise DataError(
+            f"{path} has no column '{error.column}', which the model of {source} "
+            f"needs{error.like}; values that are not known may be left empty"
+        ) from None
     for note in dataset.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
-    _fit(dataset, before, str(path))
-    if _same(path, card):
-        warnings.warn(
-            f"{path} holds the very data that the model of {source} was trained on",
-            FedbayesWarning,
-            stacklevel=3,
-        )
     first = dataset.official_train or 0
+    if card is None:
+        whose = _UNKNOWN
+        preprocessing = Preprocessing(
+            shape=dataset.shape,
+            scale=float(dataset.scale),
+            mean=tuple(dataset.mean.tolist()),
+            std=tuple(dataset.std.tolist()),
+            classes=dataset.classes,
+            features=dataset.features,
+            dataset=dataset.name,
+            digest=dataset.digest,
+            samples=dataset.samples,
+        )
+    else:
+        preprocessing, whose = card.preprocessing, trained_in(source)
+        _fit(dataset, preprocessing, str(path))
+        if preprocessing.features and not dataset.features:
+            warnings.warn(
+                f"{path} has no names of features; they are taken to be in the order of the "
+                f"model's: {listed(preprocessing.features, 3)}",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+        if _same(path, card):
+            warnings.warn(
+                f"{path} holds the very data that the model of {source} was trained on",
+                FedbayesWarning,
+                stacklevel=3,
+            )
     kind = (
         f"the {dataset.samples - first:,} test rows" if first else f"all {dataset.samples:,} rows"
     )
     x, y = np.array(dataset.x[first:]), np.array(dataset.y[first:])
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
-    return EvaluationSet(samples, f"{kind.format(len(y))} of {path}", before, trained_in(source))
+    return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose)
 
 
 def _same(path: Path, card: Card) -> bool:

@@ -7,19 +7,74 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedbayes.contracts import Method
 from fedbayes.data import Preprocessing
-from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
+from fedbayes.errors import DataError, FedbayesWarning, MessageError, ModelError, RunError
+from fedbayes.experiment.build import bind_frozen, build_network
 from fedbayes.experiment.card import Card
-from fedbayes.experiment.record import write_beside
-from fedbayes.messages import encode
-from fedbayes.models import CARD, DenseLayer, dense_layers, read_model, read_weights
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.experiment.record import RunFolder, write_beside
+from fedbayes.messages import decode, dense, encode
+from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
+from fedbayes.tensors import Samples, Tensors, unpack
+
+
+def read_with_card(path: Path) -> tuple[Tensors, Card | None]:
+    """The weights in a model file, and what is said of them.
+
+    A client's state in the folder of a run has no card of its own: its run says as much.
+
+    Raises:
+        ModelError: it holds no weights; or its card is damaged.
+        RunError: its run is damaged, or has other frozen weights than it had.
+    """
+    run = RunFolder(path.absolute().parent.parent)
+    if path.absolute().parent == run.clients and path.is_file() and run.config_file.exists():
+        preprocessing = run.preprocessing()
+        if preprocessing is not None:
+            return _own_network(path, run, preprocessing)
+    weights, text = read_model(path)
+    return weights, Card.load(text, str(path)) if text else None
+
+
+def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tuple[Tensors, Card]:
+    """The network in the state of a client of a run, frozen parameters among its weights.
+
+    Raises:
+        ModelError: the state holds none, or is damaged.
+    """
+    config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
+    method = config.build_method()
+    if type(method).personal_model is Method.personal_model:
+        raise ModelError(
+            f"{path} is the private state of a client, and no network: under {method.name} clients "
+            "keep none of their own as weights"
+        )
+    try:
+        state: Any = unpack(method.client_state, dense(decode(path.read_bytes())))
+    except (OSError, MessageError) as error:
+        raise ModelError(f"the private state {path} is damaged: {error}") from None
+    weights = method.personal_model(state)
+    if weights is None:
+        raise ModelError(f"{path} is the private state of a client, and holds no network")
+    network = build_network(config, preprocessing.shape, len(preprocessing.classes))
+    bind_frozen(run, network)
+    whole = network.whole(weights)
+    order = {name: place for place, name in enumerate(network.module.state_dict())}
+    client, _, number = path.stem.partition("-")
+    names = run.client_names()
+    if not (client.isdecimal() and number.isdecimal() and int(client) < len(names)):
+        raise ModelError(f"{path} is named as no state of a client of {run.path}")
+    return (
+        {name: whole[name] for name in sorted(whole, key=lambda name: order.get(name, len(order)))},
+        Card.of(config, preprocessing, int(number), names[int(client)]),
+    )
 
 
 def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
@@ -32,7 +87,7 @@ def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
     for path in paths:
         if str(path) in models:
             raise ModelError(f"{path} is named twice; a model counts once")
-        models[str(path)] = dense_layers(read_weights(path), str(path))
+        models[str(path)] = dense_layers(read_with_card(path)[0], str(path))
     return models
 
 
@@ -45,11 +100,19 @@ def shared_card(paths: Sequence[Path]) -> Card | None:
 
     What sees other inputs cannot be fused: if two models say that they do, it is told.
     """
-    texts = {path: read_model(path)[1] for path in paths}
-    cards = {path: Card.load(text, str(path)) for path, text in texts.items() if text}
+    found = {path: read_with_card(path)[1] for path in paths}
+    cards = {path: card for path, card in found.items() if card is not None}
     for path, card in cards.items():
         first, base = next(iter(cards.items()))
         one, other = card.preprocessing, base.preprocessing
+        if one.permuted and card.client != base.client:
+            warnings.warn(
+                f"{path} and {first} are the own networks of clients that see pixels in orders of "
+                "their own; fused models should see the same inputs",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+            return None
         if one.classes != other.classes or not one.same_inputs(other):
             kind = "standardized otherwise" if one.classes == other.classes else "of other classes"
             warnings.warn(

@@ -69,8 +69,8 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     """
     if path.suffix.lower() in PROGRAMS:
         raise ModelError(
-            f"{path} is a program, whose weights are not read; take a file of weights, such as "
-            ".safetensors, or, to evaluate it, a .pt2"
+            f"{path} is a program, whose weights are not read; take a file of weights, "
+            ".safetensors or .pt, as fedbayes export writes them too"
         )
     try:
         data = path.read_bytes()
@@ -83,7 +83,9 @@ def read_model(path: Path) -> tuple[Tensors, str]:
             content = dense(decode(data))
     except OSError as error:
         raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
-    except (MessageError, UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except KeyError:  # the code of an unknown operation of pickle
+        raise ModelError(_unreadable(path, "it does not begin as PyTorch's files do")) from None
+    except (MessageError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ModelError(_unreadable(path, str(error) or type(error).__name__)) from None
     content = _state_dict(content)
     if not isinstance(content, dict) or not content:
@@ -253,13 +255,17 @@ def relu_network(layers: Sequence[DenseLayer], x: Tensor) -> Tensor:
     """Logits [n, classes] of the fully connected ReLU network of these layers.
 
     Args:
-        layers: first to last.
+        layers: first to last; weights of another type than the inputs are taken in theirs.
         x: inputs [n, ...], flattened.
     """
     hidden = x.flatten(1)
-    for layer in layers[:-1]:
-        hidden = functional.relu(functional.linear(hidden, layer.weight, layer.bias))
-    return functional.linear(hidden, layers[-1].weight, layers[-1].bias)
+    *first, (weight, bias) = (
+        (layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+        for layer in layers
+    )
+    for inner, inner_bias in first:
+        hidden = functional.relu(functional.linear(hidden, inner, inner_bias))
+    return functional.linear(hidden, weight, bias)
 
 
 def _chained(layers: list[DenseLayer], source: str) -> list[DenseLayer]:

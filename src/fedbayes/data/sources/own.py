@@ -15,9 +15,10 @@ from fedbayes.data.sources.labels import class_indices, group_indices
 from fedbayes.data.sources.leaf import leaf_files, read_users
 from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, numbers, read_tables
 from fedbayes.data.wording import listed, size
-from fedbayes.errors import DataError, did_you_mean
+from fedbayes.errors import ColumnError, DataError, did_you_mean
 
-SUFFIXES = (".parquet", ".csv", ".npz")
+TABLES = (".parquet", ".csv")
+SUFFIXES = (*TABLES, ".npz")
 ARRAYS = tuple(f"{name}{part}" for part in ("", "_test") for name in ("x", "y", "groups"))
 """What is read of an NPZ file."""
 
@@ -47,6 +48,15 @@ def own_files(path: Path) -> dict[str, list[Path]]:
     )
 
 
+def has_columns(path: Path) -> bool:
+    """Whether what is behind a path are tables, whose columns have names.
+
+    Raises:
+        DataError: There is nothing of a known format.
+    """
+    return own_files(path)["train"][0].suffix.lower() in TABLES
+
+
 def read_own(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
     """Read the user's own data.
 
@@ -60,7 +70,7 @@ def read_own(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
             message names the file and column.
     """
     suffix = files["train"][0].suffix.lower()
-    if suffix in (".parquet", ".csv"):
+    if suffix in TABLES:
         return _read_tables(files, settings)
     for setting in ("label", "group", "split", "drop", "features"):
         if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
@@ -81,10 +91,14 @@ def _read_tables(files: dict[str, list[Path]], settings: SourceSettings) -> Data
     asked += [("drop", column) for column in settings.drop if not settings.features]
     for setting, column in asked:
         if column not in frame.columns:
-            raise DataError(
-                f"{where} has no column '{column}'{did_you_mean(column, frame.columns)}; "
+            like = did_you_mean(column, frame.columns)
+            raise ColumnError(
+                f"{where} has no column '{column}'{like}; "
                 f"set {setting} to {'some' if setting in ('features', 'drop') else 'one'} of "
-                f"{listed(frame.columns, 100)}"
+                f"{listed(frame.columns, 100)}",
+                column,
+                setting,
+                like,
             )
     if settings.split is not None:
         if not testing.all() and testing.any():
@@ -162,7 +176,7 @@ def _read_arrays(files: dict[str, list[Path]], settings: SourceSettings) -> Data
             raise DataError(f"{paths[0].parent} has several {part} files; one .npz is read")
         with reading(paths[0]), np.load(paths[0], allow_pickle=False) as file:
             ending = "_test" if part == "test" else ""
-            arrays |= {f"{name}{ending}": file[name] for name in file.files}
+            arrays |= {f"{name}{ending}": _plain(file, name, paths[0]) for name in file.files}
     for name in ("x", "y"):
         if name not in arrays:
             raise DataError(
@@ -194,6 +208,24 @@ def _read_arrays(files: dict[str, list[Path]], settings: SourceSettings) -> Data
     labels = pd.Series(y.reshape(-1))
     parted = testing if "x_test" in arrays else None
     return _assemble(_pictures(x), labels, groups, parted, settings, where, notes, ())
+
+
+def _plain(file: Any, name: str, where: Path) -> Array:
+    """An array of an NPZ file.
+
+    Raises:
+        DataError: It holds objects, which would have to be unpickled.
+    """
+    try:
+        return np.asarray(file[name])
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise DataError(
+            f"{where}: the array '{name}' is of dtype object, and is not read, since unpickling it "
+            f"could run code; save it with a plain type, as in {name} = {name}.astype(str) for "
+            "names, or .astype(float) for numbers"
+        ) from None
 
 
 def _joined(arrays: dict[str, Array], name: str, where: str) -> Array | None:
