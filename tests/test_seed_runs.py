@@ -246,7 +246,9 @@ def test_only_runs_that_have_ended_enter_a_mean(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "seeds", [np.int64(2), np.arange(3, 5), (3, 4), range(3, 5), iter([3, 4])], ids=repr
+    "seeds",
+    [np.int64(2), np.arange(3, 5), (3, 4), range(3, 5), iter([3, 4])],
+    ids=lambda seeds: type(seeds).__name__,
 )
 def test_seeds_of_other_types_are_plain_integers(seeds, tmp_path):
     runs = SeedRuns(small(seed=3), seeds, tmp_path)
