@@ -313,6 +313,7 @@ for arguments in sys.argv[1:]:
         "run --metod fedavg": "--method",
         "settings trainin": "training",
         "data show mnits": "mnist",
+        "data show bc.csv": "given as path, and not as name: --set data.path=bc.csv",
         "federate run --set rouds=1": "rounds",
     }
     done = subprocess.run([sys.executable, "-c", code, *mistakes], capture_output=True, text=True)
