@@ -225,6 +225,11 @@ def test_overrides_change_a_file(tmp_path):
         ({"method": {"name": "fedavgg"}}, "no method is called 'fedavgg'.*'fedavg'"),
         ({"method": {"name": "fedprox", "prox": 1}}, "method.prox is no setting.*proximal"),
         ({"method": {"name": "fedprox", "proximal": -1}}, "method.proximal is -1"),
+        (
+            {"method": {"name": "local", "weighting": "uniform", "proximal": 1, "start": "x"}},
+            "(?s)weighting is a parameter of fedavg, fedprox, .*, not of local; choose the method "
+            "with --method fedavg.*proximal is a parameter of fedprox, not of local",
+        ),
         ({"method": {"name": "no.such:Method"}}, "cannot find the method"),
         ({"method": {"name": "fedbayes.models:MLP"}}, "no class derived from"),
         ({"method": {"name": 3}}, "must be a string"),
@@ -263,7 +268,10 @@ def test_errors_name_the_key(settings, words):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["rounds"], "write key=value"),
+        (["rounds"], "^rounds has no value; write key=value"),
+        (["method.proximal"], "^method.proximal has no value; write key=value"),
+        (["=3"], "is no setting; write key=value"),
+        (["method.proximal=0.1"], "^method.proximal is a parameter of fedprox, not of fedavg"),
         (["rounds="], "rounds= has no value"),
         (["rounds=3", "rounds.x=1"], "rounds is not a table"),
     ],
@@ -348,6 +356,7 @@ for arguments in sys.argv[1:]:
         "run --metod fedavg": "--method",
         "settings trainin": "training",
         "data show mnits": "mnist",
+        "data show bc.csv": "given as path, and not as name: --set data.path=bc.csv",
         "federate run --set rouds=1": "rounds",
     }
     done = subprocess.run([sys.executable, "-c", code, *mistakes], capture_output=True, text=True)

@@ -175,3 +175,13 @@ def test_a_program_of_other_inputs_is_refused(tmp_path, monkeypatch, capsys):
         )
         assert code == 2
         assert "no logits of 10 classes for samples of shape (n, 1, 8, 8)" in " ".join(err.split())
+
+
+def test_weights_of_other_names_are_told_with_the_way_out(tmp_path, monkeypatch, capsys):
+    save_file({"fc.weight": torch.zeros(10, 64), "fc.bias": torch.zeros(10)}, tmp_path / "m.st")
+    arguments = ("evaluate", tmp_path / "m.st", "--dataset", "digits", "--model", "mlp")
+    code, _, err = cli(monkeypatch, capsys, *arguments)
+    assert code == 2
+    told = " ".join(err.split())
+    assert "it has fc.bias (10), fc.weight (10 x 64), where 1.weight (100 x 64)" in told
+    assert "save the state_dict of the one that the config builds" in told

@@ -58,6 +58,15 @@ def test_settings(cli, monkeypatch):
     assert json.loads(cli("settings", "--schema"))["properties"]["rounds"]["minimum"] == 1
 
 
+def test_a_parameter_of_another_method_is_told(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedbayes", "settings", "method.proximal"])
+    with pytest.raises(SystemExit):
+        main()
+    told = " ".join(capsys.readouterr().err.split())
+    assert "method.proximal is a parameter of fedprox, not of fedavg" in told
+    assert "--method fedprox" in told
+
+
 def test_help_tells_choices_and_defaults(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = " ".join(cli("run", "--help").replace("│", " ").split())

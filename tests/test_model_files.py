@@ -14,6 +14,7 @@ from fedbayes.models import (
     read_program,
     read_weights,
     relu_network,
+    unlike,
 )
 
 
@@ -160,3 +161,17 @@ def test_files_that_are_no_models(tmp_path):
     torch.save(MLP(2, [3], 2), tmp_path / "whole.pt")
     with pytest.raises(ModelError, match=r"whole.pt holds a pickled .*MLP .*save its weights"):
         read_weights(tmp_path / "whole.pt")
+
+
+def test_what_is_unlike_a_network_is_told_with_names_and_shapes():
+    wanted = MLP(4, [5], 3).state_dict()
+    foreign = {f"fc{name}": tensor for name, tensor in wanted.items()}
+    told = unlike(foreign, wanted)
+    assert "it has fc1.weight (5 x 4), fc1.bias (5), fc3.weight (3 x 5) and 1 more" in told
+    assert "where 1.weight (5 x 4), 1.bias (5), 3.weight (3 x 5) and 1 more are wanted" in told
+    assert "save the state_dict" in told
+    assert "it has 4.bias (2) besides" in unlike({**wanted, "4.bias": torch.zeros(2)}, wanted)
+    wider = MLP(4, [5], 2).state_dict()
+    assert "it has 3.weight (2 x 5), 3.bias (2), where 3.weight (3 x 5)" in unlike(wider, wanted)
+    few = {name: tensor for name, tensor in wanted.items() if name != "3.bias"}
+    assert "and lacks 3.bias (3)" in unlike(few, wanted)

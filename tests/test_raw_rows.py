@@ -11,9 +11,10 @@ from sklearn.datasets import load_breast_cancer
 
 import fedbayes
 from fedbayes.data import Preprocessing
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.experiment import build
 from fedbayes.experiment.card import Card
+from fedbayes.experiment.silos import read_with_card
 from fedbayes.models import read_model
 from tests.test_fusion import command
 
@@ -441,6 +442,10 @@ def test_a_private_state_that_is_no_network_is_refused(tmp_path, capsys):
     state = next((tmp_path / "run" / "clients").iterdir())
     assert command("evaluate", state, "--run", tmp_path / "run") == 2
     assert "no network: under scaffold" in " ".join(capsys.readouterr().err.split())
+    config = fedbayes.Config.create(method={"name": "local"}, engine="flower-simulation")
+    (tmp_path / "run" / "config.toml").write_text(config.dump())
+    with pytest.raises(ModelError, match="with their nodes; take a client's network with fedbayes"):
+        read_with_card(state)
 
 
 def test_what_was_standardized_otherwise_is_not_fused_in_silence(place, alone, tmp_path, capsys):

@@ -214,7 +214,9 @@ def test_mistakes_are_named(runs, tmp_path, capsys):
     assert "no folder" in capsys.readouterr().err
     assert not out.exists()
     assert command("plot", runs[0], "-f", "beauty", "-o", tmp_path / "x.png") == 2
-    assert "there are accuracy" in " ".join(capsys.readouterr().err.split())
+    told = " ".join(capsys.readouterr().err.split())
+    assert "there are accuracy" in told
+    assert all(told.split().count(f"{name},") == 1 for name in FIGURES if name != "accuracy")
     assert command("plot", runs[0], "-o", tmp_path / "x.bmp") == 2
     assert ".svg" in capsys.readouterr().err
     with pytest.raises(RunError, match="its folders"):

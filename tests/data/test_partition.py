@@ -195,8 +195,15 @@ def test_what_cannot_be_divided_says_so(asked, says):
 
 def test_too_few_groups():
     dataset = pool(labels(100), groups=np.resize([0, 1], 100))
-    with pytest.raises(DataError, match="2 groups"):
+    with pytest.raises(DataError, match="2 groups") as caught:
         partition(dataset, DataSettings(partition="natural", clients=3), 0)
+    told = str(caught.value)
+    assert "at least min_samples = 2 training samples (3 with those to test on)" in told
+    assert "clients is 3; use fewer clients, or another partition" in told  # no group is too small
+    with pytest.raises(
+        DataError, match=r"0 groups .* = 99 .*\(132 with.*; use a smaller min_sample"
+    ):
+        partition(dataset, DataSettings(partition="natural", min_samples=99), 0)
 
 
 def test_saved_and_loaded(tmp_path):

@@ -94,7 +94,7 @@ def settings(
     """List what can be set in a config or with --set: type, default and meaning."""
     from fedbayes.errors import ConfigError
     from fedbayes.experiment import config
-    from fedbayes.experiment.settings import find, unknown
+    from fedbayes.experiment.settings import find
     from fedbayes.methods import METHODS
 
     if as_schema:
@@ -107,7 +107,7 @@ def settings(
     known = config.settings(None if table not in ("", "method") else method)
     found = find(known, key) if key else known
     if not found and key:
-        raise ConfigError(unknown(key, known))
+        raise ConfigError(config.no_setting(key, known, method))
     if as_json:
         from dataclasses import asdict
 

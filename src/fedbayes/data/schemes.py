@@ -233,10 +233,16 @@ def _natural(dataset: Dataset, pool: Rows, settings: DataSettings, needed: int) 
     sizes = np.bincount(groups[known], minlength=len(dataset.group_names))
     chosen = np.flatnonzero(sizes >= needed)
     if len(chosen) < (settings.clients or 1):
-        other = ", or partition = 'dirichlet'" if settings.partition == "default" else ""
+        ways = ["fewer clients"] if settings.clients else []
+        ways += ["a smaller min_samples"] if len(chosen) < np.count_nonzero(sizes) else []
+        ways += [
+            "partition = 'dirichlet'" if settings.partition == "default" else "another partition"
+        ]
+        tested = f" ({needed} with those to test on)" if needed > settings.min_samples else ""
+        wanted = f", and clients is {settings.clients}" if settings.clients else ""
         raise DataError(
-            f"{dataset.name} has {len(chosen)} groups of at least {needed} samples, not "
-            f"{settings.clients or 1}; use fewer clients, or a smaller min_samples{other}"
+            f"{dataset.name} has {len(chosen)} groups of at least min_samples = "
+            f"{settings.min_samples} training samples{tested}{wanted}; use {', or '.join(ways)}"
         )
     chosen = chosen[: settings.clients]
     client_of = np.full(len(dataset.group_names), -1)

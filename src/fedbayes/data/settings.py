@@ -171,6 +171,11 @@ class DataSettings(SourceSettings):
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
         if self.name not in (*BUILT_IN, "own"):
+            if Path(self.name).suffix or Path(self.name).exists():
+                raise ValueError(
+                    f"there is no data set '{self.name}'; a file or folder of your own is given as "
+                    f"path, and not as name: --set data.path={self.name}"
+                )
             like = did_you_mean(self.name, BUILT_IN)
             raise ValueError(
                 f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedbayes import models as networks
 from fedbayes.contracts import point_predictor
 from fedbayes.data import Preprocessing
-from fedbayes.data.wording import listed, size
+from fedbayes.data.wording import listed
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.experiment.card import Card
 from fedbayes.experiment.config import Config
@@ -29,6 +29,7 @@ from fedbayes.models import (
     named_as,
     read_program,
     relu_network,
+    unlike,
 )
 from fedbayes.tensors import Tensors, parameter_count
 
@@ -118,7 +119,7 @@ def open_model(
             return _raw(method.predict(tensors, network), preprocessing)
     else:
         raise ModelError(
-            f"{name} holds no weights of model {settings.name!r}: {_unlike(weights, wanted)}"
+            f"{name} holds no weights of model {settings.name!r}: {unlike(weights, wanted)}"
         )
     named = weights if named is None else named
     predict = rebuild(named)
@@ -149,18 +150,6 @@ def _refuse_own_order(card: Card | None, name: str) -> None:
             "its own; try it on that client's samples: fedbayes calibrate RUN --client "
             f"{card.client}"
         )
-
-
-def _unlike(weights: Tensors, wanted: Tensors) -> str:
-    """How names of tensors differ."""
-    absent = [name for name in wanted if name not in weights]
-    if absent:
-        return f"it lacks {listed(absent, 3)}"
-    more = [name for name in weights if name not in wanted]
-    if more:
-        return f"it has {listed(more, 3)} besides"
-    name = next(name for name, tensor in wanted.items() if weights[name].shape != tensor.shape)
-    return f"{name} is {size(weights[name].shape)}, not {size(wanted[name].shape)}"
 
 
 def _shapes(weights: Tensors) -> dict[str, torch.Size]:

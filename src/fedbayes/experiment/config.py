@@ -1,7 +1,7 @@
 """The config of a run: TOML to checked settings, with errors that name the key."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from pkgutil import resolve_name
@@ -234,9 +234,33 @@ def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
         method = kind.model_validate(parameters)
     except ValidationError as error:
         known = [*rows(kind, "method."), *settings(None)]
-        raise ConfigError(explain(kind, error, known, "method.")) from None
+        told = explain(kind, error, known, "method.")
+        for key in parameters.keys() - kind.model_fields.keys():
+            key = f"method.{key}"
+            told = told.replace(unknown(key, known), no_setting(key, known, name))
+        raise ConfigError(told) from None
     # TOML has no null; a parameter that may be none is none by default.
     return {"name": name, **method.model_dump(mode="json", exclude_none=True)}
+
+
+def no_setting(key: str, known: Sequence[Row], method: str) -> str:
+    """That there is no such setting; of a parameter of other methods, which these are.
+
+    Args:
+        key: as in `--set`.
+        known: the settings that there are.
+        method: the one whose parameters are among them.
+    """
+    table, _, parameter = key.partition(".")
+    if table != "method":
+        return unknown(key, known)
+    owners = [name for name, kind in METHODS.items() if parameter in kind.model_fields]
+    if not owners:
+        return unknown(key, known)
+    return (
+        f"{key} is a parameter of {', '.join(owners)}, not of {method}; choose the method with "
+        f"--method {owners[0]} or method.name, or leave it out"
+    )
 
 
 def _no_method(name: str) -> ConfigError:
@@ -272,7 +296,9 @@ def _read(file: Path) -> dict[str, Any]:
 def _override(settings: dict[str, Any], override: str) -> None:
     """Apply one `a.b=value`; the value is TOML, or else taken as a string."""
     key, equals, text = override.partition("=")
-    if not equals or not key:
+    if key and not equals:
+        raise ConfigError(f"{key} has no value; write key=value, as in training.lr=0.05")
+    if not key:
         raise ConfigError(f"{override!r} is no setting; write key=value, as in training.lr=0.05")
     if not text.strip():
         raise ConfigError(f"{override} has no value; leave it out for the default")

@@ -56,6 +56,11 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
             f"{path} is the private state of a client, and no network: under {method.name} clients "
             "keep none of their own as weights"
         )
+    if config.engine.startswith("flower"):
+        raise ModelError(
+            f"{path} is no network: private states of {run.path} are with their nodes; take a "
+            f"client's network with fedbayes export {run.path} --client NAME"
+        )
     try:
         state: Any = unpack(method.client_state, dense(decode(path.read_bytes())))
     except (OSError, MessageError) as error:

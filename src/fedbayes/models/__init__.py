@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         read_program,
         read_weights,
         relu_network,
+        unlike,
     )
     from fedbayes.models.network import Network
     from fedbayes.models.networks import MLP, LeNet5, ResNet20
@@ -41,6 +42,7 @@ __all__ = [
     "read_program",
     "read_weights",
     "relu_network",
+    "unlike",
 ]
 
 __getattr__, __dir__ = attributes(
@@ -61,5 +63,6 @@ __getattr__, __dir__ = attributes(
         "read_program": "fedbayes.models.files",
         "read_weights": "fedbayes.models.files",
         "relu_network": "fedbayes.models.files",
+        "unlike": "fedbayes.models.files",
     },
 )

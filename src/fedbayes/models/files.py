@@ -205,6 +205,38 @@ def named_as(weights: Tensors, names: Iterable[str]) -> Tensors | None:
     return None
 
 
+def unlike(weights: Tensors, wanted: Tensors) -> str:
+    """How weights are not those of a network, and what to do; a part of a sentence.
+
+    Args:
+        weights: as a file has them.
+        wanted: the `state_dict` of the network that a config builds.
+    """
+    absent = [name for name in wanted if name not in weights]
+    more = [name for name in weights if name not in wanted]
+    other = [
+        name for name in wanted if name in weights and weights[name].shape != wanted[name].shape
+    ]
+    if absent and more:
+        odd = f"it has {_listed(more, weights)}, where {_listed(absent, wanted)} are wanted"
+    elif absent:
+        odd = f"it has {_listed(list(weights), weights)}, and lacks {_listed(absent, wanted)}"
+    elif more:
+        odd = f"it has {_listed(more, weights)} besides"
+    else:
+        odd = f"it has {_listed(other, weights)}, where {_listed(other, wanted)} are wanted"
+    way = "choose the network that they are of (model.name, model.hidden), or "
+    return f"{odd}; {way}save the state_dict of the one that the config builds, under its names"
+
+
+def _listed(names: Sequence[str], weights: Tensors) -> str:
+    """The first of these tensors with their shapes, and how many more there are."""
+    shown = ", ".join(
+        f"{name} ({' x '.join(map(str, weights[name].shape)) or 'a number'})" for name in names[:3]
+    )
+    return shown + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+
+
 def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
     """The layers of a fully connected network, first to last.
 

@@ -386,7 +386,7 @@ def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
     elif figure in figures(records):
         found = [Lines(figure, figure, "round", figure, _curves(records, figure))]
     else:
-        names = ", ".join([*FIGURES, *figures(records)])
+        names = ", ".join(dict.fromkeys([*FIGURES, *figures(records)]))
         raise RunError(f"there is no figure {figure!r}; there are {names}")
     if not any(filled(chart) for chart in found):
         notes = "; ".join(f"{r.label}: {note}" for r in records for note in r.notes)
