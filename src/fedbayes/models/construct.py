@@ -9,7 +9,7 @@ from torch import nn
 
 from fedbayes import seeds
 from fedbayes.errors import ModelError
-from fedbayes.models.files import named_as, read_model
+from fedbayes.models.files import named_as, read_model, unlike
 from fedbayes.models.network import Network
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
 from fedbayes.models.settings import BUILT_IN, ModelSettings, Precision
@@ -84,17 +84,10 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
     weights, _ = read_model(file)
     wanted = module.state_dict()
     named = named_as(weights, wanted)
-    if named is None:
-        absent = ", ".join(sorted(wanted.keys() - weights.keys())[:3])
-        more = ", ".join(sorted(weights.keys() - wanted.keys())[:3])
-        odd = f"it lacks {absent}" if absent else f"it has {more} besides"
+    if named is None or any(t.shape != wanted[name].shape for name, t in named.items()):
+        odd = unlike(weights if named is None else named, wanted)
         raise ModelError(f"{file} holds no weights of model {settings.name!r}: {odd}")
     for name, tensor in named.items():
-        if tensor.shape != wanted[name].shape:
-            raise ModelError(
-                f"{file} does not fit model {settings.name!r}: {name} is of shape "
-                f"{tuple(tensor.shape)} there and {tuple(wanted[name].shape)} here"
-            )
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise ModelError(f"{file}: {name} holds NaN or infinite values")
     module.load_state_dict(named)
