@@ -15,7 +15,6 @@ from fedbayes.data import DataSettings, Preprocessing, load_dataset
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.experiment.card import Card
-from fedbayes.experiment.reports import draw
 from fedbayes.experiment.silos import write_model
 from fedbayes.models import MLP, dense_layers, relu_network
 
@@ -249,10 +248,6 @@ def test_a_picture_of_no_known_format_is_refused_before_anything_is_written(file
         assert "ends in .png, .svg or .pdf" in " ".join(capsys.readouterr().err.split())
     assert not (folder / "new.pt").exists()
     assert not (folder / name).exists()
-
-
-def test_there_is_one_list_of_formats_for_pictures():
-    assert draw.FORMATS == PICTURES
 
 
 def test_command_writes_all_it_was_asked_for(files, capsys):

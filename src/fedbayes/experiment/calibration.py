@@ -1,6 +1,5 @@
 """How far the predictions of a run's model can be trusted."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
@@ -8,10 +7,11 @@ from pathlib import Path
 
 import torch
 
+from fedbayes.data.plot import save_figure
 from fedbayes.errors import DataError, RunError
 from fedbayes.experiment.build import bind_frozen, build_network, stored_data
 from fedbayes.experiment.personal import own_samplers, require_global
-from fedbayes.experiment.record import RunFolder, write_beside
+from fedbayes.experiment.record import RunFolder
 from fedbayes.experiment.reports.charts import diagram
 from fedbayes.experiment.reports.draw import reliability
 from fedbayes.metrics import (
@@ -174,6 +174,4 @@ def plot(found: Trust, path: Path) -> None:
                 )
         axes.set(xlabel="entropy of the prediction, nats", ylabel="density")
         axes.legend()
-    file = io.BytesIO()
-    figure.savefig(file, format=path.suffix.lower().lstrip("."), dpi=150)
-    write_beside(path, file.getvalue())
+    save_figure(figure, path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedbayes.data.plot import PICTURES
 from fedbayes.errors import RunError
 from fedbayes.experiment.record import write_beside
 from fedbayes.experiment.reports.charts import Chart, Heat, Lines, Reliability, Spread, charts
@@ -18,7 +19,6 @@ from fedbayes.experiment.silos import writable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = (".png", ".svg", ".pdf")
 MOST_NUMBERS = 12
 """Classes up to which the cells of a heat map have their counts written in them."""
 MOST_LABELS = 40
@@ -39,8 +39,8 @@ def plot(folders: Sequence[Path], figure: str, out: Path, watch: Watch = lambda 
     Raises:
         RunError: a folder holds no run, there is no such figure, or the file cannot be written.
     """
-    if out.suffix.lower() not in FORMATS:
-        raise RunError(f"cannot write {out}: name a file that ends in {', '.join(FORMATS)}")
+    if out.suffix.lower() not in PICTURES:
+        raise RunError(f"cannot write {out}: name a file that ends in {', '.join(PICTURES)}")
     writable(out, "the figure")
     records = gather(folders, watch)
     names = [record.label for record in records]
