@@ -153,8 +153,9 @@ def test_a_model_is_tried_with_the_frozen_weights_that_it_was_trained_with(
     torch.testing.assert_close(program(raw.float()), before)
     model = folder / "model.safetensors"
     tests = find_tests(model, folder, [])
-    (score,) = compare({"m": open_model(model, tests)}, tests)
-    assert score.accuracy == pytest.approx(accuracy)
+    for network in (None, run.config.model):
+        (score,) = compare({"m": open_model(model, tests, network)}, tests)
+        assert score.accuracy == pytest.approx(accuracy)
 
 
 def test_a_clients_own_network_is_not_put_on_other_frozen_weights(tmp_path, other_backbone):

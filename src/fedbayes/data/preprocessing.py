@@ -65,9 +65,8 @@ class Preprocessing:
         except ValidationError as error:
             reason = error.errors()[0]
             place = ".".join(map(str, reason["loc"]))
-            raise DataError(
-                f"this is no preprocessing of a model: {place} {reason['msg']}"
-            ) from None
+            odd = f"{place} {reason['msg']}".strip()
+            raise DataError(f"this is no preprocessing of a model: {odd}") from None
 
     def dump(self) -> bytes:
         """As JSON."""
