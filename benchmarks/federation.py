@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.deployment import Deployment
 
 from fedbayes import Config, run
-from fedbayes.experiment.run import Run
+from fedbayes.runs.result import Result
 
 
 class Proxy:
@@ -72,7 +72,7 @@ def measure(method, rounds):
         process = deployment.federate(file, "--out", Path(name) / "run")
         if process.wait() != 0:
             sys.exit(deployment.log("federate"))
-        ended = Run(Path(name) / "run")
+        ended = Result(Path(name) / "run")
     # The first round waits for the nodes to say who they are.
     local = statistics.median(line["seconds"] for line in alone.metrics[1:])
     remote = statistics.median(line["seconds"] for line in ended.metrics[1:])

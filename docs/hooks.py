@@ -20,9 +20,9 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from fedbayes.cli import app
-from fedbayes.experiment.config import settings
-from fedbayes.experiment.settings import Row, rows
 from fedbayes.methods import METHODS
+from fedbayes.runs.config import settings
+from fedbayes.runs.settings import Row, rows
 
 _BLOCK = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$`(.+?)`\$", re.DOTALL)

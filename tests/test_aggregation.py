@@ -18,6 +18,7 @@ from fedbayes.federation.aggregation import (
     epsilon,
     noise_stream,
 )
+from fedbayes.federation.aggregation import reduction as reduction_of
 from fedbayes.methods.fedavg import FedAvg
 
 CENTRE = {"a": torch.zeros(4, 3), "b": torch.ones(5), "steps": torch.tensor(3)}
@@ -38,7 +39,7 @@ def reports(count, seed=0):
 
 def middle(rule, found, **settings):
     aggregation = Aggregation(rule=rule, **settings)
-    reduction = aggregation.reduction(CENTRE, len(found), noise_of(1))
+    reduction = reduction_of(aggregation, CENTRE, len(found), noise_of(1))
     for client, report in enumerate(found):
         # Weights are the clients' own claims and count for nothing here.
         reduction.add(client, Report(report, 10.0**client))
@@ -98,7 +99,7 @@ def test_clipping_bounds_the_change_over_all_tensors(clip):
 def test_a_clipped_mean_keeps_the_weights():
     found = reports(2)
     aggregation = Aggregation(clip=1e6)
-    reduction = aggregation.reduction(CENTRE, 2, noise_of(1))
+    reduction = reduction_of(aggregation, CENTRE, 2, noise_of(1))
     for client, weight in enumerate((1.0, 3.0)):
         reduction.add(client, Report(found[client], weight))
     mean = (stacked(found, "b") * [[0.25], [0.75]]).sum(0)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
-from fedbayes.experiment.calibration import Trust, plot
-from fedbayes.experiment.reports.charts import diagram
 from fedbayes.metrics import calibrate, evaluate, uncertainty
+from fedbayes.reports.charts import diagram
 from fedbayes.tensors import Samples
+from fedbayes.tools.calibration import Trust, plot
 from tests.test_fusion import command
 
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from fedbayes import Simulation
 from fedbayes.errors import ConfigError, FedbayesWarning
-from fedbayes.experiment.config import Config, schema, settings
 from fedbayes.fields import idle
 from fedbayes.methods import METHODS
+from fedbayes.runs.config import Config, schema, settings
 
 
 def test_defaults_learn_digits():

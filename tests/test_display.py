@@ -15,11 +15,11 @@ from rich.console import Console
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.experiment import display as shown
-from fedbayes.experiment.activity import EVALUATING, TRAINING, Activity
-from fedbayes.experiment.display import Display, Pace, clock
-from fedbayes.federation.party import Party
+from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.methods.fedavg import FedAvg
+from fedbayes.runs import display as shown
+from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
+from fedbayes.runs.display import Display, Pace, clock
 
 SMALL = {"data": {"clients": 4, "partition": "iid"}, "model": {"hidden": [8]}}
 
@@ -71,13 +71,13 @@ def test_every_client_is_heard_of_on_every_engine(engine):
 def test_off_a_terminal_a_long_round_says_how_far_it_is(monkeypatch):
     monkeypatch.setattr(shown, "QUIET", 0.2)
     monkeypatch.setattr(shown, "_TICK", 0.02)
-    real = Party.train
+    real = ClientRuntime.train
 
     def slow(self, task):
         time.sleep(0.3)
         return real(self, task)
 
-    monkeypatch.setattr(Party, "train", slow)
+    monkeypatch.setattr(ClientRuntime, "train", slow)
     console = Console(file=io.StringIO(), width=60)
     simulation = run_on(console, small(rounds=2))
     printed = console.file.getvalue().splitlines()
@@ -268,7 +268,7 @@ def test_a_terminal_shows_something_before_pytorch_is_loaded(tmp_path):
 
 def test_the_commands_and_the_display_do_without_pytorch():
     code = (
-        "import sys, fedbayes.cli, fedbayes.experiment.display; "
+        "import sys, fedbayes.cli, fedbayes.runs.display; "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -82,7 +82,7 @@ def hooks():
 
 
 def test_the_page_of_settings_has_every_key(hooks):
-    from fedbayes.experiment.config import settings
+    from fedbayes.runs.config import settings
 
     page = hooks.on_page_markdown((DOCS / "settings.md").read_text())
     found, table = [], ""

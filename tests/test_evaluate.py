@@ -11,11 +11,11 @@ import fedbayes
 from fedbayes.cli import main
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.errors import DataError, ModelError, RunError
-from fedbayes.experiment.compare import Candidate, compare, coordinate_average
-from fedbayes.experiment.evaluation_set import EvaluationSet
-from fedbayes.experiment.silos import read_counts, read_models
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.tensors import Samples
+from fedbayes.tools.compare import Candidate, compare, coordinate_average
+from fedbayes.tools.evaluation_set import EvaluationSet
+from fedbayes.tools.model_files import read_counts, read_models
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from torch import nn
 import fedbayes
 from fedbayes import Simulation
 from fedbayes.data import pixel_order
-from fedbayes.experiment import build
 from fedbayes.models import LeNet5, Network, ResNet20, read_weights, units
 from fedbayes.models.compact import PrunedGroupNorm, compact, difference, with_weights
 from fedbayes.models.networks import MLP
+from fedbayes.runs import build
 from tests.test_fusion import command
 from tests.toy_models import residual
 
@@ -98,7 +98,7 @@ def test_export_of_a_run(sparse_run, tmp_path, capsys):
     path = tmp_path / "small.safetensors"
     assert command("export", sparse_run, "--compact", "-o", path, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    run = fedbayes.Run(sparse_run)
+    run = fedbayes.Result(sparse_run)
     assert found["kept"] < found["parameters"] == sum(t.numel() for t in run.model.values())
     assert found["difference"] < 1e-5
     weights = read_weights(path)
@@ -116,7 +116,7 @@ def test_export_of_a_program(sparse_run, tmp_path, capsys):
     assert command("export", sparse_run, "--compact", "-o", path) == 0
     assert "outputs the same to" in capsys.readouterr().out
     program = torch.export.load(path).module()
-    predict = fedbayes.Run(sparse_run).predictor()
+    predict = fedbayes.Result(sparse_run).predictor()
     for count in (1, 7):
         x = torch.randint(17, (count, 1, 8, 8))
         torch.testing.assert_close(program(x), predict(x), atol=1e-5, rtol=1e-4)
@@ -126,7 +126,7 @@ def test_export_as_it_is(sparse_run, tmp_path):
     path = tmp_path / "model.pt"
     assert command("export", sparse_run, "-o", path) == 0
     stored = torch.load(path, weights_only=True)
-    for name, tensor in fedbayes.Run(sparse_run).model.items():
+    for name, tensor in fedbayes.Result(sparse_run).model.items():
         assert torch.equal(stored[name], tensor)
 
 

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedbayes import Config, Simulation, run
-from fedbayes.experiment.build import build_data
-from fedbayes.experiment.flower.keys import make_keys
-from fedbayes.experiment.flower.own_data import own_data
-from fedbayes.experiment.flower.project import Schema
-from fedbayes.experiment.run import Run
-from fedbayes.federation.engines import Sequential
+from fedbayes.federation.engines.sequential import Sequential
+from fedbayes.flower.keys import make_keys
+from fedbayes.flower.own_data import own_data
+from fedbayes.flower.project import Schema
+from fedbayes.runs.build import build_data
+from fedbayes.runs.result import Result
 from tests.deployment import ROOT, Deployment, free_port, wait_for
 from tests.test_flower import DATA, METHODS, same, settings, without
 
@@ -60,7 +60,7 @@ def test_three_nodes_end_with_the_model_of_the_sequential_engine(label, three_no
     config = Config.create(**settings(label, rounds=2))
     process = start(three_nodes, config, name=label.replace(" ", "-"))
     assert process.wait(timeout=200) == 0, three_nodes.log("federate")
-    ended = Run(three_nodes.folder / label.replace(" ", "-"))
+    ended = Result(three_nodes.folder / label.replace(" ", "-"))
     assert same(ended.model, run(config).model)
     assert ended.summary["lost_reports"] == ended.summary["refused_reports"] == 0
     # Small models: 1 kB of Flower's envelope for each message.
@@ -80,7 +80,7 @@ def test_a_killed_node_is_waited_for_and_another_takes_its_place(deployment):
     time.sleep(5)
     deployment.start_node(1)
     assert process.wait(timeout=300) == 0, deployment.log("federate")
-    ended = Run(deployment.folder / "run")
+    ended = Result(deployment.folder / "run")
     assert ended.summary["losses"] == []
     assert same(ended.model, without(config))
 
@@ -95,7 +95,7 @@ def test_a_killed_node_is_lost_for_its_rounds_and_comes_back(deployment):
     wait_for(lambda: rounds_done(deployment) == 2, 90, "second round")
     deployment.start_node(1)
     assert process.wait(timeout=300) == 0, deployment.log("federate")
-    ended = Run(deployment.folder / "run")
+    ended = Result(deployment.folder / "run")
     losses = ended.summary["losses"]
     assert {(loss["round"], loss["client"]) for loss in losses} >= {(2, 1)}
     assert {loss["client"] for loss in losses} == {1}
@@ -112,7 +112,7 @@ def test_a_straggler_is_left_behind_for_the_round(deployment):
     for client in range(3):
         deployment.start_node(client)
     assert start(deployment, config).wait(timeout=300) == 0, deployment.log("federate")
-    ended = Run(deployment.folder / "run")
+    ended = Result(deployment.folder / "run")
     losses = ended.summary["losses"]
     assert (losses[0]["round"], losses[0]["client"]) == (2, 2)
     assert "it is connected, but has not answered" in losses[0]["reason"]
@@ -130,7 +130,7 @@ def test_a_report_that_is_announced_and_never_sent_keeps_nobody_waiting(deployme
     deployment.spawn("silent", silent)
     process = start(deployment, config)
     assert process.wait(timeout=200) == 0, deployment.log("federate")
-    ended = Run(deployment.folder / "run")
+    ended = Result(deployment.folder / "run")
     assert [line["lost"].keys() for line in ended.metrics] == [{"0"}, {"0"}]
     assert "not to the end" in ended.metrics[0]["lost"]["0"]
     assert same(ended.model, without(config, ended.summary["losses"]))
@@ -145,7 +145,7 @@ def test_a_killed_server_app_resumes(deployment):
     deployment.kill(process)
     process = deployment.federate("resume", deployment.folder / "run")
     assert process.wait(timeout=300) == 0, deployment.log("federate")
-    ended = Run(deployment.folder / "run")
+    ended = Result(deployment.folder / "run")
     assert ended.summary["losses"] == []
     assert same(ended.model, without(config))
 
@@ -161,7 +161,7 @@ def test_a_restarted_superlink_that_keeps_its_state_in_a_file(tmp_path):
         time.sleep(3)
         deployment.start_superlink()
         assert process.wait(timeout=300) == 0, deployment.log("federate")
-        ended = Run(tmp_path / "run")
+        ended = Result(tmp_path / "run")
         assert same(ended.model, without(config, ended.summary["losses"]))
         assert ended.summary["losses"] == []
         # Calls are tried again for a while; only if that is not enough is anything sent again.
@@ -183,7 +183,7 @@ def test_no_node_is_a_clear_error_and_leaves_a_run_that_resumes(deployment):
     )
     process = deployment.federate("resume", deployment.folder / "run")
     assert process.wait(timeout=100) == 0, deployment.log("federate")
-    assert same(Run(deployment.folder / "run").model, without(config))
+    assert same(Result(deployment.folder / "run").model, without(config))
 
 
 def test_ctrl_c_ends_after_the_round(deployment):
@@ -227,7 +227,7 @@ def test_tls_and_keys(secured):
     # The number that a stranger took does not reach the run; the run ends as it should.
     config = Config.create(**settings("fedavg", rounds=2))
     assert start(secured, config).wait(timeout=200) == 0, secured.log("federate")
-    ended = Run(secured.folder / "run")
+    ended = Result(secured.folder / "run")
     assert same(ended.model, without(config))
     assert ended.summary["losses"] == []
 
@@ -246,7 +246,7 @@ def test_a_killed_node_with_a_key_comes_back(secured):
         while node.wait(timeout=15):
             node = secured.start_node(1, key=keys / "client-1.key")
     assert process.wait(timeout=250) == 0, secured.log("federate")
-    ended = Run(secured.folder / "run")
+    ended = Result(secured.folder / "run")
     assert ended.summary["losses"] == []
     assert same(ended.model, without(config))
 
@@ -311,14 +311,14 @@ def test_a_project_runs_by_flwr_run_on_data_that_only_its_node_has(tmp_path):
         process = deployment.spawn("flwr", ["flwr", "run", project, "here", "--stream"])
         summary = project / "run" / "summary.json"
         wait_for(summary.exists, 200, "end of the run")
-        ended = Run(project / "run")
+        ended = Result(project / "run")
 
     server = build_data(config)
     schema = Schema.of(server)
     parts = [own_data(config, tmp_path / f"client-{client}.csv", schema) for client in range(3)]
 
     def apart(simulation):
-        return Sequential(replace(simulation.party, data=Apart(server, parts)))
+        return Sequential(replace(simulation.runtime, data=Apart(server, parts)))
 
     with Simulation(config, engine=apart) as simulation:
         steps = [step.metrics for step in simulation]
@@ -343,7 +343,7 @@ def test_ten_rounds_on_mnist(method, tmp_path):
         for client in range(3):
             deployment.start_node(client)
         assert start(deployment, config).wait(timeout=580) == 0, deployment.log("federate")
-        ended = Run(tmp_path / "run")
+        ended = Result(tmp_path / "run")
     assert ended.summary["rounds"] == 10
     assert ended.summary["losses"] == []
     for way in ("down", "up"):

@@ -17,19 +17,19 @@ import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedbayes.federation.engines import Sequential
-from fedbayes.federation.flower import (
+from fedbayes.federation.client_runtime import NoReport
+from fedbayes.federation.engines.sequential import Sequential
+from fedbayes.federation.state_store import StateStore
+from fedbayes.flower.engine import (
     HELLO,
     TRAIN,
     Flower,
     LinkError,
     Node,
-    StateStore,
     _bytes_record,
     complaint,
     read_reply,
 )
-from fedbayes.federation.party import NoReport
 from fedbayes.messages import decode, encode
 
 DATA = {"name": "digits", "clients": 3, "partition": "iid"}
@@ -46,8 +46,8 @@ METHODS = {
 class Losing(Sequential):
     """The sequential engine, but without the reports that a federation lost or refused."""
 
-    def __init__(self, party, losses):
-        super().__init__(party)
+    def __init__(self, runtime, losses):
+        super().__init__(runtime)
         self._losses = {(loss["round"], loss["client"]) for loss in losses}
 
     def train(self, tasks):
@@ -61,7 +61,7 @@ class Losing(Sequential):
 def without(config, losses=()):
     """The global model of the sequential engine without these reports."""
     config = config.model_copy(update={"engine": "sequential"})
-    with Simulation(config, engine=lambda run: Losing(run.party, losses)) as simulation:
+    with Simulation(config, engine=lambda run: Losing(run.runtime, losses)) as simulation:
         for _ in simulation:
             pass
         return simulation.method.model(simulation.server)
@@ -209,7 +209,7 @@ HOSTILE = [
 
 
 def test_hostile_reports_are_refused_and_named_while_the_rounds_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedbayes.experiment.flower.simulated.Node", Hostile)
+    monkeypatch.setattr("fedbayes.flower.simulated.Node", Hostile)
     config = Config.create(
         **settings("fedavg", rounds=len(HOSTILE), engine="flower-simulation", min_reports=2)
     )
@@ -229,12 +229,12 @@ class Wire:
 
     Args:
         nodes: client of each node, by the node's number.
-        party: what they train with.
+        runtime: what they train with.
         folder: for private states.
     """
 
-    def __init__(self, nodes, party, folder):
-        self.nodes, self.party, self.folder = dict(nodes), party, folder
+    def __init__(self, nodes, runtime, folder):
+        self.nodes, self.runtime, self.folder = dict(nodes), runtime, folder
         self.since = dict.fromkeys(nodes, "the start")
         self.replies, self.sent = {}, []
         self.breaks = lambda wire, message: None
@@ -261,7 +261,7 @@ class Wire:
             if node in self.nodes:
                 states = StateStore(self.folder / str(self.nodes[node]))
                 with self.one_at_a_time:
-                    yield Node(self.nodes[node], lambda: self.party, states).answer(message)
+                    yield Node(self.nodes[node], lambda: self.runtime, states).answer(message)
 
     def trains(self, message, client, times=1):
         """Whether this is the task of a client, the first so many times that it is sent."""
@@ -279,7 +279,7 @@ def client_of(message):
 def over(tmp_path, monkeypatch):
     """Runs a round of SCAFFOLD over a wire that a test prepares: the wire, and the metrics."""
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
-    monkeypatch.setattr("fedbayes.federation.flower.ROLL_CALL", 0.0)
+    monkeypatch.setattr("fedbayes.flower.engine.ROLL_CALL", 0.0)
 
     def run_over(breaks, nodes={10: 0, 11: 1, 12: 2}, timeout=2.0, wires=1):  # noqa: B006
         config = Config.create(**settings("scaffold", rounds=1))
@@ -289,11 +289,11 @@ def over(tmp_path, monkeypatch):
             def connect():
                 if len(made) == wires:
                     raise LinkError("no wire is left")
-                made.append(Wire(nodes, simulation.party, tmp_path / "states"))
+                made.append(Wire(nodes, simulation.runtime, tmp_path / "states"))
                 made[-1].breaks = breaks
                 return made[-1]
 
-            return Flower(connect, simulation.party, clients=99, timeout=timeout, poll=0.01)
+            return Flower(connect, simulation.runtime, clients=99, timeout=timeout, poll=0.01)
 
         with Simulation(config, tmp_path / "run", engine=engine) as simulation:
             (step,) = simulation

@@ -6,16 +6,16 @@ import torch
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.errors import EngineError, FedbayesError, RunError
-from fedbayes.experiment.calibration import trust
-from fedbayes.experiment.compare import compare, open_model
-from fedbayes.experiment.evaluation_set import find_tests
-from fedbayes.experiment.export import export
-from fedbayes.experiment.reports import gather
-from fedbayes.experiment.silos import read_with_card
-from fedbayes.federation.party import Task
+from fedbayes.federation.client_runtime import Task
 from fedbayes.messages import decode, encode
 from fedbayes.methods import METHODS
 from fedbayes.models import build
+from fedbayes.reports import gather
+from fedbayes.tools.calibration import trust
+from fedbayes.tools.compare import compare, open_model
+from fedbayes.tools.evaluation_set import find_tests
+from fedbayes.tools.export import export
+from fedbayes.tools.model_files import read_with_card
 from tests.toy_models import pretrained
 
 WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
@@ -40,13 +40,13 @@ def test_only_the_rest_is_sent_and_the_whole_is_saved(method, tmp_path):
             fedbayes.run(**settings(method))
         return
     with Simulation(Config.create(**settings(method)), tmp_path) as simulation:
-        frozen = {n: t.clone() for n, t in simulation.party.network.constants.items()}
+        frozen = {n: t.clone() for n, t in simulation.runtime.network.constants.items()}
         message = simulation.method.message(simulation.server, 0)
         for _ in simulation:
             pass
     assert set(frozen) == {"1.weight", "1.bias"}
     assert not any("1.weight" in name or "1.bias" in name for name in message)
-    run = fedbayes.Run(tmp_path)
+    run = fedbayes.Result(tmp_path)
     copies = {"scaffold": 2, "scaffold-fedsparse": 2, "mixture": 2}.get(method, 1)
     if method not in ("local", "global", "combined"):
         assert run.metrics[0]["bytes_down"] < 2 * (copies * REST * 4 + 1500)
@@ -64,7 +64,7 @@ def test_training_is_that_of_pytorch():
         **settings("fedavg", rounds=1, cohort=1, training={"batch_size": 1000, "lr": 0.1})
     )
     with Simulation(config) as simulation:
-        network, data = simulation.party.network, simulation.data
+        network, data = simulation.runtime.network, simulation.data
         (client,) = simulation._cohort_of(1)
         samples = data.train(client)
         module = pretrained((1, 8, 8), 10)
@@ -92,12 +92,14 @@ def test_engines_agree(engine):
 def test_a_client_with_other_frozen_weights_does_not_train():
     """Its start comes from elsewhere: another file, another version of the code."""
     with Simulation(Config.create(**settings("fedavg"))) as simulation:
-        party = simulation.party
+        runtime = simulation.runtime
         data = encode(simulation.method.message(simulation.server, 0))
-        assert decode(party.train(Task(0, 1, data, None, party.network.constants_digest)).report)
+        assert decode(
+            runtime.train(Task(0, 1, data, None, runtime.network.constants_digest)).report
+        )
         other = build(simulation.config.model, (1, 8, 8), 10, seed=1).constants_digest
         with pytest.raises(EngineError, match="frozen weights"):
-            party.train(Task(0, 1, data, None, other))
+            runtime.train(Task(0, 1, data, None, other))
 
 
 def test_frozen_weights_that_changed_stop_a_resume(tmp_path, monkeypatch):
@@ -143,7 +145,7 @@ def test_a_model_is_tried_with_the_frozen_weights_that_it_was_trained_with(
         raw = simulation.data.raw_test(0, 40)
     before = run.predictor()(raw)
     other_backbone()
-    assert torch.equal(fedbayes.Run(folder).predictor()(raw), before)
+    assert torch.equal(fedbayes.Result(folder).predictor()(raw), before)
     accuracy = run.summary["global_accuracy"]
     assert trust(folder).accuracy == pytest.approx(accuracy)
     (record,) = gather([folder])
@@ -166,7 +168,7 @@ def test_a_clients_own_network_is_not_put_on_other_frozen_weights(tmp_path, othe
     for refused in (
         lambda: trust(folder, personal=True),
         lambda: export(folder, tmp_path / "m.pt2", client="client-0"),
-        lambda: fedbayes.Run(folder).predictor(client="client-0"),
+        lambda: fedbayes.Result(folder).predictor(client="client-0"),
     ):
         with pytest.raises(RunError, match="frozen weights"):
             refused()

@@ -14,9 +14,9 @@ from fedbayes.cli import main
 from fedbayes.data import DataSettings, Preprocessing, load_dataset
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.experiment.card import Card
-from fedbayes.experiment.silos import write_model
 from fedbayes.models import MLP, dense_layers, relu_network
+from fedbayes.runs.card import Card
+from fedbayes.tools.model_files import write_model
 
 BEGIN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 """How files of pictures begin."""

@@ -9,11 +9,11 @@ from torch.nn import functional
 
 import fedbayes
 from fedbayes.contracts import cross_entropy
-from fedbayes.experiment.build import build_data, build_party
-from fedbayes.experiment.config import Config
 from fedbayes.inference.local import LocalTraining, batches, train
 from fedbayes.inference.optimizers import Yogi, step
 from fedbayes.models import MLP, Network
+from fedbayes.runs.build import build_data, build_runtime
+from fedbayes.runs.config import Config
 from fedbayes.tensors import Samples
 
 
@@ -239,17 +239,17 @@ def test_samples_are_set_aside_once_and_for_all(tmp_path):
         training={"patience": 2, "validation": 0.25, "epochs": 4},
         rounds=2,
     )
-    party = build_party(config, build_data(config))
-    samples = party.data.train(3)
-    kept, watched = party._set_aside(samples, 3)
+    runtime = build_runtime(config, build_data(config))
+    samples = runtime.data.train(3)
+    kept, watched = runtime._set_aside(samples, 3)
     assert len(watched.y) == round(0.25 * len(samples.y))
     both = torch.cat([kept.x, watched.x]).flatten(1)
     order = np.lexsort(both.T.numpy())
     expected = samples.x.flatten(1)
     assert torch.equal(both[order], expected[np.lexsort(expected.T.numpy())])
-    again, _ = party._set_aside(samples, 3)
+    again, _ = runtime._set_aside(samples, 3)
     assert torch.equal(kept.x, again.x)
     one = Samples(samples.x[:1], samples.y[:1])
-    assert party._set_aside(one, 3)[1] is None
+    assert runtime._set_aside(one, 3)[1] is None
     run = fedbayes.run(config, tmp_path / "run")
     assert run.metrics[0]["steps"] <= 4 * 8

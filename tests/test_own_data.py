@@ -11,12 +11,12 @@ pytest.importorskip("flwr")
 from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, DataError, RunError
-from fedbayes.experiment.build import build_data
-from fedbayes.experiment.flower import superlink_at
-from fedbayes.experiment.flower.apps import _same, find_node, on_grid
-from fedbayes.experiment.flower.keys import make_keys, read_public_key
-from fedbayes.experiment.flower.own_data import own_data
-from fedbayes.experiment.flower.project import Schema, app_files, write_project
+from fedbayes.flower import superlink_at
+from fedbayes.flower.apps import _same, find_node, on_grid
+from fedbayes.flower.keys import make_keys, read_public_key
+from fedbayes.flower.own_data import own_data
+from fedbayes.flower.project import Schema, app_files, write_project
+from fedbayes.runs.build import build_data
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ import pandas as pd
 import pytest
 
 from fedbayes.errors import ConfigError, DataError, RunError
-from fedbayes.experiment.build import build_data
-from fedbayes.experiment.papers import EXPERIMENTS, combined, em_view, gpi_fnm, reproduce
-from fedbayes.experiment.papers.experiment import (
+from fedbayes.papers import EXPERIMENTS, combined, em_view, gpi_fnm, reproduce
+from fedbayes.papers.experiment import (
     Results,
     claim,
     finished,
     markdown,
     mean_and_deviation,
 )
+from fedbayes.runs.build import build_data
 from tests.test_fusion import command
 
 
@@ -118,14 +118,14 @@ def test_an_interrupted_experiment_says_how_to_go_on(tmp_path, monkeypatch, caps
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedbayes.experiment.papers.reproduce", interrupted)
+    monkeypatch.setattr("fedbayes.papers.reproduce", interrupted)
     assert command("reproduce", "gpi-fnm-fig2", "-o", tmp_path) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
 
 def test_absent_data_are_named(tmp_path, monkeypatch):
     """Alone, an absent set is an error; among others it is left out."""
-    from fedbayes.experiment import papers
+    from fedbayes import papers
 
     def load(settings):
         if settings.name != "cifar10":

@@ -12,10 +12,10 @@ from sklearn.datasets import load_breast_cancer
 import fedbayes
 from fedbayes.data import Preprocessing
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
-from fedbayes.experiment import build
-from fedbayes.experiment.card import Card
-from fedbayes.experiment.silos import read_with_card
 from fedbayes.models import read_model
+from fedbayes.runs import build
+from fedbayes.runs.card import Card
+from fedbayes.tools.model_files import read_with_card
 from tests.test_fusion import command
 
 
@@ -42,7 +42,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def run(place):
-    return fedbayes.Run(place / "run")
+    return fedbayes.Result(place / "run")
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_predictor_takes_raw_rows_and_needs_no_data(place, run, new, tmp_pat
     alone = place / "patients.csv"
     away = alone.rename(tmp_path / "away.csv")
     try:
-        assert torch.equal(fedbayes.Run(place / "run").predictor()(new), logits)
+        assert torch.equal(fedbayes.Result(place / "run").predictor()(new), logits)
     finally:
         away.rename(alone)
 
@@ -307,12 +307,12 @@ def test_results_on_data_that_changed_come_with_a_note(short, capsys):
         assert command(*arguments) == 0
         told = " ".join(capsys.readouterr().err.split())
         assert told.count("the data have changed since") == 1, arguments
-    run = fedbayes.Run(folder)
+    run = fedbayes.Result(folder)
     with pytest.warns(FedbayesWarning, match="some of their values"):
         build.stored_data(run.config, run.folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)
-        build.party(str(folder))  # workers do not say it once more
+        build.runtime(str(folder))  # workers do not say it once more
 
 
 def test_an_old_run_folder_works_from_the_data(place, run, new, tmp_path, capsys):
@@ -321,7 +321,7 @@ def test_an_old_run_folder_works_from_the_data(place, run, new, tmp_path, capsys
     old = tmp_path / "old"
     shutil.copytree(place / "run", old)
     (old / "preprocessing.json").unlink()
-    assert torch.equal(fedbayes.Run(old).predictor()(new), run.predictor()(new))
+    assert torch.equal(fedbayes.Result(old).predictor()(new), run.predictor()(new))
     assert command("export", old, "-o", tmp_path / "m.pt2") == 0
 
 

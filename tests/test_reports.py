@@ -13,11 +13,11 @@ import torch
 
 import fedbayes
 from fedbayes.errors import RunError
-from fedbayes.experiment.reports import gather, plot
-from fedbayes.experiment.reports.charts import FIGURES, charts
-from fedbayes.experiment.reports.page import differences, headlines, render
-from fedbayes.experiment.reports.palette import DARK, LIGHT
-from fedbayes.experiment.run import Simulation
+from fedbayes.reports import gather, plot
+from fedbayes.reports.charts import FIGURES, charts
+from fedbayes.reports.page import differences, headlines, render
+from fedbayes.reports.palette import DARK, LIGHT
+from fedbayes.runs.simulation import Simulation
 from tests.test_fusion import command
 
 
@@ -44,9 +44,7 @@ def runs(tmp_path_factory):
 def test_what_is_gathered(runs):
     a, b, c = gather(runs)
     assert [record.label for record in (a, b, c)] == ["a", "b<i>", "c"]
-    run = fedbayes.Run if hasattr(fedbayes, "Run") else None
-    assert run is not None
-    whole = run(runs[0])
+    whole = fedbayes.Result(runs[0])
     assert a.last("global_accuracy") == whole.summary["global_accuracy"]
     assert a.total("bytes_up") == whole.summary["bytes_up"]
     assert np.mean(list(a.accuracies.values())) == pytest.approx(whole.summary["local_accuracy"])

@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 
 import fedbayes
-from fedbayes.experiment.reports import gather
-from fedbayes.experiment.reports.charts import FIGURES, charts, telling
-from fedbayes.experiment.reports.page import render
-from fedbayes.experiment.reports.palette import DARK, LIGHT
-from fedbayes.experiment.run import Simulation
+from fedbayes.reports import gather
+from fedbayes.reports.charts import FIGURES, charts, telling
+from fedbayes.reports.page import render
+from fedbayes.reports.palette import DARK, LIGHT
+from fedbayes.runs.simulation import Simulation
 from tests.test_fusion import command
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

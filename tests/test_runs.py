@@ -17,12 +17,12 @@ import pytest
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.errors import ConfigError, RunError
-from fedbayes.experiment.calibration import trust
-from fedbayes.experiment.export import export
-from fedbayes.experiment.record import RunFolder
-from fedbayes.federation.party import NoReport, Party
+from fedbayes.federation.client_runtime import ClientRuntime, NoReport
 from fedbayes.messages import decode, dense
+from fedbayes.runs.folder import RunFolder
 from fedbayes.testing import assert_identical
+from fedbayes.tools.calibration import trust
+from fedbayes.tools.export import export
 
 SUMMARY = {
     "method",
@@ -194,7 +194,7 @@ def test_killed_inside_a_round_at_every_write(tmp_path, monkeypatch):
     )
     whole = fedbayes.run(config, tmp_path / "whole").folder.path
 
-    from fedbayes.experiment import record
+    from fedbayes.runs import folder as record
 
     original, budget = record.write_beside, [0]
 
@@ -273,7 +273,7 @@ def small(**changes):
 def test_the_state_of_any_round_is_reachable(tmp_path):
     with Simulation(small(keep_checkpoints="all"), tmp_path) as simulation:
         seen = {step.number: step.server.weights for step in simulation}
-    run = fedbayes.Run(tmp_path)
+    run = fedbayes.Result(tmp_path)
     for number, weights in seen.items():
         assert_identical(weights, run.server(number).weights)
     assert_identical(run.model, run.server().weights)
@@ -340,7 +340,7 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
     with Simulation(small(cohort=2, rounds=4), tmp_path) as simulation:
         reported = {}
         list(simulation)
-        data, network = simulation.data, simulation.party.network
+        data, network = simulation.data, simulation.runtime.network
         predict = simulation.method.predict(simulation.method.model(simulation.server), network)
         right = total = 0
         for client in range(data.clients):
@@ -351,7 +351,7 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
         # Train the cohorts again, by hand, and try what each client last reported.
         server = simulation.method.init(network, None)
         from fedbayes.federation.checks import decode_report
-        from fedbayes.federation.party import Task
+        from fedbayes.federation.client_runtime import Task
         from fedbayes.federation.round import sample_cohort
         from fedbayes.messages import encode
 
@@ -359,7 +359,7 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
             reports = simulation.method.reduction()
             for client in sample_cohort(0, number, 4, 2):
                 message = simulation.method.message(server, client)
-                outcome = simulation.party.train(Task(client, number, encode(message), None))
+                outcome = simulation.runtime.train(Task(client, number, encode(message), None))
                 report = decode_report(outcome.report, message)
                 reports.add(client, report)
                 samples = data.test(client)
@@ -374,7 +374,7 @@ def test_the_global_baseline_is_training_on_the_pooled_data(tmp_path):
     run = fedbayes.run(small(method={"name": "global"}), tmp_path)
     assert run.summary["bytes_down"] == run.summary["bytes_up"] == 0
     with Simulation(None, tmp_path) as simulation:
-        predict = simulation.method.predict(run.model, simulation.party.network)
+        predict = simulation.method.predict(run.model, simulation.runtime.network)
         shares = []
         for client in range(4):
             samples = simulation.data.test(client)
@@ -392,9 +392,9 @@ def test_more_reports_than_a_round_can_have_are_refused(tmp_path):
 def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_path, monkeypatch):
     from rich.console import Console
 
-    from fedbayes.experiment.display import Display
+    from fedbayes.runs.display import Display
 
-    real = Party.train
+    real = ClientRuntime.train
 
     def train(self, task):
         outcome = real(self, task)
@@ -404,7 +404,7 @@ def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_pa
             outcome, info={**outcome.info, "global_accuracy": 1.0, "stopped": 1.0, "loss": 0.5}
         )
 
-    monkeypatch.setattr(Party, "train", train)
+    monkeypatch.setattr(ClientRuntime, "train", train)
     console = Console(file=io.StringIO(), width=200)
     config = small(rounds=2, evaluate_every=0)
     with Display(console) as display, Simulation(config, tmp_path / "run") as simulation:
@@ -419,12 +419,12 @@ def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_pa
 
 
 def test_too_few_good_reports_leave_the_server_alone(tmp_path, monkeypatch):
-    honest = Party.train
+    honest = ClientRuntime.train
 
     def train(self, task):
         return NoReport("gone") if task.client == 1 else honest(self, task)
 
-    monkeypatch.setattr(Party, "train", train)
+    monkeypatch.setattr(ClientRuntime, "train", train)
     with Simulation(small(min_reports=4, rounds=1), tmp_path) as simulation:
         before = dict(simulation.server.weights)
         (step,) = list(simulation)
@@ -448,7 +448,7 @@ def test_without_a_global_model_none_is_told(tmp_path, capsys):
     """`local` has no global model: its untrained start is neither evaluated nor saved."""
     from rich.console import Console
 
-    from fedbayes.experiment.display import outcome
+    from fedbayes.runs.display import outcome
 
     run = fedbayes.run(small(method={"name": "local"}), tmp_path)
     assert not run.folder.model_file.exists()
@@ -473,7 +473,7 @@ def test_a_run_that_learnt_nothing_does_not_end_well(tmp_path):
     again = fedbayes_cli("resume", tmp_path / "r", check=2)
     assert "untrained start" in again.stderr
     for use in (
-        lambda: fedbayes.Run(tmp_path / "r").predictor(),
+        lambda: fedbayes.Result(tmp_path / "r").predictor(),
         lambda: trust(tmp_path / "r"),
         lambda: export(tmp_path / "r", tmp_path / "m.pt2"),
     ):

@@ -10,11 +10,12 @@ from scipy.stats import chisquare
 from fedbayes import Config, Simulation, resume, run
 from fedbayes.contracts import Report
 from fedbayes.errors import ConfigError, EngineError, MessageError
-from fedbayes.experiment.run import Run
 from fedbayes.federation.aggregation import Aggregation
 from fedbayes.federation.secure import MODULUS, Plan, Secure
+from fedbayes.federation.secure import plan as make_plan
 from fedbayes.messages import Masked
 from fedbayes.methods.fedavg import FedAvg
+from fedbayes.runs.result import Result
 from tests.deployment import Deployment, wait_for
 from tests.test_federation import at_work, start
 from tests.test_flower import same, without
@@ -26,8 +27,8 @@ from flwr.common.constant import PARTITION_ID_KEY
 from flwr.common.secure_aggregation.quantization import dequantize, quantize
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
-from fedbayes.federation import secagg
-from fedbayes.federation.flower import HELLO, LinkError, Node
+from fedbayes.flower import secagg
+from fedbayes.flower.engine import HELLO, LinkError, Node
 
 CLIENTS = 4
 
@@ -53,7 +54,7 @@ def open_sum(config):
 
 
 def plan_of(config):
-    return config.secure.plan(config.build_method(), config.aggregation, CLIENTS)
+    return make_plan(config.secure, config.build_method(), config.aggregation, CLIENTS)
 
 
 def largest_error(config, before, after, weights):
@@ -349,7 +350,7 @@ def report(seed=0, weight=1.0):
 
 
 def test_reports_become_vectors_and_back():
-    plan = Secure(enabled=True).plan(FedAvg(), Aggregation(), 5)
+    plan = make_plan(Secure(enabled=True), FedAvg(), Aggregation(), 5)
     found = [report(seed, 100.0 * (1 + seed)) for seed in range(5)]
     mean = np.mean([plan.write(r, CENTRE) for r in found], 0)
     read = plan.read(mean, CENTRE)
@@ -370,7 +371,9 @@ def test_reports_become_vectors_and_back():
 
 @pytest.mark.parametrize("levels", [16, 64, 2**20])
 def test_a_clipped_change_is_not_longer_when_it_was_rounded(levels):
-    plan = Secure(enabled=True, levels=levels).plan(FedAvg(), Aggregation(clip=0.5, noise=1.0), 5)
+    plan = plan_of(
+        Secure(enabled=True, levels=levels), FedAvg(), Aggregation(clip=0.5, noise=1.0), 5
+    )
     assert plan.range == 0.5
     for seed in range(20):
         (numbers,) = quantize([plan.write(report(seed), CENTRE)], plan.range, plan.levels)
@@ -433,17 +436,17 @@ def test_integers_of_a_model_are_refused():
 
 @pytest.mark.parametrize("cohort", [3, 4, 5, 10, 100, 1000])
 def test_defaults_follow_the_cohort(cohort):
-    plan = Secure(enabled=True).plan(FedAvg(), Aggregation(), cohort)
+    plan = make_plan(Secure(enabled=True), FedAvg(), Aggregation(), cohort)
     assert plan.shares == cohort
     assert cohort / 2 < plan.threshold <= cohort / 2 + 1
     assert MODULUS / 8 < plan.levels * cohort <= MODULUS / 2 or plan.levels == 2**30
 
 
 def test_the_answer_of_a_node_that_has_no_data_is_in_plain_words(monkeypatch):
-    def work(self, task, party):
+    def work(self, task, runtime):
         if self.client == 2:
             raise EngineError("its disk is full")
-        return honest(self, task, party)
+        return honest(self, task, runtime)
 
     honest = Node.work
     monkeypatch.setattr(Node, "work", work)
@@ -491,7 +494,7 @@ def test_a_federation_of_processes_ends_with_the_model_of_the_simulation(tmp_pat
             deployment.start_node(client)
         process = start(deployment, config)
         assert process.wait(timeout=400) == 0, deployment.log("federate")
-        ended = Run(tmp_path / "run")
+        ended = Result(tmp_path / "run")
     assert ended.summary["losses"] == []
     assert same(ended.model, run(config).model)
 
@@ -506,7 +509,7 @@ def test_a_killed_node_is_left_out_of_the_sum(tmp_path):
         wait_for(lambda: at_work(deployment, 1, 2), 200, "second round at node 1")
         deployment.kill(deployment.nodes[1])
         assert process.wait(timeout=400) == 0, deployment.log("federate")
-        ended = Run(tmp_path / "run")
+        ended = Result(tmp_path / "run")
     losses = [(loss["round"], loss["client"]) for loss in ended.summary["losses"]]
     assert losses == [(2, 1)], ended.summary["losses"]
     assert close(ended.model, without(open_sum(config), ended.summary["losses"]))

@@ -16,7 +16,7 @@ import fedbayes
 from fedbayes import Config, SeedRuns, Simulation
 from fedbayes.cli import app
 from fedbayes.errors import ConfigError, EngineError, RunError
-from fedbayes.federation.party import NoReport, Party
+from fedbayes.federation.client_runtime import ClientRuntime, NoReport
 
 SMALL = {"rounds": 2, "data": {"clients": 4, "alpha": 0.3}, "model": {"hidden": [8]}}
 ARGUMENTS = ["--clients", "4", "--alpha", "0.3", "--set", "model.hidden=[8]"]
@@ -54,7 +54,7 @@ def test_one_command_gives_the_runs_that_single_commands_give(tmp_path):
     table = json.loads(done.stdout)
     assert table == json.loads((out / "seeds.json").read_text())
     assert table["seeds"] == [3, 4, 5]
-    summaries = [fedbayes.Run(out / f"seed-{seed}").summary for seed in (3, 4, 5)]
+    summaries = [fedbayes.Result(out / f"seed-{seed}").summary for seed in (3, 4, 5)]
     assert [summary["seed"] for summary in summaries] == [3, 4, 5]
     assert_table_is_of(table, summaries)
     names = {"global_accuracy", "local_accuracy", "global_nll", "bytes_down", "bytes_up", "seconds"}
@@ -70,7 +70,7 @@ def test_one_command_gives_the_runs_that_single_commands_give(tmp_path):
 def test_from_python_with_named_seeds_and_what_is_shown_of_them():
     from rich.console import Console
 
-    from fedbayes.experiment.display import outcome_of_seeds
+    from fedbayes.runs.display import outcome_of_seeds
 
     done = fedbayes.run_seeds(small(seed=7), seeds=[0, 3])
     assert list(done.runs) == [0, 3]
@@ -93,8 +93,10 @@ def test_what_has_ended_is_not_run_again(tmp_path, monkeypatch):
     fedbayes.run_seeds(small(), seeds=2, folder=tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("seed-*/**/*")}
     ran = []
-    real = Party.train
-    monkeypatch.setattr(Party, "train", lambda self, task: ran.append(task) or real(self, task))
+    real = ClientRuntime.train
+    monkeypatch.setattr(
+        ClientRuntime, "train", lambda self, task: ran.append(task) or real(self, task)
+    )
     again = fedbayes.resume_seeds(tmp_path)
     assert not ran
     more = fedbayes.run_seeds(small(), seeds=3, folder=tmp_path)
@@ -106,7 +108,7 @@ def test_what_has_ended_is_not_run_again(tmp_path, monkeypatch):
 
 
 def test_a_seed_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch):
-    real = Party.train
+    real = ClientRuntime.train
 
     def train(self, task):
         if Path(tmp_path / "seed-1").exists() and task.round == 2:
@@ -114,7 +116,7 @@ def test_a_seed_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatc
         return real(self, task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Party, "train", train)
+        patch.setattr(ClientRuntime, "train", train)
         with pytest.raises(EngineError, match="seed 1: the disk is full"):
             fedbayes.run_seeds(small(), seeds=3, folder=tmp_path)
     assert (tmp_path / "seed-0" / "summary.json").exists()
@@ -129,7 +131,7 @@ def test_interrupted_it_goes_on_where_it_was(tmp_path, monkeypatch):
     """Ctrl-C in the second run, as the command line takes it."""
     out = tmp_path / "out"
     arguments = ["run", *ARGUMENTS, "--rounds", "4", "--seeds", "3", "-o", str(out)]
-    real = Party.train
+    real = ClientRuntime.train
 
     def train(self, task):
         if (out / "seed-1").exists() and (task.round, task.client) == (2, 0):
@@ -137,11 +139,11 @@ def test_interrupted_it_goes_on_where_it_was(tmp_path, monkeypatch):
         return real(self, task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Party, "train", train)
+        patch.setattr(ClientRuntime, "train", train)
         done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 130
     assert f"fedbayes resume {out}\n" in done.output
-    assert fedbayes.Run(out / "seed-1").summary["rounds"] == 2
+    assert fedbayes.Result(out / "seed-1").summary["rounds"] == 2
     assert not (out / "seed-2").exists()
     first = (out / "seed-0" / "summary.json").read_bytes()
     done = CliRunner().invoke(app, ["resume", str(out)])
@@ -150,7 +152,7 @@ def test_interrupted_it_goes_on_where_it_was(tmp_path, monkeypatch):
     assert "seed 1:" in done.output
     assert (out / "seed-0" / "summary.json").read_bytes() == first
     table = fedbayes.resume_seeds(out).summary
-    summaries = [fedbayes.Run(out / f"seed-{seed}").summary for seed in range(3)]
+    summaries = [fedbayes.Result(out / f"seed-{seed}").summary for seed in range(3)]
     assert [summary["rounds"] for summary in summaries] == [4] * 3
     assert_table_is_of(table, summaries)
     whole = fedbayes.run_seeds(small(rounds=4), seeds=3)
@@ -212,13 +214,13 @@ def test_killed_before_the_seeds_are_noted_the_same_call_goes_on(tmp_path):
 
 
 def test_a_seed_without_an_update_enters_no_mean(tmp_path, monkeypatch):
-    config, real = small(min_reports=4), Party.train
+    config, real = small(min_reports=4), ClientRuntime.train
 
     def train(self, task):
         return NoReport("gone") if task.client == 1 else real(self, task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Party, "train", train)
+        patch.setattr(ClientRuntime, "train", train)
         with pytest.raises(RunError, match=r"seed 0: no round .*gone"):
             fedbayes.run_seeds(config, seeds=2, folder=tmp_path)
     for again in (
@@ -240,7 +242,7 @@ def test_only_runs_that_have_ended_enter_a_mean(tmp_path):
     with runs.open(0) as simulation:
         for _ in simulation:
             simulation.stop = True
-    assert fedbayes.Run(tmp_path / "seed-0").summary["stopped_reason"] == "interrupted"
+    assert fedbayes.Result(tmp_path / "seed-0").summary["stopped_reason"] == "interrupted"
     with pytest.raises(RunError, match="the run of seed 0 has not ended"):
         runs.conclude()
 
@@ -280,7 +282,7 @@ def test_a_summary_is_never_of_fewer_seeds_than_asked_for(tmp_path, monkeypatch)
         raise EngineError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Party, "train", train)
+        patch.setattr(ClientRuntime, "train", train)
         with pytest.raises(EngineError, match="seed 2: the disk"):
             fedbayes.run_seeds(small(), seeds=3, folder=tmp_path)
     assert not (tmp_path / "seeds.json").exists()

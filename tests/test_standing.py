@@ -6,8 +6,8 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, RunError
-from fedbayes.experiment.standing import Standing
 from fedbayes.messages import decode, dense
+from fedbayes.runs.standing import Standing
 from fedbayes.testing import assert_identical
 
 JUMPY = {
@@ -120,7 +120,7 @@ def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, mon
     config = jumpy(**LOCAL, keep_checkpoints="best", rounds=5)
     whole = fedbayes.run(config, tmp_path / "whole").folder.path
 
-    from fedbayes.experiment import record
+    from fedbayes.runs import folder as record
 
     original, budget = record.write_beside, [0]
 
@@ -237,7 +237,7 @@ def test_without_test_samples_nothing_is_compared(tmp_path, monkeypatch):
 
 def test_personal_models_are_those_of_the_round_whose_figures_are_told(tmp_path):
     """With all clients in every round, what they got right is in the best checkpoint."""
-    from fedbayes.experiment.calibration import trust
+    from fedbayes.tools.calibration import trust
 
     run = fedbayes.run(
         jumpy(**LOCAL, keep_checkpoints="best", cohort=4, rounds=5), tmp_path / "run"
@@ -251,7 +251,7 @@ def test_personal_models_are_those_of_the_round_whose_figures_are_told(tmp_path)
 
 
 def test_a_report_says_that_its_models_are_the_last(tmp_path):
-    from fedbayes.experiment.reports.gather import gather
+    from fedbayes.reports.gather import gather
 
     run = fedbayes.run(jumpy(keep_checkpoints="best"), tmp_path / "best")
     fedbayes.run(jumpy(), tmp_path / "last")
@@ -263,7 +263,7 @@ def test_a_report_says_that_its_models_are_the_last(tmp_path):
 
 def test_it_runs_on_flower_too(tmp_path):
     """The nodes keep the states that the best checkpoint names."""
-    from fedbayes.experiment.calibration import trust
+    from fedbayes.tools.calibration import trust
 
     pytest.importorskip("flwr")
     settings = {"keep_checkpoints": "best", "engine": "flower-simulation", "cohort": 4}

@@ -6,8 +6,8 @@ import pytest
 
 import fedbayes
 from fedbayes.errors import ConfigError
-from fedbayes.experiment import tracking
-from fedbayes.experiment.run import Simulation
+from fedbayes.runs import tracking
+from fedbayes.runs.simulation import Simulation
 from tests.test_fusion import command
 
 SETTINGS = {"data": {"name": "digits", "clients": 3, "partition": "iid"}, "rounds": 4}

@@ -13,8 +13,8 @@ import torch
 from fedbayes import Config, Simulation, run
 from fedbayes.contracts import Report
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
-from fedbayes.federation.party import Task
-from fedbayes.federation.worker import read, write
+from fedbayes.federation.client_runtime import Task
+from fedbayes.federation.engines.worker import read, write
 from fedbayes.messages import encode
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.testing import assert_identical
@@ -171,7 +171,7 @@ def test_no_more_workers_than_the_machine_bears(monkeypatch):
     """A slip of the finger starts no thousand processes; the result is that of any number."""
     from types import SimpleNamespace
 
-    from fedbayes.federation import workers
+    from fedbayes.federation.engines import workers
 
     def machine(cores, gib):
         monkeypatch.setattr(workers, "cpu_count", lambda: cores)

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 from fedbayes.lazy import attributes
 
 if TYPE_CHECKING:
-    from fedbayes.experiment.config import Config
-    from fedbayes.experiment.run import Run, Simulation, Step, resume, run
-    from fedbayes.experiment.seed_runs import SeedRuns, resume_seeds, run_seeds
     from fedbayes.fusion import Fusion, fuse
+    from fedbayes.runs.config import Config
+    from fedbayes.runs.result import Result
+    from fedbayes.runs.simulation import Simulation, Step
+    from fedbayes.start import resume, run
+    from fedbayes.tools.seed_runs import SeedRuns, resume_seeds, run_seeds
 
 __all__ = [
     "Config",
     "Fusion",
-    "Run",
+    "Result",
     "SeedRuns",
     "Simulation",
     "Step",
@@ -33,16 +35,16 @@ __all__ = [
 __getattr__, __dir__ = attributes(
     __name__,
     {
-        "Config": "fedbayes.experiment.config",
+        "Config": "fedbayes.runs.config",
         "Fusion": "fedbayes.fusion",
-        "Run": "fedbayes.experiment.run",
-        "SeedRuns": "fedbayes.experiment.seed_runs",
-        "Simulation": "fedbayes.experiment.run",
-        "Step": "fedbayes.experiment.run",
+        "Result": "fedbayes.runs.result",
+        "SeedRuns": "fedbayes.tools.seed_runs",
+        "Simulation": "fedbayes.runs.simulation",
+        "Step": "fedbayes.runs.simulation",
         "fuse": "fedbayes.fusion",
-        "resume": "fedbayes.experiment.run",
-        "resume_seeds": "fedbayes.experiment.seed_runs",
-        "run": "fedbayes.experiment.run",
-        "run_seeds": "fedbayes.experiment.seed_runs",
+        "resume": "fedbayes.start",
+        "resume_seeds": "fedbayes.tools.seed_runs",
+        "run": "fedbayes.start",
+        "run_seeds": "fedbayes.tools.seed_runs",
     },
 )

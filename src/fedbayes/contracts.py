@@ -243,6 +243,9 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     summable: ClassVar[bool] = False
     """Whether all clients get the same broadcast and report the very tensors of it, whole: what
     secure aggregation can sum."""
+    averages: ClassVar[bool] = False
+    """Whether the server's update is of a mean of weights, in place of which a robust rule or a
+    noisy mean may stand."""
     pooled: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
     has_global_model: ClassVar[bool] = True
@@ -398,6 +401,7 @@ class PointEstimate(Method[ServerState, Nothing, Sum]):
     """
 
     summable = True
+    averages = True
 
     weighting: Weighting = Field(
         "samples", description="weight of a client in the mean: its number of samples, or 1"

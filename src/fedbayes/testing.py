@@ -21,13 +21,15 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Report
 from fedbayes.errors import RunError
-from fedbayes.experiment.config import Config
-from fedbayes.experiment.run import Simulation, resume, run
 from fedbayes.federation.checks import decode_report, encode_report
-from fedbayes.federation.engines import Engine, Sequential
-from fedbayes.federation.party import Exam, NoReport, Outcome, Task
+from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
+from fedbayes.federation.engines import Engine
+from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.messages import Masked, Message, decode, dense, encode
 from fedbayes.metrics import Predictions
+from fedbayes.runs.config import Config
+from fedbayes.runs.simulation import Simulation
+from fedbayes.start import resume, run
 from fedbayes.tensors import Tensors, pack, unpack
 
 
@@ -60,9 +62,9 @@ class Tampering:
             self.up += len(changed.report)
             yield changed
 
-    def examine(self, exams: Iterable[Exam]) -> Iterator[Predictions]:
-        """Run the exams."""
-        return self._engine.examine(exams)
+    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Predictions]:
+        """Run the evaluations."""
+        return self._engine.evaluate(evaluations)
 
     def close(self) -> None:
         """End the engine."""
@@ -101,9 +103,9 @@ class MethodContract:
     def test_functions_are_pure(self, tmp_path: Path) -> None:
         """`message`, `local` and `update` leave their arguments alone and repeat themselves."""
         with self.after_one_round(tmp_path) as simulation:
-            method, party, server = simulation.method, simulation.party, simulation.server
+            method, runtime, server = simulation.method, simulation.runtime, simulation.server
             before = _copy(pack(server))
-            site = party._site(Task(0, 2, b"", None))
+            site = runtime._site(Task(0, 2, b"", None))
             message = method.message(server, 0)
             sent = _copy(dense(message))
             client = method.join(site)
@@ -157,7 +159,7 @@ class MethodContract:
     def test_bytes_counted_are_bytes_encoded(self, tmp_path: Path) -> None:
         """What the metrics say of communication is what passed, to the byte."""
         with Simulation(self.config(rounds=2), tmp_path) as simulation:
-            engine = Tampering(Sequential(simulation.party), lambda _, outcome: outcome)
+            engine = Tampering(Sequential(simulation.runtime), lambda _, outcome: outcome)
             simulation._engine = engine
             first, last = list(simulation)
             if simulation.method.pooled:
@@ -185,7 +187,7 @@ class MethodContract:
                     victim[:] = [task.client]  # noqa: B023
                     return replace(outcome, report=spoil(outcome.report))
 
-                simulation._engine = Tampering(Sequential(simulation.party), tamper)
+                simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
                 (step,) = list(simulation)
                 assert list(step.metrics["refused"]) == [str(victim[0])], what
                 assert step.metrics["refused"][str(victim[0])], what

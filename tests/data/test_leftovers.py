@@ -10,7 +10,7 @@ from small_files import pool
 import fedbayes
 from fedbayes.data import DataSettings, choose_scheme, load_dataset, partition
 from fedbayes.errors import DataError, FedbayesWarning
-from fedbayes.experiment.build import party
+from fedbayes.runs.build import runtime
 
 
 def notes(dataset, **asked):
@@ -175,7 +175,7 @@ def test_a_run_says_it_once(hospitals, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)
         fedbayes.resume(tmp_path / "run")
-        assert party(str(tmp_path / "run")).data.clients == 2
+        assert runtime(str(tmp_path / "run")).data.clients == 2
 
 
 def test_data_show_names_the_division_and_prints_the_notes(

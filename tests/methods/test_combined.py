@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import fedbayes
 from fedbayes.contracts import Federation, Gathered, Report
-from fedbayes.experiment.run import Simulation
 from fedbayes.inference.combination import factors
 from fedbayes.methods.combined import Combined, amplification
 from fedbayes.models import MLP, Network
+from fedbayes.runs.simulation import Simulation
 from tests.methods.places import samples, site
 from tests.test_fusion import command
 

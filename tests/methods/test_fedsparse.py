@@ -9,11 +9,11 @@ import torch
 import fedbayes
 from fedbayes import Simulation
 from fedbayes.contracts import Nothing, Report, Sum
-from fedbayes.experiment.papers import em_view
 from fedbayes.inference import gates
 from fedbayes.messages import Masked, decode, dense, encode
 from fedbayes.methods.fedsparse import Control, FedSparse, ScaffoldFedSparse, Server
 from fedbayes.models import LeNet5, Network, ResNet20, units
+from fedbayes.papers import em_view
 from fedbayes.tensors import unpack
 from tests.methods.places import FEDERATION, difference, network, samples, site
 

@@ -10,13 +10,13 @@ from scipy.optimize import minimize_scalar
 import fedbayes
 from fedbayes.contracts import Gathered, Nothing, Report, Weights
 from fedbayes.errors import ConfigError
-from fedbayes.experiment.build import build_data
 from fedbayes.inference.local import LocalTraining, train
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked
 from fedbayes.methods.laplace import Laplace, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.metrics import evaluate
+from fedbayes.runs.build import build_data
 from fedbayes.tensors import Samples
 from tests.methods.places import FEDERATION, difference, network, samples, site
 

@@ -483,12 +483,12 @@ def test_what_early_stopping_watches_is_the_likelihood_alone():
 def test_one_sample_at_least_is_watched_and_one_trained_on(share):
     settings = {"patience": 2, "validation": share}
     with Simulation(Config.create(training=settings)) as simulation:
-        party = simulation.party
+        runtime = simulation.runtime
     for count in (2, 3, 60):
-        kept, watched = party._set_aside(samples(count), 0)
+        kept, watched = runtime._set_aside(samples(count), 0)
         assert len(kept.y) + len(watched.y) == count
         assert min(len(kept.y), len(watched.y)) >= 1
-    assert party._set_aside(samples(1), 0)[1] is None
+    assert runtime._set_aside(samples(1), 0)[1] is None
 
 
 def test_a_client_stops_early_by_its_validation_loss():

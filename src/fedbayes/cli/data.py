@@ -62,7 +62,7 @@ def data_show(
     settings: Setting = None,
 ) -> None:
     """Divide a data set and draw the class shares of each client."""
-    from fedbayes.experiment.config import Config
+    from fedbayes.runs.config import Config
 
     shortcuts = {
         "data.name": name,
@@ -76,8 +76,8 @@ def data_show(
     # PyTorch is imported from here on, so that a wrong setting is told at once.
     from fedbayes.data import choose_scheme, plot_partition
     from fedbayes.data.plot import PICTURES
-    from fedbayes.experiment.build import build_data
-    from fedbayes.experiment.silos import writable
+    from fedbayes.runs.build import build_data
+    from fedbayes.runs.folder import writable
 
     if out is not None:
         writable(out, "the picture", PICTURES)

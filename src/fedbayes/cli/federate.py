@@ -11,10 +11,10 @@ from typer.core import TyperGroup
 from fedbayes.cli.app import app
 from fedbayes.cli.options import Json, Setting, Track
 from fedbayes.cli.run import drive, new_folder
-from fedbayes.experiment.activity import Notify
+from fedbayes.runs.activity import Notify
 
 if TYPE_CHECKING:
-    from fedbayes.experiment.run import Simulation
+    from fedbayes.runs.simulation import Simulation
 
 
 class _Federate(TyperGroup):
@@ -56,13 +56,13 @@ def federate(
     as_json: Json = False,
 ) -> None:
     """Run a config on the nodes of a SuperLink."""
-    from fedbayes.experiment.config import Config
+    from fedbayes.runs.config import Config
 
     settled = Config.load(config, [*(settings or []), "engine=flower"])
 
     def start(notify: Notify) -> "Simulation":
-        from fedbayes.experiment.flower import federation, superlink_at
-        from fedbayes.experiment.tracking import check
+        from fedbayes.flower import federation, superlink_at
+        from fedbayes.runs.tracking import check
 
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
         check(track or ())
@@ -85,7 +85,7 @@ def federate_resume(
     """Go on with a federation that was interrupted or killed."""
 
     def start(notify: Notify) -> "Simulation":
-        from fedbayes.experiment.flower import federation, superlink_at
+        from fedbayes.flower import federation, superlink_at
 
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
         return federation(link, None, folder, notify=notify)
@@ -100,12 +100,12 @@ def federate_init(
     settings: Setting = None,
 ) -> None:
     """Write a Flower project for `flwr run`."""
-    from fedbayes.experiment.build import build_data
-    from fedbayes.experiment.config import Config
-    from fedbayes.experiment.flower import require_flower
+    from fedbayes.flower import require_flower
+    from fedbayes.runs.build import build_data
+    from fedbayes.runs.config import Config
 
     require_flower()
-    from fedbayes.experiment.flower.project import write_project
+    from fedbayes.flower.project import write_project
 
     settled = Config.load(config, [*(settings or []), "engine=flower"])
     write_project(folder, settled, build_data(settled))
@@ -127,10 +127,10 @@ def federate_keys(
     clients: Annotated[int, typer.Option(min=0, help="Number of clients.")] = 3,
 ) -> None:
     """Make a CA, a certificate for the SuperLink, and a key for every client."""
-    from fedbayes.experiment.flower import require_flower
+    from fedbayes.flower import require_flower
 
     require_flower()
-    from fedbayes.experiment.flower.keys import make_keys
+    from fedbayes.flower.keys import make_keys
 
     for file in make_keys(folder, host, clients):
         Console().print(f"wrote {file}", highlight=False, soft_wrap=True)
@@ -144,10 +144,10 @@ def federate_admit(
     insecure: Insecure = False,
 ) -> None:
     """Let the clients with these keys in, at a SuperLink with --enable-supernode-auth."""
-    from fedbayes.experiment.flower import superlink_at
+    from fedbayes.flower import superlink_at
 
     link = superlink_at(superlink, root_certificates, insecure)
-    from fedbayes.experiment.flower.keys import read_public_key
+    from fedbayes.flower.keys import read_public_key
 
     for file in keys:
         node = link.admit(read_public_key(file), file.stem)

@@ -44,10 +44,10 @@ def evaluate(
     """Try a model on a test set, or on new rows with --set data.path=FILE, beside its inputs."""
     from dataclasses import asdict
 
-    from fedbayes.experiment.compare import compare, open_model
-    from fedbayes.experiment.config import Config
-    from fedbayes.experiment.evaluation_set import find_tests
-    from fedbayes.experiment.silos import read_counts
+    from fedbayes.runs.config import Config
+    from fedbayes.tools.compare import compare, open_model
+    from fedbayes.tools.evaluation_set import find_tests
+    from fedbayes.tools.model_files import read_counts
 
     files = inputs or []
     if counts is not None and not files:
@@ -147,7 +147,7 @@ def fuse(
     as_json: Json = False,
 ) -> None:
     """Fuse fully connected models that were trained apart into one, in one go."""
-    from fedbayes.experiment.fusing import FusionJob, read_grid, summary, trial_table
+    from fedbayes.tools.fusing import FusionJob, read_grid, summary, trial_table
 
     given = {
         "sigma": sigma,
@@ -219,8 +219,8 @@ def calibrate(
 ) -> None:
     """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
     from fedbayes.data.plot import PICTURES
-    from fedbayes.experiment.calibration import plot, summary, trust
-    from fedbayes.experiment.silos import writable
+    from fedbayes.runs.folder import writable
+    from fedbayes.tools.calibration import plot, summary, trust
 
     if personal and client is not None:
         raise RunError("--personal is for all clients, --client for one; give one of them")
@@ -274,7 +274,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Write the global model of a run, or a client's own, for use elsewhere."""
-    from fedbayes.experiment.export import export
+    from fedbayes.tools.export import export
 
     done = export(folder, out, small=compact, client=client)
     if as_json:

@@ -15,7 +15,7 @@ from fedbayes.cli.app import app
 from fedbayes.cli.options import complete_key, completes
 
 if TYPE_CHECKING:
-    from fedbayes.experiment.settings import Row
+    from fedbayes.runs.settings import Row
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
@@ -31,9 +31,9 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or tell of one its paper and parameters."""
-    from fedbayes.experiment.config import find_method
-    from fedbayes.experiment.settings import rows
     from fedbayes.methods import METHODS
+    from fedbayes.runs.config import find_method
+    from fedbayes.runs.settings import rows
 
     chosen = {name: find_method(name)} if name else METHODS
     if as_json:
@@ -93,9 +93,9 @@ def settings(
 ) -> None:
     """List what can be set in a config or with --set: type, default and meaning."""
     from fedbayes.errors import ConfigError
-    from fedbayes.experiment import config
-    from fedbayes.experiment.settings import find
     from fedbayes.methods import METHODS
+    from fedbayes.runs import config
+    from fedbayes.runs.settings import find
 
     if as_schema:
         print(json.dumps(config.schema(), indent=2))

@@ -15,7 +15,7 @@ def completes(key: str) -> Callable[[str], list[str]]:
     """Completion of the value of an option that sets this key."""
 
     def complete(incomplete: str) -> list[str]:
-        from fedbayes.experiment.config import settings
+        from fedbayes.runs.config import settings
 
         choices = [word for row in settings(None) if row.key == key for word in row.choices]
         return [word for word in choices if word.startswith(incomplete)]
@@ -25,7 +25,7 @@ def completes(key: str) -> Callable[[str], list[str]]:
 
 def complete_key(incomplete: str) -> list[str]:
     """Completion of a key."""
-    from fedbayes.experiment.config import settings
+    from fedbayes.runs.config import settings
 
     return [row.key for row in settings(None) if row.key.startswith(incomplete)]
 
@@ -94,7 +94,7 @@ class SettingsCommand(TyperCommand):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The options, with help from the settings."""
-        from fedbayes.experiment.config import settings
+        from fedbayes.runs.config import settings
 
         known = {row.key: row for row in settings(None)}
         told: list[click.Parameter] = []

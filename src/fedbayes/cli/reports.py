@@ -20,7 +20,7 @@ def report(
     ),
 ) -> None:
     """One HTML page of a run, or of several side by side; needs no network."""
-    from fedbayes.experiment.reports import write_page
+    from fedbayes.reports import write_page
 
     with rich.get_console().status("") as status:
         write_page(folders, out, status.update)
@@ -44,7 +44,7 @@ def plot(
     ),
 ) -> None:
     """Draw a single figure of one run or several, for a paper."""
-    from fedbayes.experiment.reports import plot
+    from fedbayes.reports import plot
 
     with rich.get_console().status("") as status:
         plot(folders, figure, out, status.update)

@@ -27,12 +27,12 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.errors import RunError
-from fedbayes.experiment.activity import Notify
+from fedbayes.runs.activity import Notify
 
 if TYPE_CHECKING:
-    from fedbayes.experiment.config import Config
-    from fedbayes.experiment.run import Simulation
-    from fedbayes.experiment.seed_runs import SeedRuns
+    from fedbayes.runs.config import Config
+    from fedbayes.runs.simulation import Simulation
+    from fedbayes.tools.seed_runs import SeedRuns
 
 
 @app.command(cls=SettingsCommand)
@@ -76,7 +76,7 @@ def run(
     }
 
     def settle() -> tuple["Config", Path]:
-        from fedbayes.experiment.config import Config
+        from fedbayes.runs.config import Config
 
         settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
         return settled, out or new_folder(settled.data.name, settled.method["name"])
@@ -84,16 +84,16 @@ def run(
     # A wrong setting is told before PyTorch is imported.
     def start(notify: Notify) -> "Simulation":
         settled, place = settle()
-        from fedbayes.experiment.run import Simulation
-        from fedbayes.experiment.tracking import check
+        from fedbayes.runs.simulation import Simulation
+        from fedbayes.runs.tracking import check
 
         check(track or ())
         return Simulation(settled, place, notify=notify)
 
     def start_seeds() -> "SeedRuns":
         settled, place = settle()
-        from fedbayes.experiment.seed_runs import SeedRuns
-        from fedbayes.experiment.tracking import check
+        from fedbayes.runs.tracking import check
+        from fedbayes.tools.seed_runs import SeedRuns
 
         check(track or ())
         return SeedRuns(settled, seeds or 1, place)
@@ -113,12 +113,12 @@ def resume(
     """Go on with a run that was interrupted or killed, or with runs of several seeds."""
 
     def start(notify: Notify) -> "Simulation":
-        from fedbayes.experiment.run import Simulation
+        from fedbayes.runs.simulation import Simulation
 
         return Simulation(None, folder, notify=notify)
 
     def start_seeds() -> "SeedRuns":
-        from fedbayes.experiment.seed_runs import SeedRuns
+        from fedbayes.tools.seed_runs import SeedRuns
 
         return SeedRuns.stored(folder)
 
@@ -146,7 +146,7 @@ def drive(start: Callable[[Notify], "Simulation"], track: list[str] | None, as_j
         track: names of trackers.
         as_json: whether the summary is printed as JSON alone.
     """
-    from fedbayes.experiment.display import outcome
+    from fedbayes.runs.display import outcome
 
     simulation = _watch(start, track)
     summary = simulation.summary()
@@ -161,7 +161,7 @@ def drive(start: Callable[[Notify], "Simulation"], track: list[str] | None, as_j
 
 def drive_seeds(start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool) -> None:
     """As `drive`, for runs of several seeds, one after the other."""
-    from fedbayes.experiment.display import Display, outcome_of_seeds
+    from fedbayes.runs.display import Display, outcome_of_seeds
 
     with Display(rich.get_console(), "loading PyTorch"):
         repeated = start()
@@ -196,13 +196,13 @@ def _watch(
         title: what is shown before the method's name.
         again: the command to go on, if it is not the run's own.
     """
-    from fedbayes.experiment.display import Display, stop_after_round
+    from fedbayes.runs.display import Display, stop_after_round
 
     console = rich.get_console()
     try:
         with Display(console, "loading PyTorch", title=title) as display:
             simulation = start(display.notify)
-            from fedbayes.experiment.tracking import tracking
+            from fedbayes.runs.tracking import tracking
 
             again = again or _again(simulation)
             with (
@@ -247,7 +247,7 @@ def reproduce(
     ),
 ) -> None:
     """Measure a table or figure of a paper; go on where the last try stopped."""
-    from fedbayes.experiment.papers import EXPERIMENTS, reproduce
+    from fedbayes.papers import EXPERIMENTS, reproduce
 
     if name in (None, "list"):
         table = Table("experiment", "data", "", pad_edge=False)

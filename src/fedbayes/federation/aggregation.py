@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import Report, Sum
+from fedbayes.contracts import AnyMethod, Report, Sum
 from fedbayes.errors import ConfigError
 from fedbayes.federation.settings import Aggregation
 from fedbayes.messages import Message, dense
+from fedbayes.methods import METHODS
+from fedbayes.models import Network
 from fedbayes.tensors import Tensors
 
 __all__ = [
@@ -210,3 +212,61 @@ def require_accounting() -> None:
         raise ConfigError(
             "aggregation.noise needs dp-accounting: pip install 'fedbayes[privacy]'"
         ) from None
+
+
+def check(
+    settings: Aggregation,
+    method: AnyMethod,
+    network: Network,
+    *,
+    min_reports: int,
+    checkpoint_every: int,
+) -> None:
+    """See that the settings go together, and with the rest.
+
+    Raises:
+        ConfigError: they do not; the text says what would.
+    """
+    if settings.noise and (settings.clip is None or settings.rule != "mean"):
+        raise ConfigError("aggregation.noise needs aggregation.clip and rule = 'mean'")
+    if settings.noise and checkpoint_every > 1:
+        raise ConfigError(
+            "aggregation.noise needs checkpoint_every = 1: rounds that were run again after "
+            "a kill would tell more than ε says"
+        )
+    running = [n for n in sorted(network.buffers) if network.initial[n].is_floating_point()]
+    if settings.noise and running:
+        raise ConfigError(
+            f"aggregation.noise would go on running statistics too ({running[0]!r}), and might "
+            "make a variance negative; use GroupNorm or LayerNorm in place of BatchNorm"
+        )
+    if settings.plain:
+        return
+    if not method.averages or method.pooled:
+        able = ", ".join(name for name, kind in METHODS.items() if kind.averages)
+        raise ConfigError(
+            f"[aggregation] is for methods that average weights ({able}); {method.name} does not"
+        )
+    least = {"trimmed-mean": 2 * settings.hostile + 1, "krum": 2 * settings.hostile + 3}
+    if min_reports < least.get(settings.rule, 1):
+        raise ConfigError(
+            f"aggregation.rule = {settings.rule!r} with hostile = {settings.hostile} needs "
+            f"min_reports of at least {least[settings.rule]}; it is {min_reports}"
+        )
+
+
+def reduction(settings: Aggregation, broadcast: Message, cohort: int, noise: Noise) -> Sum:
+    """What folds the reports of one round.
+
+    Args:
+        settings: the `[aggregation]` table.
+        broadcast: what the server sent to all.
+        cohort: number of clients that it was sent to.
+        noise: where noise comes from.
+    """
+    centre = dense(broadcast)
+    if settings.noise:
+        return Private(centre, float(settings.clip or 0), settings.noise, cohort, noise)
+    if settings.rule == "mean":
+        return Clipped(centre, float(settings.clip or 0))
+    return Robust(settings.rule, settings.hostile, centre, settings.clip)

@@ -9,10 +9,10 @@ import numpy as np
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, Info
 from fedbayes.errors import EngineError, MessageError
-from fedbayes.federation.aggregation import Aggregation, Noise
+from fedbayes.federation.aggregation import Aggregation, Noise, reduction
 from fedbayes.federation.checks import decode_report
+from fedbayes.federation.client_runtime import NoReport, Task
 from fedbayes.federation.engines import Engine
-from fedbayes.federation.party import NoReport, Task
 from fedbayes.messages import Message, encode
 
 
@@ -114,7 +114,7 @@ def run_round(
     reports = method.reduction()
     if aggregation is not None and not aggregation.plain:
         broadcast = method.message(server, cohort[0])
-        reports = aggregation.reduction(broadcast, len(cohort), noise)
+        reports = reduction(aggregation, broadcast, len(cohort), noise)
     missing = 0
     infos: list[Info] = []
     scores: dict[int, tuple[int, int]] = {}

@@ -1,6 +1,6 @@
 """Secure aggregation: how a report becomes numbers that add.
 
-The protocol is Flower's SecAgg+ (`fedbayes.federation.secagg` runs it). It adds vectors of
+The protocol is Flower's SecAgg+ (`fedbayes.flower.secagg` runs it). It adds vectors of
 integers of which the server sees the sum alone. What is here is the way there and back: a report
 as a vector of bounded reals, which Flower rounds to integers, and the mean that comes of them.
 """
@@ -12,11 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbayes.contracts import Report
-from fedbayes.errors import EngineError, MessageError
+from fedbayes.contracts import AnyMethod, Report
+from fedbayes.errors import ConfigError, EngineError, MessageError
 from fedbayes.federation.aggregation import clipped
-from fedbayes.federation.settings import MODULUS, Secure
+from fedbayes.federation.engine_table import ENGINES
+from fedbayes.federation.settings import FEWEST, MODULUS, MOST_LEVELS, Aggregation, Secure
 from fedbayes.messages import Masked, Message, dense
+from fedbayes.methods import METHODS
+from fedbayes.tensors import Tensors
 
 __all__ = ["MODULUS", "Plan", "Secure", "Vector"]
 
@@ -99,3 +102,94 @@ class Plan:
             tensors[name] = (before.double() + change).to(before.dtype)
             start += before.numel()
         return Report(tensors, weight * self.max_weight if self.max_weight else 1.0)
+
+
+def check(
+    settings: Secure,
+    method: AnyMethod,
+    aggregation: Aggregation,
+    initial: Tensors,
+    *,
+    engine: str,
+    cohort: int,
+) -> None:
+    """See that what is asked for can be done.
+
+    Args:
+        settings: the `[secure]` table.
+        method: the method of the run.
+        aggregation: what else is done with reports.
+        initial: the network's weights and buffers.
+        engine: name of the engine.
+        cohort: number of clients in a round.
+
+    Raises:
+        ConfigError: it cannot; the text says what could.
+    """
+    if not settings.enabled:
+        return
+    if not ENGINES[engine].secure:
+        able = ", ".join(name for name, kind in ENGINES.items() if kind.secure)
+        raise ConfigError(
+            f"secure.enabled needs an engine that can (or `fedbayes federate`): {able}; engine is "
+            f"{engine!r}"
+        )
+    if not method.summable or method.pooled:
+        able = ", ".join(n for n, kind in METHODS.items() if kind.summable and not kind.pooled)
+        raise ConfigError(
+            f"secure.enabled is for methods whose reports are summed whole ({able}); "
+            f"{method.name} needs to see single reports, or reports are sparse"
+        )
+    if aggregation.rule != "mean":
+        raise ConfigError(
+            f"aggregation.rule = {aggregation.rule!r} needs to see single reports, which "
+            "secure.enabled hides; have one or the other"
+        )
+    whole = sorted(name for name, t in initial.items() if not t.is_floating_point())
+    if whole:
+        raise ConfigError(
+            f"secure.enabled adds real numbers alone; {whole[0]!r} of this model holds "
+            f"{initial[whole[0]].dtype}"
+        )
+    _check_sizes(settings, cohort)
+
+
+def _check_sizes(settings: Secure, cohort: int) -> None:
+    if cohort < FEWEST:
+        raise ConfigError(
+            f"secure.enabled needs a cohort of at least {FEWEST} clients; it is {cohort}"
+        )
+    shares = cohort if settings.shares is None else settings.shares
+    if shares > cohort or (shares < cohort and shares % 2 == 0):
+        raise ConfigError(
+            f"secure.shares is {shares}; it must be odd and at most the cohort of {cohort}"
+        )
+    most = shares if shares == cohort else shares - 1
+    if settings.threshold is not None and settings.threshold > most:
+        raise ConfigError(
+            f"secure.threshold is {settings.threshold}; with {shares} shares and a cohort of "
+            f"{cohort} it is at most {most}"
+        )
+    if settings.levels is not None and settings.levels * cohort >= MODULUS:
+        raise ConfigError(
+            f"secure.levels is {settings.levels}; with a cohort of {cohort} a sum can hold at most "
+            f"{(MODULUS - 1) // cohort}"
+        )
+
+
+def plan(settings: Secure, method: AnyMethod, aggregation: Aggregation, cohort: int) -> Plan | None:
+    """What server and clients go by; None without secure aggregation."""
+    if not settings.enabled:
+        return None
+    shares = cohort if settings.shares is None else settings.shares
+    # Half of what a sum can hold: one that comes out above was tampered with.
+    most = 2 ** ((MODULUS // 2 // cohort).bit_length() - 1)
+    weighted = getattr(method, "weighting", "uniform") == "samples" and not aggregation.noise
+    return Plan(
+        shares=shares,
+        threshold=settings.threshold or shares // 2 + 1,
+        range=settings.range or aggregation.clip or 8.0,
+        levels=settings.levels or min(most, MOST_LEVELS),
+        max_weight=settings.max_weight if weighted else 0.0,
+        clip=aggregation.clip or 0.0,
+    )

@@ -1,0 +1,197 @@
+"""The client's side of a round: what runs where the data is.
+
+The same code serves every engine. It takes bytes and gives bytes, so that nothing can pass
+between server and client but what is counted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from fedbayes import seeds
+from fedbayes.contracts import AnyMethod, Info, Site
+from fedbayes.errors import EngineError, MessageError
+from fedbayes.federation.checks import encode_report
+from fedbayes.inference.local import LocalTraining
+from fedbayes.messages import Message, decode, dense, encode
+from fedbayes.metrics import Predictions, evaluate
+from fedbayes.models import Network
+from fedbayes.tensors import Samples, pack, to, unpack
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's work in one round."""
+
+    client: int
+    round: int
+    message: bytes
+    """The encoded broadcast."""
+    state: bytes | None
+    """The client's private state at the end of its last round; None before the first."""
+    constants: str = ""
+    """Digest of the frozen weights of the server's network (`Network.constants_digest`), which are
+    not sent."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a task."""
+
+    report: bytes
+    """The encoded report."""
+    state: bytes
+    """The client's private state, which stays with the client."""
+    info: Info
+    """Figures of the method."""
+    correct: int
+    """Test samples of the client that its personal model got right."""
+    tested: int
+    """Number of its test samples."""
+    link_down: int = 0
+    """Bytes that a network carried for it to the client, 0 where there is none."""
+    link_up: int = 0
+    """Bytes that a network carried for it from the client."""
+    trouble: str = ""
+    """What went wrong before it came after all; empty if nothing did."""
+    sent: int = 0
+    """Encoded bytes of what the client sent, where it sent something in place of the report."""
+
+
+@dataclass(frozen=True)
+class NoReport:
+    """A task that no report came of: the client counts as if it had not taken part."""
+
+    reason: str
+    link_down: int = 0
+    """Bytes that a network carried to the client; 0: the task never got there."""
+    link_up: int = 0
+    """Bytes that a network carried from the client."""
+    refused: bool = False
+    """Whether something came that is no report, as opposed to nothing."""
+    in_vain: bool = False
+    """Whether the client was there, and others are why nothing came of it."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A global model and the rows of the union of the clients' test sets to try it on."""
+
+    model: bytes
+    start: int
+    stop: int
+
+
+class Data(Protocol):
+    """The data of the clients, as `fedbayes.data.FederatedData` has them."""
+
+    def train(self, client: int) -> Samples:
+        """Training samples of a client."""
+
+    def test(self, client: int) -> Samples:
+        """Test samples of a client, possibly none."""
+
+    def pooled_train(self) -> Samples:
+        """Training samples of all clients."""
+
+    def test_union(self, start: int, stop: int) -> Samples:
+        """Rows of the union of all clients' test samples."""
+
+
+@dataclass(frozen=True)
+class ClientRuntime:
+    """The clients of a federation as far as they live in this process."""
+
+    method: AnyMethod
+    network: Network
+    own_network: Callable[[int], Network]
+    """Builds the network of a client with an initialization of its own."""
+    data: Data
+    training: LocalTraining
+    rounds: int
+    seed: int
+
+    def train(self, task: Task) -> Outcome:
+        """Decode, run the E-step, try the personal model, encode.
+
+        Raises:
+            EngineError: frozen weights are not the server's, or the private state is damaged.
+        """
+        if task.constants != self.network.constants_digest:
+            raise EngineError(
+                "frozen weights of the network differ from the server's; both must build it from "
+                "the same model settings, files and version of its code"
+            )
+        device = self.network.device
+        message = _to(decode(task.message), device)
+        samples = (
+            self.data.pooled_train() if self.method.pooled else self.data.train(task.client)
+        ).to(device)
+        samples, held_out = self._set_aside(samples, task.client)
+        site = self._site(task, held_out)
+        state = self.method.join(site) if task.state is None else self._state(task, device)
+        seed = seeds.integer(self.seed, "layers", round=task.round, client=task.client)
+        with seeds.global_stream(seed, device):
+            report, state, info = self.method.local(message, state, samples, site)
+        evaluation = None
+        if not self.method.pooled:
+            predict = self.method.personal(message, report, state, self.network)
+            evaluation = evaluate(predict, self.data.test(task.client).to(device))
+        return Outcome(
+            report=encode_report(report),
+            state=encode(pack(state)),
+            info=info,
+            correct=evaluation.correct if evaluation else 0,
+            tested=evaluation.count if evaluation else 0,
+        )
+
+    def evaluate(self, evaluation: Evaluation) -> Predictions:
+        """Try a global model on some rows of the union of the test sets."""
+        device = self.network.device
+        predict = self.method.predict(to(dense(decode(evaluation.model)), device), self.network)
+        return evaluate(predict, self.data.test_union(evaluation.start, evaluation.stop).to(device))
+
+    def _state(self, task: Task, device: torch.device) -> Any:
+        """The client's private state.
+
+        Raises:
+            EngineError: it is damaged.
+        """
+        try:
+            return unpack(self.method.client_state, to(dense(decode(task.state or b"")), device))
+        except MessageError as error:
+            raise EngineError(
+                f"the private state of client {task.client} is damaged: {error}"
+            ) from None
+
+    def _set_aside(self, samples: Samples, client: int) -> tuple[Samples, Samples | None]:
+        """What a client trains on, and what its early stopping watches: the same every round."""
+        if not self.training.validation or len(samples.y) < 2:
+            return samples, None
+        count = round(self.training.validation * len(samples.y))
+        count = min(max(1, count), len(samples.y) - 1)
+        stream = seeds.torch_stream(self.seed, "validation", client=client)
+        order = torch.randperm(len(samples.y), generator=stream).to(samples.y.device)
+        watched, kept = order[:count], order[count:].sort().values
+        return (
+            Samples(samples.x[kept], samples.y[kept]),
+            Samples(samples.x[watched], samples.y[watched]),
+        )
+
+    def _site(self, task: Task, held_out: Samples | None = None) -> Site:
+        return Site(
+            client=task.client,
+            round=task.round,
+            rounds=self.rounds,
+            seed=self.seed,
+            network=self.network,
+            training=self.training,
+            own_network=lambda: self.own_network(task.client),
+            held_out=held_out,
+        )
+
+
+def _to(message: Message, device: torch.device) -> Message:
+    return {name: item.to(device) for name, item in message.items()}

@@ -1,0 +1,74 @@
+"""The engines by name: what starts each, and what it can.
+
+To add an engine is to write its file and a row here. This file imports no PyTorch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedbayes.errors import EngineError
+
+if TYPE_CHECKING:
+    from fedbayes.federation.engines import Engine
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """One row of the table."""
+
+    summary: str
+    """One line for lists."""
+    start: str = ""
+    """`module:function` that starts it for a `Simulation`; empty if a run cannot start it."""
+    launcher: str = ""
+    """The command that starts it and submits the run, where a run cannot."""
+    exact: bool = True
+    """Whether it computes the same bits as `sequential`."""
+    secure: bool = False
+    """Whether it can aggregate so that the server sees the sum of the reports alone."""
+    states: Literal["run", "nodes", "remote"] = "run"
+    """Where clients' private states are: in the run folder, in the folders of nodes inside of it,
+    or on other machines."""
+
+
+ENGINES: Mapping[str, EngineKind] = {
+    "sequential": EngineKind(
+        "clients one after the other in this process",
+        start="fedbayes.federation.engines.sequential:start",
+    ),
+    "workers": EngineKind(
+        "clients side by side in worker processes",
+        start="fedbayes.federation.engines.workers:start",
+    ),
+    "flower-simulation": EngineKind(
+        "Flower's simulation in this process",
+        start="fedbayes.flower.simulated:start",
+        secure=True,
+        states="nodes",
+    ),
+    "flower": EngineKind(
+        "the nodes of a SuperLink",
+        launcher="fedbayes federate",
+        secure=True,
+        states="remote",
+    ),
+}
+"""Every engine by its name."""
+
+
+def start(name: str, simulation: Any) -> "Engine":
+    """Start the engine of this name for a `Simulation`.
+
+    Raises:
+        EngineError: it needs another command, or what is not installed.
+    """
+    kind = ENGINES[name]
+    if not kind.start:
+        raise EngineError(
+            f"the clients of engine {name!r} are on other machines: start with `{kind.launcher} "
+            f"CONFIG`, go on with `{kind.launcher} resume {simulation.folder.path}`"
+        )
+    engine: Engine = resolve_name(kind.start)(simulation)
+    return engine

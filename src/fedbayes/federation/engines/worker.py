@@ -1,0 +1,111 @@
+"""A worker process: clients behind a pipe.
+
+    python -m fedbayes.federation.engines.worker
+
+It reads frames from standard input and answers on standard output; see `write` for a frame.
+The first frame says how to build the runtime; then each frame is a task or an evaluation. It ends
+when
+its input does, so it never outlives the process that started it.
+"""
+
+import gc
+import json
+import os
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Sequence
+from pkgutil import resolve_name
+from typing import IO, Any
+
+import torch
+
+from fedbayes import errors
+from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Task
+
+Header = dict[str, Any]
+_PREFIX = struct.Struct("<I")
+
+
+def write(stream: IO[bytes], header: Header, blobs: Sequence[bytes] = ()) -> None:
+    """Write one frame: length of a JSON header, the header with the blobs' sizes, the blobs."""
+    text = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
+    stream.write(_PREFIX.pack(len(text)) + text)
+    for blob in blobs:
+        stream.write(blob)
+    stream.flush()
+
+
+def read(stream: IO[bytes]) -> tuple[Header, list[bytes]]:
+    """Read one frame.
+
+    Raises:
+        EOFError: the stream ended before the frame did.
+    """
+
+    def exactly(count: int) -> bytes:
+        data = stream.read(count)
+        if len(data) != count:
+            raise EOFError("the stream ended inside a frame")
+        return data
+
+    (length,) = _PREFIX.unpack(exactly(_PREFIX.size))
+    header: Header = json.loads(exactly(length))
+    return header, [exactly(size) for size in header["sizes"]]
+
+
+def handle(
+    runtime: ClientRuntime, header: Header, blobs: list[bytes]
+) -> tuple[Header, list[bytes]]:
+    """Do what one frame asks for."""
+    if header["kind"] == "train":
+        state = blobs[1] if header["joined"] else None
+        place = header["client"], header["round"]
+        outcome = runtime.train(Task(*place, blobs[0], state, header["constants"]))
+        reply = {"info": outcome.info, "correct": outcome.correct, "tested": outcome.tested}
+        return reply, [outcome.report, outcome.state]
+    result = runtime.evaluate(Evaluation(blobs[0], header["start"], header["stop"]))
+    labels = result.labels.numpy().tobytes()
+    confidence = result.confidence.numpy().tobytes()
+    return {"correct": result.correct, "nll": result.nll}, [labels, confidence]
+
+
+def main() -> None:
+    """Serve frames until the input ends."""
+    # Ctrl-C is for the parent, which lets the round end; what prints must not enter the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    header, blobs = read(requests)
+    torch.set_num_threads(header["threads"])
+    runtime: ClientRuntime | None = None
+    last = b""
+    while True:
+        try:
+            if runtime is None:
+                runtime = resolve_name(header["factory"])(header["argument"])
+                gc.freeze()  # what was imported stays: collections need not look at it again
+                reply: Header = {}
+                answer: list[bytes] = []
+            else:
+                if header["same"]:
+                    blobs[0] = last
+                last = blobs[0]
+                reply, answer = handle(runtime, header, blobs)
+        except Exception as error:
+            known = isinstance(error, errors.FedbayesError)
+            reply = {
+                "error": type(error).__name__ if known else "",
+                "text": str(error) if known else traceback.format_exc(),
+            }
+            answer = []
+        try:
+            write(replies, reply, answer)
+            header, blobs = read(requests)
+        except (EOFError, BrokenPipeError):
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""The `workers` engine: processes that stay up and get only encoded messages."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+import torch
+from joblib import cpu_count
+
+from fedbayes import errors
+from fedbayes.errors import EngineError, FedbayesWarning
+from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
+from fedbayes.federation.engines.worker import Header, read, write
+from fedbayes.metrics import Predictions
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+TRIES = 3
+"""How often a task is given to a fresh worker before the engine gives up."""
+
+
+_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+"""Keeps freed memory for the next step, in place of returning it to the system every time. On
+glibc it takes about 15 % off a round of small networks; elsewhere it means nothing."""
+
+
+_PIPE = 1 << 20
+"""Bytes that a pipe holds, so that a report is handed over at once (Linux; else ignored)."""
+
+
+WORKER_BYTES = 512 << 20
+"""Memory that a worker needs at least: PyTorch, a network, a client's data."""
+
+
+def affordable(asked: int, threads: int = 1) -> int:
+    """How many worker processes of those asked for this machine can bear; a note if fewer.
+
+    As many as there are cores for their threads (two at least) and memory for `WORKER_BYTES` each.
+    """
+    cores: int = cpu_count()
+    by_cores = max(2, cores // threads)
+    by_memory: int = max(1, psutil.virtual_memory().available // WORKER_BYTES)
+    count = min(asked, by_cores, by_memory)
+    if count < asked:
+        reason = (
+            f"this machine has {cores} cores for {threads} thread{'s' * (threads > 1)} each"
+            if by_cores <= by_memory
+            else f"this machine has memory for no more, at {WORKER_BYTES >> 20} MiB each"
+        )
+        warnings.warn(
+            f"{count} of {asked} workers are started: {reason}", FedbayesWarning, stacklevel=3
+        )
+    return count
+
+
+class _DiedError(Exception):
+    """The process ended before it answered."""
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self, factory: str, argument: str, threads: int) -> None:
+        environment = {
+            **_ALLOCATOR,
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+            "OMP_NUM_THREADS": str(threads),
+        }
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fedbayes.federation.engines.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=environment,
+            pipesize=_PIPE,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._requests, self._replies = self.process.stdin, self.process.stdout
+        self._last: bytes | None = None
+        self._greeting = {"factory": factory, "argument": argument, "threads": threads}
+        self._greeted = False
+
+    def call(self, header: Header, blobs: Sequence[bytes]) -> tuple[Header, list[bytes]]:
+        """Send a request and wait for the reply.
+
+        The first blob is not sent again while it is the very same object: a broadcast to many
+        clients of one worker travels once.
+
+        Raises:
+            _DiedError: the process ended first.
+            FedbayesError: what the client's side raised.
+        """
+        try:
+            if not self._greeted:
+                write(self._requests, self._greeting)
+                self._checked(read(self._replies))
+                self._greeted = True
+            same = blobs[0] is self._last
+            self._last = blobs[0]
+            write(self._requests, {**header, "same": same}, [b"" if same else blobs[0], *blobs[1:]])
+            return self._checked(read(self._replies))
+        except (EOFError, BrokenPipeError, OSError, ValueError):
+            raise _DiedError from None
+
+    @staticmethod
+    def _checked(reply: tuple[Header, list[bytes]]) -> tuple[Header, list[bytes]]:
+        header, _ = reply
+        if "error" in header:
+            if header["error"]:
+                raise getattr(errors, header["error"])(header["text"])
+            raise EngineError(f"a client's work failed:\n{header['text']}")
+        return reply
+
+    def last_words(self) -> str:
+        """How the process ended and the end of what it printed."""
+        self._said.seek(0)
+        text = self._said.read().decode(errors="replace").strip()
+        return f"exit status {self.process.wait()}" + (f"; it said: {text[-2000:]}" if text else "")
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self._requests, self._replies, self._said):
+            with suppress(OSError):  # unsent bytes to a dead process
+                stream.close()
+
+
+class Workers:
+    """The cohort spread over worker processes.
+
+    Args:
+        factory: "package.module:function" that builds the `ClientRuntime` in the worker.
+        argument: its argument, a string.
+        workers: number of processes.
+        threads: threads of each.
+    """
+
+    def __init__(self, factory: str, argument: str, *, workers: int, threads: int = 1) -> None:
+        self._make: Callable[[], _Worker] = lambda: _Worker(factory, argument, threads)
+        self._all = [self._make() for _ in range(workers)]
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        for worker in self._all:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedbayes-worker")
+        self._closed = False
+        self.replaced = 0
+        """How many workers died and were replaced."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.process.pid for worker in self._all]
+
+    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Run the tasks on whichever worker is idle."""
+        return self._spread(self._train, tasks)
+
+    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Predictions]:
+        """Run the evaluations on whichever worker is idle."""
+        return self._spread(self._evaluate, evaluations)
+
+    def close(self) -> None:
+        """End the processes, those at work too."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._all:
+            worker.process.kill()
+        self._threads.shutdown(wait=True)
+        for worker in self._all:
+            worker.close()
+
+    def _spread(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Results in order, with so few items under way that they need little memory."""
+        under_way: deque[Future[Result]] = deque()
+        for item in items:
+            under_way.append(self._threads.submit(work, item))
+            if len(under_way) >= 4 * len(self._all):
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+    def _train(self, task: Task) -> Outcome:
+        joined = task.state is not None
+        header = {
+            "kind": "train",
+            "client": task.client,
+            "round": task.round,
+            "joined": joined,
+            "constants": task.constants,
+        }
+        reply, blobs = self._call(
+            f"client {task.client} in round {task.round}", header, [task.message, task.state or b""]
+        )
+        return Outcome(blobs[0], blobs[1], reply["info"], reply["correct"], reply["tested"])
+
+    def _evaluate(self, evaluation: Evaluation) -> Predictions:
+        header = {"kind": "evaluate", "start": evaluation.start, "stop": evaluation.stop}
+        reply, blobs = self._call("the evaluation", header, [evaluation.model])
+        labels = torch.from_numpy(np.frombuffer(blobs[0], dtype=np.int64).copy())
+        confidence = torch.from_numpy(np.frombuffer(blobs[1], dtype=np.float32).copy())
+        return Predictions(labels, reply["correct"], reply["nll"], confidence)
+
+    def _call(
+        self, what: str, header: Header, blobs: Sequence[bytes]
+    ) -> tuple[Header, list[bytes]]:
+        """One request, on as many fresh workers as `TRIES` allows."""
+        worker = self._idle.get()
+        try:
+            for _ in range(TRIES):
+                try:
+                    return worker.call(header, blobs)
+                except _DiedError:
+                    if self._closed:
+                        raise EngineError(f"{what} was cut off: the engine was closed") from None
+                    words = worker.last_words()
+                    worker.close()
+                    fresh = self._make()
+                    self._all[self._all.index(worker)] = fresh
+                    worker = fresh
+                    self.replaced += 1
+            raise EngineError(
+                f"the worker of {what} died {TRIES} times, last with {words}. Out of memory? Try "
+                "fewer workers, or engine = 'sequential' to see the failure itself"
+            )
+        finally:
+            self._idle.put(worker)
+
+
+def start(simulation: Any) -> Workers:
+    """The engine for a `Simulation`: each process reads the settings in the run folder."""
+    config = simulation.config
+    return Workers(
+        "fedbayes.runs.build:runtime",
+        str(simulation.folder.path.resolve()),
+        workers=affordable(config.workers, config.threads),
+        threads=config.threads,
+    )

@@ -1,0 +1,106 @@
+"""Federations over a network, on Flower: its apps, its simulation, and the way to a SuperLink."""
+
+import logging
+import re
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedbayes.errors import EngineError
+from fedbayes.runs.activity import Notify, unnoticed
+
+if TYPE_CHECKING:
+    from fedbayes.federation.engines import Engine
+    from fedbayes.flower.superlink import SuperLink
+    from fedbayes.runs.config import Config
+    from fedbayes.runs.simulation import Simulation
+
+
+def require_flower() -> None:
+    """See that Flower is installed.
+
+    Raises:
+        EngineError: it is not.
+    """
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise EngineError("this needs Flower: pip install 'fedbayes[flower]'") from None
+
+
+def superlink_at(
+    address: str,
+    certificates: Path | None = None,
+    insecure: bool = False,
+    secret: Path | None = None,
+) -> "SuperLink":
+    """The SuperLink at an address.
+
+    Args:
+        address: host:port.
+        certificates: PEM file of the CA that signed its certificate.
+        insecure: whether it speaks no TLS.
+        secret: file with the secret of its `--superexec-auth-secret-file`.
+
+    Raises:
+        EngineError: Flower is not installed, neither TLS nor its absence is asked for, or the
+            address or the certificates are none.
+    """
+    require_flower()
+    from fedbayes.flower.superlink import SuperLink
+
+    if (certificates is None) != insecure:
+        raise EngineError(
+            "say how the SuperLink is reached: --root-certificates CA.pem for TLS, or --insecure "
+            "for a trial on one machine"
+        )
+    if not re.fullmatch(r"[^\s/@]+:\d{1,5}", address) or int(address.rpartition(":")[2]) > 65535:
+        raise EngineError(f"--superlink {address}: write HOST:PORT")
+    if certificates is not None:
+        try:
+            ssl.create_default_context(cafile=certificates.expanduser())
+        except ssl.SSLError:
+            raise EngineError(f"{certificates} holds no certificate in PEM") from None
+        except OSError as error:
+            raise EngineError(f"cannot read {certificates}: {error.strerror}") from None
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    return SuperLink(address, certificates, secret)
+
+
+def federation(
+    link: "SuperLink",
+    config: "Config | None",
+    folder: Path,
+    *,
+    notify: Notify = unnoticed,
+) -> "Simulation":
+    """A run whose clients are the nodes of a SuperLink.
+
+    Args:
+        link: the SuperLink.
+        config: the settings; None to go on with the run that the folder holds.
+        folder: the run folder.
+        notify: is told what the run is busy with.
+
+    Raises:
+        EngineError: the SuperLink cannot be reached.
+    """
+    from fedbayes.flower.apps import on_grid
+    from fedbayes.flower.project import app_files
+    from fedbayes.flower.superlink import Submission
+    from fedbayes.runs.config import Config
+    from fedbayes.runs.simulation import Simulation
+
+    link.check()  # before there is a run folder
+
+    def start(simulation: Simulation) -> "Engine":
+        # As it was written: a resumed run reads its own copy of `model.weights`, nodes have theirs.
+        config = Config.load(simulation.folder.config_file)
+        submission = Submission(link, app_files(config, simulation.data))
+
+        def close() -> None:
+            submission.close(completed=simulation.over)
+
+        return on_grid(simulation, submission.connect, close)
+
+    return Simulation(config, folder, engine=start, notify=notify)

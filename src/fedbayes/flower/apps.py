@@ -1,0 +1,223 @@
+"""Flower apps that run any method from our config."""
+
+import logging
+import shlex
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from platformdirs import user_data_path
+from rich.console import Console
+from threadpoolctl import threadpool_limits
+
+from fedbayes.errors import ConfigError, EngineError, FedbayesError
+from fedbayes.federation import secure
+from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.federation.state_store import StateStore
+from fedbayes.flower.engine import Flower, Node, complaint
+from fedbayes.flower.own_data import own_data
+from fedbayes.flower.project import Schema
+from fedbayes.flower.secagg import SecureFlower, secure_answer
+from fedbayes.runs.build import build_data, build_runtime
+from fedbayes.runs.config import Config
+from fedbayes.runs.display import Display, outcome
+from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.simulation import Simulation
+
+
+def client_app(node: Callable[[Context], Node]) -> ClientApp:
+    """The ClientApp of nodes that are found from their contexts."""
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return node(context).answer(message)
+        except FedbayesError as error:
+            return complaint(error, message)
+
+    app.query("hello")(answer)
+    app.train("round")(answer)
+    app.train()(secure_answer(node))
+    return app
+
+
+def state_store(config: Config, folder: Path) -> StateStore:
+    """The private states of a node in this folder."""
+    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints != "last")
+
+
+def node_app(project: Path) -> ClientApp:
+    """The ClientApp of a SuperNode.
+
+    Args:
+        project: the folder with `config.toml` and `schema.json`.
+    """
+    return client_app(lambda context: find_node(project, context))
+
+
+def find_node(project: Path, context: Context) -> Node:
+    """The client of a SuperNode, whose node config says who it is and what it has:
+
+    client: which client it is, from 0.
+    data: a file or folder with its samples; without it, the client's part of the data set that
+        the config names, which must then be on this machine.
+    data-dir: folder with data sets; else FEDBAYES_DATA.
+    state: folder for its private states.
+    weights: the file that `model.weights` names, where it lies elsewhere on this machine.
+
+    Raises:
+        ConfigError: it does not say who it is.
+    """
+    given = context.node_config
+    client = given.get("client")
+    if type(client) is not int or client < 0:
+        raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
+    if unknown := given.keys() - _NODE_CONFIG:
+        raise ConfigError(
+            f"unknown in the node config: {', '.join(sorted(unknown))}; it has "
+            f"{', '.join(_NODE_CONFIG)}"
+        )
+    config = _config(project, context)
+    if "data-dir" in given:
+        where = Path(str(given["data-dir"])).expanduser().absolute()
+        config = config.model_copy(update={"data": config.data.model_copy(update={"dir": where})})
+    config = _with_weights(config, given.get("weights"))
+    torch.set_num_threads(config.threads)
+    threadpool_limits(config.threads, user_api="blas")
+    states = given.get("state") or user_data_path("fedbayes") / "nodes" / str(client)
+
+    def runtime() -> ClientRuntime:
+        if "data" not in given:
+            return build_runtime(config, build_data(config))
+        schema = Schema.read(project / "schema.json")
+        return build_runtime(config, own_data(config, Path(str(given["data"])), schema))
+
+    return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
+
+
+_NODE_CONFIG = ("client", "data", "data-dir", "state", "weights")
+
+
+def _with_weights(config: Config, given: object) -> Config:
+    """The settings with the weights to start from where they are on this machine."""
+    if config.model.weights is None:
+        return config
+    place = Path(str(given)).expanduser().absolute() if given else config.model.weights
+    if not place.is_file():
+        raise ConfigError(
+            f"model.weights is {place}, which is not on this machine; name it with --node-config "
+            "'weights=\"/path/to/file\"'"
+        )
+    return config.model_copy(update={"model": config.model.model_copy(update={"weights": place})})
+
+
+def server_app(project: Path) -> ServerApp:
+    """The ServerApp of a project: it runs or resumes the run in the folder of the run config.
+
+    Args:
+        project: the folder with `config.toml`.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+        folder = Path(str(context.run_config.get("folder") or _new_folder())).expanduser()
+        settings = _config(project, context)
+        there = (folder / "config.toml").exists()
+        if there:
+            _same(settings, folder)
+        config = None if there else settings
+        console = Console(no_color=True, width=120)
+        with (
+            Display(console) as display,
+            Simulation(
+                config,
+                folder,
+                engine=lambda run: on_grid(run, _once(grid)),
+                notify=display.notify,
+            ) as simulation,
+        ):
+            display.begin(simulation)
+            for step in simulation:
+                display.show(simulation, step)
+            console.print(outcome(simulation.summary()))
+            simulation.require_an_update()
+
+    return app
+
+
+def on_grid(
+    simulation: Simulation,
+    connect: Callable[[], Grid],
+    closing: Callable[[], None] = lambda: None,
+) -> Flower:
+    """The engine of a simulation whose clients are behind a grid."""
+    config, runtime = simulation.config, simulation.runtime
+    if simulation.method.pooled:
+        raise ConfigError(
+            f"{simulation.method.name} trains on all data in one place; in a federation they are "
+            "apart"
+        )
+    return flower(config, simulation.cohort)(
+        connect,
+        runtime,
+        clients=simulation.clients,
+        timeout=config.round_timeout,
+        closing=closing,
+    )
+
+
+def flower(config: Config, cohort: int) -> Callable[..., Flower]:
+    """What makes the engine that a config asks for, for cohorts of this size."""
+    plan = secure.plan(config.secure, config.build_method(), config.aggregation, cohort)
+    return Flower if plan is None else partial(SecureFlower, plan)
+
+
+def _once(grid: Grid) -> Callable[[], Grid]:
+    """A grid that is there once; Flower started this ServerApp for it."""
+    grids = [grid]
+
+    def connect() -> Grid:
+        if not grids:
+            raise EngineError("the SuperLink ended this run; start it again with `flwr run`")
+        return grids.pop()
+
+    return connect
+
+
+def _config(project: Path, context: Context) -> Config:
+    """The settings of a project, changed by the key `set` of the run config."""
+    given = str(context.run_config.get("set") or "")
+    try:
+        overrides = shlex.split(given)
+    except ValueError as error:
+        raise ConfigError(f"set = {given!r} in the run config: {error}") from None
+    return Config.load(project / "config.toml", [*overrides, "engine=flower"])
+
+
+def _same(config: Config, folder: Path) -> None:
+    """See that a run to go on with has these settings, by which the nodes train.
+
+    Raises:
+        ConfigError: it has others.
+    """
+    before = RunFolder(folder).config().model_dump()
+    now = config.model_dump()
+    for settings in (before, now):
+        settings["data"].pop("dir")
+        settings["model"].pop("weights")
+    if before != now:
+        raise ConfigError(
+            f"{folder} holds a run with other settings than this project's; set another folder in "
+            "the run config, or take the settings back"
+        )
+
+
+def _new_folder() -> Path:
+    return Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,0 +1,237 @@
+"""The way to a SuperLink: a run is submitted, and this process is its ServerApp.
+
+A SuperLink that was started with `--isolation process` leaves the ServerApp of a run to whoever
+takes the task. `fedbayes federate` submits a run and takes it, so the display, the run folder
+and Ctrl-C are where the user is. (A SuperLink without that flag runs ServerApps itself; for it
+there is `flwr run` on the project that `fedbayes federate init` writes.)
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.serverapp import Grid
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.retry import RetryInvoker, exponential
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from fedbayes.errors import EngineError
+from fedbayes.flower.engine import LinkError
+
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_PATIENCE = 10.0
+"""Seconds that one call is tried again while the SuperLink does not answer, and that a run
+waits to be handed out."""
+
+
+def _patient() -> RetryInvoker:
+    """Tries again while there is no connection. Flower's own would send this process SIGINT."""
+    return RetryInvoker(lambda: exponential(max_delay=2), httpx.TransportError, None, _PATIENCE)
+
+
+@dataclass(frozen=True)
+class SuperLink:
+    """Where a SuperLink is and what opens it.
+
+    Args:
+        address: host:port.
+        certificates: PEM file of the CA that signed its certificate; None for no TLS.
+        secret: file with the secret of its `--superexec-auth-secret-file`, if it has one.
+    """
+
+    address: str
+    certificates: Path | None = None
+    secret: Path | None = None
+
+    def _read(self, path: Path | None) -> bytes | None:
+        try:
+            return None if path is None else path.expanduser().read_bytes()
+        except OSError as error:
+            raise EngineError(f"cannot read {path}: {error.strerror}") from None
+
+    def submit(self, files: dict[str, bytes]) -> int:
+        """Submit a Flower app; the id of its run.
+
+        Raises:
+            LinkError: the SuperLink cannot be reached, or does not take it.
+        """
+        content, _ = build_fab_from_files(files)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        with self._control() as client:
+            run_id = client.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
+        if not run_id:
+            raise LinkError(f"the SuperLink at {self.address} did not take the run")
+        return run_id
+
+    def admit(self, public_key: bytes, name: str) -> int:
+        """Let the node with this key (PEM) in; its id.
+
+        Raises:
+            LinkError: the SuperLink cannot be reached, or does not want the key.
+        """
+        with self._control() as client:
+            return client.RegisterNode(
+                RegisterNodeRequest(public_key=public_key, name=name)
+            ).node_id
+
+    def check(self) -> None:
+        """See that the SuperLink is there.
+
+        Raises:
+            LinkError: it cannot be reached.
+        """
+        with self._control() as client:
+            client.ListRuns(ListRunsRequest(limit=1))
+
+    @contextmanager
+    def _control(self) -> Iterator[ControlHttpClient]:
+        client = ControlHttpClient.from_server_address(
+            self.address,
+            self.certificates is None,
+            self._read(self.certificates),
+            [RuntimeVersionHttpInterceptor(component_name="flwr-cli")],
+        )
+        try:
+            yield client
+        except httpx.HTTPError as error:
+            raise LinkError(self._trouble(error)) from None
+        finally:
+            client.close()
+
+    def take(self, run_id: int) -> "Session":
+        """Become the ServerApp of a run.
+
+        Raises:
+            LinkError: the SuperLink cannot be reached, or someone else took the run.
+        """
+        interceptors: list[ProtobufClientInterceptor] = [
+            RuntimeVersionHttpInterceptor(component_name="SuperExec")
+        ]
+        if (secret := self._read(self.secret)) is not None:
+            interceptors.append(
+                SuperExecAuthHttpInterceptor(
+                    master_secret=secret, protected_methods=frozenset({_ACQUIRE})
+                )
+            )
+        client = RuntimeHttpClient.from_server_address(
+            self.address,
+            self.certificates is None,
+            self._read(self.certificates),
+            interceptors,
+        )
+        wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while time.monotonic() < deadline:
+                given = client.AcquireTask(wanted)
+                if given.HasField("task") and given.task.run_id == run_id:
+                    return Session(self, given.token)
+                time.sleep(0.2)
+        except httpx.HTTPError as error:
+            raise LinkError(self._trouble(error)) from None
+        finally:
+            client.close()
+        raise EngineError(
+            f"the SuperLink at {self.address} gave run {run_id} to another process. Start it with "
+            "--isolation process, or use `flwr run` on a project of `fedbayes federate init`"
+        )
+
+    def grid(self, token: str) -> HttpGrid:
+        """The grid of a run that was taken."""
+        grid = HttpGrid(
+            self.address, self.certificates is None, self._read(self.certificates), token=token
+        )
+        grid._retry_invoker = _patient()
+        return grid
+
+    def _trouble(self, error: httpx.HTTPError) -> str:
+        if isinstance(error, httpx.HTTPStatusError):
+            said = error.response.text[:300] or error.response.reason_phrase
+            return f"the SuperLink at {self.address} says {error.response.status_code}: {said}"
+        hint = "; is it up, and does it speak TLS (--root-certificates) or not (--insecure)?"
+        return f"cannot reach a SuperLink at {self.address}: {error}{hint}"
+
+
+class Session:
+    """One run at a SuperLink, of which this process is the ServerApp."""
+
+    def __init__(self, link: SuperLink, token: str) -> None:
+        self.grid: HttpGrid = link.grid(token)
+        try:
+            task = self.grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        except httpx.HTTPError as error:
+            self.grid.close()
+            raise LinkError(link._trouble(error)) from None
+        TaskIdentity.task_id = task.task_id
+        TaskIdentity.run_id = task.run.run_id
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+        self.grid.set_run(run_from_proto(task.run))
+        self._heartbeat = HeartbeatSender(self._beat)
+        self._heartbeat.start()
+
+    def _beat(self) -> bool:
+        """Tell the SuperLink that the ServerApp lives; its answer is found out elsewhere."""
+        try:
+            self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.TransportError:
+            return False
+        except httpx.HTTPError:
+            pass
+        return True
+
+    def close(self, *, completed: bool) -> None:
+        """End the run at the SuperLink."""
+        self._heartbeat.stop()
+        self.grid._retry_invoker.max_tries = 1
+        status = SubStatus.COMPLETED if completed else SubStatus.STOPPED
+        try:
+            self.grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status))
+        except (httpx.HTTPError, RuntimeError):
+            pass
+        finally:
+            self.grid.close()
+
+
+class Submission:
+    """A run of ours at a SuperLink, submitted again whenever the SuperLink lost it."""
+
+    def __init__(self, link: SuperLink, files: dict[str, bytes]) -> None:
+        self._link, self._files = link, files
+        self._session: Session | None = None
+
+    def connect(self) -> Grid:
+        """Submit, and take the run.
+
+        Raises:
+            EngineError: that is not possible.
+        """
+        self.close()
+        self._session = self._link.take(self._link.submit(self._files))
+        return self._session.grid
+
+    def close(self, *, completed: bool = False) -> None:
+        """End the run at the SuperLink, if there is one."""
+        if self._session is not None:
+            self._session.close(completed=completed)
+            self._session = None

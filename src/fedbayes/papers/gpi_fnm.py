@@ -1,0 +1,508 @@
+"""The experiments of the GPI-FNM paper (section 5), on MNIST and CIFAR-10.
+
+Networks are trained as its Table 1 says. Settings of the matching are chosen, for every
+federation and method anew, on a fifth of the official test images, drawn by seed; accuracy is
+measured on the others. No matched layer may be larger than four of the clients' layers. The
+alternating rows take no such data: their settings are constants of this file.
+"""
+
+import itertools
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+
+from fedbayes import seeds
+from fedbayes.data import FederatedData
+from fedbayes.fusion import Layers, coordinate_average
+from fedbayes.matching import MatchingSettings
+from fedbayes.metrics import Predictor, evaluate
+from fedbayes.models import dense_layers, relu_network
+from fedbayes.papers.experiment import (
+    Experiment,
+    Results,
+    Row,
+    Scale,
+    Watch,
+    begun,
+    claim,
+    fingerprint,
+    finished,
+    markdown,
+    mean_and_deviation,
+    opened,
+)
+from fedbayes.runs.build import stored_data
+from fedbayes.runs.config import Config
+from fedbayes.runs.folder import RunFolder, write_beside
+from fedbayes.tensors import Samples
+from fedbayes.tools.compare import ensemble
+from fedbayes.tools.fusing import select
+from fedbayes.tools.model_files import read_models
+
+WIDTH = 100
+HELD_OUT = 0.2
+"""Share of the test samples that settings are chosen on."""
+TRAINING = {
+    "digits": {"lr": 0.01, "weight_decay": 1e-5},
+    "mnist": {"lr": 0.01, "weight_decay": 1e-5},
+    "cifar10": {"lr": 0.001, "weight_decay": 1e-4},
+}
+PARTITIONS = {"iid": "homogeneous", "dirichlet": "heterogeneous"}
+STYLES = {
+    "GPI-FNM": ("#0072B2", "o", "-"),
+    "PFNM": ("#D55E00", "s", "--"),
+    "FedAvg": ("#009E73", "^", "-."),
+    "locals": ("#555555", "v", ":"),
+    "ensemble": ("#CC79A7", "D", ":"),
+    "average": ("#999999", "x", ":"),
+    "GPI-FNM, alternating": ("#56B4E9", "P", "-"),
+    "GPI-FNM, alternating, small": ("#E69F00", "X", "-"),
+}
+ALTERNATING: dict[str, Any] = {
+    "sigma0": 10.0,
+    "gamma": 30.0,
+    "epsilon": 1.0,
+    "alternations": 12,
+    "bias_mean": 0.1,
+}
+"""Settings of the alternating rows, the same for every federation: no data are needed."""
+SMALL: dict[str, Any] = {
+    "sigma0": 0.6,
+    "gamma": 1.0,
+    "epsilon": 0.0,
+    "alternations": 15,
+    "starts": 4,
+    "start_gamma": 8.0,
+    "bias_mean": 0.1,
+}
+"""Those for few neurons."""
+
+DEEP: dict[str, tuple[float, ...]] = {
+    "sigma": (1.0, 3.0),
+    "sigma0": (3.0, 10.0),
+    "gamma": (8.0, 30.0),
+    "epsilon": (0.0, 0.3, 1.0),
+}
+"""Grid of the deep networks."""
+
+
+SPREADS: dict[str, Row] = {"cifar10": {"sigma": (1.5, 2.0)}}
+"""Values of σ by data set, in place of a grid's. The 3,072 weights of a neuron on CIFAR-10 stay
+near their random start, and with σ = 1 most neurons find no partner."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who trained what on which data."""
+
+    dataset: str
+    partition: str
+    clients: int
+    layers: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """A name for folders."""
+        return f"{self.dataset}-{self.partition}-S{self.clients}-L{self.layers}-seed{self.seed}"
+
+    def config(self, method: Row, rounds: int = 1, epochs: int = 10) -> Config:
+        """A run with the paper's Table 1."""
+        return Config.create(
+            seed=self.seed,
+            rounds=rounds,
+            data={
+                "name": self.dataset,
+                "clients": self.clients,
+                "partition": self.partition,
+                "alpha": 0.4,
+            },
+            model={"name": "mlp", "hidden": [WIDTH] * self.layers, "init": "normal"},
+            training={
+                "optimizer": "amsgrad",
+                "epochs": epochs,
+                "batch_size": 32,
+                **TRAINING[self.dataset],
+            },
+            method=method,
+        )
+
+
+@dataclass(frozen=True)
+class Silos:
+    """Trained networks with the data to choose on and the data to report on."""
+
+    models: dict[str, Layers]
+    counts: npt.NDArray[np.float64]
+    held_out: Samples
+    test: Samples
+
+    def accuracy(self, predict: Predictor) -> float:
+        """Share of the test samples that are predicted rightly."""
+        found = evaluate(predict, self.test)
+        return found.correct / found.count
+
+    def fuse(self, method: str, most: int | None, grid: Row, settings: Row) -> Row:
+        """Fuse with settings chosen on the held-out samples; accuracy is on the others."""
+        fusion, _ = select(
+            self.models,
+            self.held_out,
+            method=method,
+            settings=settings,
+            grid=grid,
+            max_neurons=most,
+            counts=self.counts,
+        )
+        assert isinstance(fusion.settings, MatchingSettings)
+        chosen = fusion.settings
+        return {
+            "accuracy": self.accuracy(partial(relu_network, fusion.layers)),
+            "sizes": fusion.sizes,
+            "chosen": {
+                key: getattr(chosen, key) for key in ("sigma", "sigma0", "gamma", "epsilon")
+            },
+        }
+
+
+def split(data: FederatedData, seed: int) -> tuple[Samples, Samples]:
+    """Test samples to choose settings on, and those to report."""
+    x, y = data.test_union(0, data.test_total)
+    order = torch.from_numpy(seeds.numpy_stream(seed, "held out").permutation(len(y)))
+    count = round(HELD_OUT * len(y))
+    chosen, rest = order[:count], order[count:]
+    return Samples(x[chosen], y[chosen]), Samples(x[rest], y[rest])
+
+
+def trained(folder: Path, federation: Federation) -> Silos:
+    """Networks trained apart."""
+    config = federation.config({"name": "local"})
+    run = finished(folder / "locals" / federation.name, config)
+    data = stored_data(config, run)
+    files = sorted((run.path / "clients").glob("*.safetensors"))
+    return Silos(
+        dict(read_models(files)), data.counts().astype(float), *split(data, federation.seed)
+    )
+
+
+def measure(folder: Path, federation: Federation, method: str, grid: Row) -> Row:
+    """One method on one federation, after one round."""
+    if method == "FedAvg":
+        config = federation.config({"name": "fedavg"})
+        run = finished(folder / "fedavg" / federation.name, config)
+        _, test = split(stored_data(config, run), federation.seed)
+        found = evaluate(partial(relu_network, dense_layers(run.model(), "FedAvg")), test)
+        return {"accuracy": found.correct / found.count}
+    silos = trained(folder, federation)
+    models = list(silos.models.values())
+    most = 4 * WIDTH
+    match method:
+        case "locals":
+            alone = [silos.accuracy(partial(relu_network, layers)) for layers in models]
+            return {"accuracy": float(np.mean(alone))}
+        case "average":
+            average = coordinate_average(models)
+            assert average is not None
+            return {"accuracy": silos.accuracy(partial(relu_network, average))}
+        case "ensemble":
+            equal = torch.ones(len(models), silos.counts.shape[1])
+            return {
+                "accuracy": silos.accuracy(
+                    ensemble([partial(relu_network, m) for m in models], equal)
+                )
+            }
+        case "PFNM":
+            return silos.fuse("pfnm", most, grid, {"bias_mean": 0.1})
+        case "GPI-FNM":
+            return silos.fuse("gpi-fnm", most, grid, {"bias_mean": 0.1})
+        case "GPI-FNM, alternating":
+            return silos.fuse("gpi-fnm", None, {}, ALTERNATING)
+        case _:
+            return silos.fuse("gpi-fnm", None, {}, SMALL)
+
+
+def fill(
+    folder: Path,
+    out: Path,
+    federations: Sequence[Federation],
+    methods: Sequence[str],
+    grid: Row,
+    watch: Watch,
+) -> pd.DataFrame:
+    """All measurements of these federations and methods, those that are missing made."""
+    out.mkdir(parents=True, exist_ok=True)
+    results = Results(out / "results.jsonl")
+    pairs = list(itertools.product(federations, methods))
+    keys = [
+        {**vars(federation), "method": method, "settings": _settings(federation, method, grid)}
+        for federation, method in pairs
+    ]
+    for key in (missing := results.missing(keys)):
+        left = len(missing) - missing.index(key)
+        method = key["method"]
+        federation, _ = pairs[keys.index(key)]
+        watch(f"{federation.name}, {method} ({left} to go)")
+        own = _grid(federation, grid)
+        results.add({**key, **measure(folder, federation, method, own)})
+    return results.table(keys)
+
+
+def _grid(federation: Federation, grid: Row) -> Row:
+    return {**grid, **SPREADS.get(federation.dataset, {})}
+
+
+def _settings(federation: Federation, method: str, grid: Row) -> str:
+    """Tells apart what is measured under other settings of a method."""
+    match method:
+        case "PFNM" | "GPI-FNM":
+            return fingerprint(_grid(federation, grid))
+        case "GPI-FNM, alternating":
+            return fingerprint(ALTERNATING)
+        case "GPI-FNM, alternating, small":
+            return fingerprint(SMALL)
+    return ""
+
+
+def panels(
+    table: pd.DataFrame, x: str, label: str, path: Path, title: str, value: str = "accuracy"
+) -> None:
+    """A panel for each data set and partition: mean over seeds of each method, with deviations."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    kinds = list(dict.fromkeys(zip(table["dataset"], table["partition"], strict=True)))
+    figure = Figure(figsize=(4.2 * len(kinds), 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(1, len(kinds), squeeze=False)[0]
+    for axes, (dataset, partition) in zip(grid, kinds, strict=True):
+        chosen = table[(table["dataset"] == dataset) & (table["partition"] == partition)]
+        for method, own in chosen.groupby("method", sort=False):
+            colour, marker, line = STYLES[str(method)]
+            stats = own.groupby(x)[value].agg(["mean", "std"]).fillna(0.0)
+            axes.errorbar(
+                stats.index,
+                stats["mean"],
+                yerr=stats["std"],
+                label=str(method),
+                color=colour,
+                marker=marker,
+                linestyle=line,
+                capsize=2,
+                markersize=5,
+            )
+        axes.set_title(f"{dataset}, {PARTITIONS[partition]}")
+        axes.set_xlabel(label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    grid[0].set_ylabel("test accuracy")
+    grid[0].legend(fontsize="small")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)
+
+
+def summarize(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """A line for each combination of `by`, accuracies and sizes of the methods in columns."""
+    lines = []
+    for key, group in table.groupby(list(by), sort=False):
+        line = dict(zip(by, key, strict=True))
+        for method, own in group.groupby("method", sort=False):
+            text = mean_and_deviation(own["accuracy"].tolist())
+            sizes = [max(sizes) for sizes in own.get("sizes", []) if isinstance(sizes, list)]
+            line[str(method)] = f"{text} ({np.mean(sizes):.0f})" if sizes else text
+        lines.append(line)
+    return pd.DataFrame(lines).fillna("–")
+
+
+def ahead(table: pd.DataFrame, by: Sequence[str], better: str, worse: str) -> str:
+    """Whether one method's mean is above another's in every setting."""
+    means = table.groupby([*by, "method"])["accuracy"].mean().unstack()
+    gain = (means[better] - means[worse]).dropna()
+    return claim(
+        f"{better} is ahead of {worse} in every setting",
+        bool((gain > 0).all()),
+        f"in {int((gain > 0).sum())} of {len(gain)}, by {gain.min():+.3f} to {gain.max():+.3f}, "
+        f"mean {gain.mean():+.3f}",
+    )
+
+
+def _finish(out: Path, table: pd.DataFrame, by: Sequence[str], claims: Sequence[str]) -> str:
+    note = (
+        "Mean ± deviation over seeds; in parentheses the mean size of the largest layer. The "
+        "paper shows curves alone."
+    )
+    text = "\n\n".join([markdown(summarize(table, by)), "\n".join(claims), note])
+    write_beside(out / "table.md", (text + "\n").encode())
+    return text
+
+
+def one_shot(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+    """The figures of one federation: MNIST, 10 clients, Dirichlet 0.4, one and two layers."""
+    repeats = range(3 if scale == "small" else 10)
+    federations = [
+        Federation(name, "dirichlet", 10, layers, seed)
+        for name in datasets
+        for layers in (1, 2)
+        for seed in repeats
+    ]
+    methods = ["locals", "average", "ensemble", "PFNM", "GPI-FNM"]
+    methods += ["GPI-FNM, alternating", "GPI-FNM, alternating, small"]
+    out = folder / "gpi-fnm-one-shot"
+    grid = {
+        "sigma": (1.0, 3.0),
+        "sigma0": (1.0, 3.0, 10.0),
+        "gamma": (1.0, 8.0, 30.0),
+        "epsilon": (0.0, 0.1, 0.3, 1.0),
+    }
+    table = fill(folder, out, federations, methods, grid, watch)
+    by = ("dataset", "layers")
+    panels(table, "layers", "hidden layers", out / "figure.png", "One round, 10 clients")
+    claims = [
+        ahead(table, by, "GPI-FNM", "PFNM"),
+        ahead(table, by, "GPI-FNM, alternating", "GPI-FNM"),
+        ahead(table, by, "GPI-FNM, alternating", "ensemble"),
+    ]
+    return _finish(out, table, by, claims)
+
+
+def figure2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+    """Fig. 2: one hidden layer, one round, more and more clients."""
+    federations = [
+        Federation(name, partition, clients, 1, seed)
+        for name in datasets
+        for partition in PARTITIONS
+        for clients in _clients(name, scale)
+        for seed in range(10 if scale == "paper" else 2 if name == "cifar10" else 3)
+    ]
+    epsilons: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
+    if scale == "paper":
+        epsilons = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)
+    grid = {"sigma0": (1.0, 3.0), "gamma": (1.0, 8.0), "epsilon": epsilons}
+    out = folder / "gpi-fnm-fig2"
+    methods = ["GPI-FNM", "PFNM", "FedAvg", "locals"]
+    table = fill(folder, out, federations, methods, grid, watch)
+    panels(table, "clients", "clients", out / "figure.png", "One hidden layer, one round (Fig. 2)")
+    by = ("dataset", "partition", "clients")
+    return _finish(out, table, by, [ahead(table, by, "GPI-FNM", o) for o in methods[1:]])
+
+
+def _clients(dataset: str, scale: Scale) -> tuple[int, ...]:
+    """Numbers of clients of Fig. 2."""
+    if scale == "paper":
+        return (5, 10, 15, 20, 25, 30)
+    return (5, 10, 20) if dataset == "cifar10" else (5, 10, 20, 30)
+
+
+def figure3(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+    """Fig. 3: one round, 10 clients, one to six hidden layers."""
+    depths = (1, 2, 4, 6) if scale == "small" else (1, 2, 3, 4, 5, 6)
+    federations = [
+        Federation(name, partition, 10, layers, seed)
+        for name in datasets
+        for partition in PARTITIONS
+        for layers in depths
+        for seed in range(2 if scale == "small" else 10)
+    ]
+    out = folder / "gpi-fnm-fig3"
+    methods = ["GPI-FNM", "GPI-FNM, alternating", "PFNM", "FedAvg", "locals"]
+    table = fill(folder, out, federations, methods, DEEP, watch)
+    panels(table, "layers", "hidden layers", out / "figure.png", "One round, 10 clients (Fig. 3)")
+    by = ("dataset", "partition", "layers")
+    claims = [ahead(table, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg", "locals")]
+    return _finish(out, table, by, claims)
+
+
+def figure4(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+    """Fig. 4: two hidden layers, 15 clients, accuracy over rounds.
+
+    Settings are chosen once, on the held-out samples of a first round of seed 0.
+    """
+    out = folder / "gpi-fnm-fig4"
+    out.mkdir(parents=True, exist_ok=True)
+    settings, results = Results(out / "settings.jsonl"), Results(out / "results.jsonl")
+    keys: list[Row] = [
+        {"dataset": name, "partition": partition, "seed": seed, "method": method}
+        for name in datasets
+        for partition in PARTITIONS
+        for method in ROUNDS
+        for seed in range(1 if scale == "small" else 10)
+    ]
+    for key in keys:
+        federation = Federation(key["dataset"], key["partition"], 15, 2, key["seed"])
+        rounds = 8 if scale == "small" else 15 if federation.partition == "iid" else 30
+        table: Row = {"name": ROUNDS[key["method"]]}
+        if key["method"] != "FedAvg":
+            table |= {"bias_mean": 0.1, **_settled(folder, settings, key, watch)}
+        place = out / "runs" / f"{federation.name}-{table['name']}-{rounds}"
+        config = federation.config(table, rounds)
+        key["settings"] = fingerprint([rounds, table])
+        measured = rounds - len(
+            results.missing([{**key, "round": n} for n in range(1, rounds + 1)])
+        )
+        for number, accuracy, sizes in _followed(place, config, measured):
+            watch(f"{federation.name}, {key['method']}, round {number} of {rounds}")
+            results.add({**key, "round": number, "accuracy": accuracy, "sizes": sizes})
+    found = results.table(keys).drop_duplicates([*keys[0], "round"])
+    panels(found, "round", "round", out / "figure.png", "15 clients, two hidden layers (Fig. 4)")
+    by = ("dataset", "partition", "round")
+    claims = [ahead(found, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg")]
+    return _finish(out, found, by, claims)
+
+
+ROUNDS = {"GPI-FNM": "gpi-fnm", "PFNM": "pfnm", "FedAvg": "fedavg"}
+"""Methods of Fig. 4 and their names."""
+
+
+def _settled(folder: Path, settings: Results, key: Row, watch: Watch) -> Row:
+    """Settings of a method, chosen on a first round of seed 0."""
+    asked = {name: key[name] for name in ("dataset", "partition", "method")}
+    if settings.missing([asked]):
+        federation = Federation(key["dataset"], key["partition"], 15, 2, 0)
+        watch(f"{federation.name}, {key['method']}, settings")
+        silos = trained(folder, federation)
+        found = silos.fuse(ROUNDS[key["method"]], 5 * WIDTH, DEEP, {"bias_mean": 0.1})
+        settings.add({**asked, "chosen": found["chosen"]})
+    chosen: Row = settings.table([asked])["chosen"].iloc[0]
+    return chosen
+
+
+def _followed(place: Path, config: Config, measured: int) -> Iterator[tuple[int, float, list[int]]]:
+    """The rounds of a run that are still to be measured: number, accuracy, sizes of hidden layers.
+
+    A run that is ahead of its measurements (it was killed between the two) begins anew.
+    """
+    if measured == config.rounds:
+        return
+    if begun(place, config):
+        progress = RunFolder(place).progress()
+        if progress is not None and progress.round > measured:
+            shutil.rmtree(place)
+    with opened(place, config) as simulation:
+        _, test = split(simulation.data, config.seed)
+        for step in simulation:
+            layers = dense_layers(simulation.method.model(step.server), "the global model")
+            found = evaluate(partial(relu_network, layers), test)
+            sizes = [len(layer.weight) for layer in layers[:-1]]
+            yield step.number, found.correct / found.count, sizes
+
+
+DATASETS = ("mnist", "cifar10")
+EXPERIMENTS = (
+    Experiment(
+        "gpi-fnm-one-shot",
+        "10 clients, one and two hidden layers, one round",
+        DATASETS[:1],
+        one_shot,
+    ),
+    Experiment("gpi-fnm-fig2", "5 to 30 clients, one hidden layer, one round", DATASETS, figure2),
+    Experiment("gpi-fnm-fig3", "one to six hidden layers, one round", DATASETS, figure3),
+    Experiment("gpi-fnm-fig4", "15 clients, two hidden layers, many rounds", DATASETS, figure4),
+)
+"""In the order of the paper."""

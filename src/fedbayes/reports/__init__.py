@@ -1,0 +1,11 @@
+"""What runs tell: gathered from their folders, drawn as single figures or on one page.
+
+`gather` reads the folders, `charts` decides what is shown, as plain data; `draw` makes a figure
+of a chart for a paper, `page` a page of all of them.
+"""
+
+from fedbayes.reports.draw import plot
+from fedbayes.reports.gather import Record, gather
+from fedbayes.reports.page import write_page
+
+__all__ = ["Record", "gather", "plot", "write_page"]

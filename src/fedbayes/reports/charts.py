@@ -1,0 +1,466 @@
+"""What is shown of runs: charts as plain data, for whoever draws them.
+
+Every chart of the page and every figure for a paper is made here; `page` and `draw` only differ
+in what they draw with.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from fedbayes.data.dataset import Rows
+from fedbayes.errors import RunError
+from fedbayes.metrics import Calibration
+from fedbayes.reports.gather import Record
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart."""
+
+    run: int
+    """Which run it belongs to: colour and marker."""
+    x: list[float]
+    y: list[float]
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Curves over rounds or bytes."""
+
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+    curves: list[Curve]
+    note: str = ""
+    log: bool = False
+    """Whether the values are of such different sizes that their axis is logarithmic."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The clients of one run."""
+
+    run: int
+    names: list[str]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A distribution over clients for each run."""
+
+    key: str
+    title: str
+    x_label: str
+    groups: list[Group]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Counts in a grid; a cell is as strong as its share of its row, or of its column."""
+
+    key: str
+    title: str
+    runs: list[int]
+    """The runs that it is true of."""
+    row_label: str
+    rows: list[str]
+    column_label: str
+    columns: list[str]
+    counts: list[list[int]]
+    by: str
+    """`row` or `column`: whose total a cell is a share of."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Predictions of about the same confidence."""
+
+    low: float
+    """Confidence that the bin begins at."""
+    high: float
+    """Confidence that it ends at."""
+    confidence: float
+    """Mean confidence of its samples."""
+    accuracy: float
+    """Share of them that is right."""
+    count: int
+    """Number of samples."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often predictions of some confidence are right."""
+
+    key: str
+    title: str
+    runs: list[int]
+    """The run that it is true of."""
+    bins: list[Bin]
+    """Bins with enough samples to be drawn, by rising confidence; none is empty."""
+    error: float
+    """Expected calibration error, of the bins before any were merged."""
+    note: str = ""
+
+
+Chart = Lines | Spread | Heat | Reliability
+
+MOST_COLUMNS = 200
+"""Clients that a heat map shows; of more, as many evenly spaced ones."""
+LEAST_SAMPLES, LEAST_SHARE = 10, 0.01
+"""Samples, and share of all samples, that a bin of a reliability diagram has at least."""
+WIDE = 100.0
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+
+
+def accuracy(records: Sequence[Record]) -> list[Chart]:
+    """Global accuracy over rounds."""
+    return [
+        Lines(
+            "accuracy",
+            "Global accuracy over rounds",
+            "round",
+            "accuracy on all clients' test samples",
+            _curves(records, "global_accuracy"),
+        )
+    ]
+
+
+def over_bytes(records: Sequence[Record]) -> list[Chart]:
+    """Global accuracy over what was sent up to then, to clients and back."""
+    unit, factor = _unit(
+        max((_sent(record)[-1] for record in records if record.metrics), default=0)
+    )
+    curves = []
+    for curve in _curves(records, "global_accuracy"):
+        record = records[curve.run]
+        sent = dict(zip((line["round"] for line in record.metrics), _sent(record), strict=True))
+        curves.append(Curve(curve.run, [float(sent[int(x)]) / factor for x in curve.x], curve.y))
+    return [
+        Lines(
+            "bytes",
+            "Global accuracy over bytes",
+            f"sent to clients and back, {unit}",
+            "accuracy on all clients' test samples",
+            curves,
+        )
+    ]
+
+
+def local(records: Sequence[Record]) -> list[Chart]:
+    """Local accuracy over rounds, beside the global one."""
+    dashed = [Curve(c.run, c.x, c.y, dashed=True) for c in _curves(records, "global_accuracy")]
+    return [
+        Lines(
+            "local",
+            "Local against global",
+            "round",
+            "accuracy",
+            [*_curves(records, "local_accuracy"), *dashed],
+            "Solid: clients' own models on their own test samples, mean over clients. Dashed: the "
+            "global model on all of them.",
+        )
+    ]
+
+
+def nll(records: Sequence[Record]) -> list[Chart]:
+    """Negative log-likelihood of the test samples under the global model, over rounds."""
+    curves = _curves(records, "global_nll")
+    return [
+        Lines(
+            "nll",
+            "Negative log-likelihood over rounds",
+            "round",
+            "nats, mean over all test samples",
+            curves,
+            "The global model on all clients' test samples; lower is better.",
+            _log(curves),
+        )
+    ]
+
+
+def loss(records: Sequence[Record]) -> list[Chart]:
+    """What clients minimize, over rounds."""
+    curves = _curves(records, "loss")
+    return [
+        Lines(
+            "loss",
+            "Clients' training loss over rounds",
+            "round",
+            "loss, mean over clients",
+            curves,
+            "What the clients of a round minimized; methods differ in what that is."
+            if len({record.settings.get("method.name") for record in records}) > 1
+            else "What the clients of a round minimized.",
+            _log(curves),
+        )
+    ]
+
+
+def sparsity(records: Sequence[Record]) -> list[Chart]:
+    """Share of the global model's weights that are zero, over rounds."""
+    return [
+        Lines(
+            "sparsity",
+            "Sparsity",
+            "round",
+            "share of weights that are zero",
+            _curves(records, "sparsity"),
+        )
+    ]
+
+
+def size(records: Sequence[Record]) -> list[Chart]:
+    """Size of the global model over rounds, without its zeros."""
+    curves = []
+    for run, record in enumerate(records):
+        lines = [line for line in record.metrics if {"sparsity", "model_parameters"} <= line.keys()]
+        alive = [line["model_parameters"] * (1 - line["sparsity"]) for line in lines]
+        curves.append(Curve(run, [float(line["round"]) for line in lines], alive))
+    return [
+        Lines("size", "Size of the global model", "round", "parameters that are not zero", curves)
+    ]
+
+
+def clients(records: Sequence[Record]) -> list[Chart]:
+    """Accuracies of the clients, each on its own test samples."""
+    groups = [
+        Group(run, list(record.accuracies), list(record.accuracies.values()))
+        for run, record in enumerate(records)
+        if record.accuracies
+    ]
+    return [
+        Spread(
+            "clients",
+            "Clients one by one",
+            "accuracy of the model a client last reported, on its own test samples",
+            groups,
+        )
+    ]
+
+
+def split(records: Sequence[Record]) -> list[Chart]:
+    """Which client trains on which classes; runs with the same split share a chart."""
+    charts: list[Chart] = []
+    told: list[tuple[tuple[str, ...], Rows, list[int]]] = []
+    for run, record in enumerate(records):
+        if record.counts is None:
+            continue
+        for names, counts, runs in told:
+            if names == record.classes and np.array_equal(counts, record.counts):
+                runs.append(run)
+                break
+        else:
+            told.append((record.classes, record.counts, [run]))
+    for classes, counts, runs in told:
+        record, total = records[runs[0]], len(counts)
+        shown = np.unique(np.linspace(0, total - 1, min(total, MOST_COLUMNS)).round().astype(int))
+        note = "The stronger the colour, the larger the share of the client's training samples."
+        if len(shown) < total:
+            note += f" {len(shown)} of {total:,} clients are shown, evenly spaced."
+        charts.append(
+            Heat(
+                "split",
+                "Who trains on what",
+                runs,
+                "class",
+                list(classes),
+                "client",
+                [record.clients[client] for client in shown],
+                counts[shown].T.tolist(),
+                "column",
+                note,
+            )
+        )
+    return charts
+
+
+def confusion(records: Sequence[Record]) -> list[Chart]:
+    """True and predicted classes of each global model."""
+    return [
+        Heat(
+            "confusion",
+            "Confusion matrix",
+            [run],
+            "true class",
+            list(record.classes),
+            "predicted class",
+            list(record.classes),
+            record.confusion.tolist(),
+            "row",
+            "The global model on all clients' test samples; shares of the true class.",
+        )
+        for run, record in enumerate(records)
+        if record.confusion is not None
+    ]
+
+
+def reliability(records: Sequence[Record]) -> list[Chart]:
+    """Confidence and accuracy of each global model."""
+    return [
+        diagram(record.calibration, run)
+        for run, record in enumerate(records)
+        if record.calibration is not None
+    ]
+
+
+def diagram(calibration: Calibration, run: int = 0) -> Reliability:
+    """A reliability diagram whose bins have enough samples each to say something.
+
+    Bins under `LEAST_SAMPLES` or `LEAST_SHARE` of the samples are merged with the neighbour that
+    has fewer; the calibration error stays that of the bins as they are defined.
+
+    Args:
+        calibration: bins of equal width.
+        run: which run it is true of.
+    """
+    width = 1 / len(calibration.count)
+    bins = [
+        Bin(index * width, (index + 1) * width, float(confidence), float(accuracy), int(count))
+        for index, (confidence, accuracy, count) in enumerate(
+            zip(calibration.confidence, calibration.accuracy, calibration.count, strict=True)
+        )
+        if count
+    ]
+    total = sum(one.count for one in bins)
+    least = max(LEAST_SAMPLES, math.ceil(LEAST_SHARE * total))
+    before = len(bins)
+    while len(bins) > 1 and min(one.count for one in bins) < least:
+        thin = min(range(len(bins)), key=lambda index: bins[index].count)
+        beside = [index for index in (thin - 1, thin + 1) if 0 <= index < len(bins)]
+        first, second = sorted((thin, min(beside, key=lambda index: bins[index].count)))
+        bins[first : second + 1] = [_merged(bins[first], bins[second])]
+    note = (
+        f"Expected calibration error {calibration.error:.4f}, of {len(calibration.count)} bins of "
+        "equal width (Guo et al., 2017)"
+    )
+    if len(bins) < before:
+        note += f"; drawn with bins of fewer than {least} samples merged"
+    note += "."
+    return Reliability("reliability", "Reliability diagram", [run], bins, calibration.error, note)
+
+
+def _merged(a: Bin, b: Bin) -> Bin:
+    count = a.count + b.count
+    return Bin(
+        a.low,
+        b.high,
+        (a.confidence * a.count + b.confidence * b.count) / count,
+        (a.accuracy * a.count + b.accuracy * b.count) / count,
+        count,
+    )
+
+
+FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
+    "accuracy": accuracy,
+    "bytes": over_bytes,
+    "local": local,
+    "nll": nll,
+    "loss": loss,
+    "sparsity": sparsity,
+    "size": size,
+    "clients": clients,
+    "split": split,
+    "confusion": confusion,
+    "reliability": reliability,
+}
+"""The charts by the name of the figure. Any figure of `metrics.jsonl` can be named too."""
+
+
+def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
+    """The charts of a figure: one of `FIGURES`, or a figure that the rounds have, by its name.
+
+    Raises:
+        RunError: there is no such figure, or these runs have nothing to show in it.
+    """
+    if figure in FIGURES:
+        found = FIGURES[figure](records)
+    elif figure in figures(records):
+        found = [Lines(figure, figure, "round", figure, _curves(records, figure))]
+    else:
+        names = ", ".join(dict.fromkeys([*FIGURES, *figures(records)]))
+        raise RunError(f"there is no figure {figure!r}; there are {names}")
+    if not any(filled(chart) for chart in found):
+        notes = "; ".join(f"{r.label}: {note}" for r in records for note in r.notes)
+        raise RunError(f"there is nothing to draw of {figure}" + (f" ({notes})" if notes else ""))
+    return found
+
+
+def figures(records: Sequence[Record]) -> list[str]:
+    """Names of the figures that the rounds of any of the runs have, the methods' own included."""
+    names = {
+        name: None
+        for record in records
+        for line in record.metrics
+        for name, value in line.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "round"
+    }
+    return list(names)
+
+
+def filled(chart: Chart) -> bool:
+    """Whether there is anything to draw."""
+    match chart:
+        case Lines():
+            return any(curve.x for curve in chart.curves)
+        case Spread():
+            return bool(chart.groups)
+        case Heat():
+            return bool(chart.counts)
+        case Reliability():
+            return bool(chart.bins)
+
+
+def telling(chart: Chart) -> bool:
+    """Whether a chart says more than the table of runs.
+
+    The sparsity and the size of a model that stay as they are do not.
+    """
+    if isinstance(chart, Lines) and chart.key in ("sparsity", "size"):
+        return any(_moves(curve.y) for curve in chart.curves)
+    return filled(chart)
+
+
+def _moves(values: Sequence[float]) -> bool:
+    """Whether values differ by more than a thousandth: of themselves, or of 1 if they are less."""
+    return bool(values) and max(values) - min(values) > 1e-3 * max(1.0, max(values))
+
+
+def _curves(records: Sequence[Record], figure: str) -> list[Curve]:
+    """A figure of the rounds; rounds without it, or where it is not finite, are left out."""
+    curves = []
+    for run, record in enumerate(records):
+        points = [
+            (float(line["round"]), float(line[figure]))
+            for line in record.metrics
+            if line.get(figure) is not None and math.isfinite(line[figure])
+        ]
+        curves.append(Curve(run, [x for x, _ in points], [y for _, y in points]))
+    return curves
+
+
+def _log(curves: Sequence[Curve]) -> bool:
+    """Whether values are of too different sizes for a linear axis."""
+    values = [value for curve in curves for value in curve.y]
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= WIDE
+
+
+def _sent(record: Record) -> list[int]:
+    """Bytes sent up to the end of each round."""
+    return list(accumulate(line["bytes_down"] + line["bytes_up"] for line in record.metrics))
+
+
+def _unit(most: float) -> tuple[str, float]:
+    """A unit in which so many bytes are a handy number."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if most >= factor:
+            return unit, factor
+    return "bytes", 1.0

@@ -1,0 +1,310 @@
+"""One self-contained HTML page of some runs: opens from disk, needs no network."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.filesize import decimal
+
+from fedbayes.reports.charts import FIGURES, Chart, Heat, telling
+from fedbayes.reports.gather import Record, Watch, gather
+from fedbayes.reports.palette import DARK, LIGHT, MARKERS
+from fedbayes.runs.folder import writable, write_beside
+
+COLUMNS: dict[str, tuple[str, str]] = {
+    "global_accuracy": ("global accuracy", ".4f"),
+    "local_accuracy": ("local accuracy", ".4f"),
+    "global_nll": ("NLL", ".4g"),
+    "global_ece": ("calibration error", ".4f"),
+    "sparsity": ("sparsity", ".3f"),
+    "model_parameters": ("parameters", ",.0f"),
+}
+"""Newest figures in the table of runs: heading and format."""
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Training": ("accuracy", "bytes", "local", "nll", "loss", "sparsity", "size"),
+    "Clients": ("clients", "split"),
+    "Predictions of the global model": ("confusion", "reliability"),
+}
+"""Figures that stand together."""
+
+LISTED_CLIENTS = 24
+"""Clients listed by name, of all runs together; of each run there are at least five."""
+WIDE_COLUMNS = 40
+"""Clients, or columns of a heat map, beyond which a chart has the width of the page."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What came of it, in one number."""
+
+    value: str
+    figure: str
+    text: str
+    run: int
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Clients of a run by name, those with the lowest accuracy first."""
+
+    run: int
+    rows: list[tuple[str, ...]]
+    """Name, training samples, test samples, accuracy."""
+    many: bool
+    """Whether the run has so many clients that they have the width of the page."""
+    note: str
+
+
+def write_page(folders: Sequence[Path], out: Path, watch: Watch = lambda _: None) -> None:
+    """Write the report of one run, or the comparison of several, as an HTML file.
+
+    Args:
+        folders: the run folders; runs may still go on.
+        out: the file to write.
+        watch: is told which run is being read.
+
+    Raises:
+        RunError: a folder holds no run, or the file cannot be written.
+    """
+    writable(out, "the page", (".html", ".htm"))
+    write_beside(out, render(gather(folders, watch)).encode())
+
+
+def render(records: Sequence[Record], made: datetime | None = None) -> str:
+    """The page of these runs.
+
+    Args:
+        records: what the runs tell.
+        made: the time that the page names as its own; now if None.
+    """
+    environment = Environment(
+        loader=PackageLoader("fedbayes.reports", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    charts = [chart for make in FIGURES.values() for chart in make(records) if telling(chart)]
+    data = {
+        "runs": [record.label for record in records],
+        "markers": MARKERS,
+        "charts": [{"kind": type(chart).__name__, **asdict(chart)} for chart in charts],
+    }
+    columns, rows = _table(records)
+    most = max(5, LISTED_CLIENTS // len(records))
+    return environment.get_template("page.html").render(
+        title=", ".join(record.label for record in records),
+        about=_about(records),
+        headlines=headlines(records),
+        columns=columns,
+        rows=rows,
+        ended=all(record.ending != "so far" for record in records),
+        notes=[(record.label, note) for record in records for note in record.notes],
+        labels=[record.label for record in records],
+        differences=differences(records),
+        settings=list(records[0].settings.items()) if len(records) == 1 else [],
+        sections=_sections(charts),
+        clients=[_clients(run, record, most) for run, record in enumerate(records)],
+        by_class=[
+            (run, [(name, "–" if share is None else f"{share:.4f}") for name, share in found])
+            for run, record in enumerate(records)
+            # The diagonal of a confusion matrix tells it too.
+            if record.confusion is None and (found := record.by_class())
+        ],
+        made=f"{made or datetime.now().astimezone():{_TIME}}",
+        version=version("fedbayes"),
+        light=LIGHT,
+        dark=DARK,
+        # JSON has no NaN; figures that are none were left out of the charts.
+        data=json.loads(json.dumps(data, default=float, allow_nan=False)),
+    )
+
+
+_TIME = "%Y-%m-%d %H:%M"
+
+
+def _about(records: Sequence[Record]) -> list[str]:
+    """What ran, on what and when."""
+    if len(records) > 1:
+        methods = _each(str(record.settings.get("method.name", "?")) for record in records)
+        datasets = _each(_dataset(record) for record in records)
+        times = [f"last round {_day(record)}" for record in records[: int(_same(records, _day))]]
+        endings = [f"all {record.ending}" for record in records[: int(_same(records, _ending))]]
+        return [f"{methods} on {datasets}", ", ".join([*times, *endings])]
+    (record,) = records
+    settings = record.settings
+    planned = settings.get("rounds", record.rounds)
+    rounds = f"{record.rounds:,} of {_count(planned, 'round')}"
+    parts = [
+        f"{settings.get('method.name', '?')} on {_dataset(record)}",
+        _count(len(record.clients), "client") if record.clients else "",
+        _count(record.rounds, "round") if record.rounds == planned else rounds,
+        str(settings.get("model.name", "")),
+    ]
+    times = [
+        f"{what} {time:{_TIME}}"
+        for what, time in (("started", record.started), ("last round", record.changed))
+        if time is not None
+    ]
+    ending = "not ended" if record.ending == "so far" else record.ending
+    return [", ".join(part for part in parts if part), ", ".join([*times, ending])]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _same(records: Sequence[Record], of: Callable[[Record], str]) -> bool:
+    """Whether it is the same of all runs, so that it need be told only once."""
+    return len({of(record) for record in records}) == 1
+
+
+def _day(record: Record) -> str:
+    return f"{record.changed:%Y-%m-%d}" if record.changed else "–"
+
+
+def _ending(record: Record) -> str:
+    return record.ending
+
+
+def _each(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _dataset(record: Record) -> str:
+    """Name of the data set, or of the file of one's own."""
+    name, path = (str(record.settings.get(f"data.{key}", "")) for key in ("name", "path"))
+    return Path(path).name if path else name
+
+
+def headlines(records: Sequence[Record]) -> list[Headline]:
+    """Of a run, the accuracy that its method is judged by; of several, the highest.
+
+    Runs on other data, or judged by the other accuracy, are not compared.
+    """
+    groups: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    for run, record in enumerate(records):
+        value = record.last(record.headline)
+        if value is not None and math.isfinite(value):
+            groups.setdefault((_dataset(record), record.headline), []).append((value, run))
+    found = []
+    for (dataset, figure), values in groups.items():
+        value, run = max(values, key=lambda pair: pair[0])
+        name, text = (
+            figure.replace("_", " "),
+            f"after {_count(records[run].last_round(figure), 'round')}",
+        )
+        if len(records) > 1:
+            text = f"{records[run].label}, {text}"
+        if len(values) > 1:
+            name = f"highest {name} of {len(values)} runs"
+        if len(records) > 1:
+            name += f" on {dataset}"
+        found.append(Headline(f"{value:.4f}", name, text, run))
+    return found
+
+
+def _sections(charts: Sequence[Chart]) -> list[tuple[str, list[tuple[int, Chart, bool]]]]:
+    """The charts of each section: their index, and whether they need the width of the page."""
+    placed = [
+        (index, chart, isinstance(chart, Heat) and len(chart.columns) > WIDE_COLUMNS)
+        for index, chart in enumerate(charts)
+    ]
+    # Wide ones come last, so that the others stand side by side.
+    placed.sort(key=lambda place: place[2])
+    return [
+        (title, [place for place in placed if place[1].key in keys])
+        for title, keys in SECTIONS.items()
+    ]
+
+
+def _clients(run: int, record: Record, most: int) -> Clients:
+    """The clients of a run that do worst; those without an accuracy come last."""
+    known = record.accuracies
+    order = sorted(range(len(record.clients)), key=lambda i: known.get(record.clients[i], 2.0))
+    rows = []
+    for client in order[:most]:
+        name = record.clients[client]
+        sizes = [
+            "–" if counts is None else f"{counts[client]:,}"
+            for counts in (record.train_sizes, record.test_sizes)
+        ]
+        rows.append((name, *sizes, f"{known[name]:.4f}" if name in known else "–"))
+    notes = []
+    if len(order) > most:
+        notes.append(f"{len(order) - most:,} of {len(order):,} clients are not listed.")
+    untried = len(order) - len(known)
+    if known and untried:
+        notes.append(f"{untried:,} have no accuracy: no report yet, or no test samples.")
+    return Clients(run, rows, len(order) > WIDE_COLUMNS, " ".join(notes))
+
+
+def differences(records: Sequence[Record]) -> list[tuple[str, list[str]]]:
+    """Settings in which the runs differ, and the value of each run; – where it has none."""
+    keys = list(dict.fromkeys(key for record in records for key in record.settings))
+    values = {key: [record.settings.get(key, "–") for record in records] for key in keys}
+    return [
+        (key, [str(value) for value in own])
+        for key, own in values.items()
+        if any(value != own[0] for value in own)
+    ]
+
+
+def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Headings and rows of the table of runs.
+
+    A column is left out if no run has a value for it, or if `_about` has told it already. A cell
+    is what is shown and what is sorted by, which is empty where there is no value.
+    """
+    every = [_cells(record) for record in records]
+    told = {"method", "data", "clients", "rounds"} if len(records) == 1 else set()
+    told |= {"last round"} if _same(records, _day) else set()
+    told |= {"ended"} if _same(records, _ending) else set()
+    headings = [
+        heading
+        for heading in every[0]
+        if heading not in told and any(cells[heading][1] != "" for cells in every)
+    ]
+    rows = [
+        {
+            "index": index,
+            "label": record.label,
+            "cells": [(heading, *cells[heading]) for heading in headings],
+        }
+        for index, (record, cells) in enumerate(zip(records, every, strict=True))
+    ]
+    return headings, rows
+
+
+def _cells(record: Record) -> dict[str, tuple[str, float | str]]:
+    none = ("–", "")
+    method = str(record.settings.get("method.name", ""))
+    cells: dict[str, tuple[str, float | str]] = {
+        "method": (method, method),
+        "data": (_dataset(record), _dataset(record)),
+        "clients": (f"{len(record.clients):,}", len(record.clients)),
+        "rounds": (f"{record.rounds:,}", record.rounds),
+    }
+    for key, (heading, form) in COLUMNS.items():
+        value = record.last(key)
+        if value is not None and math.isinf(value):
+            cells[heading] = (format(value, form), "Infinity" if value > 0 else "-Infinity")
+        else:
+            cells[heading] = none if value is None else (format(value, form), value)
+    for heading, key in (("sent down", "bytes_down"), ("sent up", "bytes_up")):
+        total = record.total(key)
+        cells[heading] = (decimal(int(total)), total)
+    seconds = median([line.get("seconds", 0.0) for line in record.metrics] or [0.0])
+    cells["seconds a round"] = (f"{seconds:.2f}", seconds)
+    time = record.changed
+    cells["last round"] = none if time is None else (_day(record), time.isoformat())
+    cells["ended"] = (record.ending, record.ending)
+    return cells

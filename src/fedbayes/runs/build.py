@@ -1,0 +1,210 @@
+"""From a config to the things it names."""
+
+import warnings
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fedbayes import models
+from fedbayes.data import (
+    Dataset,
+    FederatedData,
+    Partition,
+    Preprocessing,
+    load_dataset,
+    partition,
+)
+from fedbayes.data.wording import listed
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
+from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.models import Network, read_model
+from fedbayes.runs.card import Card
+from fedbayes.runs.config import Config
+from fedbayes.runs.folder import RunFolder
+
+
+def build_data(config: Config) -> FederatedData:
+    """The clients' data, divided as the config says."""
+    dataset = load_dataset(config.data)
+    divided = partition(dataset, config.data, config.seed)
+    return FederatedData(dataset, divided, config.seed, label=_label(config))
+
+
+def stored_data(
+    config: Config, folder: RunFolder, *, changed: Literal["warn", "refuse", "ignore"] = "warn"
+) -> FederatedData:
+    """The clients' data as the run folder has them divided and standardized.
+
+    The stored division is what counts: another version of a library may draw another one. Only
+    a run that was killed before it was written divides anew.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        changed: what to do where the data are no longer those that the run began with.
+
+    Raises:
+        RunError: the data have changed and that is refused, or the model no longer fits them.
+    """
+    dataset = load_dataset(config.data)
+    before = folder.preprocessing()
+    statistics = None
+    if before is not None:
+        _compare(before, dataset, folder, changed)
+        statistics = before.statistics
+    if folder.partition_file.exists():
+        divided = Partition.load(folder.partition_file)
+    else:
+        divided = partition(dataset, config.data, config.seed)
+    return FederatedData(dataset, divided, config.seed, statistics, label=_label(config))
+
+
+def _label(config: Config) -> str:
+    return "" if config.data.path is None else config.data.label
+
+
+def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: str) -> None:
+    """See whether the data are those that a run began with."""
+    kinds = {
+        "samples": (before.shape, now.shape),
+        "features": (before.features, now.features),
+        "classes": (before.classes, now.classes),
+    }
+    unfit = [
+        f"{kind} were {listed(then)}, and are {listed(here)}"
+        for kind, (then, here) in kinds.items()
+        if then != here
+    ]
+    if unfit:
+        raise RunError(
+            f"the data have changed since {folder.path} began: {'; '.join(unfit)}. Put them back "
+            "as they were, or start a new run"
+        )
+    if before.samples and before.samples != now.samples:
+        what = f"there were {before.samples:,} samples, and are {now.samples:,}"
+    elif before.digest and before.digest != now.digest:
+        what = "some of their values or labels are others"
+    else:
+        return
+    text = f"the data have changed since {folder.path} began: {what}"
+    if changed == "refuse":
+        raise RunError(f"{text}. Put them back as they were, or start a new run on them")
+    if changed == "warn":
+        warnings.warn(
+            f"{text}. The rows of its clients may hold other samples than they trained on",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+
+
+def note_start(config: Config, preprocessing: Preprocessing) -> None:
+    """Say so if the weights to start from were trained on other inputs or classes.
+
+    Raises:
+        ModelError: they are of the same classes or features in another order, and so mean others.
+    """
+    file = config.model.weights
+    text = read_model(file)[1] if file is not None else ""
+    if not text:
+        return
+    before = Card.load(text, str(file)).preprocessing
+    for kind in ("classes", "features"):
+        then, now = getattr(before, kind), getattr(preprocessing, kind)
+        if then != now and sorted(then) == sorted(now):
+            raise ModelError(
+                f"{file} has its {kind} in the order {listed(then)}, and these data in the order "
+                f"{listed(now)}; set data.{kind} to the former"
+            )
+    if before.classes != preprocessing.classes:
+        warnings.warn(
+            f"{file} was trained for the classes {listed(before.classes)}, and these are "
+            f"{listed(preprocessing.classes)}",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+    if not before.same_inputs(preprocessing):
+        warnings.warn(
+            f"{file} was trained on {before.dataset or 'data'} standardized by other numbers than "
+            f"these ({preprocessing.dataset}); layers that are frozen cannot adapt to them",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+
+
+def build_network(
+    config: Config, shape: tuple[int, ...], classes: int, client: int | None = None
+) -> Network:
+    """The network of a config for samples of this shape, on its device."""
+    return models.build(
+        config.model,
+        shape,
+        classes,
+        seed=config.seed,
+        client=client,
+        device=choose_device(config.device),
+        precision=config.precision,
+    )
+
+
+def bind_frozen(run: RunFolder, network: Network) -> None:
+    """Give a network of a run the frozen parameters that the run was made with.
+
+    They are in its saved model. Where there is none, the network's own must be the same ones: the
+    factory may have read another file, or be of another version.
+
+    Raises:
+        RunError: they are not.
+    """
+    if not network.constants:
+        return
+    if run.model_file.exists():
+        network.adopt(run.model())
+    progress = run.progress()
+    if progress is not None and progress.constants != network.constants_digest:
+        raise RunError(
+            f"frozen weights of the network are not those that {run.path} was made with; put its "
+            "code and files back as they were"
+        )
+
+
+def build_runtime(config: Config, data: FederatedData) -> ClientRuntime:
+    """The clients of a federation, ready to work in this process."""
+
+    def network(client: int | None = None) -> Network:
+        return build_network(config, data.shape, len(data.classes), client)
+
+    return ClientRuntime(
+        method=config.build_method(),
+        network=network(),
+        own_network=network,
+        data=data,
+        training=config.training,
+        rounds=config.rounds,
+        seed=config.seed,
+    )
+
+
+def runtime(folder: str) -> ClientRuntime:
+    """What a worker process runs: the runtime of a run folder."""
+    run = RunFolder(Path(folder))
+    config = run.config()
+    # The process that started this one has said what there is to say of the data.
+    return build_runtime(config, stored_data(config, run, changed="ignore"))
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this name; `auto` is CUDA where there is any.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} cannot be used: {reason}") from None
+    return device

@@ -1,0 +1,317 @@
+"""The config of a run: TOML to checked settings, with errors that name the key."""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedbayes.data import DataSettings
+from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.fields import Only
+from fedbayes.inference.settings import LocalTraining
+from fedbayes.methods import METHODS
+from fedbayes.models import ModelSettings, Precision
+from fedbayes.runs.settings import Row, explain, find, rows, toml, unknown
+
+if TYPE_CHECKING:
+    from fedbayes.contracts import AnyMethod
+
+
+class Config(BaseModel):
+    """All settings of a run. Every one has a default; the defaults learn digits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    seed: int = Field(0, ge=0, description="seed of all randomness")
+    rounds: int = Field(20, ge=1, description="rounds of the run")
+    cohort: int | float = Field(
+        1.0, description="clients in a round: a number of them (10), or a fraction (0.1)"
+    )
+    sampling: Literal["uniform", "cyclic"] = Field(
+        "uniform", description="who is in a round: drawn anew, or all in a fixed cycle"
+    )
+    min_reports: int = Field(1, ge=1, description="good reports that an update needs")
+    engine: Literal["sequential", "workers", "flower-simulation", "flower"] = Field(
+        "sequential", description="who runs clients; flower: nodes of `fedbayes federate`"
+    )
+    round_timeout: Annotated[float, Only("engine", "flower", "flower-simulation")] = Field(
+        600.0, gt=0, allow_inf_nan=False, description="seconds that a round waits (flower engines)"
+    )
+    workers: Annotated[int, Only("engine", "workers")] = Field(
+        2, ge=1, description="processes of engine workers"
+    )
+    threads: int = Field(1, ge=1, description="threads of every process; part of the arithmetic")
+    device: str = Field("cpu", description="cpu, cuda, cuda:1, or auto")
+    precision: Precision = Field("float32", description="float32, or bf16 by autocast")
+    evaluate_every: int = Field(
+        1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
+    )
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    keep_checkpoints: Literal["last", "best", "all"] = Field(
+        "last", description="checkpoints to keep; best: the best round's too, whose model is saved"
+    )
+    stop_after: int | None = Field(
+        None,
+        ge=1,
+        description="evaluations in a row without a better headline accuracy that end the run",
+    )
+    stop_min_improvement: float = Field(
+        0.0, ge=0, description="rise of the headline accuracy that counts as better (stop_after)"
+    )
+
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    training: LocalTraining = LocalTraining()
+    aggregation: Aggregation = Aggregation()
+    secure: Secure = Secure()
+    method: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "fedavg"},
+        description="name of the method and its parameters",
+    )
+
+    @field_validator("cohort", mode="before")
+    @classmethod
+    def _whole_cohort(cls, cohort: Any) -> Any:
+        """NumPy's integers are numbers of clients too."""
+        return int(cohort) if isinstance(cohort, Integral) else cohort
+
+    @field_validator("cohort")
+    @classmethod
+    def _check_cohort(cls, cohort: float) -> int | float:
+        if isinstance(cohort, int) and cohort < 1:
+            raise ValueError("a number of clients is at least 1")
+        if isinstance(cohort, float) and not 0 < cohort <= 1:
+            raise ValueError("a fraction of the clients is above 0 and at most 1.0")
+        return cohort
+
+    @model_validator(mode="after")
+    def _check_stop(self) -> Self:
+        if self.stop_min_improvement and self.stop_after is None:
+            raise ValueError("stop_min_improvement is for stop_after; give stop_after too")
+        return self
+
+    @field_validator("method")
+    @classmethod
+    def _check_method(cls, method: dict[str, Any]) -> dict[str, Any]:
+        name = method.setdefault("name", "fedavg")
+        if not isinstance(name, str):
+            raise ConfigError(f"method.name is {name!r}; it must be a string")
+        if name not in METHODS and ":" not in name:
+            raise _no_method(name)
+        return method
+
+    @model_validator(mode="after")
+    def _complete_method(self) -> Self:
+        """Last, since parameters are checked by the method itself, which imports PyTorch."""
+        completed = complete_method(self.method)
+        self.method.clear()
+        self.method.update(completed)
+        return self
+
+    @classmethod
+    def create(cls, **settings: Any) -> Self:
+        """Checked settings from keyword arguments; tables are dicts.
+
+        Raises:
+            ConfigError: a key is unknown or a value is not allowed; the text names the key.
+        """
+        try:
+            return cls.model_validate(settings)
+        except ValidationError as error:
+            raise ConfigError(explain(cls, error, _known(error, settings))) from None
+
+    @classmethod
+    def load(cls, file: Path | None = None, overrides: Iterable[str] = ()) -> Self:
+        """Settings from a TOML file, changed by `key=value` overrides such as `training.lr=0.1`.
+
+        Raises:
+            ConfigError: the file is unreadable, or as for `create`.
+        """
+        settings = _read(file) if file is not None else {}
+        for override in overrides:
+            _override(settings, override)
+        return cls.create(**settings)
+
+    def dump(self) -> str:
+        """All settings as TOML, every key of them; those that are unset as comments."""
+        values = self.model_dump(mode="json")
+        known = settings(self.method["name"])
+        unset = {row.key.removeprefix("method."): None for row in find(known, "method")}
+        values["method"] = unset | values["method"]
+        return toml(known, values)
+
+    def build_method(self) -> "AnyMethod":
+        """The method with its parameters."""
+        parameters = {key: value for key, value in self.method.items() if key != "name"}
+        return find_method(self.method["name"]).model_validate(parameters)
+
+    def cohort_size(self, clients: int) -> int:
+        """How many of so many clients take part in a round, at least one.
+
+        Raises:
+            ConfigError: more than there are.
+        """
+        if isinstance(self.cohort, float):
+            return max(1, round(self.cohort * clients))
+        if self.cohort > clients:
+            raise ConfigError(f"cohort is {self.cohort}, but there are {clients} clients")
+        return self.cohort
+
+
+def settings(method: str | None = "fedavg") -> list[Row]:
+    """Every setting of a config.
+
+    Args:
+        method: whose parameters; None leaves out what only methods know, and is quick.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    tables = [row for row in rows(Config) if row.key != "method"]
+    about = f"{', '.join(METHODS)}, or package.module:Class"
+    name = Row("method.name", "text", "fedavg", about, tuple(METHODS))
+    parameters = rows(find_method(method), "method.") if method else ()
+    return [*tables, name, *parameters]
+
+
+def schema() -> dict[str, Any]:
+    """A JSON schema of a config, for editors: of `[method]`, a branch for every method."""
+    whole = Config.model_json_schema()
+    branches: list[dict[str, Any]] = []
+    for name, kind in METHODS.items():
+        branch = kind.model_json_schema()
+        whole.setdefault("$defs", {}).update(branch.pop("$defs", {}))
+        choice = {"const": name, "description": kind.summary}
+        branch["properties"] = {"name": choice, **branch.get("properties", {})}
+        branch |= {"title": name, "description": kind.summary}
+        # Without a name it is fedavg.
+        branch["required"] = [] if name == "fedavg" else ["name"]
+        branches.append(branch)
+    own = {"type": "string", "pattern": ":", "description": "package.module:Class"}
+    branches.append(
+        {"title": "your own", "type": "object", "properties": {"name": own}, "required": ["name"]}
+    )
+    about = whole["properties"]["method"]["description"]
+    whole["properties"]["method"] = {"description": about, "oneOf": branches}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
+
+
+def find_method(name: str) -> "type[AnyMethod]":
+    """The method class of this name, or of `package.module:Class`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if ":" not in name:
+        raise _no_method(name)
+    from fedbayes.contracts import Method
+
+    try:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"cannot find the method {name!r}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"{name!r} is no class derived from fedbayes.contracts.Method")
+    return found
+
+
+def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[method]` table with every parameter, defaults filled in.
+
+    Raises:
+        ConfigError: there is no such method or parameter, or a value is not allowed.
+    """
+    name, parameters = table["name"], {k: v for k, v in table.items() if k != "name"}
+    kind = find_method(name)
+    try:
+        method = kind.model_validate(parameters)
+    except ValidationError as error:
+        known = [*rows(kind, "method."), *settings(None)]
+        told = explain(kind, error, known, "method.")
+        for key in parameters.keys() - kind.model_fields.keys():
+            key = f"method.{key}"
+            told = told.replace(unknown(key, known), no_setting(key, known, name))
+        raise ConfigError(told) from None
+    # TOML has no null; a parameter that may be none is none by default.
+    return {"name": name, **method.model_dump(mode="json", exclude_none=True)}
+
+
+def no_setting(key: str, known: Sequence[Row], method: str) -> str:
+    """That there is no such setting; of a parameter of other methods, which these are.
+
+    Args:
+        key: as in `--set`.
+        known: the settings that there are.
+        method: the one whose parameters are among them.
+    """
+    table, _, parameter = key.partition(".")
+    if table != "method":
+        return unknown(key, known)
+    owners = [name for name, kind in METHODS.items() if parameter in kind.model_fields]
+    if not owners:
+        return unknown(key, known)
+    return (
+        f"{key} is a parameter of {', '.join(owners)}, not of {method}; choose the method with "
+        f"--method {owners[0]} or method.name, or leave it out"
+    )
+
+
+def _no_method(name: str) -> ConfigError:
+    return ConfigError(
+        f"no method is called {name!r}{did_you_mean(name, METHODS)}; there are "
+        f"{', '.join(METHODS)}, or your own as package.module:Class"
+    )
+
+
+def _known(error: ValidationError, given: Mapping[str, Any]) -> list[Row]:
+    """The settings that there are; the method's parameters only if a key is like no other."""
+    wrong = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
+    known = settings(None)
+    keys = [".".join(map(str, place)) for place in wrong]
+    if all("did you mean" in unknown(key, known) for key in keys):
+        return known
+    method = given.get("method")
+    name = method.get("name", "fedavg") if isinstance(method, dict) else "fedavg"
+    return settings(name)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {file}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {file}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+
+
+def _override(settings: dict[str, Any], override: str) -> None:
+    """Apply one `a.b=value`; the value is TOML, or else taken as a string."""
+    key, equals, text = override.partition("=")
+    if key and not equals:
+        raise ConfigError(f"{key} has no value; write key=value, as in training.lr=0.05")
+    if not key:
+        raise ConfigError(f"{override!r} is no setting; write key=value, as in training.lr=0.05")
+    if not text.strip():
+        raise ConfigError(f"{override} has no value; leave it out for the default")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    table = settings
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{key} cannot be set: {part} is not a table")
+    if path == ["method"] and last == "name" and table.get("name", value) != value:
+        table.clear()  # the parameters were another method's
+    table[last] = value

@@ -1,0 +1,389 @@
+"""What a run looks like while it goes: a live line on a terminal, plain lines elsewhere.
+
+Light to import (no PyTorch), so that a command shows something before it loads anything.
+"""
+
+import math
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Self
+
+import rich
+from rich.console import Console, RenderableType
+from rich.filesize import decimal
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
+
+if TYPE_CHECKING:
+    from fedbayes.runs.folder import Metrics
+    from fedbayes.runs.simulation import Simulation, Step
+
+QUIET = 10.0
+"""Seconds without a line after which, off a terminal, one says how far the round is."""
+QUIET_START = 2.0
+"""Seconds that something before the first round takes, off a terminal, before a line says what."""
+_TICK = 0.1
+"""Seconds between two looks whether such a line is due."""
+_GAP = 2
+"""Spaces between two parts of the live line."""
+_BAR = (8, 24)
+"""Least and greatest width of its bar."""
+
+
+def console_for(progress: bool | None) -> Console | None:
+    """Where a run that Python started is shown, if it is.
+
+    Args:
+        progress: whether it is; None: if someone sits at IPython or a notebook.
+    """
+    ipython = sys.modules.get("IPython")
+    if progress is None:
+        progress = ipython is not None and ipython.get_ipython() is not None
+    if not progress:
+        return None
+    console = rich.get_console()
+    # In a notebook plain lines gather in one output; Rich would make one of each line.
+    plain = Console(force_jupyter=False, force_terminal=False)
+    return plain if console.is_jupyter else console
+
+
+def share(value: float | None) -> str:
+    """An accuracy for people, or a dash where there is none yet."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def clock(seconds: float) -> str:
+    """A duration as 0:41, or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Pace:
+    """How long the rounds of a run took in this process, and how long the rest will take.
+
+    The rest of a round is reckoned from its clients that are done, every later round as the median
+    of those that were seen.
+    """
+
+    def __init__(self, rounds: int, now: float) -> None:
+        self._rounds, self._began, self._round_began, self._heard = rounds, now, now, now
+        self._seen: list[float] = []
+
+    def heard(self, now: float) -> None:
+        """Note that a client is done."""
+        self._heard = now
+
+    def round_ended(self, now: float) -> None:
+        """Note that a round is complete."""
+        self._seen.append(now - self._round_began)
+        self._round_began = now
+
+    def elapsed(self, now: float) -> float:
+        """Seconds since the first round in this process began."""
+        return now - self._began
+
+    def left(self, now: float, activity: Activity) -> float | None:
+        """Seconds until the last round ends; None while nothing tells."""
+        usual = statistics.median(self._seen) if self._seen else None
+        spent = now - self._round_began
+        if not activity.total or activity.what == EVALUATING:
+            rest = 0.0
+        elif activity.done:
+            each = (self._heard - self._round_began) / activity.done
+            rest = max(0.0, each * (activity.total - activity.done) - (now - self._heard))
+        elif usual is not None:
+            rest = max(0.0, usual - spent)
+        else:
+            return None
+        if usual is None and activity.total:
+            usual = spent + rest
+        return None if usual is None else rest + (self._rounds - activity.round) * usual
+
+
+class Display:
+    """Shows a run from before its data are loaded until its last round.
+
+        with Display(console) as display:
+            simulation = Simulation(config, notify=display.notify)
+            display.begin(simulation)
+            for step in simulation:
+                display.show(simulation, step)
+
+    Args:
+        console: where; None shows nothing.
+        busy: what goes on at the start.
+        title: what is said before the method's name.
+    """
+
+    def __init__(self, console: Console | None, busy: str = "starting", *, title: str = "") -> None:
+        self._console, self._title = console, title
+        # What follows is replaced, never changed: another thread draws it at any moment.
+        self._activity = Activity(busy)
+        self._since = time.monotonic()  # when that began
+        self._printed = -math.inf  # when the last line was
+        self._pace: Pace | None = None
+        self._simulation: Simulation | None = None
+        self._metrics: Metrics = {}
+        self._spinner = Spinner("dots")
+        self._over = threading.Event()
+        self._live: Live | None = None
+        if console is not None and console.is_terminal:
+            self._live = Live(console=console, get_renderable=self._picture)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start(refresh=True)
+        elif self._console is not None:
+            threading.Thread(target=self._watch, daemon=True, name="fedbayes-display").start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        if self._live is not None:
+            self._live.transient = self._pace is None  # a spinner leaves nothing behind
+            self._live.stop()
+
+    def notify(self, activity: Activity) -> None:
+        """Take note of what the run is busy with."""
+        if (activity.what, activity.round) != (self._activity.what, self._activity.round):
+            self._since = time.monotonic()
+        if self._pace is not None:
+            self._pace.heard(time.monotonic())
+        self._activity = activity
+
+    def begin(self, simulation: "Simulation") -> None:
+        """Say what is run; from here on its rounds are shown."""
+        config = simulation.config
+        self._print(
+            f"{self._title}{config.method['name']} on {simulation.data.dataset.name}: "
+            f"{simulation.data.clients} clients ({simulation.scheme}), {simulation.cohort} in a "
+            "round, "
+            f"{config.model.name}, {config.engine}"
+        )
+        lines = simulation.folder.metrics()
+        self._metrics = {name: value for line in lines for name, value in line.items()}
+        self._simulation = simulation
+        self._activity = Activity(TRAINING, simulation.progress.round)
+        self._pace = Pace(config.rounds, time.monotonic())
+
+    def show(self, simulation: "Simulation", step: "Step") -> None:
+        """Show a round that is complete."""
+        self._metrics = {**self._metrics, **step.metrics}
+        self._activity = Activity(TRAINING, step.number)
+        if self._pace is not None:
+            self._pace.round_ended(time.monotonic())
+        if self._live is None:
+            self._print(_line(step, simulation.config.rounds))
+        else:
+            for line in _troubles(step.metrics):
+                self._print(line)
+
+    def _print(self, text: str) -> None:
+        self._printed = time.monotonic()
+        if self._console is not None:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _watch(self) -> None:
+        """Print a line now and then while nothing else is printed, off a terminal."""
+        while not self._over.wait(_TICK):
+            now, quiet, last = time.monotonic(), QUIET, self._printed
+            if self._pace is None and last < self._since:
+                quiet, last = QUIET_START, self._since
+            if now - last >= quiet:
+                self._print(self._words(now))
+
+    def _words(self, now: float) -> str:
+        """What goes on, as a plain line."""
+        busy, pace, simulation = self._activity, self._pace, self._simulation
+        if pace is None or simulation is None or not busy.total:
+            return f"{busy.what} ({clock(now - self._since)})"
+        what = f"{busy.done} of {busy.total} clients" if busy.what == TRAINING else busy.what
+        left = pace.left(now, busy)
+        return (
+            f"round {busy.round}/{simulation.config.rounds}: {what}, "
+            f"{clock(pace.elapsed(now))} elapsed"
+            + ("" if left is None else f", about {clock(left)} left")
+        )
+
+    def _picture(self) -> RenderableType:
+        """The live line, no wider than the console."""
+        assert self._console is not None
+        now, busy, pace, simulation = (
+            time.monotonic(),
+            self._activity,
+            self._pace,
+            self._simulation,
+        )
+        if pace is not None and simulation is not None:
+            return _row(self._console.width, simulation, self._metrics, busy, pace, now)
+        took = now - self._since
+        words = busy.what + (f" {clock(took)}" if took >= 1 else "")
+        self._spinner.update(text=Text(words, no_wrap=True, overflow="ellipsis"))
+        return self._spinner
+
+
+def _row(
+    width: int,
+    simulation: "Simulation",
+    metrics: "Metrics",
+    busy: Activity,
+    pace: Pace,
+    now: float,
+) -> Table:
+    """A run in one line: what comes first stays where the line is too narrow for all."""
+    rounds, done, left = simulation.config.rounds, float(busy.round), pace.left(now, busy)
+    doing = ""
+    if busy.total:
+        doing = f"{busy.done:>{len(str(busy.total))}}/{busy.total} clients"
+        done += busy.done / busy.total - 1
+    if busy.what != TRAINING:
+        doing, done = busy.what.ljust(len(doing)), float(busy.round)
+    taken, progress = clock(pace.elapsed(now)), simulation.progress
+    figures = sorted(("global", "local"), key=lambda name: name not in simulation.method.headline)
+    parts = [
+        Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
+        Text(f"{taken}, {clock(left)} left" if left is not None and done < rounds else taken),
+        Text(doing),
+        *(
+            Text.assemble(f"{name} ", (share(metrics.get(f"{name}_accuracy")), "bold"))
+            for name in figures
+            if name == "local" or simulation.method.has_global_model
+        ),
+        Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
+    ]
+    fitting: list[RenderableType] = []
+    room = width + _GAP
+    for part in filter(None, parts):
+        room -= part.cell_len + _GAP
+        if room < 0:
+            break
+        fitting.append(part)
+    least, most = _BAR
+    if room >= least + _GAP:
+        bar = ProgressBar(total=rounds, completed=done, width=min(room - _GAP, most))
+        fitting.insert(1, bar)
+    row = Table.grid(padding=(0, _GAP, 0, 0))
+    for _ in fitting:
+        row.add_column(no_wrap=True)
+    row.add_row(*fitting)
+    return row
+
+
+def _line(step: "Step", rounds: int) -> str:
+    metrics = step.metrics
+    troubles = "".join(f"\n  {line}" for line in _troubles(metrics))
+    return (
+        f"round {step.number:>{len(str(rounds))}}/{rounds}  "
+        f"global {share(metrics.get('global_accuracy'))}  "
+        f"local {share(metrics['local_accuracy'])}  "
+        f"down {decimal(metrics['bytes_down'])}  up {decimal(metrics['bytes_up'])}  "
+        f"{metrics['seconds']:.2f} s{troubles}"
+    )
+
+
+def _troubles(metrics: "Metrics") -> list[str]:
+    """What went wrong in a round, a line each."""
+    lines = [f"client {client} refused: {reason}" for client, reason in metrics["refused"].items()]
+    lines += [f"client {client} lost: {reason}" for client, reason in metrics["lost"].items()]
+    lines += [
+        f"client {client} reported after trouble: {reason}"
+        for client, reason in metrics.get("troubles", {}).items()
+    ]
+    if metrics["skipped"]:
+        lines.append("too few good reports: the global model is as before")
+    return lines
+
+
+def outcome(summary: "Metrics") -> Table:
+    """The summary as a table."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    accuracies = sorted(("global_accuracy", "local_accuracy"), key=summary["headline"].__ne__)
+    rows = {
+        **{name.replace("_", " "): share(summary[name]) for name in accuracies},
+        "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}",
+        "on the link": f"{decimal(summary['link_down'])} / {decimal(summary['link_up'])}",
+        "parameters": f"{summary['model_parameters']:,} ({summary['sparsity']:.1%} zero)",
+        "seconds a round": f"{summary['seconds_per_round']:.3f} (median; "
+        f"{summary['seconds']:.1f} in all)",
+        "refused reports": f"{summary['refused_reports']} ({summary['skipped_rounds']} rounds "
+        "without an update)",
+        "lost reports": str(summary["lost_reports"]),
+        "stopped": f"{summary['stopped_reason']} after {summary['rounds']} rounds",
+        "folder": summary["folder"],
+    }
+    if "best_round" in summary:
+        best = share(summary[f"best_{summary['headline']}"])
+        rows["best round"] = (
+            f"{summary['best_round']} ({summary['headline'].replace('_', ' ')} {best}); the "
+            "checkpoint is kept"
+            + (", and model.safetensors is its model" if "model_round" in summary else "")
+        )
+    if "epsilon" in summary:
+        rows["privacy"] = f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:g}"
+    if not summary["link_down"]:
+        del rows["on the link"], rows["lost reports"]
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}", escape(value))
+    return table
+
+
+def outcome_of_seeds(summary: "Metrics") -> Table:
+    """Mean and standard deviation of several seeds' figures as a table."""
+    seeds = summary["seeds"]
+    table = Table(
+        f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed",
+        "mean",
+        "standard deviation",
+        box=None,
+        pad_edge=False,
+    )
+    for name, figure in summary["figures"].items():
+        values = (figure["mean"], figure["std"])
+        table.add_row(
+            f"[bold]{name.replace('_', ' ').replace('nll', 'NLL')}",
+            *("–" if value is None else _written(name, value) for value in values),
+        )
+    return table
+
+
+def _written(name: str, value: float) -> str:
+    """A figure of a summary for people."""
+    if name.startswith("bytes"):
+        return decimal(round(value))
+    return f"{value:.1f}" if name in ("rounds", "seconds") else f"{value:.4f}"
+
+
+@contextmanager
+def stop_after_round(simulation: "Simulation", console: Console) -> Iterator[None]:
+    """Let Ctrl-C (and SIGTERM) end the run after the round under way, a second one at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if simulation.stop:
+            raise KeyboardInterrupt
+        simulation.stop = True
+        console.print("stopping after this round; Ctrl-C again stops at once", highlight=False)
+
+    before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

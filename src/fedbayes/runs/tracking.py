@@ -1,0 +1,141 @@
+"""Rounds told to TensorBoard and MLflow, as they come."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from fedbayes.errors import ConfigError
+from fedbayes.runs.folder import Metrics, write_beside
+
+if TYPE_CHECKING:
+    from fedbayes.runs.simulation import Simulation
+
+Tell = Callable[[Metrics], None]
+"""Takes the line of a round."""
+
+
+def check(names: Sequence[str]) -> None:
+    """See before a run begins that its trackers can be used.
+
+    Raises:
+        ConfigError: there is no such tracker, or it is not installed.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(f"no tracker is called {name!r}; choose {', '.join(TRACKERS)}")
+        if find_spec(name) is None:
+            raise ConfigError(f"{name} is not installed: pip install 'fedbayes[{name}]'")
+
+
+@contextmanager
+def tracking(names: Sequence[str], simulation: "Simulation") -> Iterator[Tell]:
+    """Tell the rounds of a run to trackers.
+
+    After a resume the records go on where they were, without a round told twice.
+
+    Args:
+        names: any of `tensorboard` (files under `tensorboard/` in the run folder) and `mlflow`
+            (the server that MLFLOW_TRACKING_URI names, or else `mlflow/` in the run folder).
+        simulation: whose rounds.
+
+    Raises:
+        ConfigError: as `check`, or the tracker cannot be reached.
+    """
+    check(names)
+    with ExitStack() as stack:
+        tellers = [stack.enter_context(TRACKERS[name](simulation)) for name in names]
+
+        def tell(line: Metrics) -> None:
+            for teller in tellers:
+                teller(line)
+
+        yield tell
+
+
+@contextmanager
+def _tensorboard(simulation: "Simulation") -> Iterator[Tell]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    done = simulation.progress.round
+    writer = SummaryWriter(str(simulation.folder.path / "tensorboard"), purge_step=done + 1)
+    if not done:
+        writer.add_text("config", f"```toml\n{simulation.config.dump()}```")
+
+    def tell(line: Metrics) -> None:
+        for key, value in _figures(line).items():
+            writer.add_scalar(key, value, line["round"])
+        writer.flush()
+
+    try:
+        yield tell
+    finally:
+        writer.close()
+
+
+@contextmanager
+def _mlflow(simulation: "Simulation") -> Iterator[Tell]:
+    from mlflow import MlflowClient, MlflowException
+    from mlflow.entities import Metric, Param
+
+    folder = simulation.folder.path
+    place = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlflow").resolve().as_uri()
+    if place.startswith("file:"):
+        # Files suit a run folder; MLflow would rather have a database.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    try:
+        client = MlflowClient(place)
+        known = folder / "mlflow-run.txt"
+        if known.exists():
+            run = known.read_text().strip()
+        else:
+            found = client.get_experiment_by_name("fedbayes")
+            experiment = found.experiment_id if found else client.create_experiment("fedbayes")
+            run = client.create_run(experiment, run_name=folder.name).info.run_id
+            settings = _flat("", simulation.config.model_dump(mode="json", exclude_none=True))
+            client.log_batch(run, params=[Param(k, v[:6000]) for k, v in settings.items()][:100])
+            write_beside(known, run.encode())
+        told = max((m.step for m in client.get_metric_history(run, "bytes_up")), default=0)
+    except MlflowException as error:
+        raise ConfigError(f"cannot use MLflow at {place}: {error}") from None
+
+    def tell(line: Metrics) -> None:
+        if line["round"] > told:
+            values = [Metric(k, v, 0, line["round"]) for k, v in _figures(line).items()]
+            client.log_batch(run, metrics=values)
+
+    status = "FAILED"
+    try:
+        yield tell
+        status = "FINISHED" if simulation.over else "KILLED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        client.set_terminated(run, status)
+
+
+TRACKERS = {"tensorboard": _tensorboard, "mlflow": _mlflow}
+"""By name."""
+
+
+def _figures(line: Metrics) -> dict[str, float]:
+    """The finite numbers of a round."""
+    return {
+        key: float(value)
+        for key, value in line.items()
+        if isinstance(value, int | float) and key != "round" and math.isfinite(value)
+    }
+
+
+def _flat(prefix: str, table: Metrics) -> dict[str, str]:
+    """Settings by their dotted names."""
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flat(f"{prefix}{key}.", value)
+        else:
+            flat[prefix + key] = str(value)
+    return flat

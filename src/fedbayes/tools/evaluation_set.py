@@ -1,0 +1,255 @@
+"""The samples that models from files are tried on, and how these samples are standardized."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from fedbayes.data import Dataset, DataSettings, Preprocessing, load_dataset
+from fedbayes.data.sources.own import has_columns
+from fedbayes.data.wording import listed
+from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
+from fedbayes.models import ModelSettings, read_program
+from fedbayes.runs.build import build_data, stored_data
+from fedbayes.runs.card import Card
+from fedbayes.runs.config import Config
+from fedbayes.runs.folder import RunFolder
+from fedbayes.tensors import Samples
+from fedbayes.tools.model_files import read_with_card
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Samples to try models on."""
+
+    samples: Samples
+    """As the data set has them."""
+    what: str
+    """How many of what."""
+    preprocessing: Preprocessing
+    """Of models that bring none of their own; its classes are those of the labels."""
+    standardized: str
+    """By whose numbers that is."""
+    model: ModelSettings | None = None
+    """The network of models that do not say theirs, where a run is known that they are of."""
+
+
+def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> EvaluationSet:
+    """The samples to try a model on.
+
+    Args:
+        model: its file, which may say what it was trained on.
+        run: a run folder whose clients' test sets are used, or that says how to standardize
+            other data.
+        given: settings, of which those of `[data]` name the data.
+
+    Raises:
+        FedbayesError: what cannot be read, or does not fit.
+    """
+    keys = {entry.partition("=")[0].strip() for entry in given}
+    named = bool(keys & {"data.path", "data.name"})
+    if run is not None and not named:
+        idle = sorted(key for key in keys if key.startswith("data.") and key != "data.dir")
+        if idle:
+            raise ConfigError(
+                f"{idle[0]} has no effect on the test sets of {run}; name other data with "
+                "--set data.path=FILE or --dataset, or leave it out"
+            )
+        return _of_run(run, given)
+    card, source = _known(model, run)
+    if card is not None and not named:
+        if card.data.get("name") == "own":
+            raise ConfigError(
+                f"{model} was trained on data of its user's own: name what to try it on with "
+                "--set data.path=FILE, or --run RUN for the test sets of a run"
+            )
+        given = [f"data.name={card.data.get('name')}", *given]
+    if "data.path" not in keys:
+        given = ["data.partition=iid", *given]
+    config = Config.load(None, given)
+    if config.data.path is not None:
+        return _new_rows(config.data, config.data.path, card, source)
+    return _of_set(config, card, source)
+
+
+def _known(model: Path, run: Path | None) -> tuple[Card | None, str]:
+    """The card that says how data are standardized, and where it is from."""
+    if run is not None:
+        folder = RunFolder(run)
+        config = folder.config()
+        preprocessing = folder.preprocessing() or stored_data(config, folder).preprocessing
+        return Card.of(config, preprocessing, 0), str(run)
+    if is_program(model):
+        text = read_program(model)[1]
+        card = Card.load(text, str(model)) if text else None
+    else:
+        card = read_with_card(model)[1]
+    return card, str(model) if card is not None else ""
+
+
+def is_program(path: Path) -> bool:
+    """Whether a file is named as a program that can be run here.
+
+    Raises:
+        ModelError: it is named as one in ONNX, which other runtimes run.
+    """
+    if path.suffix.lower() == ".onnx":
+        raise ModelError(
+            f"{path} is a program in ONNX, which evaluate does not run; export the model as .pt2, "
+            "or as weights: fedbayes export RUN -o model.pt2"
+        )
+    return path.suffix.lower() == ".pt2"
+
+
+def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
+    """The test sets of the clients of a run."""
+    folder = RunFolder(run)
+    config = folder.config()
+    where = [entry for entry in given if entry.partition("=")[0].strip() == "data.dir"]
+    if where:
+        place = Config.load(folder.config_file, where).data.dir
+        config = config.model_copy(update={"data": config.data.model_copy(update={"dir": place})})
+    data = stored_data(config, folder)
+    return EvaluationSet(
+        Samples(data.raw_test(0, data.test_total), data.test_union(0, data.test_total).y),
+        f"{data.test_total:,} test samples of the clients of {run}",
+        data.preprocessing,
+        trained_in(str(run)),
+        config.model,
+    )
+
+
+def trained_in(source: str) -> str:
+    """By whose numbers samples are standardized: those that a run folder or model file keeps."""
+    return f"by the numbers of its training, in {source}"
+
+
+_UNKNOWN = "by their own statistics, for the model names none"
+
+
+def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
+    """The test part of a data set."""
+    data = build_data(config)
+    name = data.dataset.name
+    if data.dataset.official_train is None:
+        warnings.warn(
+            f"{name} has no official test part: some of its samples, drawn with seed "
+            f"{config.seed}, are used, on which the models may have been trained. With --run they "
+            "are tried on the test sets of a run.",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+    preprocessing, whose = data.preprocessing, _UNKNOWN
+    if card is not None:
+        _fit(data.dataset, card.preprocessing, name)
+        preprocessing, whose = card.preprocessing, trained_in(source)
+    return EvaluationSet(
+        Samples(data.raw_test(0, data.test_total), data.test_union(0, data.test_total).y),
+        f"{data.test_total:,} of {data.dataset.samples:,} samples of {name}",
+        preprocessing,
+        whose,
+    )
+
+
+def _new_rows(settings: DataSettings, path: Path, card: Card | None, source: str) -> EvaluationSet:
+    """All rows of a user's own data, or of its test part.
+
+    With a card, columns and labels are found by the names of the training's; without, by the
+    settings.
+    """
+    asked = settings.model_fields_set - {"name"}
+    used = {"path", "dir", "label", "group", "split", "missing"}
+    if card is None:
+        used |= {"classes", "drop", "features"}
+    idle = sorted(asked - used)
+    if idle:
+        by = f", with the features and classes that {source} names" if card is not None else ""
+        raise ConfigError(f"data.{idle[0]} has no effect here: all rows are used{by}; leave it out")
+    read: dict[str, Any] = {name: getattr(settings, name) for name in asked}
+    if card is not None:
+        before = card.preprocessing
+        read["classes"] = before.classes
+        if has_columns(path):
+            read = {"label": before.label or "label", **read, "features": before.features}
+    try:
+        dataset = load_dataset(DataSettings(**read))
+    except ValidationError as error:
+        raise ConfigError(f"data: {error.errors()[0]['msg']}") from None
+    except ColumnError as error:
+        if card is None or error.setting != "features":
+            raise
+        raise DataError(
+            f"{path} has no column '{error.column}', which the model of {source} "
+            f"needs{error.like}; values that are not known may be left empty"
+        ) from None
+    for note in dataset.notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=3)
+    first = dataset.official_train or 0
+    if card is None:
+        whose = _UNKNOWN
+        preprocessing = Preprocessing(
+            shape=dataset.shape,
+            scale=float(dataset.scale),
+            mean=tuple(dataset.mean.tolist()),
+            std=tuple(dataset.std.tolist()),
+            classes=dataset.classes,
+            features=dataset.features,
+            dataset=dataset.name,
+            digest=dataset.digest,
+            samples=dataset.samples,
+        )
+    else:
+        preprocessing, whose = card.preprocessing, trained_in(source)
+        _fit(dataset, preprocessing, str(path))
+        if preprocessing.features and not dataset.features:
+            warnings.warn(
+                f"{path} has no names of features; they are taken to be in the order of the "
+                f"model's: {listed(preprocessing.features, 3)}",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+        if _same(path, card):
+            warnings.warn(
+                f"{path} holds the very data that the model of {source} was trained on",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+    kind = (
+        f"the {dataset.samples - first:,} test rows" if first else f"all {dataset.samples:,} rows"
+    )
+    x, y = np.array(dataset.x[first:]), np.array(dataset.y[first:])
+    samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
+    return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose)
+
+
+def _same(path: Path, card: Card) -> bool:
+    """Whether this is the very file that a model was trained on."""
+    try:
+        dataset = load_dataset(DataSettings(**{**card.data, "name": "own", "path": path}))
+    except (DataError, ValidationError):
+        return False
+    return dataset.digest == card.preprocessing.digest
+
+
+def _fit(dataset: Dataset, before: Preprocessing, name: str) -> None:
+    """See that a data set is of the kind that a model was trained on.
+
+    Raises:
+        ModelError: it is not.
+    """
+    kinds = {
+        "samples of shape": (before.shape, dataset.shape),
+        "samples that are divided by": ((before.scale,), (dataset.scale,)),
+        "features": (before.features, dataset.features or before.features),
+        "classes": (before.classes, dataset.classes),
+    }
+    for kind, (then, now) in kinds.items():
+        if then != now:
+            raise ModelError(
+                f"{name} has {kind} {listed(now)}; the model was trained on {listed(then)}"
+            )

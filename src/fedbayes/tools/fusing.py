@@ -1,0 +1,336 @@
+"""Around one-shot fusion: from files to files, settings by held-out data, report, picture."""
+
+import itertools
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from fedbayes.data.plot import PICTURES, save_figure
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
+from fedbayes.fusion import Fusion, Layers, fuse_layers, fusion_settings
+from fedbayes.matching import MatchingSettings
+from fedbayes.metrics import evaluate
+from fedbayes.models import relu_network
+from fedbayes.runs.card import Card
+from fedbayes.runs.folder import writable, write_beside
+from fedbayes.tensors import Samples
+from fedbayes.tools.model_files import (
+    WEIGHTS,
+    read_counts,
+    read_models,
+    read_samples,
+    shared_card,
+    write_model,
+)
+
+GRID: dict[str, tuple[float, ...]] = {
+    "sigma": (1.0,),
+    "sigma0": (0.6, 1.0, 3.0, 10.0),
+    "gamma": (1.0, 8.0, 30.0),
+    "epsilon": (0.0, 0.1, 0.3, 1.0),
+}
+"""Values that are tried where none are given."""
+
+
+@dataclass(frozen=True)
+class FusionJob:
+    """A fusion of model files into files; `fedbayes fuse`."""
+
+    models: Sequence[Path]
+    out: Path
+    """Where the fused model goes."""
+    method: str
+    settings: Mapping[str, Any]
+    """Settings of the matching that are not the default."""
+    counts: Path | None = None
+    """Samples of each model and class."""
+    held_out: Path | None = None
+    """Data to choose the other settings on: raw samples if the models say how these are
+    standardized, else as the networks see them."""
+    grid: Mapping[str, Sequence[float]] | None = None
+    max_neurons: int | None = None
+    seed: int = 0
+    report: Path | None = None
+    picture: Path | None = None
+
+    def run(self, watch: Callable[[str], None]) -> tuple[Fusion, list["Trial"]]:
+        """Read, fuse and write; nothing is written unless all went well.
+
+        Raises:
+            FedbayesError: what is wrong with an option or a file.
+        """
+        settings = fusion_settings(self.method, self.settings)
+        if self.held_out is None and (self.grid or self.max_neurons):
+            raise ConfigError("--grid and --max-neurons are for --select, which names the data")
+        if self.held_out is not None and not isinstance(settings, MatchingSettings):
+            raise ConfigError(f"{self.method} has no settings to select")
+        outputs = {
+            "the model": (self.out, WEIGHTS),
+            "the report": (self.report, (".json",)),
+            "the picture": (self.picture, PICTURES),
+        }
+        for what, (path, formats) in outputs.items():
+            if path is not None:
+                writable(path, what, formats)
+        if self.out.resolve() in {path.resolve() for path in self.models}:
+            raise RunError(f"the model {self.out} is one of the inputs; name another file")
+        if len(self.models) < 2:
+            raise ModelError("there is one model, and nothing to fuse it with; name two or more")
+        models = read_models(self.models)
+        card = shared_card(self.models)
+        counts = None
+        if self.counts is not None:
+            counts = read_counts(self.counts, self.models).astype(np.float64)
+        trials: list[Trial] = []
+        if self.held_out is None:
+            fusion = fuse_layers(models, settings, counts=counts, seed=self.seed, watch=watch)
+        else:
+            fusion, trials = select(
+                models,
+                self._samples(self.held_out, models, card),
+                method=self.method,
+                settings=self.settings,
+                grid=self.grid,
+                max_neurons=self.max_neurons,
+                counts=counts,
+                seed=self.seed,
+                on_trial=lambda done, total: watch(f"tried {done} of {total}"),
+            )
+        if self.picture is not None:
+            plot_matching(fusion, self.picture)
+        if self.report is not None:
+            content = {**report(fusion), "trials": [asdict(trial) for trial in trials]}
+            write_beside(self.report, json.dumps(content, indent=1).encode())
+        if card is not None:
+            card = replace(card, model={}, method={"name": f"fuse {fusion.method}"}, client="")
+        write_model(self.out, fusion.weights, card)
+        return fusion, trials
+
+    def _samples(self, path: Path, models: Mapping[str, Layers], card: Card | None) -> Samples:
+        """The held-out samples as the networks see them; it is told what they were taken for."""
+        # Where each client has an order of pixels of its own, no numbers give what networks see.
+        raw = card is not None and not card.preprocessing.permuted
+        samples = read_samples(path, card.preprocessing if card is not None and raw else None)
+        _check(models, samples)
+        warnings.warn(
+            f"the samples of {path} are taken as raw, and standardized as those that the models "
+            "were trained on"
+            if raw
+            else f"the samples of {path} are taken as the networks see them: standardized, if "
+            "those that they were trained on were; the models do not all say the same of that",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+        return samples
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a grid on held-out samples."""
+
+    values: dict[str, float]
+    """The settings that were varied."""
+    sizes: list[int]
+    """Neurons in each hidden layer of the fused model."""
+    accuracy: float
+    nll: float
+    """Mean negative log-likelihood, in nats."""
+    eligible: bool
+    """Whether no layer is larger than allowed."""
+
+
+def select(
+    models: Mapping[str, Layers],
+    samples: Samples,
+    *,
+    method: str,
+    settings: Mapping[str, Any],
+    grid: Mapping[str, Sequence[float]] | None = None,
+    max_neurons: int | None = None,
+    counts: npt.NDArray[np.float64] | None = None,
+    seed: int = 0,
+    on_trial: Callable[[int, int], None] | None = None,
+) -> tuple[Fusion, list[Trial]]:
+    """Fuse at every point of a grid and keep the model that is best on held-out samples.
+
+    Args:
+        models: networks by name.
+        samples: held-out data, as the networks see them; never the test set, or its accuracy
+            means nothing.
+        method: `gpi-fnm` or `pfnm`, whose ε stays 0.
+        settings: the ones that stay fixed; they are not varied.
+        grid: values by setting, in place of those of `GRID`.
+        max_neurons: models with a larger layer than this are not chosen.
+        counts: training samples of each model and class [S, K].
+        seed: of the order of models in sweeps.
+        on_trial: called with the number of trials done and of all.
+
+    Returns:
+        Of the models within one standard error of the best accuracy, the one with the highest
+        likelihood; and all trials in order.
+
+    Raises:
+        ModelError: no model is small enough, or the samples do not fit the models.
+        ConfigError: a setting is unknown or out of range.
+    """
+    _check(models, samples)
+    axes = {**GRID, **(grid or {})}
+    if method == "pfnm":
+        axes["epsilon"] = (0.0,)
+    axes = {name: values for name, values in axes.items() if name not in settings}
+    points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    ready = [fusion_settings(method, {**settings, **point}) for point in points]
+    fusions, trials = [], []
+    for number, (point, chosen) in enumerate(zip(points, ready, strict=True), start=1):
+        fusion = fuse_layers(models, chosen, counts=counts, seed=seed)
+        found = evaluate(partial(relu_network, fusion.layers), samples)
+        small = max_neurons is None or max(fusion.sizes) <= max_neurons
+        accuracy, nll = found.correct / found.count, found.nll / found.count
+        fusions.append(fusion)
+        trials.append(Trial(point, fusion.sizes, accuracy, nll, small))
+        if on_trial is not None:
+            on_trial(number, len(points))
+    eligible = [index for index, trial in enumerate(trials) if trial.eligible]
+    if not eligible:
+        smallest = min(max(trial.sizes) for trial in trials)
+        raise ModelError(
+            f"no fused model has at most {max_neurons} neurons in every layer; the smallest of "
+            f"the grid has {smallest}. Allow more, or try a smaller gamma or sigma0"
+        )
+    top = max(trials[index].accuracy for index in eligible)
+    enough = top - sqrt(top * (1 - top) / len(samples.y))
+    best = min(
+        (index for index in eligible if trials[index].accuracy >= enough),
+        key=lambda index: trials[index].nll,
+    )
+    return fusions[best], trials
+
+
+def read_grid(entries: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """Grids from the command line, each `key=value,value`.
+
+    Raises:
+        ConfigError: an entry has another form, or its key is not one that a grid varies.
+    """
+    grid = {}
+    for entry in entries:
+        name, _, values = entry.partition("=")
+        if name not in GRID:
+            raise ConfigError(f"--grid {entry}: the grid is over {', '.join(GRID)}")
+        try:
+            grid[name] = tuple(float(value) for value in values.split(","))
+        except ValueError:
+            raise ConfigError(f"--grid {entry}: give it as {name}=0.5,1,2") from None
+    return grid
+
+
+def trial_table(trials: Sequence[Trial], chosen: Fusion) -> Table:
+    """The grid as a table, the chosen point marked."""
+    varied = list(trials[0].values)
+    table = Table(*varied, "neurons", "accuracy", "nll", "", pad_edge=False)
+    for trial in trials:
+        values = trial.values
+        won = all(getattr(chosen.settings, name) == value for name, value in values.items())
+        table.add_row(
+            *(f"{values[name]:g}" for name in varied),
+            ", ".join(map(str, trial.sizes)),
+            f"{trial.accuracy:.4f}",
+            f"{trial.nll:.4f}",
+            "chosen" if won else "" if trial.eligible else "too large",
+            style="bold" if won else None,
+        )
+    return table
+
+
+def report(fusion: Fusion) -> dict[str, Any]:
+    """All there is to know of a fusion, for JSON."""
+    content: dict[str, Any] = {
+        **summary(fusion),
+        "method": fusion.method,
+        "settings": fusion.settings.model_dump(),
+        "inputs": list(fusion.assignments),
+        "layers": [],
+    }
+    if fusion.matching is None:
+        return content
+    content["objective"] = fusion.matching.objective
+    for depth, (layer, seconds) in enumerate(
+        zip(fusion.matching.layers, fusion.matching.seconds, strict=True)
+    ):
+        content["layers"].append(
+            {
+                "size": layer.size,
+                "seconds": seconds,
+                "objective": layer.objective,
+                "members": layer.members.tolist(),
+                "assignments": {
+                    name: places[depth].tolist() for name, places in fusion.assignments.items()
+                },
+            }
+        )
+    return content
+
+
+def summary(fusion: Fusion) -> dict[str, Any]:
+    """What came out, in short."""
+    return {
+        "sizes": fusion.sizes,
+        "seconds": fusion.seconds,
+        "parameters": fusion.parameters,
+    }
+
+
+def plot_matching(fusion: Fusion, path: Path) -> None:
+    """Draw which model has a share in which fused neuron, layer by layer, into a picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    names = [Path(name).stem for name in fusion.assignments]
+    depths = len(fusion.sizes)
+    row = max(2.4, min(8.0, 0.22 * len(names) + 1.2))
+    figure = Figure(figsize=(11.0, depths * row + 0.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(depths, 2, squeeze=False, width_ratios=[4, 1])
+    figure.suptitle(f"{fusion.method}: {len(names)} models, {fusion.parameters:,} parameters")
+    for depth, (size, (left, right)) in enumerate(zip(fusion.sizes, grid, strict=True)):
+        owned = np.zeros((len(names), size))
+        for client, places in enumerate(fusion.assignments.values()):
+            owned[client, places[depth]] = 1.0
+        members = owned.sum(axis=0).astype(int)
+        # Colour is the number of owners, so that columns read as one neuron.
+        image = np.where(owned > 0, members, np.nan)
+        drawn = left.imshow(
+            image, aspect="auto", interpolation="nearest", cmap="cividis", vmin=1, vmax=len(names)
+        )
+        left.set_title(f"hidden layer {depth + 1}: {size} neurons", loc="left", fontsize="medium")
+        left.set_xlabel("fused neuron, the most shared first")
+        if len(names) <= 40:
+            left.set_yticks(range(len(names)), names, fontsize="small")
+        left.set_ylabel("model")
+        figure.colorbar(drawn, ax=left, label="models that share it", pad=0.01)
+        right.bar(*np.unique(members, return_counts=True), color="0.35")
+        right.xaxis.set_major_locator(MaxNLocator(integer=True))
+        right.set_xlabel("models that share it")
+        right.set_ylabel("neurons")
+    save_figure(figure, path)
+
+
+def _check(models: Mapping[str, Layers], samples: Samples) -> None:
+    inputs, classes = samples.x[0].numel(), int(samples.y.max()) + 1
+    for name, layers in models.items():
+        own = layers[0].weight.shape[1], len(layers[-1].weight)
+        if own[0] != inputs or own[1] < classes:
+            raise ModelError(
+                f"{name} maps {own[0]} inputs to {own[1]} classes; the held-out samples have "
+                f"{inputs} features and labels up to {classes - 1}"
+            )

@@ -1,0 +1,225 @@
+"""What silos hand over: models in files, how many samples of each class they saw, some data."""
+
+import io
+import json
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedbayes.contracts import Method
+from fedbayes.data import Preprocessing
+from fedbayes.errors import DataError, FedbayesWarning, MessageError, ModelError
+from fedbayes.messages import decode, dense, encode
+from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
+from fedbayes.runs.build import bind_frozen, build_network
+from fedbayes.runs.card import Card
+from fedbayes.runs.folder import RunFolder, write_beside
+from fedbayes.tensors import Samples, Tensors, unpack
+
+
+def read_with_card(path: Path) -> tuple[Tensors, Card | None]:
+    """The weights in a model file, and what is said of them.
+
+    A client's state in the folder of a run has no card of its own: its run says as much.
+
+    Raises:
+        ModelError: it holds no weights; or its card is damaged.
+        RunError: its run is damaged, or has other frozen weights than it had.
+    """
+    run = RunFolder(path.absolute().parent.parent)
+    if path.absolute().parent == run.clients and path.is_file() and run.config_file.exists():
+        preprocessing = run.preprocessing()
+        if preprocessing is not None:
+            return _own_network(path, run, preprocessing)
+    weights, text = read_model(path)
+    return weights, Card.load(text, str(path)) if text else None
+
+
+def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tuple[Tensors, Card]:
+    """The network in the state of a client of a run, frozen parameters among its weights.
+
+    Raises:
+        ModelError: the state holds none, or is damaged.
+    """
+    config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
+    method = config.build_method()
+    if type(method).personal_model is Method.personal_model:
+        raise ModelError(
+            f"{path} is the private state of a client, and no network: under {method.name} clients "
+            "keep none of their own as weights"
+        )
+    if config.engine.startswith("flower"):
+        raise ModelError(
+            f"{path} is no network: private states of {run.path} are with their nodes; take a "
+            f"client's network with fedbayes export {run.path} --client NAME"
+        )
+    try:
+        state: Any = unpack(method.client_state, dense(decode(path.read_bytes())))
+    except (OSError, MessageError) as error:
+        raise ModelError(f"the private state {path} is damaged: {error}") from None
+    weights = method.personal_model(state)
+    if weights is None:
+        raise ModelError(f"{path} is the private state of a client, and holds no network")
+    network = build_network(config, preprocessing.shape, len(preprocessing.classes))
+    bind_frozen(run, network)
+    whole = network.whole(weights)
+    order = {name: place for place, name in enumerate(network.module.state_dict())}
+    client, _, number = path.stem.partition("-")
+    names = run.client_names()
+    if not (client.isdecimal() and number.isdecimal() and int(client) < len(names)):
+        raise ModelError(f"{path} is named as no state of a client of {run.path}")
+    return (
+        {name: whole[name] for name in sorted(whole, key=lambda name: order.get(name, len(order)))},
+        Card.of(config, preprocessing, int(number), names[int(client)]),
+    )
+
+
+def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
+    """Fully connected networks from files, each read once, by path.
+
+    Raises:
+        ModelError: a file is no such network, or is named twice.
+    """
+    models = {}
+    for path in paths:
+        if str(path) in models:
+            raise ModelError(f"{path} is named twice; a model counts once")
+        models[str(path)] = dense_layers(read_with_card(path)[0], str(path))
+    return models
+
+
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+"""Suffixes of files that weights are written to."""
+
+
+def shared_card(paths: Sequence[Path]) -> Card | None:
+    """The card of the first model, if all have one and see the same of a sample.
+
+    What sees other inputs cannot be fused: if two models say that they do, it is told.
+    """
+    found = {path: read_with_card(path)[1] for path in paths}
+    cards = {path: card for path, card in found.items() if card is not None}
+    for path, card in cards.items():
+        first, base = next(iter(cards.items()))
+        one, other = card.preprocessing, base.preprocessing
+        if one.permuted and card.client != base.client:
+            warnings.warn(
+                f"{path} and {first} are the own networks of clients that see pixels in orders of "
+                "their own; fused models should see the same inputs",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+            return None
+        if one.classes != other.classes or not one.same_inputs(other):
+            kind = "standardized otherwise" if one.classes == other.classes else "of other classes"
+            warnings.warn(
+                f"{path} was trained on samples {kind} than those of {first}; fused models should "
+                "see the same inputs and tell the same classes",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+            return None
+    return next(iter(cards.values())) if len(cards) == len(paths) else None
+
+
+def write_model(path: Path, weights: Tensors, card: Card | None = None) -> None:
+    """Write a `state_dict`, whole or not at all: `.safetensors`, or any other by PyTorch.
+
+    Args:
+        path: the file.
+        weights: by name.
+        card: of the model, for the file's metadata.
+    """
+    text = "" if card is None else card.dump()
+    if path.suffix.lower() == ".safetensors":
+        write_beside(path, encode(dict(weights), plain=True, metadata={CARD: text} if text else {}))
+        return
+    state = OrderedDict(weights)
+    if text:
+        setattr(state, CARD, text)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_beside(path, buffer.getvalue())
+
+
+def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
+    """Training samples of each model and class [S, K], from JSON.
+
+    The file is a list with a list of counts for each model in order, or an object that maps file
+    names (with or without folder and suffix) to such lists.
+
+    Raises:
+        DataError: the file is absent, no JSON, or does not fit the models.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the counts {path}: {error}") from None
+    if isinstance(content, dict):
+        content = [_row(content, model, path) for model in models]
+    form = "a list of counts for each model, all of one length, such as [[50, 3], [0, 41]]"
+    if not isinstance(content, list) or not all(
+        isinstance(row, list) and all(type(n) is int for n in row) for row in content
+    ):
+        raise DataError(f"{path} must hold {form}")
+    if len(content) != len(models) or len({len(row) for row in content}) != 1:
+        raise DataError(f"{path} must hold {form}; there are {len(models)} models")
+    counts = np.array(content, dtype=np.int64)
+    if (counts < 0).any() or not counts.sum(1).all():
+        raise DataError(f"{path}: counts are at least 0, and every model saw some sample")
+    return counts
+
+
+def read_samples(path: Path, preprocessing: Preprocessing | None = None) -> Samples:
+    """Inputs `x` [n, ...] and labels `y` [n] from an NPZ file, as the networks see them.
+
+    Args:
+        path: the file.
+        preprocessing: what the networks see of the samples in the file, which are raw; None if
+            the file has them as the networks see them.
+
+    Raises:
+        DataError: the file is absent, no NPZ, not of this form, or its samples are of another shape
+            than those that the networks were trained on.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+        raise DataError(f"cannot read the samples {path}: {error}") from None
+    numbers = "finite numbers" if preprocessing is None else "numbers, NaN where one is missing,"
+    form = f"arrays x [n, ...] of {numbers} and y [n] of class indices"
+    if not {"x", "y"} <= arrays.keys():
+        raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; {form} are wanted")
+    x, y = arrays["x"], arrays["y"]
+    numeric = np.issubdtype(x.dtype, np.number) and np.issubdtype(y.dtype, np.integer)
+    if not numeric or x.ndim < 2 or y.shape != x.shape[:1] or not len(y):
+        raise DataError(
+            f"{path}: x is {x.dtype} {x.shape} and y {y.dtype} {y.shape}; {form} are wanted"
+        )
+    if (y < 0).any():
+        raise DataError(f"{path}: negative labels; {form} are wanted")
+    labels = torch.from_numpy(y.astype(np.int64))
+    if preprocessing is not None:
+        try:
+            return Samples(preprocessing.apply(x), labels)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+    x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise DataError(f"{path}: NaN or infinite values; {form} are wanted")
+    return Samples(torch.from_numpy(x), labels)
+
+
+def _row(content: dict[str, object], model: Path, path: Path) -> object:
+    for key in (str(model), model.name, model.stem):
+        if key in content:
+            return content[key]
+    raise DataError(f"{path} has no counts of {model}; there are {', '.join(content) or 'none'}")

@@ -1,0 +1,352 @@
+"""One config under several seeds: a run folder for each, and what they have in common.
+
+    seeds.toml     the settings that all share, and their seeds
+    seed-0/, …     the run folders
+    seeds.json     mean and standard deviation of their figures
+
+Runs that have ended are not run again, so the same call goes on where it was broken off, and a call
+with more seeds adds to what is there.
+"""
+
+import json
+import statistics
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Self, TypeGuard
+
+import tomli_w
+
+from fedbayes.data.wording import listed
+from fedbayes.errors import ConfigError, FedbayesError, RunError
+from fedbayes.runs.activity import Notify, unnoticed
+from fedbayes.runs.config import Config
+from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder, write_beside
+from fedbayes.runs.result import Result
+from fedbayes.runs.simulation import Simulation
+from fedbayes.runs.tracking import check
+from fedbayes.start import Listener, complete
+
+FIGURES = (
+    "global_accuracy",
+    "local_accuracy",
+    "global_nll",
+    "best_global_accuracy",
+    "best_local_accuracy",
+    "rounds",
+    "bytes_down",
+    "bytes_up",
+    "seconds",
+)
+"""Figures of a run's summary of which there are mean and standard deviation."""
+
+
+class SeedRuns:
+    """The runs of one config under several seeds, in one folder.
+
+    Args:
+        config: the settings; its own seed does not count.
+        seeds: how many, from the config's seed on, or which.
+        folder: where the run folders are; a temporary one if None.
+
+    Raises:
+        ConfigError: the seeds are none or no integers, or one is named twice.
+        RunError: the folder holds something else.
+    """
+
+    def __init__(
+        self, config: Config, seeds: int | Sequence[int], folder: Path | str | None = None
+    ) -> None:
+        self.seeds = _numbers(seeds, config.seed)
+        """The seeds."""
+        self._temporary = None
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
+            folder = self._temporary.name
+        self.folder = Path(folder)
+        """Where the run folders are."""
+        self._configs = {seed: _with_seed(config, seed) for seed in self.seeds}
+        if RunFolder(self.folder).config_file.exists():
+            raise RunError(f"{self.folder} already holds a single run; choose another folder")
+        if (self.folder / SEEDS_FILE).exists() and _read(self.folder)[0] != _shared(config):
+            raise RunError(f"{self.folder} holds runs with other settings; choose another folder")
+
+    @classmethod
+    def stored(cls, folder: Path | str) -> Self:
+        """The runs that a folder holds, to go on with.
+
+        Raises:
+            RunError: it holds none.
+        """
+        settings, seeds = _read(Path(folder))
+        return cls(Config.create(**settings), seeds, folder)
+
+    def place(self, seed: int) -> Path:
+        """The run folder of a seed."""
+        return self.folder / f"seed-{seed}"
+
+    @property
+    def missing(self) -> list[int]:
+        """The seeds whose runs have not ended.
+
+        Raises:
+            RunError: a run is there with other settings, or ended without an update.
+        """
+        return [seed for seed in self.seeds if not self._ended(seed)]
+
+    def _ended(self, seed: int) -> bool:
+        run = RunFolder(self.place(seed))
+        if not run.config_file.exists():
+            return False
+        if Config.load(run.config_file) != self._configs[seed]:
+            raise RunError(f"{run.path} holds a run with other settings; choose another folder")
+        if not run.summary_file.exists() or run.summary()["stopped_reason"] == "interrupted":
+            return False
+        if (lines := run.metrics()) and all(line["skipped"] for line in lines):
+            raise RunError(
+                f"seed {seed}: no round of {run.path} had an update, so its model is the untrained "
+                "start and has no place in a mean; choose other settings in another folder, or "
+                f"remove {run.path} to run this seed again"
+            )
+        return True
+
+    def open(self, seed: int, notify: Notify = unnoticed) -> Simulation:
+        """The run of a seed, to begin or to go on.
+
+        Raises:
+            RunError: it would start from other weights than the runs that are there.
+        """
+        there = RunFolder(self.place(seed)).config_file.exists()
+        if not there:
+            self._same_start(self._configs[seed].model.weights)
+        simulation = Simulation(
+            None if there else self._configs[seed], self.place(seed), notify=notify
+        )
+        # Only now is the config known to be sound.
+        self._table_file.unlink(missing_ok=True)  # it lacks this run
+        self._note()
+        return simulation
+
+    def _same_start(self, weights: Path | None) -> None:
+        """See that a file of weights is what the other runs started from."""
+        if weights is None:
+            return
+        for copy in self.folder.glob(f"seed-*/start{weights.suffix}"):
+            try:
+                changed = copy.read_bytes() != weights.read_bytes()
+            except OSError as error:
+                raise RunError(
+                    f"the weights that {copy.parent} started from cannot be compared with those of "
+                    f"model.weights ({error}); {copy} is a copy of them: put it in their place"
+                ) from None
+            if changed:
+                raise RunError(
+                    f"{weights} has changed since {copy.parent} started from it; choose another "
+                    f"folder, or take it back: {copy} is a copy of what it was"
+                )
+
+    @contextmanager
+    def naming(self, seed: int) -> Iterator[None]:
+        """Errors in here say that they are of this seed's run."""
+        try:
+            yield
+        except FedbayesError as error:
+            raise type(error)(f"seed {seed}: {error}") from error
+        except Exception as error:
+            error.add_note(f"in the run of seed {seed}, {self.place(seed)}")
+            raise
+
+    def conclude(self) -> Metrics:
+        """Write `seeds.json` once all runs have ended.
+
+        Returns:
+            Its content: the seeds, and of each figure the values in their order, the mean and the
+            standard deviation (of a sample: the sum of squares over one less than their number),
+            which is None of a single run.
+
+        Raises:
+            RunError: a run has not ended, or ended without an update.
+        """
+        if missing := self.missing:
+            raise RunError(f"{self.folder}: the run of seed {missing[0]} has not ended")
+        summaries = [RunFolder(self.place(seed)).summary() for seed in self.seeds]
+        first = summaries[0]
+        figures = {name: [found.get(name) for found in summaries] for name in FIGURES}
+        table = {
+            **{name: first[name] for name in ("method", "headline", "dataset", "model")},
+            "seeds": self.seeds,
+            "figures": {
+                name: {"mean": _mean(values), "std": _deviation(values), "values": values}
+                for name, values in figures.items()
+                if any(value is not None for value in values)
+            },
+            "folder": str(self.folder),
+        }
+        self._note()
+        write_beside(self._table_file, (json.dumps(table, indent=2) + "\n").encode())
+        return table
+
+    @property
+    def summary(self) -> Metrics:
+        """What came of the runs: the content of `seeds.json`.
+
+        Raises:
+            RunError: they have not all ended.
+        """
+        try:
+            table: Metrics = json.loads(self._table_file.read_text())
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.folder} has no summary yet: {error}") from None
+        if table["seeds"] != self.seeds:
+            raise RunError(
+                f"the summary in {self.folder} is of the seeds {listed(table['seeds'])}, not of "
+                f"{listed(self.seeds)}; conclude() makes a new one once all have ended"
+            )
+        return table
+
+    @property
+    def _table_file(self) -> Path:
+        return self.folder / "seeds.json"
+
+    @property
+    def runs(self) -> dict[int, Result]:
+        """The runs by seed.
+
+        Raises:
+            RunError: one has not ended.
+        """
+        return {seed: Result(self.place(seed), self._temporary) for seed in self.seeds}
+
+    def _note(self) -> None:
+        """Write down what is run here."""
+        table = {"seeds": self.seeds, **_shared(self._configs[self.seeds[0]])}
+        write_beside(self.folder / SEEDS_FILE, tomli_w.dumps(table).encode())
+
+
+def run_seeds(
+    config: Config | None = None,
+    seeds: int | Sequence[int] = 5,
+    folder: Path | str | None = None,
+    *,
+    listener: Listener | None = None,
+    track: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
+) -> SeedRuns:
+    """Result a config under several seeds, one after the other.
+
+    Args:
+        config: the settings, or give them as keyword arguments, as for `fedbayes.run`.
+        seeds: how many, from the config's seed on, or which: `seeds=[0, 3]`.
+        folder: where the run folders `seed-0` and so on are made; a temporary one if None. Runs
+            that ended there are kept, and one that was broken off goes on.
+        listener: as for `fedbayes.run`, told of every run.
+        track: as for `fedbayes.run`.
+        progress: as for `fedbayes.run`.
+        **settings: keys of the config, where there is no `config`.
+
+    Returns:
+        The runs by seed (`.runs`), and mean and standard deviation of their figures
+        (`.summary["figures"]`).
+
+    Raises:
+        FedbayesError: of one of the runs; the text begins with its seed.
+    """
+    check(track)
+    return _to_the_end(
+        SeedRuns(config or Config.create(**settings), seeds, folder), listener, track, progress
+    )
+
+
+def resume_seeds(
+    folder: Path | str,
+    *,
+    listener: Listener | None = None,
+    track: Sequence[str] = (),
+    progress: bool | None = None,
+) -> SeedRuns:
+    """Go on with runs under several seeds that were broken off; arguments as for `run_seeds`."""
+    return _to_the_end(SeedRuns.stored(folder), listener, track, progress)
+
+
+def _to_the_end(
+    repeated: SeedRuns, listener: Listener | None, track: Sequence[str], progress: bool | None
+) -> SeedRuns:
+    for seed in repeated.missing:
+        with repeated.naming(seed):
+            complete(
+                lambda notify, seed=seed: repeated.open(seed, notify),  # type: ignore[misc]
+                listener,
+                track,
+                progress,
+                title=f"seed {seed}: ",
+            )
+    repeated.conclude()
+    return repeated
+
+
+def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
+    """The seeds as plain integers, also of NumPy's.
+
+    Args:
+        seeds: how many, or which.
+        first: where a number of seeds begins.
+
+    Raises:
+        ConfigError: they are none or no integers, or one is named twice.
+    """
+    if _whole(seeds):
+        given: list[Any] = list(range(first, first + int(seeds)))
+    else:
+        try:
+            given = list(seeds)  # type: ignore[arg-type]
+        except TypeError:  # nothing to go through
+            given = []
+    numbers = [int(seed) for seed in given if _whole(seed)]
+    if not numbers or len(set(numbers)) < len(given):
+        raise ConfigError(
+            f"seeds is {seeds!r}; give how many, as an integer of 1 or more, or which, as a list "
+            "of one or more, each once"
+        )
+    return numbers
+
+
+def _whole(value: object) -> TypeGuard[int]:
+    """Whether this is an integer; true and false are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _with_seed(config: Config, seed: int) -> Config:
+    return Config.create(**{**config.model_dump(), "seed": seed})
+
+
+def _shared(config: Config) -> dict[str, Any]:
+    """The settings but the seed, as they are written."""
+    settings = config.model_dump(mode="json", exclude_none=True)
+    del settings["seed"]
+    return settings
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[int]]:
+    """Settings and seeds of a folder."""
+    path = folder / SEEDS_FILE
+    try:
+        settings = tomllib.loads(path.read_text())
+        return settings, settings.pop("seeds")
+    except FileNotFoundError:
+        raise RunError(f"{folder} holds no runs of several seeds: it has no {SEEDS_FILE}") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _deviation(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.stdev(known) if len(known) == len(values) > 1 else None
