@@ -371,7 +371,7 @@ def test_reports_become_vectors_and_back():
 
 @pytest.mark.parametrize("levels", [16, 64, 2**20])
 def test_a_clipped_change_is_not_longer_when_it_was_rounded(levels):
-    plan = plan_of(
+    plan = make_plan(
         Secure(enabled=True, levels=levels), FedAvg(), Aggregation(clip=0.5, noise=1.0), 5
     )
     assert plan.range == 0.5
