@@ -9,8 +9,8 @@ import fedbayes
 
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
-    {"errors", "fields", "lazy", "seeds", "tensors", "messages", "metrics"},
-    {"data", "models", "inference", "matching"},
+    {"errors", "fields", "lazy", "seeds", "targets", "tensors", "messages", "metrics"},
+    {"data", "likelihoods", "models", "inference", "matching"},
     {"contracts", "fusion"},
     {"methods"},
     {"federation"},
