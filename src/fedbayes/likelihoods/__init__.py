@@ -1,0 +1,161 @@
+"""The likelihoods: how outputs of a network and a target belong together; one file each."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.lazy import attributes
+from fedbayes.targets import Target
+
+if TYPE_CHECKING:
+    from fedbayes.likelihoods.base import Classes, Likelihood
+    from fedbayes.likelihoods.numeric import Numeric, Parametric
+
+__all__ = [
+    "LIKELIHOODS",
+    "Classes",
+    "Likelihood",
+    "Numeric",
+    "Parametric",
+    "build_likelihood",
+    "complete_likelihood",
+    "default_likelihood",
+    "find_likelihood",
+]
+
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "Classes": "fedbayes.likelihoods.base",
+        "Likelihood": "fedbayes.likelihoods.base",
+        "Numeric": "fedbayes.likelihoods.numeric",
+        "Parametric": "fedbayes.likelihoods.numeric",
+    },
+)
+
+
+class _Likelihoods(Mapping[str, "type[Likelihood]"]):
+    """Classes by name; a file is imported when its likelihood is asked for."""
+
+    _places: Mapping[str, tuple[str, str]] = {
+        "categorical": ("categorical", "Categorical"),
+        "bernoulli": ("bernoulli", "Bernoulli"),
+        "multilabel": ("multilabel", "Multilabel"),
+        "gaussian": ("gaussian", "Gaussian"),
+        "poisson": ("poisson", "Poisson"),
+        "student-t": ("student", "StudentT"),
+        "quantile": ("quantile", "Quantile"),
+    }
+
+    def __getitem__(self, name: str) -> "type[Likelihood]":
+        module, kind = self._places[name]
+        found: type[Likelihood] = getattr(import_module(f"fedbayes.likelihoods.{module}"), kind)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+LIKELIHOODS: Mapping[str, "type[Likelihood]"] = _Likelihoods()
+"""Every built-in likelihood by its name; the names are known without importing PyTorch."""
+
+_DEFAULTS = {
+    "class": "categorical",
+    "labels": "multilabel",
+    "real": "gaussian",
+    "count": "poisson",
+}
+_SAMPLES = {
+    "class": Target("class", ("0", "1")),
+    "labels": Target("labels", ("0",)),
+    "real": Target("real", ("0",), (0.0,), (1.0,)),
+    "count": Target("count", ("0",)),
+}
+"""A target of each kind, to check settings with where the data's own is not known yet."""
+
+
+def default_likelihood(target: Target) -> str:
+    """The likelihood that `auto` stands for: categorical, multilabel, gaussian or poisson."""
+    return _DEFAULTS[target.kind]
+
+
+def find_likelihood(name: str) -> "type[Likelihood]":
+    """The likelihood class of this name, or of `package.module:Class`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in LIKELIHOODS:
+        return LIKELIHOODS[name]
+    if ":" not in name:
+        raise ConfigError(
+            f"no likelihood is called {name!r}{did_you_mean(name, ('auto', *LIKELIHOODS))}; there "
+            f"are auto, {', '.join(LIKELIHOODS)}, or your own as package.module:Class"
+        )
+    from fedbayes.likelihoods.base import Likelihood
+
+    try:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"cannot find the likelihood {name!r}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Likelihood)):
+        raise ConfigError(f"{name!r} is no class derived from fedbayes.likelihoods.Likelihood")
+    return found
+
+
+def build_likelihood(name: str, target: Target, **settings: Any) -> "Likelihood":
+    """The likelihood of this name for this target.
+
+    Args:
+        name: one of `LIKELIHOODS`, `auto`, or `package.module:Class`.
+        target: what is to be predicted.
+        settings: the likelihood's own.
+
+    Raises:
+        ConfigError: there is no such likelihood or setting, a value is not allowed, or the
+            likelihood does not take such a target.
+    """
+    name = default_likelihood(target) if name == "auto" else name
+    kind = find_likelihood(name)
+    try:
+        return kind(target=target, **settings)
+    except ValidationError as error:
+        raise ConfigError(_explain(name, kind, error)) from None
+
+
+def complete_likelihood(name: str, **settings: Any) -> dict[str, Any]:
+    """The settings of a likelihood with defaults filled in, before there is a target.
+
+    Raises:
+        ConfigError: as for `build_likelihood`.
+    """
+    target = _SAMPLES[find_likelihood(name).kinds[0]]
+    return build_likelihood(name, target, **settings).model_dump(mode="json", exclude={"target"})
+
+
+def _explain(name: str, kind: "type[Likelihood]", error: ValidationError) -> str:
+    """A line for each setting: its key, its value, and what is allowed."""
+    known = [field for field in kind.model_fields if field != "target"]
+    lines: dict[str, str] = {}
+    for details in error.errors():
+        key = str(details["loc"][0]) if details["loc"] else ""
+        message = details["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
+        if details["type"] == "extra_forbidden":
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            lines[key] = f"task.{key} is no setting of {name}{did_you_mean(key, known)}; {has}"
+        elif key in lines:
+            lines[key] += f", or {message}"
+        else:
+            lines[key] = f"task.{key} is {details['input']!r}; {message}"
+    return "\n".join(lines.values())

@@ -1,0 +1,177 @@
+"""What a likelihood is: the bridge between outputs of a network and a target."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor, nn
+
+from fedbayes.errors import ConfigError
+from fedbayes.likelihoods import LIKELIHOODS
+from fedbayes.metrics import Uncertainty, uncertainty
+from fedbayes.targets import Target
+from fedbayes.tensors import Tensors
+
+
+class Likelihood(BaseModel):
+    """p(y | f) of a target y given the outputs f of a network. Functions are pure.
+
+    Fields are the settings of the likelihood and the target. A network may be one of several
+    draws from a posterior; predictions then are of the mixture of them, p(y) = mean_d p(y | f_d).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    """The name in a config."""
+    summary: ClassVar[str]
+    """One line for a list of likelihoods."""
+    kinds: ClassVar[tuple[str, ...]]
+    """Kinds of targets that it takes."""
+    metric: ClassVar[str]
+    """The headline among its metrics: "accuracy", "rmse"."""
+    higher_is_better: ClassVar[bool]
+    """Whether a higher value of the headline is a better one."""
+
+    target: Target = Field(description="what is to be predicted")
+
+    @field_validator("target")
+    @classmethod
+    def _taken(cls, target: Target) -> Target:
+        """See that the likelihood takes such a target.
+
+        Raises:
+            ConfigError: it does not; says which likelihoods do.
+        """
+        if target.kind not in cls.kinds:
+            takers = [name for name, kind in LIKELIHOODS.items() if target.kind in kind.kinds]
+            raise ConfigError(
+                f"the likelihood {cls.name} is for {' or '.join(cls.kinds)} targets, and this "
+                f"target is of kind {target.kind}; choose {' or '.join(takers)}"
+            )
+        if target.kind == "real" and not (target.center and target.scale):
+            raise ConfigError(
+                f"the likelihood {cls.name} needs center and scale of the target columns "
+                f"{', '.join(target.names)}"
+            )
+        return target
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """Width of the network's last layer."""
+
+    def head(self) -> nn.Module | None:
+        """A fresh module to append behind the network, [n, outputs] to [n, width]; None for none.
+
+        Its parameters are the likelihood's own: noise that is learnt.
+        """
+        return None
+
+    @abstractmethod
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """Log-density of targets given outputs, in nats and the unit of the target.
+
+        Pure, differentiable in f, and such that `torch.vmap` maps it.
+
+        Args:
+            f: outputs, behind the head if there is any, [..., n, width].
+            y: targets as in `Samples.y`: [n] or [n, columns].
+
+        Returns:
+            [..., n].
+        """
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        """What training minimizes: the mean of −log p(y | f) over samples, a scalar."""
+        return -self.log_prob(f, y).mean()
+
+    @torch.no_grad()
+    def terms(self, draws: Tensor, y: Tensor) -> Tensors:
+        """What each sample adds to the scores.
+
+        Args:
+            draws: outputs under draws from a posterior, [draws, n, width].
+            y: targets, [n] or [n, columns].
+
+        Returns:
+            By name, float64 [n]. Sums over samples are the scores that `metrics` reads; those of
+            several sets of samples add. Among them are "count", ones, and "nll", −log p(y) of
+            the mixture; inf where an output is not finite.
+        """
+        log_density = self.log_predictive(draws, y)
+        finite = torch.isfinite(draws).flatten(2).all(dim=-1).all(dim=0)
+        nll = torch.where(finite & ~log_density.isnan(), -log_density, torch.inf)
+        return {"count": torch.ones_like(nll), "nll": nll}
+
+    def log_predictive(self, draws: Tensor, y: Tensor) -> Tensor:
+        """Log p(y) of the mixture of draws [draws, n, width] for targets y, float64 [n]."""
+        each = self.log_prob(draws.double(), y.double() if y.is_floating_point() else y)
+        return torch.logsumexp(each, dim=0) - math.log(len(draws))
+
+    def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """Metrics from the sums of `terms`; NaN where there are no samples."""
+        return {"nll": mean_of(scores, "nll")}
+
+    @abstractmethod
+    def mean(self, draws: Tensor) -> Tensor:
+        """Classes and labels: probabilities [n, names]. Else the predictive mean [n, columns].
+
+        Args:
+            draws: outputs under draws from a posterior, [draws, n, width].
+        """
+
+
+class Classes(Likelihood):
+    """Likelihoods of one class out of several: every class has a probability."""
+
+    kinds = ("class",)
+    metric = "accuracy"
+    higher_is_better = True
+
+    @abstractmethod
+    def normalized(self, f: Tensor) -> Tensor:
+        """Log-probabilities [..., n, classes] under single outputs [..., n, width]."""
+
+    def log_probabilities(self, draws: Tensor) -> Tensor:
+        """Logarithms of the mean probabilities of the classes, [n, classes].
+
+        Args:
+            draws: outputs under draws from a posterior, [draws, n, width].
+        """
+        return torch.logsumexp(self.normalized(draws), dim=0) - math.log(len(draws))
+
+    def mean(self, draws: Tensor) -> Tensor:
+        """Mean probabilities of the classes, [n, classes]."""
+        return self.log_probabilities(draws).exp()
+
+    def uncertainty(self, draws: Tensor) -> Uncertainty:
+        """What is unknown of the class, and which part of it is between the draws."""
+        return uncertainty(self.normalized(draws))
+
+    @torch.no_grad()
+    def terms(self, draws: Tensor, y: Tensor) -> Tensors:
+        """ "count", "nll", and "correct": 1 where the most probable class is the true one."""
+        log_probabilities = self.log_probabilities(draws.float())
+        finite = torch.isfinite(log_probabilities).all(dim=-1)
+        true = log_probabilities.gather(1, y[:, None])[:, 0].double()
+        correct = (log_probabilities.argmax(dim=-1) == y) & finite
+        nll = torch.where(finite, -true, torch.inf)
+        return {"count": torch.ones_like(nll), "correct": correct.double(), "nll": nll}
+
+    def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """The accuracy, and the mean negative log-likelihood in nats."""
+        return {"accuracy": mean_of(scores, "correct"), **super().metrics(scores)}
+
+
+def mean_of(scores: Mapping[str, float], name: str) -> float:
+    """The mean over samples of a score; NaN where there are none."""
+    return scores[name] / scores["count"] if scores["count"] else math.nan
+
+
+def constants(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """Numbers as a tensor of the type and on the device of another."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device)

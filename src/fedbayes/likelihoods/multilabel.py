@@ -1,0 +1,66 @@
+"""Any of several labels."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbayes.likelihoods.base import Likelihood, mean_of
+from fedbayes.tensors import Tensors
+
+
+class Multilabel(Likelihood):
+    """p(y | f) = Π_l Bernoulli(y_l; 1 / (1 + exp(−f_l))): a logit for every label."""
+
+    name = "multilabel"
+    summary = "any of several labels, a logit for each"
+    kinds = ("labels",)
+    metric = "label_accuracy"
+    higher_is_better = True
+
+    @property
+    def outputs(self) -> int:
+        """A logit for every label."""
+        return self.target.columns
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """Log-probability of labels y [n, labels] of 0 and 1, summed over labels, [..., n]."""
+        return -functional.binary_cross_entropy_with_logits(
+            f, y.expand_as(f), reduction="none"
+        ).sum(dim=-1)
+
+    def mean(self, draws: Tensor) -> Tensor:
+        """The mean probability of each label, [n, labels]."""
+        return torch.sigmoid(draws).mean(dim=0)
+
+    @torch.no_grad()
+    def terms(self, draws: Tensor, y: Tensor) -> Tensors:
+        """ "count", "nll", and counts over the labels of a sample, of which those are predicted
+        whose probability is above one half.
+
+        "label_accuracy" is the share of labels that are right, "exact_match" 1 where all are.
+        """
+        terms = super().terms(draws, y)
+        probabilities, true = self.mean(draws.double()), y > 0.5
+        predicted = probabilities > 0.5
+        right = (predicted == true) & torch.isfinite(probabilities)
+        return terms | {
+            "label_accuracy": right.double().mean(dim=-1),
+            "exact_match": right.all(dim=-1).double(),
+            "true_positives": (right & true).double().sum(dim=-1),
+            "positives": predicted.double().sum(dim=-1) + true.double().sum(dim=-1),
+        }
+
+    def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """The share of labels that are right, that of samples whose labels all are, the F1 score
+        over all labels (micro average; 0 where there is no positive), and the mean negative
+        log-likelihood in nats.
+        """
+        positives = scores["positives"]
+        return {
+            "label_accuracy": mean_of(scores, "label_accuracy"),
+            "exact_match": mean_of(scores, "exact_match"),
+            "f1": 2 * scores["true_positives"] / positives if positives else 0.0,
+            **super().metrics(scores),
+        }

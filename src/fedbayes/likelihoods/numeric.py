@@ -1,0 +1,197 @@
+"""Likelihoods of numbers: real values and counts."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.likelihoods.base import Likelihood, mean_of
+from fedbayes.tensors import Tensors
+
+
+class Numeric(Likelihood):
+    """Likelihoods of one or more columns of numbers, which are independent given f."""
+
+    higher_is_better = False
+
+    @property
+    def width(self) -> int:
+        """Columns of the outputs behind the head."""
+        return self.outputs
+
+    @abstractmethod
+    def interval(self, draws: Tensor, level: float) -> tuple[Tensor, Tensor]:
+        """The central predictive interval of each column, in the unit of the target.
+
+        Args:
+            draws: outputs under draws from a posterior, [draws, n, width].
+            level: probability that the target is inside, above 0 and below 1.
+
+        Returns:
+            Lower and upper ends, [n, columns] each, float64.
+
+        Raises:
+            ConfigError: the level is invalid.
+        """
+
+    def check(self, f: Tensor, y: Tensor | None = None) -> None:
+        """See that outputs and targets have the columns that belong to the likelihood.
+
+        Raises:
+            ModelError: they do not.
+        """
+        if f.shape[-1] != self.width:
+            raise ModelError(
+                f"the network has {f.shape[-1]} outputs, and the likelihood {self.name} reads "
+                f"{self.width}"
+            )
+        if y is not None and y.shape[-1:] != (self.target.columns,):
+            raise ModelError(
+                f"targets have shape {tuple(y.shape)}; [n, {self.target.columns}] is wanted"
+            )
+
+
+class Std(NamedTuple):
+    """How uncertain a prediction is: standard deviations in the unit of the target."""
+
+    total: Tensor
+    """Of the predictive distribution, [n, columns]."""
+    between: Tensor
+    """Of its mean between draws, the part that more data would remove, [n, columns]."""
+
+
+class Parametric(Numeric):
+    """Each column has a distribution whose parameters are outputs of the network."""
+
+    metric = "rmse"
+
+    @abstractmethod
+    def moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each column given outputs f [..., n, width], in its own unit.
+
+        Returns:
+            [..., n, columns] each.
+        """
+
+    @abstractmethod
+    def distribution(self, f: np.ndarray) -> Any:
+        """The distribution of each column given outputs, as SciPy has it.
+
+        Args:
+            f: float64 [..., n, width].
+
+        Returns:
+            A frozen distribution of `scipy.stats` of shape [..., n, columns].
+        """
+
+    def mean(self, draws: Tensor) -> Tensor:
+        """The mean of the mixture: the mean over draws of their means, [n, columns]."""
+        return self.moments(draws)[0].mean(dim=0)
+
+    def std(self, draws: Tensor) -> Std:
+        """The standard deviation of the mixture, by the law of total variance.
+
+        Args:
+            draws: outputs under draws from a posterior, [draws, n, width].
+        """
+        means, variances = self.moments(draws)
+        between = means.var(dim=0, correction=0)
+        return Std((variances.mean(dim=0) + between).sqrt(), between.sqrt())
+
+    def interval(self, draws: Tensor, level: float) -> tuple[Tensor, Tensor]:
+        """Quantiles (1 − level) / 2 and (1 + level) / 2 of the mixture, by bisection.
+
+        A quantile of a mixture lies between the least and the greatest of its components; of a
+        single draw it is exact.
+        """
+        check_level(level)
+        each = self.distribution(draws.detach().cpu().double().numpy())
+        tail = (1 - level) / 2
+        low, high = (torch.from_numpy(_quantile(each, p)) for p in (tail, 1 - tail))
+        return low.to(draws.device), high.to(draws.device)
+
+    @torch.no_grad()
+    def terms(self, draws: Tensor, y: Tensor) -> Tensors:
+        """ "count", "nll", and of each column what errors of the predictive mean come to.
+
+        "squared_error/NAME" and "absolute_error/NAME", and for the share of variance explained
+        "offset/NAME" and "squared_offset/NAME": the target less the training mean.
+        """
+        self.check(draws, y)
+        terms = super().terms(draws, y)
+        error = (self.mean(draws.double()) - y).abs().nan_to_num(nan=torch.inf)
+        offset = y.double()
+        if self.target.center:
+            offset = offset - offset.new_tensor(self.target.center)
+        for column, name in enumerate(self.target.names):
+            terms[f"squared_error/{name}"] = error[:, column].square()
+            terms[f"absolute_error/{name}"] = error[:, column]
+            terms[f"offset/{name}"] = offset[:, column]
+            terms[f"squared_offset/{name}"] = offset[:, column].square()
+        return terms
+
+    def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """Errors of the predictive mean, and the mean negative log-likelihood.
+
+        "rmse" and "mae" are in the unit of the target, "r2" is the share of variance explained
+        (NaN below two samples). Of several columns they are means over columns, as in
+        scikit-learn, and "rmse/NAME" is that of each.
+        """
+        names = self.target.names
+        rmse = {name: math.sqrt(mean_of(scores, f"squared_error/{name}")) for name in names}
+        mae = [mean_of(scores, f"absolute_error/{name}") for name in names]
+        r2 = [_explained(scores, name) for name in names]
+        return {
+            "rmse": sum(rmse.values()) / len(names),
+            "mae": sum(mae) / len(names),
+            "r2": sum(r2) / len(names),
+            **super().metrics(scores),
+            **({f"rmse/{name}": value for name, value in rmse.items()} if len(names) > 1 else {}),
+        }
+
+
+def _explained(scores: Mapping[str, float], name: str) -> float:
+    """R² of a column; where its targets are all the same, 1 for no error and else 0."""
+    count, error = scores["count"], scores[f"squared_error/{name}"]
+    if count < 2:
+        return math.nan
+    total = scores[f"squared_offset/{name}"] - scores[f"offset/{name}"] ** 2 / count
+    if total <= 0:
+        return float(error == 0)
+    return 1 - error / total
+
+
+def _quantile(each: Any, p: float, steps: int = 60) -> np.ndarray:
+    """The least x at which the mean of distributions [draws, ...] has CDF(x) ≥ p, [...].
+
+    To within 2^-steps of the distance between quantiles of the components.
+    """
+    components = each.ppf(p)
+    low, high = components.min(axis=0), components.max(axis=0)
+    if len(components) == 1:
+        return np.asarray(high)
+    for _ in range(steps):
+        middle = low + (high - low) / 2
+        below = each.cdf(middle).mean(axis=0) < p
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.asarray(high)
+
+
+def check_level(level: float) -> None:
+    """See that the probability of an interval is one.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"the level of an interval is {level}; it must be above 0 and below 1")
+
+
+def bounded(x: Tensor, limit: float) -> Tensor:
+    """Keep x within ± limit by limit · tanh(x / limit), which is x itself near 0."""
+    return limit * torch.tanh(x / limit)

@@ -1,0 +1,76 @@
+"""Counts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.likelihoods.base import constants, mean_of
+from fedbayes.likelihoods.numeric import Parametric, bounded
+from fedbayes.tensors import Tensors
+
+LIMIT = 20.0
+"""Bound of the log rate: rates are between e^-20 and e^20 (4.9e8) times the center."""
+
+
+class Poisson(Parametric):
+    """y ~ Poisson(center · exp(f)), for each column; the center is 1 unless the target has one.
+
+    The log rate is bounded by 20 · tanh(f / 20), which is f near 0: exp(f) of a bad start would
+    overflow.
+    """
+
+    name = "poisson"
+    summary = "counts, by the logarithm of their rate"
+    kinds = ("count",)
+
+    @property
+    def outputs(self) -> int:
+        """The log rate of every column."""
+        return self.target.columns
+
+    def log_rate(self, f: Tensor) -> Tensor:
+        """Logarithm of the mean of each column, [..., n, columns]."""
+        log_rate = bounded(f, LIMIT)
+        if self.target.center:
+            log_rate = log_rate + constants(self.target.center, f).log()
+        return log_rate
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """Log-probability of counts y [n, columns], summed over columns, [..., n]."""
+        self.check(f, y)
+        log_rate = self.log_rate(f)
+        return (y * log_rate - log_rate.exp() - torch.lgamma(y + 1)).sum(dim=-1)
+
+    def moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each column, which are the same, [..., n, columns] each."""
+        rate = self.log_rate(f).exp()
+        return rate, rate
+
+    def distribution(self, f: np.ndarray) -> Any:
+        """Poisson distributions [..., n, columns]."""
+        from scipy.stats import poisson
+
+        return poisson(self.log_rate(torch.from_numpy(f)).exp().numpy())
+
+    def interval(self, draws: Tensor, level: float) -> tuple[Tensor, Tensor]:
+        """Quantiles (1 − level) / 2 and (1 + level) / 2 of the mixture, which are counts."""
+        low, high = super().interval(draws, level)
+        return low.floor(), high.floor()
+
+    @torch.no_grad()
+    def terms(self, draws: Tensor, y: Tensor) -> Tensors:
+        """Those of numbers, and "deviance", summed over columns: 2 (y log(y / μ) − y + μ) with the
+        predictive mean μ.
+        """
+        terms = super().terms(draws, y)
+        y, mean = y.double(), self.mean(draws.double())
+        deviance = 2 * (torch.xlogy(y, y / mean) - y + mean).sum(dim=-1)
+        return terms | {"deviance": deviance.nan_to_num(nan=torch.inf)}
+
+    def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """Those of numbers, and the mean Poisson deviance, of several columns their mean."""
+        deviance = mean_of(scores, "deviance") / self.target.columns
+        return super().metrics(scores) | {"deviance": deviance}

@@ -1,0 +1,61 @@
+"""What a task predicts, as the data have it."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, get_args
+
+from fedbayes.errors import DataError
+
+Kind = Literal["class", "labels", "real", "count"]
+"""One of several classes; any of several labels; real numbers; counts 0, 1, 2, …"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be predicted, as the data have it.
+
+    Targets of n samples, `Samples.y`, are int64 [n] of class indices (class), float32 [n, labels]
+    of 0 and 1 (labels), or float32 [n, columns] in their own unit (real, count).
+
+    Raises:
+        DataError: the kind is unknown, names repeat, or center and scale do not fit the names.
+    """
+
+    kind: Kind
+    """What sort of thing it is."""
+    names: tuple[str, ...]
+    """Of the classes (class), of the labels (labels), of the target columns (real, count)."""
+    center: tuple[float, ...] = ()
+    """Real: mean of each target column over the training rows, in its own unit. Count: likewise,
+    above 0, where it is known."""
+    scale: tuple[float, ...] = ()
+    """Real: standard deviation of each target column over the training rows, above 0."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise DataError(f"a target is {', '.join(get_args(Kind))}, not {self.kind!r}")
+        if not self.names:
+            raise DataError(f"a {self.kind} target needs at least one name")
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise DataError(f"{twice!r} is the name of two parts of a {self.kind} target")
+        for word, values in (("center", self.center), ("scale", self.scale)):
+            if values and len(values) != len(self.names):
+                raise DataError(
+                    f"a target has {len(self.names)} columns, and {len(values)} of {word}"
+                )
+            positive = word == "scale" or self.kind == "count"
+            for name, value in zip(self.names, values, strict=False):
+                if not isfinite(value) or (positive and value <= 0):
+                    wanted = "a number above 0" if positive else "a finite number"
+                    raise DataError(f"the {word} of target {name!r} is {value}, not {wanted}")
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; 0 if there are none."""
+        return len(self.names) if self.kind == "class" else 0
+
+    @property
+    def columns(self) -> int:
+        """Entries of a target of one sample: 1 for a class, else one for each name."""
+        return 1 if self.kind == "class" else len(self.names)
