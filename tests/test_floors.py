@@ -11,7 +11,8 @@ import fedbayes
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
     {"errors", "fields", "lazy", "seeds", "targets", "tensors", "messages", "metrics"},
-    {"data", "likelihoods", "models", "inference", "matching"},
+    {"likelihoods"},
+    {"data", "models", "inference", "matching"},
     {"contracts", "fusion"},
     {"methods"},
     {"federation"},

@@ -5,6 +5,7 @@ server or a client is a frozen dataclass of such things; `pack` and `unpack` tur
 flat dict and back, so that every state of every method is stored in one way.
 """
 
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -17,15 +18,16 @@ Tensors = dict[str, Tensor]
 """Tensors by name, as in a `state_dict`."""
 
 State = TypeVar("State")
+Value = TypeVar("Value")
 
 
 class Samples(NamedTuple):
-    """Inputs and labels of some samples, ready for a network."""
+    """Inputs and targets of some samples, ready for a network."""
 
     x: Tensor
     """Standardized inputs, float32 [n, ...]."""
     y: Tensor
-    """Class indices, int64 [n]."""
+    """Targets: class indices, int64 [n]; or float32 [n, columns] (see `fedbayes.targets`)."""
 
     def to(self, device: torch.device | str) -> "Samples":
         """The same samples on another device."""
@@ -35,6 +37,17 @@ class Samples(NamedTuple):
 def to(tensors: Tensors, device: torch.device | str) -> Tensors:
     """The same tensors on another device; those already there are not copied."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def part(tensors: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+    """Those of the tensors whose names begin with `prefix/`, by the rest of their names."""
+    start = f"{prefix}/"
+    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+
+
+def named(prefix: str, tensors: Mapping[str, Value]) -> dict[str, Value]:
+    """The tensors with `prefix/` before their names; the inverse of `part`."""
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def parameter_count(tensors: Tensors) -> int:
@@ -59,8 +72,8 @@ _SCALARS: dict[type, torch.dtype] = {
 def pack(state: object) -> Tensors:
     """Flatten a dataclass of tensors into one dict of named tensors.
 
-    Fields may be tensors, dicts of tensors (each becomes `field/name`), or plain `bool`, `int`,
-    `float` and `str` (as UTF-8 bytes). Names are sorted, so that a state is the same after it
+    Fields may be tensors, dicts of tensors (each becomes `field/name`), dataclasses of these, or
+    plain `bool`, `int`, `float` and `str` (as UTF-8 bytes). Names are sorted, so that a state is the same after it
     was stored as before. The result shares memory with the state.
     """
     if not is_dataclass(state):
@@ -70,6 +83,8 @@ def pack(state: object) -> Tensors:
         value = getattr(state, field.name)
         if isinstance(value, dict):
             flat |= {f"{field.name}/{name}": value[name] for name in sorted(value)}
+        elif is_dataclass(value):
+            flat |= named(field.name, pack(value))
         elif isinstance(value, Tensor):
             flat[field.name] = value
         elif isinstance(value, str):
@@ -79,7 +94,7 @@ def pack(state: object) -> Tensors:
         else:
             raise TypeError(
                 f"{type(state).__name__}.{field.name} is a {type(value).__name__}; a state holds "
-                "tensors, dicts of tensors, and plain bool, int, float and str"
+                "tensors, dicts of tensors, dataclasses of these, and plain bool, int, float and str"
             )
     return flat
 
@@ -105,6 +120,8 @@ def unpack(kind: type[State], flat: Tensors) -> State:
         group = groups.pop(name, {})
         if hint == Tensors:
             values[name] = group
+        elif is_dataclass(hint):
+            values[name] = unpack(hint, group)
         elif set(group) != {""}:
             raise MessageError(f"a stored {kind.__name__} lacks its field {name!r}")
         elif hint is str:

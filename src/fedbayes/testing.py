@@ -26,7 +26,7 @@ from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Ta
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.messages import Masked, Message, decode, dense, encode
-from fedbayes.metrics import Predictions
+from fedbayes.tensors import Tensors
 from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import resume, run
@@ -62,7 +62,7 @@ class Tampering:
             self.up += len(changed.report)
             yield changed
 
-    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Predictions]:
+    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations."""
         return self._engine.evaluate(evaluations)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedbayes.contracts import Report
 from fedbayes.errors import MessageError
+from fedbayes.likelihoods import Likelihood, Scores, score_names
 from fedbayes.messages import Masked, Message, decode, dtype_of, encode, shape_of
 
 _WEIGHT = "/weight"
@@ -64,6 +65,24 @@ def decode_report(data: bytes, expected: Message) -> Report:
         if not all_finite(values):
             raise MessageError(f"{name!r} holds NaN or infinite values")
     return Report({name: tensors[name] for name in expected}, weight)
+
+
+def check_scores(scores: Scores, likelihood: Likelihood) -> None:
+    """See that scores from a client are sums of the likelihood's terms over some samples.
+
+    Raises:
+        MessageError: names are missing or surplus, or a value cannot be.
+    """
+    if not scores:
+        return
+    names = score_names(likelihood)
+    if scores.keys() != names:
+        raise MessageError(
+            f"its scores are {', '.join(sorted(scores))}; those of the likelihood are "
+            f"{', '.join(sorted(names))}"
+        )
+    if any(math.isnan(value) for value in scores.values()) or not 0 < scores["count"] < 2**31:
+        raise MessageError("its scores hold NaN, or a count of samples that cannot be")
 
 
 def longest_header(expected: Message) -> int:

@@ -11,14 +11,13 @@ from typing import Any, Protocol
 import torch
 
 from fedbayes import seeds
-from fedbayes.contracts import AnyMethod, Info, Site
+from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.checks import encode_report
-from fedbayes.inference.local import LocalTraining
+from fedbayes.likelihoods import Scores, evaluate, total
 from fedbayes.messages import Message, decode, dense, encode
-from fedbayes.metrics import Predictions, evaluate
 from fedbayes.models import Network
-from fedbayes.tensors import Samples, pack, to, unpack
+from fedbayes.tensors import Samples, Tensors, pack, to, unpack
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,8 @@ class Outcome:
     """The client's private state, which stays with the client."""
     info: Info
     """Figures of the method."""
-    correct: int
-    """Test samples of the client that its personal model got right."""
-    tested: int
-    """Number of its test samples."""
+    scores: Scores
+    """Scores of the client's own model on its test samples; empty if it has none."""
     link_down: int = 0
     """Bytes that a network carried for it to the client, 0 where there is none."""
     link_up: int = 0
@@ -77,7 +74,7 @@ class NoReport:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A global model and the rows of the union of the clients' test sets to try it on."""
+    """A global model, and the rows of the union of the clients' test sets to evaluate it on."""
 
     model: bytes
     start: int
@@ -104,54 +101,62 @@ class Data(Protocol):
 class ClientRuntime:
     """The clients of a federation as far as they live in this process."""
 
+    run: Run
     method: AnyMethod
-    network: Network
     own_network: Callable[[int], Network]
     """Builds the network of a client with an initialization of its own."""
     data: Data
-    training: LocalTraining
-    rounds: int
-    seed: int
 
     def train(self, task: Task) -> Outcome:
-        """Decode, run the E-step, try the personal model, encode.
+        """Decode, run the E-step, evaluate the personal model, encode.
 
         Raises:
             EngineError: frozen weights are not the server's, or the private state is damaged.
         """
-        if task.constants != self.network.constants_digest:
+        run = self.run
+        if task.constants != run.network.constants_digest:
             raise EngineError(
                 "frozen weights of the network differ from the server's; both must build it from "
                 "the same model settings, files and version of its code"
             )
-        device = self.network.device
+        device = run.network.device
         message = _to(decode(task.message), device)
         samples = (
             self.data.pooled_train() if self.method.pooled else self.data.train(task.client)
         ).to(device)
         samples, held_out = self._set_aside(samples, task.client)
-        site = self._site(task, held_out)
-        state = self.method.join(site) if task.state is None else self._state(task, device)
-        seed = seeds.integer(self.seed, "layers", round=task.round, client=task.client)
+        at = self.at(task, held_out)
+        state = self.method.join(at) if task.state is None else self._state(task, device)
+        seed = seeds.integer(run.seed, "layers", round=task.round, client=task.client)
         with seeds.global_stream(seed, device):
-            report, state, info = self.method.local(message, state, samples, site)
-        evaluation = None
+            report, state, info = self.method.local(message, state, samples, at)
+        scores: Scores = {}
         if not self.method.pooled:
-            predict = self.method.personal(message, report, state, self.network)
-            evaluation = evaluate(predict, self.data.test(task.client).to(device))
+            model = self.method.personal_model(message, report, state, run)
+            test = self.data.test(task.client).to(device)
+            if model is not None and len(test.y):
+                draw = self.method.draws(model, run)
+                scores = total(evaluate(run.likelihood, draw, test))
         return Outcome(
-            report=encode_report(report),
-            state=encode(pack(state)),
-            info=info,
-            correct=evaluation.correct if evaluation else 0,
-            tested=evaluation.count if evaluation else 0,
+            report=encode_report(report), state=encode(pack(state)), info=info, scores=scores
         )
 
-    def evaluate(self, evaluation: Evaluation) -> Predictions:
-        """Try a global model on some rows of the union of the test sets."""
-        device = self.network.device
-        predict = self.method.predict(to(dense(decode(evaluation.model)), device), self.network)
-        return evaluate(predict, self.data.test_union(evaluation.start, evaluation.stop).to(device))
+    def evaluate(self, evaluation: Evaluation) -> Tensors:
+        """Terms of the scores of a global model on some rows of the union of the test sets."""
+        device = self.run.network.device
+        model = to(dense(decode(evaluation.model)), device)
+        samples = self.data.test_union(evaluation.start, evaluation.stop).to(device)
+        return evaluate(self.run.likelihood, self.method.draws(model, self.run), samples)
+
+    def at(self, task: Task, held_out: Samples | None = None) -> At:
+        """The place of a task in the run."""
+        return At(
+            self.run,
+            round=task.round,
+            client=task.client,
+            own_network=lambda: self.own_network(task.client),
+            held_out=held_out,
+        )
 
     def _state(self, task: Task, device: torch.device) -> Any:
         """The client's private state.
@@ -168,28 +173,16 @@ class ClientRuntime:
 
     def _set_aside(self, samples: Samples, client: int) -> tuple[Samples, Samples | None]:
         """What a client trains on, and what its early stopping watches: the same every round."""
-        if not self.training.validation or len(samples.y) < 2:
+        share = self.run.training.validation
+        if not share or len(samples.y) < 2:
             return samples, None
-        count = round(self.training.validation * len(samples.y))
-        count = min(max(1, count), len(samples.y) - 1)
-        stream = seeds.torch_stream(self.seed, "validation", client=client)
+        count = min(max(1, round(share * len(samples.y))), len(samples.y) - 1)
+        stream = seeds.torch_stream(self.run.seed, "validation", client=client)
         order = torch.randperm(len(samples.y), generator=stream).to(samples.y.device)
         watched, kept = order[:count], order[count:].sort().values
         return (
             Samples(samples.x[kept], samples.y[kept]),
             Samples(samples.x[watched], samples.y[watched]),
-        )
-
-    def _site(self, task: Task, held_out: Samples | None = None) -> Site:
-        return Site(
-            client=task.client,
-            round=task.round,
-            rounds=self.rounds,
-            seed=self.seed,
-            network=self.network,
-            training=self.training,
-            own_network=lambda: self.own_network(task.client),
-            held_out=held_out,
         )
 
 

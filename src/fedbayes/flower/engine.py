@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -22,18 +22,17 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.run import RunNotRunningException
 
-from fedbayes.contracts import Info
 from fedbayes.errors import DataError, EngineError, FedbayesError, MessageError
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, NoReport, Outcome, Task
 from fedbayes.federation.state_store import StateStore
-from fedbayes.metrics import Predictions
+from fedbayes.tensors import Tensors
 
 HELLO = "query.hello"
 """Type of the message that asks a node which client it is."""
 TRAIN = "train.round"
 """Type of the message that carries a task."""
-MOST_FIGURES = 64
-"""Figures that a report may carry."""
+MOST_METRICS = 64
+"""Metrics that a report may carry."""
 TRIES = 5
 """How often a task is sent in a round whose messages or nodes get lost."""
 ROLL_CALL = 2.0
@@ -94,11 +93,10 @@ class Node:
                 "about": ConfigRecord(
                     {
                         "ticket": outcome.state,
-                        "correct": outcome.correct,
-                        "tested": outcome.tested,
                     }
                 ),
-                "figures": MetricRecord(dict(outcome.info)),
+                "metrics": MetricRecord(dict(outcome.info)),
+                "scores": MetricRecord(dict(outcome.scores)),
             }
         )
 
@@ -178,21 +176,29 @@ def read_reply(content: RecordDict) -> Outcome:
     try:
         report = _bytes_of(content.array_records["report"])
         about = content.config_records["about"]
-        ticket, correct, tested = about["ticket"], about["correct"], about["tested"]
-        figures = dict(content.metric_records["figures"])
+        ticket = about["ticket"]
+        metrics = dict(content.metric_records["metrics"])
+        scores = dict(content.metric_records["scores"])
     except (KeyError, AttributeError, TypeError):
         raise MessageError("its reply lacks the report or what belongs to it") from None
     if not isinstance(ticket, bytes) or len(ticket) > 200:
         raise MessageError("its ticket is none")
-    if type(correct) is not int or type(tested) is not int or not 0 <= correct <= tested < 2**31:
-        raise MessageError(f"it got {correct!r} of {tested!r} test samples right")
-    info: Info = {}
-    for name, value in figures.items():
-        if isinstance(value, list) or len(name) > 100 or len(figures) > MOST_FIGURES:
-            raise MessageError("its figures are too many, or no numbers")
-        if math.isfinite(value):
-            info[name] = float(value)
-    return Outcome(report, ticket, info, correct, tested)
+    info = {name: x for name, x in _numbers(metrics).items() if math.isfinite(x)}
+    return Outcome(report, ticket, info, _numbers(scores))
+
+
+def _numbers(record: Mapping[str, object]) -> dict[str, float]:
+    """The metrics or scores of a record.
+
+    Raises:
+        MessageError: they are too many, or no numbers.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if not isinstance(value, int | float) or len(name) > 100 or len(record) > MOST_METRICS:
+            raise MessageError("its metrics are too many, or no numbers")
+        numbers[name] = float(value)
+    return numbers
 
 
 @dataclass
@@ -312,7 +318,7 @@ class Flower:
             if order:
                 time.sleep(self._poll)
 
-    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Predictions]:
+    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations on the server's own test samples."""
         return map(self._runtime.evaluate, evaluations)
 

@@ -4,31 +4,42 @@ import torch
 from torch import Tensor
 
 from fedbayes.errors import ConfigError
-from fedbayes.inference.local import LocalTraining, Objective
+from fedbayes.inference.problem import Loss, Problem, Solved, Tree
+from fedbayes.inference.settings import LocalTraining
 from fedbayes.tensors import Samples, Tensors
 
 
-def corrected(objective: Objective, correction: Tensors) -> Objective:
-    """The objective plus ⟨correction, φ⟩, so that every gradient has the correction added."""
+def zeros(weights: Tensors) -> Tensors:
+    """Control variates before the first round."""
+    return {name: torch.zeros_like(w) for name, w in weights.items()}
 
-    def loss(weights: Tensors, batch: Samples) -> Tensor:
-        linear = sum((c * weights[name]).sum() for name, c in correction.items())
-        return objective(weights, batch) + linear
+
+def corrected(objective: Loss) -> Loss:
+    """The loss plus ⟨given.correction, φ⟩, so that every gradient has the correction added."""
+
+    def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+        linear = sum((c * parameters[name]).sum() for name, c in given["correction"].items())
+        return objective(parameters, batch, given, noise) + linear
 
     return loss
 
 
-def along_path(
-    start: Tensors, end: Tensors, correction: Tensors, *, steps: int, lr: float
-) -> Tensors:
+def along_path(problem: Problem, solved: Solved, *, lr: float) -> Tensors:
     """The mean gradient of the client's own loss on the way, by where plain SGD has led.
 
-    With `correction` = c − c_s added to each of `steps` gradients, φ = w − lr Σ (g + c − c_s),
+    With the given `correction` = c − c_s added to each gradient, φ = w − lr Σ (g + c − c_s),
     so the mean g is c_s − c + (w − φ)/(steps · lr): option II of SCAFFOLD.
     """
+    start, end = problem.start, solved.parameters
     return {
-        name: (start[name] - end[name]) / (steps * lr) - given for name, given in correction.items()
+        name: (start[name] - end[name]) / (solved.steps * lr) - given
+        for name, given in problem.given["correction"].items()
     }
+
+
+def moved(control: Tensors, change: Tensors, share: float) -> Tensors:
+    """The federation's variate, c + share · mean Δc_s, with the share of clients that reported."""
+    return {name: c + share * change[name] for name, c in control.items()}
 
 
 def require_plain_sgd(training: LocalTraining) -> None:
@@ -45,14 +56,14 @@ def require_plain_sgd(training: LocalTraining) -> None:
 
 
 def mean_gradient(
-    weights: Tensors, objective: Objective, samples: Samples, batch_size: int, names: list[str]
+    weights: Tensors, objective: Loss, samples: Samples, batch_size: int, names: list[str]
 ) -> Tensors:
     """The gradient of a mean loss over all samples at fixed weights: option I of SCAFFOLD."""
     leaves = {n: t.detach().requires_grad_() if n in names else t for n, t in weights.items()}
     sums = {name: torch.zeros_like(leaves[name]) for name in names}
     pieces = torch.split(samples.x, batch_size), torch.split(samples.y, batch_size)
     for x, y in zip(*pieces, strict=True):
-        loss = objective(leaves, Samples(x, y)) * (len(y) / len(samples.y))
+        loss = objective(leaves, Samples(x, y), {}, {}) * (len(y) / len(samples.y))
         found = torch.autograd.grad(loss, [leaves[name] for name in names])
         for name, gradient in zip(names, found, strict=True):
             sums[name] += gradient

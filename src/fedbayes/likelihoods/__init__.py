@@ -13,6 +13,7 @@ from fedbayes.targets import Target
 
 if TYPE_CHECKING:
     from fedbayes.likelihoods.base import Classes, Likelihood
+    from fedbayes.likelihoods.evaluation import Scores, evaluate, score_names, total
     from fedbayes.likelihoods.numeric import Numeric, Parametric
 
 __all__ = [
@@ -21,10 +22,14 @@ __all__ = [
     "Likelihood",
     "Numeric",
     "Parametric",
+    "Scores",
     "build_likelihood",
     "complete_likelihood",
     "default_likelihood",
+    "evaluate",
     "find_likelihood",
+    "score_names",
+    "total",
 ]
 
 __getattr__, __dir__ = attributes(
@@ -32,6 +37,10 @@ __getattr__, __dir__ = attributes(
     {
         "Classes": "fedbayes.likelihoods.base",
         "Likelihood": "fedbayes.likelihoods.base",
+        "Scores": "fedbayes.likelihoods.evaluation",
+        "evaluate": "fedbayes.likelihoods.evaluation",
+        "score_names": "fedbayes.likelihoods.evaluation",
+        "total": "fedbayes.likelihoods.evaluation",
         "Numeric": "fedbayes.likelihoods.numeric",
         "Parametric": "fedbayes.likelihoods.numeric",
     },

@@ -154,13 +154,21 @@ class Classes(Likelihood):
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
-        """ "count", "nll", and "correct": 1 where the most probable class is the true one."""
+        """ "count", "nll", "correct" (1 where the most probable class is the true one), and
+        "confidence", the probability of that class.
+        """
         log_probabilities = self.log_probabilities(draws.float())
         finite = torch.isfinite(log_probabilities).all(dim=-1)
         true = log_probabilities.gather(1, y[:, None])[:, 0].double()
         correct = (log_probabilities.argmax(dim=-1) == y) & finite
         nll = torch.where(finite, -true, torch.inf)
-        return {"count": torch.ones_like(nll), "correct": correct.double(), "nll": nll}
+        confidence = torch.where(finite, log_probabilities.amax(dim=-1).exp(), 0.0)
+        return {
+            "count": torch.ones_like(nll),
+            "correct": correct.double(),
+            "nll": nll,
+            "confidence": confidence.double(),
+        }
 
     def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
         """The accuracy, and the mean negative log-likelihood in nats."""

@@ -8,21 +8,21 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
-    Federation,
+    At,
     Gathered,
     Info,
     Method,
     Nothing,
+    Problem,
     Report,
-    Site,
-    cross_entropy,
-    point_predictor,
+    Run,
+    Solved,
+    single_draw,
 )
 from fedbayes.inference.combination import Combination, factors
+from fedbayes.likelihoods import evaluate, total
 from fedbayes.messages import Message, dense
-from fedbayes.metrics import Predictor, evaluate
-from fedbayes.models import Network
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.tensors import Samples, Tensors, named
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Server:
     weights: Tensors
     buffers: Tensors
     history: torch.Tensor
-    """What the clients said of the combined model of each round, float64 [rounds]: its accuracy
-    or its loss on their data."""
+    """What the clients said of the combined model of each round, float64 [rounds]: its headline
+    metric or its loss on their data."""
     stopped: str
     """Why there are no further rounds; empty while there are."""
 
@@ -59,10 +59,12 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
     paper = "Ioste and Finger 2022"
     server_state = Server
     reduction = Gathered
-    hands_out = True
+    sends_final_model = True
 
-    watch: Literal["accuracy", "loss"] = Field(
-        "accuracy", description="of the combined model on the clients' data: what becomes stable"
+    watch: Literal["metric", "loss"] = Field(
+        "metric",
+        description="of the combined model on the clients' data, what becomes stable: the headline "
+        "metric (accuracy, say), or the loss",
     )
     window: int = Field(5, ge=2, description="rounds that the coordinator looks back on")
     tolerance: float | None = Field(
@@ -75,55 +77,57 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         "float32 holds 38",
     )
 
-    def init(self, network: Network, federation: Federation) -> Server:
+    def init(self, run: Run) -> Server:
         """The network's initialization."""
-        weights, buffers = network.split()
+        weights, buffers = run.network.split()
         return Server(weights, buffers, torch.zeros(0, dtype=torch.float64), "")
 
-    def message(self, server: Server, client: int) -> Message:
+    def message(self, server: Server, at: At) -> Message:
         """The combined model, the same to all."""
         return {**server.weights, **server.buffers}
 
-    def expected(self, message: Message) -> Message:
+    def expected(self, message: Message, run: Run) -> Message:
         """A model, and three numbers."""
         number = torch.zeros((), dtype=torch.float64)
-        return {**message, **dict.fromkeys((_ACCURACY, _LOSS, _OVERFLOWED), number)}
+        return {**message, **named("received", dict.fromkeys(_RECEIVED, number))}
 
-    def local(
-        self, message: Message, client: Nothing, data: Samples, site: Site
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+        """Evaluate the combined model, and train from it."""
+        run = at.run
+        start = run.network.prepare(dense(message))
+        terms = evaluate(run.likelihood, single_draw(start, run.network), at.held_out or samples)
+        metrics = run.likelihood.metrics(total(terms))
+        largest = float(torch.finfo(torch.float32).max)
+        received = {
+            "metric": min(metrics[run.likelihood.metric], largest),
+            "loss": min(metrics["nll"], largest),
+        }
+        return Problem(start, given={"received": received})
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
     ) -> tuple[Report, Nothing, Info]:
-        """Try the combined model, train from it, and report the result if it is finite."""
-        start = dense(message)
-        received = evaluate(point_predictor(start, site.network), site.held_out or data)
-        accuracy = received.correct / received.count
-        loss = min(received.nll / received.count, float(torch.finfo(torch.float32).max))
-        weights, info = site.fit(
-            start,
-            cross_entropy(site.network),
-            data,
-            validation=cross_entropy(site.network, training=False),
-        )
+        """Report the weights if they are finite, and what the combined model is worth here."""
+        weights, received = solved.parameters, problem.given["received"]
         overflowed = not all(bool(torch.isfinite(w).all()) for w in weights.values())
-        report: Message = dict(start if overflowed else weights)
-        for name, value in ((_ACCURACY, accuracy), (_LOSS, loss), (_OVERFLOWED, overflowed)):
-            report[name] = torch.tensor(float(value), dtype=torch.float64)
-        if overflowed:
-            info = {"steps": info["steps"]}
-        info |= {"received_accuracy": accuracy, "received_loss": loss}
-        return Report(report, float(len(data.y))), client, info
+        numbers = {**received, "overflowed": float(overflowed)}
+        told = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+        info = {"steps": float(solved.steps)} if overflowed else solved.info
+        info |= {f"received_{_word(name, at.run)}": x for name, x in received.items()}
+        tensors = {**(problem.start if overflowed else weights), **named("received", told)}
+        return Report(tensors, float(solved.count)), client, info
 
-    def update(self, server: Server, reports: Gathered) -> tuple[Server, Info]:
+    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """Combine the models; say if the rounds are to end."""
         heard = list(reports.reports.values())
         found = [dense(report.tensors) for report in heard]
         sizes = np.array([report.weight for report in heard])
         shares = torch.from_numpy(sizes / sizes.sum())
-        key = _ACCURACY if self.watch == "accuracy" else _LOSS
-        values = torch.stack([tensors[key] for tensors in found])
+        values = torch.stack([tensors[f"received/{self.watch}"] for tensors in found])
         history = torch.cat([server.history, (shares * values).sum()[None]])
         alpha = torch.from_numpy(factors(self.alpha, self.c, sizes))
         info = {"alpha_sum": float(alpha.sum())}
-        if any(bool(tensors[_OVERFLOWED]) for tensors in found):
+        if any(bool(tensors["received/overflowed"]) for tensors in found):
             return self._last(server, history, "overflow: a client's training left what is finite")
         weights = _combination(alpha, found, server.weights)
         orders = amplification(weights)
@@ -132,13 +136,13 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
             return self._last(server, history, why)
         info["amplification"] = orders
         buffers = _combination(shares, found, server.buffers)
-        return Server(weights, buffers, history, self._stability(history)), info
+        return Server(weights, buffers, history, self._stability(history, at.run)), info
 
     def _last(self, server: Server, history: torch.Tensor, why: str) -> tuple[Server, Info]:
         """The last sound model, for good."""
         return Server(server.weights, server.buffers, history, why), {}
 
-    def _stability(self, history: torch.Tensor) -> str:
+    def _stability(self, history: torch.Tensor, run: Run) -> str:
         """Whether what is watched is flat over the window, in words; empty if not."""
         if self.tolerance is None or len(history) < self.window:
             return ""
@@ -146,27 +150,32 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         movement = float(recent.max() - recent.min())
         if movement > self.tolerance:
             return ""
-        return f"stable point: {self.watch} moved by {movement:.2g} in {self.window} rounds"
+        return f"stable point: {_word(self.watch, run)} moved by {movement:.2g} in {self.window} rounds"
 
     def stopped(self, server: Server) -> str:
         """The coordinator's decision."""
         return server.stopped
 
-    def model(self, server: Server) -> Tensors:
+    def model(self, server: Server, run: Run) -> Tensors:
         """The combined model."""
         return {**server.weights, **server.buffers}
 
-    def personal(
-        self, message: Message, report: Report, client: Nothing, network: Network
-    ) -> Predictor:
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
         """The network as the client reported it."""
-        return point_predictor(
-            {name: dense(report.tensors)[name] for name in network.initial}, network
-        )
+        if report is None:
+            return None
+        return {name: dense(report.tensors)[name] for name in run.network.initial}
 
 
-_ACCURACY, _LOSS, _OVERFLOWED = "received/accuracy", "received/loss", "received/overflowed"
+_RECEIVED = ("metric", "loss", "overflowed")
 """What a client says besides its weights."""
+
+
+def _word(watched: str, run: Run) -> str:
+    """What is watched, by its own name: the headline metric of the likelihood, or the loss."""
+    return run.likelihood.metric if watched == "metric" else watched
 
 
 def amplification(weights: Tensors) -> float:

@@ -1,7 +1,6 @@
 """FedAvg: the Gaussian prior of vanishing precision."""
 
-from fedbayes.contracts import Federation, Info, PointEstimate, Sum, Weights
-from fedbayes.models import Network
+from fedbayes.contracts import At, Info, PointEstimate, Run, Sum, Weights
 
 
 class FedAvg(PointEstimate[Weights]):
@@ -16,10 +15,10 @@ class FedAvg(PointEstimate[Weights]):
     paper = "McMahan et al. 2017; EM view: Louizos et al. 2021, section 2.1"
     server_state = Weights
 
-    def init(self, network: Network, federation: Federation) -> Weights:
+    def init(self, run: Run) -> Weights:
         """The network's initialization."""
-        return Weights(network.initial)
+        return Weights(run.network.initial)
 
-    def update(self, server: Weights, reports: Sum) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
         """The mean of the reports."""
         return Weights(reports.mean()), {}

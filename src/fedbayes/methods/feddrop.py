@@ -7,23 +7,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes import seeds
 from fedbayes.contracts import (
-    Federation,
+    At,
     Info,
     Method,
     Nothing,
+    Problem,
     Report,
-    Site,
+    Run,
+    Solved,
     Sum,
-    cross_entropy,
-    point_predictor,
     units_remarks,
 )
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked, Message
-from fedbayes.metrics import Predictor
-from fedbayes.models import Network, units
+from fedbayes.models import units
 from fedbayes.models.units import Units
 from fedbayes.tensors import Samples, Tensors
 
@@ -34,14 +32,8 @@ class Server:
 
     weights: Tensors
     buffers: Tensors
-    memory: Tensors
-    """Of the server's optimizer."""
-    structure: str
-    """Layers of which units are dropped, as text."""
-    round: int
-    """Rounds done."""
-    seed: int
-    """Seed of the run."""
+    optimizer: Tensors
+    """State of the server's optimizer."""
 
 
 class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
@@ -65,11 +57,11 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
     conv_rate: float = Field(0.1, ge=0, lt=1, description="share of dropped filters")
     dense_rate: float = Field(0.5, ge=0, lt=1, description="share of dropped units")
 
-    def remarks(self, network: Network) -> list[str]:
+    def remarks(self, run: Run) -> list[str]:
         """Layers of which no unit is dropped."""
-        dropped = self._droppable(network)
+        dropped = self._droppable(run)
         few = [u for u in dropped if not self._dropped(u)]
-        found = units_remarks(self.name, network, dropped)
+        found = units_remarks(self.name, run.network, dropped)
         if few:
             layers = ", ".join(f"{u.layer} ({u.count // u.norm_groups})" for u in few)
             found.append(
@@ -79,22 +71,18 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
             )
         return found
 
-    def _droppable(self, network: Network) -> tuple[Units, ...]:
-        return tuple(u for u in network.units if u.reader is not None and not u.last)
+    def _droppable(self, run: Run) -> tuple[Units, ...]:
+        return tuple(u for u in run.network.units if u.reader is not None and not u.last)
 
-    def init(self, network: Network, federation: Federation) -> Server:
+    def init(self, run: Run) -> Server:
         """The network's initialization."""
-        dropped = self._droppable(network)
-        weights, buffers = network.split()
-        structure = units.store_units(dropped)
-        return Server(weights, buffers, {}, structure, 0, federation.seed)
+        weights, buffers = run.network.split()
+        return Server(weights, buffers, {})
 
-    def message(self, server: Server, client: int) -> Message:
+    def message(self, server: Server, at: At) -> Message:
         """The client's smaller network of the round."""
-        stream = seeds.torch_stream(
-            server.seed, "dropped units", round=server.round + 1, client=client
-        )
-        dropped = units.load_units(server.structure)
+        stream = at.rng("dropped units")
+        dropped = self._droppable(at.run)
         alive = {u.layer: self._kept(u, stream) for u in dropped}
         found = units.masks(dropped, alive, running=True)
         return units.restrict({**server.weights, **server.buffers}, found)
@@ -110,48 +98,44 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         rate = self.conv_rate if layer.kind == "conv" else self.dense_rate
         return floor(rate * (layer.count // layer.norm_groups))
 
-    def local(
-        self, message: Message, client: Nothing, data: Samples, site: Site
-    ) -> tuple[Report, Nothing, Info]:
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
         """Train the smaller network."""
-        weights, info = site.fit(
-            units.cut(message),
-            cross_entropy(site.network),
-            data,
-            validation=cross_entropy(site.network, training=False),
-        )
+        return Problem(at.run.network.prepare(units.cut(message)), message=message)
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
+    ) -> tuple[Report, Nothing, Info]:
+        """Report the smaller network."""
+        weights = solved.parameters
         report = {
             name: replace(item, values=weights[name].reshape(-1))
             if isinstance(item, Masked)
             else weights[name]
-            for name, item in message.items()
+            for name, item in problem.message.items()
         }
-        return Report(report), client, info
+        return Report(report), client, solved.info
 
-    def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """A step towards each weight's mean over the clients that had it."""
         mean = reports.mean()
         drift = {}
         for name, w in server.weights.items():
             share = reports.share(name).to(w.dtype)
             drift[name] = torch.where(share > 0, w - mean[name] / share.clamp_min(1e-12), 0.0)
-        weights, memory = self.server_step(server.weights, drift, server.memory)
+        weights, optimizer = self.server_step(server.weights, drift, server.optimizer)
         buffers = dict(server.buffers)
         for name, before in server.buffers.items():
             share = reports.share(name)
             seen = mean[name] / share.clamp_min(1e-12) if name in reports.present else mean[name]
             buffers[name] = torch.where(share > 0, seen.to(before.dtype), before)
-        state = replace(
-            server, weights=weights, buffers=buffers, memory=memory, round=server.round + 1
-        )
-        return state, {}
+        return Server(weights, buffers, optimizer), {}
 
-    def model(self, server: Server) -> Tensors:
+    def model(self, server: Server, run: Run) -> Tensors:
         """The whole network."""
         return {**server.weights, **server.buffers}
 
-    def personal(
-        self, message: Message, report: Report, client: Nothing, network: Network
-    ) -> Predictor:
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
         """The smaller network that the client reported."""
-        return point_predictor(units.cut(report.tensors), network)
+        return units.cut(report.tensors) if report is not None else None

@@ -8,22 +8,23 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
-    Federation,
+    At,
     Info,
+    Loss,
     Method,
     Nothing,
+    Problem,
     Report,
-    Site,
+    Run,
+    Solved,
     Sum,
-    cross_entropy,
-    point_predictor,
+    Tree,
+    nll,
     units_remarks,
 )
-from fedbayes.inference.local import Objective
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Message, dense
-from fedbayes.metrics import Predictor
-from fedbayes.models import Network, units
+from fedbayes.models import units
 from fedbayes.models.units import Units
 from fedbayes.tensors import Samples, Tensors
 
@@ -34,10 +35,8 @@ class Server:
 
     weights: Tensors
     buffers: Tensors
-    memory: Tensors
-    """Of the server's optimizer."""
-    structure: str
-    """Units of the layers with groups, as text."""
+    optimizer: Tensors
+    """State of the server's optimizer."""
 
 
 class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
@@ -62,20 +61,18 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
         "adam", description="optimizer of the server's weights"
     )
 
-    def remarks(self, network: Network) -> list[str]:
+    def remarks(self, run: Run) -> list[str]:
         """Layers that have no groups."""
-        return units_remarks(self.name, network, self._groups(network))
+        return units_remarks(self.name, run.network, self._groups(run))
 
-    def init(self, network: Network, federation: Federation) -> Server:
+    def init(self, run: Run) -> Server:
         """The network's initialization."""
-        groups = self._groups(network)
-        weights, buffers = network.split()
-        return Server(self._thresholded(weights, groups), buffers, {}, units.store_units(groups))
+        weights, buffers = run.network.split()
+        return Server(self._thresholded(weights, self._groups(run)), buffers, {})
 
-    def message(self, server: Server, client: int) -> Message:
+    def message(self, server: Server, at: At) -> Message:
         """The groups above the threshold, and what belongs to none."""
-        groups = units.load_units(server.structure)
-        return self._sparse({**server.weights, **server.buffers}, groups)
+        return self._sparse({**server.weights, **server.buffers}, self._groups(at.run))
 
     def _above(self, weights: Tensors, groups: tuple[Units, ...]) -> units.Masks:
         """The groups that stay (Eq. 25)."""
@@ -88,45 +85,47 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
     def _thresholded(self, weights: Tensors, groups: tuple[Units, ...]) -> Tensors:
         return units.blank(weights, self._above(weights, groups))
 
-    def _groups(self, network: Network) -> tuple[Units, ...]:
-        return tuple(u for u in network.units if self.output_groups or not u.last)
+    def _groups(self, run: Run) -> tuple[Units, ...]:
+        return tuple(u for u in run.network.units if self.output_groups or not u.last)
 
-    def objective(self, site: Site) -> Objective:
+    def loss(self, run: Run) -> Loss:
         """Nll + λ Σ_g ‖φ_g‖₂ (Eq. 24); the subgradient at a zero group is zero."""
-        nll = cross_entropy(site.network)
-        groups = self._groups(site.network)
+        likelihood, groups = nll(run), self._groups(run)
 
-        def loss(weights: Tensors, batch: Samples) -> Tensor:
-            norms = [units.row_norms(weights, layer) for layer in groups]
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            norms = [units.row_norms(parameters, layer) for layer in groups]
             lasso = self.l1 * torch.cat(norms).sum() if norms else 0.0
-            return nll(weights, batch) + lasso
+            return likelihood(parameters, batch, given, noise) + lasso
 
         return loss
 
-    def local(
-        self, message: Message, client: Nothing, data: Samples, site: Site
-    ) -> tuple[Report, Nothing, Info]:
-        """Train under the group lasso; report the groups above the threshold."""
-        weights, info = site.fit(dense(message), self.objective(site), data)
-        return Report(self._sparse(weights, self._groups(site.network))), client, info
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+        """Train from the server's sparse weights."""
+        return Problem(at.run.network.prepare(dense(message)))
 
-    def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
+    ) -> tuple[Report, Nothing, Info]:
+        """Report the groups above the threshold."""
+        return Report(self._sparse(solved.parameters, self._groups(at.run))), client, solved.info
+
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """A step along w − mean ŵ_s, and the threshold."""
-        groups = units.load_units(server.structure)
+        groups = self._groups(at.run)
         mean = reports.mean()
         drift: Tensors = {name: w - mean[name] for name, w in server.weights.items()}
-        weights, memory = self.server_step(server.weights, drift, server.memory)
+        weights, optimizer = self.server_step(server.weights, drift, server.optimizer)
         weights = self._thresholded(weights, groups)
         info = {f"alive_{u.layer}": float((units.row_norms(weights, u) > 0).sum()) for u in groups}
         buffers = {name: mean[name] for name in server.buffers}
-        return Server(weights, buffers, memory, server.structure), info
+        return Server(weights, buffers, optimizer), info
 
-    def model(self, server: Server) -> Tensors:
+    def model(self, server: Server, run: Run) -> Tensors:
         """The sparse weights, and the buffers."""
         return {**server.weights, **server.buffers}
 
-    def personal(
-        self, message: Message, report: Report, client: Nothing, network: Network
-    ) -> Predictor:
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
         """The sparse network that the client reported."""
-        return point_predictor(dense(report.tensors), network)
+        return dense(report.tensors) if report is not None else None

@@ -7,20 +7,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import Federation, Info, PointEstimate, Sum
+from fedbayes.contracts import At, Info, PointEstimate, Run, Sum
 from fedbayes.inference import optimizers
 from fedbayes.messages import Message
-from fedbayes.models import Network
 from fedbayes.tensors import Tensors
 
 
 @dataclass(frozen=True)
 class Server:
-    """The global weights, the network's buffers, and what the server's optimizer remembers."""
+    """The global weights, the network's buffers, and the state of the server's optimizer."""
 
     weights: Tensors
     buffers: Tensors
-    memory: Tensors
+    optimizer: Tensors
 
 
 class GeneralizedFedAvg(PointEstimate[Server]):
@@ -38,27 +37,29 @@ class GeneralizedFedAvg(PointEstimate[Server]):
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """The server's optimizer over the global weights."""
 
-    def init(self, network: Network, federation: Federation) -> Server:
-        """The network's initialization; the optimizer remembers nothing."""
-        weights, buffers = network.split()
+    def init(self, run: Run) -> Server:
+        """The network's initialization, and no optimizer state."""
+        weights, buffers = run.network.split()
         return Server(weights, buffers, {})
 
-    def model(self, server: Server) -> Tensors:
+    def model(self, server: Server, run: Run) -> Tensors:
         """Weights and buffers."""
         return {**server.weights, **server.buffers}
 
-    def message(self, server: Server, client: int) -> Message:
+    def message(self, server: Server, at: At) -> Message:
         """Weights and buffers, the same to all."""
         return {**server.weights, **server.buffers}
 
-    def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """One step along the pseudo-gradient."""
         mean = reports.mean()
         drift = {name: w - mean[name] for name, w in server.weights.items()}
-        weights, memory = optimizers.step(self.optimizer, server.weights, drift, server.memory)
+        weights, optimizer = optimizers.step(
+            self.optimizer, server.weights, drift, server.optimizer
+        )
         norm = torch.stack([d.norm() for d in drift.values()]).norm()
         buffers = {name: mean[name] for name in server.buffers}
-        return Server(weights, buffers, memory), {"pseudo_gradient": float(norm)}
+        return Server(weights, buffers, optimizer), {"pseudo_gradient": float(norm)}
 
 
 class Reptile(GeneralizedFedAvg):

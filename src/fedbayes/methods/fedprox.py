@@ -1,11 +1,24 @@
 """FedProx: the Gaussian prior of positive precision."""
 
+from dataclasses import replace
+
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import Federation, Info, PointEstimate, Site, Sum, Weights
-from fedbayes.inference.local import Objective
-from fedbayes.models import Network
+from fedbayes.contracts import (
+    At,
+    Info,
+    Loss,
+    Nothing,
+    PointEstimate,
+    Problem,
+    Run,
+    Sum,
+    Tree,
+    Weights,
+    nll,
+)
+from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -23,27 +36,30 @@ class FedProx(PointEstimate[Weights]):
 
     proximal: float = Field(0.01, ge=0, description="precision λ of the prior around the server")
 
-    def init(self, network: Network, federation: Federation) -> Weights:
+    def init(self, run: Run) -> Weights:
         """The network's initialization."""
-        return Weights(network.initial)
+        return Weights(run.network.initial)
 
-    def objective(self, message: Tensors, site: Site) -> Objective:
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+        """Train from the server's weights w, which are also what draws."""
+        problem = super().problem(message, client, samples, at)
+        centre = {n: w for n, w in problem.start.items() if n not in at.run.network.buffers}
+        return replace(problem, given={"centre": centre} if self.proximal else {})
+
+    def loss(self, run: Run) -> Loss:
         """The negative log-likelihood plus λ/2 ‖φ − w‖², over the trainable weights."""
-        nll = super().objective(message, site)
-        centre = site.network.prepare(message)
+        likelihood = nll(run)
         if self.proximal == 0:
-            return nll
+            return likelihood
 
-        def loss(weights: Tensors, batch: Samples) -> Tensor:
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             drift = sum(
-                (weights[name] - w).square().sum()
-                for name, w in centre.items()
-                if name not in site.network.buffers
+                (parameters[name] - w).square().sum() for name, w in given["centre"].items()
             )
-            return nll(weights, batch) + 0.5 * self.proximal * drift
+            return likelihood(parameters, batch, given, noise) + 0.5 * self.proximal * drift
 
         return loss
 
-    def update(self, server: Weights, reports: Sum) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
         """The mean of the reports."""
         return Weights(reports.mean()), {}

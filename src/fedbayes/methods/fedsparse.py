@@ -1,35 +1,36 @@
 """FedSparse: the spike-and-slab prior; whole units are gated, pruned and not sent."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
-from typing import Generic, Literal
+from typing import Generic, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
+    At,
     ClientState,
-    Federation,
     Info,
+    Loss,
     Method,
+    Noise,
     Nothing,
+    Problem,
     Report,
-    Site,
+    Run,
+    Solved,
     Sum,
-    cross_entropy,
-    point_predictor,
+    Tree,
+    nll,
     units_remarks,
 )
 from fedbayes.inference import gates, optimizers
-from fedbayes.inference.controls import along_path, corrected, require_plain_sgd
-from fedbayes.inference.local import LocalTraining, Objective
+from fedbayes.inference.controls import along_path, corrected, moved, require_plain_sgd, zeros
 from fedbayes.messages import Masked, Message, dense
-from fedbayes.metrics import Predictor
-from fedbayes.models import Network, units
+from fedbayes.models import units
 from fedbayes.models.units import Units
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.tensors import Samples, Tensors, named, part
 
 STRENGTHS = {"low": 5e-7, "mid": 5e-6, "high": 5e-5}
 """The paper's λ0 for LeNet-5 and ResNet-20 (appendix A)."""
@@ -37,7 +38,7 @@ STRENGTHS = {"low": 5e-7, "mid": 5e-6, "high": 5e-5}
 
 @dataclass(frozen=True)
 class Server:
-    """The prior's weights w and thresholds v, and what the two optimizers remember."""
+    """The prior's weights w and thresholds v, and the states of the two optimizers."""
 
     weights: Tensors
     """Global weights; those of pruned units, and all that read them, are zero."""
@@ -45,15 +46,20 @@ class Server:
     """What no gradient trains."""
     thresholds: Tensors
     """v by gated layer, [units]."""
-    memory: Tensors
-    """Of the optimizer of w."""
-    threshold_memory: Tensors
-    """Of the optimizer of v."""
-    structure: str
-    """Units of the gated layers, as text."""
+    optimizer: Tensors
+    """State of the optimizer of w."""
+    gate_optimizer: Tensors
+    """State of the optimizer of v."""
 
 
-class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generic[ClientState]):
+AnyServer = TypeVar("AnyServer", bound=Server)
+
+
+class Gated(
+    optimizers.ServerOptimizer,
+    Method[AnyServer, ClientState, Sum],
+    Generic[AnyServer, ClientState],
+):
     """What FedSparse is with control variates and without.
 
     A group g is a unit of a linear layer, or a filter, with its weights, its bias and its scale
@@ -98,43 +104,67 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         """λ0 as a number."""
         return STRENGTHS[self.l0] if isinstance(self.l0, str) else self.l0
 
-    def remarks(self, network: Network) -> list[str]:
+    def remarks(self, run: Run) -> list[str]:
         """Layers that have no gates."""
-        return units_remarks(self.name, network, self._gateable(network))
+        return units_remarks(self.name, run.network, self._gated(run))
 
-    def _gateable(self, network: Network) -> tuple[Units, ...]:
-        return tuple(u for u in network.units if self.output_gates or not u.last)
+    def _gated(self, run: Run) -> tuple[Units, ...]:
+        return tuple(u for u in run.network.units if self.output_gates or not u.last)
 
-    def init(self, network: Network, federation: Federation) -> Server:
+    def _init(self, run: Run) -> Server:
         """The network's initialization, with thresholds that leave every gate open."""
-        gated = self._gateable(network)
-        weights, buffers = network.split()
+        weights, buffers = run.network.split()
         level = torch.tensor(log(self.start / (1 - self.start)))
         thresholds = {
             u.layer: gates.thresholds(units.row_norms(weights, u), level, self.temperature)
-            for u in gated
+            for u in self._gated(run)
         }
-        return Server(weights, buffers, thresholds, {}, {}, units.store_units(gated))
+        return Server(weights, buffers, thresholds, {}, {})
 
-    def _levels(self, weights: Tensors, thresholds: Tensors, layer: Units) -> Tensor:
+    def _logits(self, weights: Tensors, thresholds: Tensors, layer: Units) -> Tensor:
         """Logits of a layer's gates; detached from the weights."""
         norms = units.row_norms(weights, layer).detach()
         return gates.logits(norms, thresholds[layer.layer], self.temperature)
 
-    def message(self, server: Server, client: int) -> Message:
+    def message(self, server: AnyServer, at: At) -> Message:
         """Weights and thresholds of the units that survive, and buffers."""
-        gated = units.load_units(server.structure)
+        gated = self._gated(at.run)
         alive = _alive(server.weights, gated)
         message = units.restrict(server.weights, units.masks(gated, alive)) | server.buffers
-        for layer, keep in alive.items():
-            message[_THRESHOLD + layer] = Masked.keep(server.thresholds[layer], {(0,): keep})
-        return message
+        thresholds = {
+            layer: Masked.keep(server.thresholds[layer], {(0,): keep})
+            for layer, keep in alive.items()
+        }
+        return message | named("threshold", thresholds)
 
-    def expected(self, message: Message) -> Message:
+    def expected(self, message: Message, run: Run) -> Message:
         """Weights and buffers; thresholds stay at the client."""
-        return {n: item for n, item in message.items() if not n.startswith(_THRESHOLD)}
+        return {n: item for n, item in message.items() if not n.startswith("threshold/")}
 
-    def objective(self, start: Tensors, site: Site) -> Objective:
+    def problem(self, message: Message, client: ClientState, samples: Samples, at: At) -> Problem:
+        """Train weights and thresholds from the server's, under relaxed gates."""
+        gated = self._gated(at.run)
+        device = at.run.network.device
+        prior = at.run.network.prepare(dense(message))
+        thresholds = part(prior, "threshold")
+        given = {
+            "prior": prior,
+            "logits": {u.layer: self._logits(prior, thresholds, u) for u in gated},
+            "sizes": {u.layer: _sizes(prior, u) for u in gated},
+        }
+
+        def draw(stream: torch.Generator, batch: Samples) -> Tree:
+            return {u.layer: torch.rand(u.count, generator=stream).to(device) for u in gated}
+
+        return Problem(
+            prior,
+            given=given,
+            noise=Noise("relaxed gates", draw),
+            message=message,
+            param_groups={"threshold/": lambda leaves: torch.optim.Adamax(leaves, lr=self.gate_lr)},
+        )
+
+    def loss(self, run: Run) -> Loss:
         """The relaxed local loss on a batch (Eq. 41, as a minimum and with the ½ it lost).
 
         nll(w_s ⊙ z) + Σ_g [λ0 n_g P_g + β H(P_g, θ_g)] + λ/2 Σ_j P_j (w_sj − w_j)², with
@@ -143,23 +173,17 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         (n_g H); with its β = 1e-4 that term would outweigh every λ0 of the paper and nothing
         would be pruned, while once per gate gives the sparsities that it reports.
         """
-        nll = cross_entropy(site.network)
-        prior = site.network.prepare(start)
-        stream = site.stream("relaxed gates")
-        gated = self._gated(site.network, start)
-        levels = {u.layer: self._levels(prior, _thresholds(prior), u) for u in gated}
-        sizes = {u.layer: _sizes(prior, u) for u in gated}
+        likelihood, gated = nll(run), self._gated(run)
 
-        def loss(parameters: Tensors, batch: Samples) -> Tensor:
-            weights, penalty = dict(parameters), torch.zeros((), device=site.network.device)
-            thresholds = _thresholds(parameters)
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            weights, penalty = dict(parameters), torch.zeros((), device=run.network.device)
+            thresholds = part(parameters, "threshold")
             for layer in gated:
-                level = self._levels(parameters, thresholds, layer)
-                noise = torch.rand(layer.count, generator=stream).to(level.device)
-                z = gates.relaxed(level, noise, self.relaxation)
-                probability = gates.open_probability(level, self.relaxation)
-                size = sizes[layer.layer]
-                divergence = gates.cross_entropy(probability, levels[layer.layer])
+                logits = self._logits(parameters, thresholds, layer)
+                z = gates.relaxed(logits, noise[layer.layer], self.relaxation)
+                probability = gates.open_probability(logits, self.relaxation)
+                size = given["sizes"][layer.layer]
+                divergence = gates.cross_entropy(probability, given["logits"][layer.layer])
                 if self.cross_entropy_per == "weight":
                     divergence = size * divergence
                 price = self.strength * size * probability + self.cross_entropy * divergence
@@ -168,55 +192,50 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
                     tensor = parameters[name]
                     weights[name] = tensor * _along(z, tensor)
                     if self.drift:
-                        square = (tensor - prior[name]).square() * _along(probability, tensor)
+                        change = (tensor - given["prior"][name]).square()
+                        square = change * _along(probability, tensor)
                         penalty = penalty + 0.5 * self.drift * square.sum()
-            return nll(weights, batch) + penalty
+            return likelihood(weights, batch, given, noise) + penalty
 
         return loss
 
-    def _gated(self, network: Network, start: Tensors) -> list[Units]:
-        return [u for u in network.units if _THRESHOLD + u.layer in start]
-
-    def train(
-        self, message: Message, objective: Objective, data: Samples, site: Site
-    ) -> tuple[Message, Tensors, Info]:
-        """Train w_s and v_s, sample the gates: the report's tensors, w_s before the gates."""
-        start = dense(message)
-        gated = self._gated(site.network, start)
-        apart = {_THRESHOLD: lambda leaves: torch.optim.Adamax(leaves, lr=self.gate_lr)}
-        ended, info = site.fit(start, objective, data, apart=apart)
-        stream = site.stream("gates")
+    def sampled(self, solved: Solved, problem: Problem, at: At) -> tuple[Message, Info]:
+        """What a sample of the gates lets through of the trained weights."""
+        gated, start, ended = self._gated(at.run), problem.start, solved.parameters
+        before, after = part(start, "threshold"), part(ended, "threshold")
+        stream = at.rng("gates")
         kept: dict[str, Tensor] = {}
         shifts = []
         for layer in gated:
-            prior = torch.sigmoid(self._levels(start, _thresholds(start), layer))
-            pi = torch.sigmoid(self._levels(ended, _thresholds(ended), layer))
+            prior = torch.sigmoid(self._logits(start, before, layer))
+            pi = torch.sigmoid(self._logits(ended, after, layer))
             noise = torch.rand(layer.count, generator=stream).to(pi.device)
             kept[layer.layer] = noise < pi
-            shifts.append((pi - prior.to(pi.device)).abs())
-        weights = {n: t for n, t in ended.items() if not n.startswith(_THRESHOLD)}
-        found = units.masks(tuple(gated), kept, readers=False)
-        for name, item in message.items():
+            shifts.append((pi - prior).abs())
+        weights = {n: t for n, t in ended.items() if not n.startswith("threshold/")}
+        found = units.masks(gated, kept, readers=False)
+        for name, item in problem.message.items():
             if isinstance(item, Masked) and (1,) in item.masks:
                 found.setdefault(name, {})[(1,)] = item.masks[(1,)]
+        info = solved.info
         if shifts:
             shift = torch.cat(shifts)
             info |= {"gate_shift_mean": float(shift.mean()), "gate_shift_max": float(shift.max())}
-        return units.restrict(weights, found), weights, info
+        return units.restrict(weights, found), info
 
-    def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
+    def _update(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Server, Info]:
         """Steps on w and v, then pruning (Algorithm 1; sums over clients are means here).
 
         With z̄ the share of clients whose gate was open, ∇w = z̄ w − mean(z_s ŵ_s) and
         ∇v = (z̄ − θ) sigmoid(v)/T; both go downhill.
         """
-        gated = units.load_units(server.structure)
+        gated = self._gated(run)
         before = units.masks(gated, _alive(server.weights, gated))
         mean = reports.mean()
         shares = {name: reports.share(name).to(w.dtype) for name, w in server.weights.items()}
         thresholds = dict(server.thresholds)
         opened = {u.layer: _rows(shares[u.weight]) for u in gated}
-        memory, threshold_memory = server.memory, server.threshold_memory
+        optimizer, gate_optimizer = server.optimizer, server.gate_optimizer
         if self.update_rule == "average":
             weights = {
                 name: torch.where(shares[name] > 0, mean[name] / shares[name].clamp_min(1e-12), w)
@@ -228,19 +247,19 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
                 thresholds[layer.layer] = gates.thresholds(norms, level, self.temperature)
         else:
             drift = {n: shares[n] * w - mean[n] for n, w in server.weights.items()}
-            weights, memory = self.server_step(server.weights, drift, memory)
+            weights, optimizer = self.server_step(server.weights, drift, optimizer)
             slopes = {}
             for layer in gated:
                 v = server.thresholds[layer.layer]
-                theta = torch.sigmoid(self._levels(server.weights, server.thresholds, layer))
+                theta = torch.sigmoid(self._logits(server.weights, server.thresholds, layer))
                 slope = (opened[layer.layer] - theta) * torch.sigmoid(v) / self.temperature
                 slopes[layer.layer] = slope
             if gated:
-                thresholds, threshold_memory = optimizers.step(
+                thresholds, gate_optimizer = optimizers.step(
                     lambda leaves: torch.optim.Adamax(leaves, lr=self.server_gate_lr),
                     server.thresholds,
                     slopes,
-                    threshold_memory,
+                    gate_optimizer,
                 )
         weights = units.blank(weights, before)  # the optimizer's momentum revives nothing
         if self.prune:
@@ -248,8 +267,7 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         alive = _alive(weights, gated)
         info = {f"alive_{layer}": float(keep.sum()) for layer, keep in alive.items()}
         buffers = {name: mean[name] for name in server.buffers}
-        state = Server(weights, buffers, thresholds, memory, threshold_memory, server.structure)
-        return state, info
+        return Server(weights, buffers, thresholds, optimizer, gate_optimizer), info
 
     def _pruned(
         self, weights: Tensors, thresholds: Tensors, gated: tuple[Units, ...]
@@ -259,33 +277,33 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         A reader's norm falls with the columns that it loses; its threshold falls by the same, so
         that its gates stay as they were.
         """
-        levels = {u.layer: self._levels(weights, thresholds, u) for u in gated}
+        logits = {u.layer: self._logits(weights, thresholds, u) for u in gated}
         floor = torch.logit(torch.tensor(self.prune_below))
-        keep = {u.layer: levels[u.layer] > floor for u in gated}
+        keep = {u.layer: logits[u.layer] > floor for u in gated}
         cut = units.blank(weights, units.masks(gated, keep))
         moved = {}
         for u in gated:
             norms = units.row_norms(cut, u)
             same = ~keep[u.layer] | (norms == units.row_norms(weights, u))
-            following = gates.thresholds(norms, levels[u.layer], self.temperature)
+            following = gates.thresholds(norms, logits[u.layer], self.temperature)
             moved[u.layer] = torch.where(same, thresholds[u.layer], following)
         return cut, moved
 
-    def model(self, server: Server) -> Tensors:
+    def model(self, server: AnyServer, run: Run) -> Tensors:
         """The weights without the units that are too improbable, and the buffers."""
-        gated = units.load_units(server.structure)
-        weights, _ = self._pruned(server.weights, server.thresholds, gated)
+        weights, _ = self._pruned(server.weights, server.thresholds, self._gated(run))
         return {**weights, **server.buffers}
 
-    def personal(
-        self, message: Message, report: Report, client: ClientState, network: Network
-    ) -> Predictor:
+    def personal_model(
+        self, message: Message, report: Report | None, client: ClientState, run: Run
+    ) -> Tensors | None:
         """The sampled network ŵ_s that the client reported."""
-        tensors = {name: report.tensors[name] for name in network.initial}
-        return point_predictor(dense(tensors), network)
+        if report is None:
+            return None
+        return {name: dense(report.tensors)[name] for name in run.network.initial}
 
 
-class FedSparse(Gated[Nothing]):
+class FedSparse(Gated[Server, Nothing]):
     """Hard EM on the spike-and-slab prior with gated groups (EM paper, section 3, Alg. 1, 2)."""
 
     name = "fedsparse"
@@ -293,13 +311,20 @@ class FedSparse(Gated[Nothing]):
     paper = "Louizos et al. 2021, section 3"
     server_state = Server
 
-    def local(
-        self, message: Message, client: Nothing, data: Samples, site: Site
+    def init(self, run: Run) -> Server:
+        """The network's initialization, with thresholds that leave every gate open."""
+        return self._init(run)
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
     ) -> tuple[Report, Nothing, Info]:
-        """Train weights and gates, report what a sample of the gates lets through."""
-        objective = self.objective(dense(message), site)
-        tensors, _, info = self.train(message, objective, data, site)
+        """Report what a sample of the gates lets through."""
+        tensors, info = self.sampled(solved, problem, at)
         return Report(tensors), client, info
+
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+        """Steps on w and v, then pruning (Algorithm 1)."""
+        return self._update(server, reports, at.run)
 
 
 @dataclass(frozen=True)
@@ -308,8 +333,6 @@ class Controlled(Server):
 
     control: Tensors
     """c, like the weights."""
-    clients: int
-    """Number of clients, S."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +342,7 @@ class Control:
     control: Tensors
 
 
-class ScaffoldFedSparse(Gated[Control]):
+class ScaffoldFedSparse(Gated[Controlled, Control]):
     """FedSparse whose clients correct the gradients of their weights as SCAFFOLD does.
 
     The control variates are of the weights alone (EM paper, appendix E), and go both ways for
@@ -334,67 +357,56 @@ class ScaffoldFedSparse(Gated[Control]):
 
     damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
 
-    def init(self, network: Network, federation: Federation) -> Controlled:
-        """As FedSparse, with a control variate of zero."""
-        server = super().init(network, federation)
-        zero = {name: torch.zeros_like(w) for name, w in server.weights.items()}
-        return Controlled(**vars(server), control=zero, clients=federation.clients)
-
-    def check(self, training: LocalTraining) -> None:
+    def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
-        require_plain_sgd(training)
+        require_plain_sgd(run.training)
 
-    def join(self, site: Site) -> Control:
+    def init(self, run: Run) -> Controlled:
+        """As FedSparse, with a control variate of zero."""
+        server = self._init(run)
+        return Controlled(**vars(server), control=zeros(server.weights))
+
+    def join(self, at: At) -> Control:
         """A control variate of zero."""
-        weights, _ = site.network.split()
-        return Control({name: torch.zeros_like(w) for name, w in weights.items()})
+        return Control(zeros(at.run.network.split()[0]))
 
-    def message(self, server: Server, client: int) -> Message:
+    def message(self, server: Controlled, at: At) -> Message:
         """As FedSparse, and the control variate of what survives."""
-        assert isinstance(server, Controlled)
-        gated = units.load_units(server.structure)
+        gated = self._gated(at.run)
         found = units.masks(gated, _alive(server.weights, gated))
-        control = units.restrict(server.control, found)
-        return super().message(server, client) | {_CONTROL + n: c for n, c in control.items()}
+        return super().message(server, at) | named("control", units.restrict(server.control, found))
 
-    def local(
-        self, message: Message, client: Control, data: Samples, site: Site
-    ) -> tuple[Report, Control, Info]:
-        """Train with corrected gradients, report the gated weights and the change of c_s."""
-        pattern = {
-            n.removeprefix(_CONTROL): c for n, c in message.items() if n.startswith(_CONTROL)
-        }
-        prior = {n: item for n, item in message.items() if not n.startswith(_CONTROL)}
-        start, common = dense(prior), site.network.prepare(dense(pattern))
+    def loss(self, run: Run) -> Loss:
+        """As FedSparse, with ⟨c − c_s, φ⟩."""
+        return corrected(super().loss(run))
+
+    def problem(self, message: Message, client: Control, samples: Samples, at: At) -> Problem:
+        """As FedSparse, given the correction."""
+        prior = {n: item for n, item in message.items() if not n.startswith("control/")}
+        problem = super().problem(prior, client, samples, at)
+        common = at.run.network.prepare(dense(part(message, "control")))
         correction = {n: self.damping * (c - client.control[n]) for n, c in common.items()}
-        objective = corrected(self.objective(start, site), correction)
-        tensors, ended, info = self.train(prior, objective, data, site)
-        own = along_path(start, ended, correction, steps=int(info["steps"]), lr=site.lr)
+        return replace(problem, message=message, given={**problem.given, "correction": correction})
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Control, at: At
+    ) -> tuple[Report, Control, Info]:
+        """Report the gated weights and the change of c_s."""
+        tensors, info = self.sampled(solved, problem, at)
+        own = along_path(problem, solved, lr=at.lr)
         change = {n: own[n] - client.control[n] for n in own}
         masked = {
             n: item.like(change[n]) if isinstance(item, Masked) else change[n]
-            for n, item in pattern.items()
+            for n, item in part(problem.message, "control").items()
         }
-        tensors |= {_CONTROL + n: item for n, item in masked.items()}
-        return Report(tensors), Control(own), info
+        return Report(tensors | named("control", masked)), Control(own), info
 
-    def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
+    def update(self, server: Controlled, reports: Sum, at: At) -> tuple[Controlled, Info]:
         """As FedSparse; c moves by the mean change times the share of clients heard."""
-        assert isinstance(server, Controlled)
-        following, info = super().update(server, reports)
-        mean = reports.mean()
-        share = reports.clients / server.clients
-        control = {n: c + share * mean[_CONTROL + n] for n, c in server.control.items()}
-        return Controlled(**vars(following), control=control, clients=server.clients), info
-
-
-_THRESHOLD, _CONTROL = "threshold/", "control/"
-"""What names of thresholds and control variates begin with in messages."""
-
-
-def _thresholds(tensors: Mapping[str, Tensor]) -> Tensors:
-    """The thresholds among a message's tensors, by layer."""
-    return {n.removeprefix(_THRESHOLD): t for n, t in tensors.items() if n.startswith(_THRESHOLD)}
+        following, info = self._update(server, reports, at.run)
+        change = part(reports.mean(), "control")
+        control = moved(server.control, change, reports.clients / at.run.clients)
+        return Controlled(**vars(following), control=control), info
 
 
 def _alive(weights: Tensors, gated: tuple[Units, ...]) -> dict[str, Tensor]:

@@ -7,23 +7,22 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts import (
-    Federation,
+    At,
     Gathered,
     Info,
     Method,
     Nothing,
+    Problem,
     Report,
-    Site,
+    Run,
+    Solved,
+    Tree,
     Weights,
-    cross_entropy,
-    point_predictor,
 )
 from fedbayes.errors import ConfigError
 from fedbayes.fields import Only
-from fedbayes.inference.local import LocalTraining, Projection
+from fedbayes.inference.problem import Projection
 from fedbayes.messages import Masked, Message, dense
-from fedbayes.metrics import Predictor
-from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -51,42 +50,42 @@ class Laplace(Method[Weights, Nothing, Gathered]):
         1e-3, gt=0, description="step along the mean sign (m_step = sign)"
     )
 
-    def init(self, network: Network, federation: Federation) -> Weights:
+    def init(self, run: Run) -> Weights:
         """The network's initialization."""
-        return Weights(network.initial)
+        return Weights(run.network.initial)
 
-    def check(self, training: LocalTraining) -> None:
+    def check(self, run: Run) -> None:
         """Proximal steps need plain SGD."""
-        if training.optimizer != "sgd":
+        if run.training.optimizer != "sgd":
             raise ConfigError(
                 "laplace takes proximal steps, which need training.optimizer = 'sgd', not "
-                f"{training.optimizer!r}"
+                f"{run.training.optimizer!r}"
             )
 
-    def message(self, server: Weights, client: int) -> Message:
+    def message(self, server: Weights, at: At) -> Message:
         """The weights, the same to all."""
         return dict(server.weights)
 
-    def local(
-        self, message: Message, client: Nothing, data: Samples, site: Site
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+        """Proximal gradient steps from the server's weights."""
+        start = at.run.network.prepare(dense(message))
+        centre = {n: w for n, w in start.items() if n not in at.run.network.buffers}
+        return Problem(start, given={"centre": centre}, project=proximal(self.scale))
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
     ) -> tuple[Report, Nothing, Info]:
-        """Proximal gradient steps from the server's weights; report what has changed."""
-        start = site.network.prepare(dense(message))
-        trained = [name for name in start if name not in site.network.buffers]
-        objective = cross_entropy(site.network)
-        project = proximal({name: start[name] for name in trained}, self.scale)
-        ended, info = site.fit(start, objective, data, project=project)
+        """Report what has changed."""
         report: Message = {}
         changed = total = 0
-        for name, tensor in ended.items():
-            moved = tensor != start[name]
+        for name, tensor in solved.parameters.items():
+            moved = tensor != problem.start[name]
             axes = tuple(range(tensor.ndim))
             report[name] = Masked.keep(tensor, {axes: moved}) if tensor.ndim else tensor
             changed, total = changed + int(moved.sum()), total + moved.numel()
-        info["changed"] = changed / total
-        return Report(report), client, info
+        return Report(report), client, {**solved.info, "changed": changed / total}
 
-    def update(self, server: Weights, reports: Gathered) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Gathered, at: At) -> tuple[Weights, Info]:
         """The median, or a step along the mean sign; the mean of what is not a real number."""
         following = {}
         for name, w in server.weights.items():
@@ -99,30 +98,30 @@ class Laplace(Method[Weights, Nothing, Gathered]):
                 following[name] = w + self.server_lr * torch.sign(found - w).mean(dim=0)
         return Weights(following), {}
 
-    def model(self, server: Weights) -> Tensors:
+    def model(self, server: Weights, run: Run) -> Tensors:
         """The server's weights."""
         return server.weights
 
-    def personal(
-        self, message: Message, report: Report, client: Nothing, network: Network
-    ) -> Predictor:
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
         """The server's network with the client's changes."""
+        if report is None:
+            return None
         prior = dense(message)
-        return point_predictor(
-            {name: _filled(item, prior[name]) for name, item in report.tensors.items()}, network
-        )
+        return {name: _filled(item, prior[name]) for name, item in report.tensors.items()}
 
 
-def proximal(centre: Tensors, scale: float) -> Projection:
+def proximal(scale: float) -> Projection:
     """The proximal map of scale · ‖φ − centre‖₁, to follow every gradient step.
 
-    φ ← centre + sign(d) max(|d| − lr · scale, 0) with d = φ − centre.
+    φ ← centre + sign(d) max(|d| − lr · scale, 0) with d = φ − centre; the centre is given.
     """
 
-    def project(weights: Tensors, lr: float) -> None:
-        for name, w in centre.items():
-            change = torch.nn.functional.softshrink(weights[name] - w, lr * scale)
-            weights[name].copy_(torch.where(change == 0, w, w + change))
+    def project(parameters: Tensors, given: Tree, lr: float) -> None:
+        for name, w in given["centre"].items():
+            change = torch.nn.functional.softshrink(parameters[name] - w, lr * scale)
+            parameters[name].copy_(torch.where(change == 0, w, w + change))
 
     return project
 

@@ -3,23 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from pydantic import Field
 
-from fedbayes.contracts import (
-    Federation,
-    Info,
-    Method,
-    Report,
-    Site,
-    Sum,
-    Weights,
-    cross_entropy,
-    point_predictor,
-)
+from fedbayes.contracts import At, Info, Method, Problem, Report, Run, Solved, Sum, Weights
 from fedbayes.messages import Message
-from fedbayes.metrics import Predictor, Sampler
-from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -41,56 +28,45 @@ class Local(Method[Weights, Client, Sum]):
     server_state = Weights
     client_state = Client
     has_global_model = False
-    headline = "local_accuracy"
+    headline = "local"
 
     start: Literal["own", "common"] = Field(
         "own", description="whether clients start from weights of their own or from common ones"
     )
 
-    def init(self, network: Network, federation: Federation) -> Weights:
+    def init(self, run: Run) -> Weights:
         """The common initialization, which no round changes."""
-        return Weights(network.initial)
+        return Weights(run.network.initial)
 
-    def join(self, site: Site) -> Client:
+    def join(self, at: At) -> Client:
         """The initialization of the client."""
-        network = site.own_network() if self.start == "own" else site.network
+        network = at.own_network() if self.start == "own" else at.run.network
         return Client(network.initial)
 
-    def message(self, server: Weights, client: int) -> Message:
+    def message(self, server: Weights, at: At) -> Message:
         """Nothing."""
         return {}
 
-    def local(
-        self, message: Message, client: Client, data: Samples, site: Site
-    ) -> tuple[Report, Client, Info]:
-        """Go on training where the client's last round ended."""
-        weights, info = site.fit(
-            client.weights,
-            cross_entropy(site.network),
-            data,
-            validation=cross_entropy(site.network, training=False),
-        )
-        return Report({}), Client(weights), info
+    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+        """Go on where the client's last round ended."""
+        return Problem(at.run.network.prepare(client.weights))
 
-    def update(self, server: Weights, reports: Sum) -> tuple[Weights, Info]:
+    def report(
+        self, solved: Solved, problem: Problem, client: Client, at: At
+    ) -> tuple[Report, Client, Info]:
+        """Report nothing and keep the weights."""
+        return Report({}), Client(solved.parameters), solved.info
+
+    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
         """Nothing to learn from."""
         return server, {}
 
-    def model(self, server: Weights) -> Tensors:
+    def model(self, server: Weights, run: Run) -> Tensors:
         """The common initialization."""
         return server.weights
 
-    def personal(
-        self, message: Message, report: Report, client: Client, network: Network
-    ) -> Predictor:
-        """The client's own network."""
-        return point_predictor(client.weights, network)
-
-    def personal_sampler(self, message: Message, client: Client, network: Network) -> Sampler:
-        """The client's own network, which is a single draw."""
-        predict = point_predictor(client.weights, network)
-        return lambda x: torch.log_softmax(predict(x), dim=-1)[None]
-
-    def personal_model(self, client: Client) -> Tensors:
+    def personal_model(
+        self, message: Message, report: Report | None, client: Client, run: Run
+    ) -> Tensors:
         """The client's own weights."""
         return client.weights

@@ -2,30 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedbayes import seeds
 from fedbayes.contracts import (
-    Federation,
+    At,
     Gathered,
     Info,
     Method,
     Nothing,
+    Problem,
     Report,
-    Site,
-    cross_entropy,
-    point_predictor,
+    Run,
+    Solved,
+    Tree,
 )
-from fedbayes.errors import MessageError, ModelError
+from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.matching import Dense, MatchingSettings, match_networks
-from fedbayes.messages import Message, dense, shape_of
-from fedbayes.metrics import Predictor
-from fedbayes.models import DenseLayer, Network, dense_layers
+from fedbayes.messages import Message, dense
+from fedbayes.models import DenseLayer, dense_layers
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -39,14 +37,6 @@ class Server:
     """Last report of each client that ever took part: `client/name`."""
     places: Tensors
     """Global neuron of each neuron of such a client, int64: `client/hidden layer`."""
-    widths: Tensor
-    """A client's own widths, inputs to outputs, int64; they never change."""
-    bias: bool
-    """Whether layers have biases."""
-    round: int
-    """Rounds done."""
-    seed: int
-    """Seed of the run."""
 
 
 class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
@@ -69,29 +59,37 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         True, description="clients tell their samples of each class, which weights their outputs"
     )
 
-    def init(self, network: Network, federation: Federation) -> Server:
-        """The network's initialization, and nobody heard.
+    def check(self, run: Run) -> None:
+        """Fully connected networks with a hidden layer, all of it trained; shares need classes.
 
         Raises:
             ModelError: the network is not fully connected, or has no hidden layer or frozen
                 weights.
+            ConfigError: the target has no classes whose shares clients could tell.
         """
-        if network.constants:
+        if run.network.constants:
             raise ModelError(
                 f"{self.name} matches the neurons of whole networks, but frozen are "
-                f"{', '.join(network.constants)}"
+                f"{', '.join(run.network.constants)}"
             )
-        layers = dense_layers(network.initial, "the network")
-        widths = [layers[0].weight.shape[1], *(len(layer.weight) for layer in layers)]
-        biased = any(layer.bias is not None for layer in layers)
-        return Server(network.initial, {}, {}, torch.tensor(widths), biased, 0, federation.seed)
+        _layers(run)
+        if self.class_shares and not run.likelihood.target.classes:
+            raise ConfigError(
+                f"{self.name} weights clients' outputs by their samples of each class, and a "
+                f"{run.likelihood.target.kind} target has no classes; set method.class_shares = "
+                "false"
+            )
 
-    def message(self, server: Server, client: int) -> Message:
-        """The client's own columns; to a newcomer, the widths that it is to have."""
-        if f"{client}/0" not in server.places:
-            return {"widths": server.widths, "bias": torch.tensor(server.bias)}
+    def init(self, run: Run) -> Server:
+        """The network's initialization, and nobody heard."""
+        return Server(run.network.initial, {}, {})
+
+    def message(self, server: Server, at: At) -> Message:
+        """The client's own columns; nothing to a newcomer, who starts from its own network."""
+        if f"{at.client}/0" not in server.places:
+            return {}
         layers = dense_layers(server.weights, "the global network")
-        places = [server.places[f"{client}/{depth}"] for depth in range(len(layers) - 1)]
+        places = [server.places[f"{at.client}/{depth}"] for depth in range(len(layers) - 1)]
         columns: Message = {}
         for depth, layer in enumerate(layers):
             weight, bias = layer.weight, layer.bias
@@ -105,67 +103,56 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
                 columns[f"{depth}.bias"] = bias
         return columns
 
-    def expected(self, message: Message) -> Message:
+    def expected(self, message: Message, run: Run) -> Message:
         """Weights of the client's widths, and its counts of classes."""
-        if "widths" not in message:
-            pattern = dict(message)
-        else:
-            start = dense(message)
-            pattern = {}
-            for depth, (inputs, outputs) in enumerate(pairwise(start["widths"].tolist())):
-                pattern[f"{depth}.weight"] = torch.zeros(1).expand(outputs, inputs)
-                if start["bias"]:
-                    pattern[f"{depth}.bias"] = torch.zeros(1).expand(outputs)
+        pattern = _numbered(run.network.initial, _layers(run))
         if self.class_shares:
-            last = max(int(name.partition(".")[0]) for name in pattern)
-            classes = shape_of(pattern[f"{last}.weight"])[0]
-            pattern["counts"] = torch.zeros(1, dtype=torch.int64).expand(classes)
+            pattern["counts"] = torch.zeros(1, dtype=torch.int64).expand(
+                run.likelihood.target.classes
+            )
         return pattern
 
-    def local(
-        self, message: Message, client: Nothing, data: Samples, site: Site
-    ) -> tuple[Report, Nothing, Info]:
-        """Train from the own columns, or from an own initialization, and report the result."""
-        layers = dense_layers(site.network.initial, "the network")
-        start = (
-            site.own_network().initial if "widths" in message else _named(dense(message), layers)
-        )
-        weights, info = site.fit(
-            start,
-            cross_entropy(site.network),
-            data,
-            validation=cross_entropy(site.network, training=False),
-        )
-        report = _numbered(weights, layers)
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+        """Train from the own columns, or from an own initialization."""
+        start = _named(dense(message), _layers(at.run)) if message else at.own_network().initial
+        given: Tree = {}
         if self.class_shares:
-            classes = len(layers[-1].weight)
-            report["counts"] = torch.bincount(data.y.cpu(), minlength=classes)
-        return Report(report, float(len(data.y))), client, info
+            classes = at.run.likelihood.target.classes
+            given["counts"] = torch.bincount(samples.y.cpu(), minlength=classes)
+        return Problem(at.run.network.prepare(start), given=given)
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
+    ) -> tuple[Report, Nothing, Info]:
+        """Report the weights, and the samples of each class."""
+        report = _numbered(solved.parameters, _layers(at.run))
+        if self.class_shares:
+            report["counts"] = problem.given["counts"]
+        return Report(report, float(solved.count)), client, solved.info
 
     def accept(self, server: Server, report: Report) -> None:
         """Counts of classes are not negative."""
         if self.class_shares and bool((dense(report.tensors)["counts"] < 0).any()):
             raise MessageError("its counts of classes are negative")
 
-    def update(self, server: Server, reports: Gathered) -> tuple[Server, Info]:
+    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """Match the last reports of all clients (Algorithms 1 and 2)."""
         latest = dict(server.latest)
         for client, report in reports.reports.items():
             latest |= {f"{client}/{name}": t for name, t in dense(report.tensors).items()}
         clients = sorted({int(name.partition("/")[0]) for name in latest})
-        depth = len(server.widths) - 1
+        layers = _layers(at.run)
+        biased = any(layer.bias is not None for layer in layers)
         counts = None
         if self.class_shares:
             counts = np.stack([latest[f"{client}/counts"].double().numpy() for client in clients])
-        number = server.round + 1
         matching = match_networks(
-            [_plain(latest, client, depth, server.bias) for client in clients],
+            [_plain(latest, client, len(layers), biased) for client in clients],
             self,
             counts=counts,
             names=[f"client {client}" for client in clients],
-            seed=seeds.integer(server.seed, "matching", round=number),
+            seed=seeds.integer(at.run.seed, "matching", round=at.round),
         )
-        layers = dense_layers(server.weights, "the global network")
         network = matching.network
         fused = {
             f"{index}.weight": torch.from_numpy(weight).float()
@@ -180,21 +167,17 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         }
         info = {f"neurons_{i}": float(x.size) for i, x in enumerate(matching.layers, start=1)}
         info["objective"] = matching.objective[-1]
-        state = Server(
-            _named(fused, layers), latest, places, server.widths, server.bias, number, server.seed
-        )
-        return state, info
+        return Server(_named(fused, layers), latest, places), info
 
-    def model(self, server: Server) -> Tensors:
+    def model(self, server: Server, run: Run) -> Tensors:
         """The global network."""
         return server.weights
 
-    def personal(
-        self, message: Message, report: Report, client: Nothing, network: Network
-    ) -> Predictor:
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
         """The network as the client reported it."""
-        layers = dense_layers(network.initial, "the network")
-        return point_predictor(_named(dense(report.tensors), layers), network)
+        return None if report is None else _named(dense(report.tensors), _layers(run))
 
 
 class Pfnm(GpiFnm):
@@ -205,6 +188,11 @@ class Pfnm(GpiFnm):
     paper = "Yurochkin et al. 2019; GPI-FNM, Prop. 1"
 
     epsilon: float = Field(0.0, ge=0, le=0, description="0; with another value it is gpi-fnm")
+
+
+def _layers(run: Run) -> list[DenseLayer]:
+    """The layers of every client's network."""
+    return dense_layers(run.network.initial, "the network")
 
 
 def _named(numbered: Tensors, layers: Sequence[DenseLayer]) -> Tensors:

@@ -1,7 +1,6 @@
 """The mixture-of-Gaussians prior: the server learns an ensemble."""
 
 from dataclasses import dataclass
-from math import log
 from typing import Literal
 
 import torch
@@ -10,21 +9,24 @@ from torch import Tensor
 
 from fedbayes import seeds
 from fedbayes.contracts import (
-    Federation,
+    At,
     Gathered,
     Info,
+    Loss,
     Method,
     Nothing,
+    Problem,
     Report,
-    Site,
-    cross_entropy,
-    point_predictor,
+    Run,
+    Sampler,
+    Solved,
+    Tree,
+    nll,
+    single_draw,
 )
-from fedbayes.inference.local import Objective
+from fedbayes.likelihoods import evaluate
 from fedbayes.messages import Message, dense
-from fedbayes.metrics import Predictor, Sampler, evaluate
-from fedbayes.models import Network
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.tensors import Samples, Tensors, part
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,6 @@ class Server:
 
     components: Tensors
     """Weights and buffers of each, as `k/name`."""
-    trained: Tensors
-    """Which tensors the distances are over: their names, with empty tensors."""
 
 
 class Mixture(Method[Server, Nothing, Gathered]):
@@ -44,7 +44,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
     Σ_i nll_i(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²) (Eq. 48), here divided by its number of samples
     as all losses are: so one λ rules both how far a client goes and whose it is. The server
     computes the responsibilities p_sk ∝ exp(−λ/2 ‖φ_s − w_k‖²) (Eq. 51) and sets
-    w_k = Σ_s p_sk φ_s / Σ_s p_sk (Eq. 52). The mean of the K softmaxes predicts. Down go K
+    w_k = Σ_s p_sk φ_s / Σ_s p_sk (Eq. 52). The mean of the K predictive distributions predicts. Down go K
     models, up goes one.
     """
 
@@ -72,7 +72,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
         "samples", description="weight of a client in the centres: its number of samples, or 1"
     )
 
-    def init(self, network: Network, federation: Federation) -> Server:
+    def init(self, run: Run) -> Server:
         """Centres that differ, so that the components can part.
 
         The first is the network's initialization. An independent one has the entries of every
@@ -80,13 +80,12 @@ class Mixture(Method[Server, Nothing, Gathered]):
         """
         components = {}
         for k in range(self.components):
-            stream = seeds.torch_stream(federation.seed, "components", client=k)
-            for name, w in network.initial.items():
-                if k and name not in network.buffers:
+            stream = seeds.torch_stream(run.seed, "components", client=k)
+            for name, w in run.network.initial.items():
+                if k and name not in run.network.buffers:
                     w = self._other(w, stream)
                 components[f"{k}/{name}"] = w
-        trained = {n: torch.empty(0) for n in network.initial if n not in network.buffers}
-        return Server(components, trained)
+        return Server(components)
 
     def _other(self, w: Tensor, stream: torch.Generator) -> Tensor:
         if self.spread == "independent":
@@ -94,46 +93,52 @@ class Mixture(Method[Server, Nothing, Gathered]):
         deviation = w.std() if w.numel() > 1 else w.abs().mean()
         return w + self.noise * deviation * torch.randn(w.shape, generator=stream)
 
-    def message(self, server: Server, client: int) -> Message:
+    def message(self, server: Server, at: At) -> Message:
         """All centres, the same to all."""
         return dict(server.components)
 
-    def expected(self, message: Message) -> Message:
+    def expected(self, message: Message, run: Run) -> Message:
         """One model."""
-        return dict(_component(dense(message), 0))
+        return part(message, "0")
 
-    def objective(self, centres: list[Tensors], samples: int, site: Site) -> Objective:
+    def loss(self, run: Run) -> Loss:
         """Eq. 48 per sample, as a minimum: mean nll(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²) / N_s."""
-        nll = cross_entropy(site.network)
-        trained = [name for name in centres[0] if name not in site.network.buffers]
+        likelihood, trained = nll(run), list(run.network.split()[0])
 
-        def loss(weights: Tensors, batch: Samples) -> Tensor:
-            squares = torch.stack([_distance(weights, centre, trained) for centre in centres])
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            squares = torch.stack([_distance(parameters, c, trained) for c in given["centres"]])
             prior = torch.logsumexp(-0.5 * self.precision * squares, dim=0)
-            return nll(weights, batch) - prior / samples
+            return likelihood(parameters, batch, given, noise) - prior / given["samples"]
 
         return loss
 
-    def local(
-        self, message: Message, client: Nothing, data: Samples, site: Site
-    ) -> tuple[Report, Nothing, Info]:
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
         """Train from one of the centres."""
-        everything = dense(message)
-        centres = [site.network.prepare(_component(everything, k)) for k in range(self.components)]
-        first = (site.client + site.round) % self.components
+        run, sent = at.run, dense(message)
+        centres = [run.network.prepare(part(sent, str(k))) for k in range(self.components)]
+        first = (at.client + at.round) % self.components
         if self.begin == "best":
-            fits = [evaluate(point_predictor(c, site.network), data).nll for c in centres]
+            fits = [
+                evaluate(run.likelihood, single_draw(c, run.network), samples)["nll"].sum()
+                for c in centres
+            ]
             first = min(range(self.components), key=fits.__getitem__)
-        weights, info = site.fit(centres[first], self.objective(centres, len(data.y), site), data)
-        weight = float(len(data.y)) if self.weighting == "samples" else 1.0
-        return Report(dict(weights), weight), client, info
+        count = torch.tensor(len(samples.y), device=run.network.device)
+        return Problem(centres[first], given={"centres": centres, "samples": count})
 
-    def update(self, server: Server, reports: Gathered) -> tuple[Server, Info]:
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
+    ) -> tuple[Report, Nothing, Info]:
+        """Report the weights where training ended."""
+        weight = float(solved.count) if self.weighting == "samples" else 1.0
+        return Report(dict(solved.parameters), weight), client, solved.info
+
+    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """Responsibilities and the centres' weighted means; a centre of nobody stays."""
         found = [dense(report.tensors) for report in reports.reports.values()]
         sizes = torch.tensor([report.weight for report in reports.reports.values()]).double()
-        centres = [_component(server.components, k) for k in range(self.components)]
-        shares = self.responsibilities(found, centres, list(server.trained))
+        centres = [part(server.components, str(k)) for k in range(self.components)]
+        shares = self.responsibilities(found, centres, list(at.run.network.split()[0]))
         weights = shares * sizes[:, None]
         components = {}
         for k, centre in enumerate(centres):
@@ -146,7 +151,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
                     moved = mean.to(w.dtype)
                 components[f"{k}/{name}"] = moved
         info = {f"responsibility_{k}": float(shares[:, k].mean()) for k in range(self.components)}
-        return Server(components, server.trained), info
+        return Server(components), info
 
     def responsibilities(
         self, found: list[Tensors], centres: list[Tensors], trained: list[str]
@@ -157,38 +162,28 @@ class Mixture(Method[Server, Nothing, Gathered]):
         )
         return torch.softmax(-0.5 * self.precision * squares, dim=1)
 
-    def model(self, server: Server) -> Tensors:
+    def model(self, server: Server, run: Run) -> Tensors:
         """All centres, as `k/name`; the network itself where there is but one."""
         if self.components == 1:
-            return _component(server.components, 0)
+            return part(server.components, "0")
         return server.components
 
-    def predict(self, model: Tensors, network: Network) -> Predictor:
-        """The logarithm of the mean of the K softmaxes."""
-        members = self.sampler(model, network)
-        return lambda x: torch.logsumexp(members(x), dim=0) - log(self.components)
-
-    def sampler(self, model: Tensors, network: Network) -> Sampler:
-        """The K components, one by one."""
-        if self.components == 1:
-            model = {f"0/{name}": w for name, w in model.items()}
-        members = [point_predictor(_component(model, k), network) for k in range(self.components)]
-        return lambda x: torch.stack([torch.log_softmax(m(x), dim=-1) for m in members])
-
-    def personal(
-        self, message: Message, report: Report, client: Nothing, network: Network
-    ) -> Predictor:
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
         """The network as the client reported it."""
-        return point_predictor(dense(report.tensors), network)
+        return dense(report.tensors) if report is not None else None
+
+    def draws(self, model: Tensors, run: Run) -> Sampler:
+        """The components, one by one; or the one network of a client."""
+        if not part(model, "0"):
+            return single_draw(model, run.network)
+        members = [single_draw(part(model, str(k)), run.network) for k in range(self.components)]
+        return lambda x: torch.cat([member(x) for member in members])
 
 
 _NOBODY = 1e-12
 """Total weight below which a component has no client."""
-
-
-def _component(tensors: dict[str, Tensor], k: int) -> Tensors:
-    prefix = f"{k}/"
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _distance(weights: Tensors, centre: Tensors, trained: list[str]) -> Tensor:

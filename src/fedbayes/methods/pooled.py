@@ -1,7 +1,6 @@
 """The baseline without privacy: one model on the pooled data."""
 
-from fedbayes.contracts import Federation, Info, PointEstimate, Sum, Weights
-from fedbayes.models import Network
+from fedbayes.contracts import At, Info, PointEstimate, Run, Sum, Weights
 
 
 class Global(PointEstimate[Weights]):
@@ -16,10 +15,10 @@ class Global(PointEstimate[Weights]):
     server_state = Weights
     pooled = True
 
-    def init(self, network: Network, federation: Federation) -> Weights:
+    def init(self, run: Run) -> Weights:
         """The network's initialization."""
-        return Weights(network.initial)
+        return Weights(run.network.initial)
 
-    def update(self, server: Weights, reports: Sum) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
         """The weights of the one report."""
         return Weights(reports.mean()), {}

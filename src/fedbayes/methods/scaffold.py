@@ -7,40 +7,41 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts import (
-    Federation,
+    At,
     Info,
+    Loss,
     Method,
+    Problem,
     Report,
-    Site,
+    Run,
+    Solved,
     Sum,
-    cross_entropy,
-    point_predictor,
+    Tree,
+    nll,
 )
 from fedbayes.inference.controls import (
     along_path,
     corrected,
     mean_gradient,
+    moved,
     require_plain_sgd,
+    zeros,
 )
-from fedbayes.inference.local import LocalTraining
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Message, dense
-from fedbayes.metrics import Predictor
-from fedbayes.models import Network
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)
 class Server:
-    """The weights, the federation's control variate, and what the optimizer remembers."""
+    """The weights, the federation's control variate, and the optimizer state."""
 
     weights: Tensors
     buffers: Tensors
     control: Tensors
     """c, like the weights."""
-    memory: Tensors
-    clients: int
-    """Number of clients, S."""
+    optimizer: Tensors
+    """State of the server's optimizer."""
 
 
 @dataclass(frozen=True)
@@ -72,71 +73,69 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
     )
     damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
 
-    def init(self, network: Network, federation: Federation) -> Server:
-        """The network's initialization, with a control variate of zero."""
-        weights, buffers = network.split()
-        zero = {name: torch.zeros_like(w) for name, w in weights.items()}
-        return Server(weights, buffers, zero, {}, federation.clients)
-
-    def check(self, training: LocalTraining) -> None:
+    def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
         if self.control == "path":
-            require_plain_sgd(training)
+            require_plain_sgd(run.training)
 
-    def join(self, site: Site) -> Control:
+    def init(self, run: Run) -> Server:
+        """The network's initialization, with a control variate of zero."""
+        weights, buffers = run.network.split()
+        return Server(weights, buffers, zeros(weights), {})
+
+    def join(self, at: At) -> Control:
         """A control variate of zero."""
-        weights, _ = site.network.split()
-        return Control({name: torch.zeros_like(w) for name, w in weights.items()})
+        return Control(zeros(at.run.network.split()[0]))
 
-    def message(self, server: Server, client: int) -> Message:
+    def message(self, server: Server, at: At) -> Message:
         """Weights, buffers and the control variate, the same to all."""
-        control = {_CONTROL + name: c for name, c in server.control.items()}
-        return {**server.weights, **server.buffers, **control}
+        return {**server.weights, **server.buffers, **named("control", server.control)}
 
-    def local(
-        self, message: Message, client: Control, data: Samples, site: Site
+    def loss(self, run: Run) -> Loss:
+        """The negative log-likelihood plus ⟨c − c_s, φ⟩."""
+        return corrected(nll(run))
+
+    def problem(self, message: Message, client: Control, samples: Samples, at: At) -> Problem:
+        """Train from the server's weights with corrected gradients."""
+        run, sent = at.run, dense(message)
+        common = part(sent, "control")
+        start = run.network.prepare({n: t for n, t in sent.items() if n in run.network.initial})
+        correction = {n: self.damping * (common[n] - own) for n, own in client.control.items()}
+        given: Tree = {"correction": run.network.prepare(correction)}
+        if self.control == "gradient":
+            size = run.training.batch_size
+            given["gradient"] = mean_gradient(start, nll(run), samples, size, list(common))
+        return Problem(start, given=given)
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Control, at: At
     ) -> tuple[Report, Control, Info]:
-        """Train with corrected gradients; report the weights and the change of c_s."""
-        start = dense(message)
-        common = {n: start.pop(_CONTROL + n) for n in client.control}
-        correction = site.network.prepare(
-            {n: self.damping * (common[n] - own) for n, own in client.control.items()}
-        )
-        objective = cross_entropy(site.network)
-        ended, info = site.fit(start, corrected(objective, correction), data)
+        """Report the weights and the change of c_s."""
         if self.control == "path":
-            steps = int(info["steps"])
-            own = along_path(start, ended, correction, steps=steps, lr=site.lr)
+            own = along_path(problem, solved, lr=at.lr)
         else:
-            weights = site.network.prepare(start)
-            own = mean_gradient(weights, objective, data, site.training.batch_size, list(common))
-        report: Message = dict(ended)
-        report |= {_CONTROL + n: own[n] - client.control[n] for n in own}
-        return Report(report), Control(own), info
+            own = problem.given["gradient"]
+        change = {n: own[n] - client.control[n] for n in own}
+        return Report({**solved.parameters, **named("control", change)}), Control(own), solved.info
 
-    def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """A step of the server's optimizer on w; c ← c + (B/S) mean Δc_s."""
         mean = reports.mean()
         drift = {name: w - mean[name] for name, w in server.weights.items()}
-        weights, memory = self.server_step(server.weights, drift, server.memory)
-        share = reports.clients / server.clients
-        control = {n: c + share * mean[_CONTROL + n] for n, c in server.control.items()}
+        weights, optimizer = self.server_step(server.weights, drift, server.optimizer)
+        control = moved(server.control, part(mean, "control"), reports.clients / at.run.clients)
         buffers = {name: mean[name] for name in server.buffers}
         norm = torch.stack([c.norm() for c in control.values()]).norm()
-        state = Server(weights, buffers, control, memory, server.clients)
-        return state, {"control_norm": float(norm)}
+        return Server(weights, buffers, control, optimizer), {"control_norm": float(norm)}
 
-    def model(self, server: Server) -> Tensors:
+    def model(self, server: Server, run: Run) -> Tensors:
         """Weights and buffers."""
         return {**server.weights, **server.buffers}
 
-    def personal(
-        self, message: Message, report: Report, client: Control, network: Network
-    ) -> Predictor:
+    def personal_model(
+        self, message: Message, report: Report | None, client: Control, run: Run
+    ) -> Tensors | None:
         """The network as the client reported it."""
-        tensors = {name: report.tensors[name] for name in network.initial}
-        return point_predictor(dense(tensors), network)
-
-
-_CONTROL = "control/"
-"""What names of control variates begin with in messages."""
+        if report is None:
+            return None
+        return {name: dense(report.tensors)[name] for name in run.network.initial}

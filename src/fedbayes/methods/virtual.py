@@ -1,5 +1,6 @@
 """VIRTUAL: variational federated multi-task learning."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import log
@@ -7,30 +8,46 @@ from math import log
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
-from fedbayes.contracts import Federation, Info, Method, Report, Site, Sum
+from fedbayes.contracts import (
+    At,
+    Info,
+    Loss,
+    Method,
+    Problem,
+    Report,
+    Run,
+    Sampler,
+    Solved,
+    Sum,
+    Tree,
+)
+from fedbayes.contracts import Noise as ProblemNoise
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
-from fedbayes.inference.local import Objective
+from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.messages import Message, dense
-from fedbayes.metrics import Predictor, Sampler
-from fedbayes.models import Network, variational
-from fedbayes.models.variational import Estimator, Noise, Stage, Weights
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.models import variational
+from fedbayes.models.variational import (
+    Drawn,
+    Estimator,
+    Given,
+    Noise,
+    Requests,
+    Source,
+    Stack,
+    Stage,
+    Weights,
+)
+from fedbayes.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)
 class Server:
-    """The posterior s(θ) of the shared weights, in natural parameters, float64."""
+    """The posterior s(θ) of the shared weights."""
 
-    precision: Tensors
-    shift: Tensors
-    """Precision times mean."""
-    clients: int
-    """Number of clients, K."""
-    damping: float
-    """Share of a factor's change that is made in a round."""
+    posterior: Gaussian
+    """In natural parameters, float64."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +57,8 @@ class Client:
     Empty before the client's first refinement.
     """
 
-    precision: Tensors
-    """Of the factor s_i, float64."""
-    shift: Tensors
-    """Of the factor s_i, float64."""
+    factor: Gaussian
+    """s_i, float64."""
     mean: Tensors
     """Of c_i, by name."""
     log_deviation: Tensors
@@ -77,7 +92,7 @@ class Virtual(Method[Server, Client, Sum]):
     paper = "Corinzia and Buhmann 2019"
     server_state = Server
     client_state = Client
-    headline = "local_accuracy"
+    headline = "local"
 
     samples: int = Field(20, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
@@ -106,78 +121,159 @@ class Virtual(Method[Server, Client, Sum]):
         True, description="whether clients have networks of their own; if not, all share one"
     )
 
-    def init(self, network: Network, federation: Federation) -> Server:
-        """The product of the factors p(θ)^{1/K}: the prior.
+    def check(self, run: Run) -> None:
+        """Plain stacks of trained layers, in float32; the server's outputs need classes.
 
         Raises:
             ModelError: the network has buffers, or layers without a variational form.
-            ConfigError: it is to compute in bf16.
+            ConfigError: it is to compute in bf16, or predictions cannot be mixed.
         """
+        network = run.network
         if network.precision != "float32":
             raise ConfigError("virtual computes in float32; leave precision as it is")
-        variational.stages(network.module)
+        variational.stack(network.module)
         if fixed := [*network.buffers, *network.constants]:
             names = ", ".join(sorted(fixed))
             raise ModelError(f"virtual has no place for what no gradient trains: {names}")
-        prior = standard(network.initial, self.prior_deviation)
-        damping = self.damping or 1 / federation.cohort
-        return Server(prior.precision, prior.shift, federation.clients, damping)
+        if self.server_likelihood and not isinstance(run.likelihood, Categorical):
+            raise ConfigError(
+                "method.server_likelihood mixes probabilities of classes in predictions, and the "
+                f"likelihood is {run.likelihood.name}; leave it 0"
+            )
 
-    def join(self, site: Site) -> Client:
+    def init(self, run: Run) -> Server:
+        """The product of the factors p(θ)^{1/K}: the prior."""
+        return Server(standard(run.network.initial, self.prior_deviation))
+
+    def join(self, at: At) -> Client:
         """Nothing yet."""
-        return Client({}, {}, {}, {}, {})
+        return Client(Gaussian({}, {}), {}, {}, {})
 
-    def message(self, server: Server, client: int) -> Message:
-        """Means and precisions of the posterior, the number of clients and the damping."""
-        posterior = Gaussian(server.precision, server.shift)
-        message: Message = {
-            _CLIENTS: torch.tensor(server.clients),
-            _DAMPING: torch.tensor(server.damping, dtype=torch.float64),
-        }
-        for name, mean in posterior.mean.items():
-            message[_MEAN + name] = mean.float()
-            message[_PRECISION + name] = server.precision[name].float()
+    def message(self, server: Server, at: At) -> Message:
+        """Means and precisions of the posterior."""
+        message: Message = {}
+        for name, mean in server.posterior.mean.items():
+            message[f"mean/{name}"] = mean.float()
+            message[f"precision/{name}"] = server.posterior.precision[name].float()
         return message
 
-    def expected(self, message: Message) -> Message:
+    def expected(self, message: Message, run: Run) -> Message:
         """Changes of precisions and shifts."""
-        precision = {n: t for n, t in message.items() if n.startswith(_PRECISION)}
-        return precision | {_SHIFT + n.removeprefix(_PRECISION): t for n, t in precision.items()}
+        precision = part(message, "precision")
+        return named("precision", precision) | named("shift", precision)
 
-    def local(
-        self, message: Message, client: Client, data: Samples, site: Site
-    ) -> tuple[Report, Client, Info]:
-        """Refine the client: minimize the free energy from the posterior that came."""
-        sent = dense(message)
-        posterior, clients = _posterior(sent), int(sent[_CLIENTS])
-        share = standard(posterior.precision, self.prior_deviation) ** (1 / clients)
-        share = share.to(site.network.device, torch.float64)
-        factor = Gaussian(client.precision, client.shift) if client.precision else share
+    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+        """Minimize the free energy from the posterior that came."""
+        run, posterior = at.run, _posterior(dense(message))
+        device, kind = run.network.device, next(iter(run.network.initial.values())).dtype
+        share = standard(posterior.precision, self.prior_deviation) ** (1 / run.clients)
+        share = share.to(device, torch.float64)
+        factor = client.factor if client.factor.precision else share
         cavity = _floored(posterior / factor, posterior)
-        start = self._start(posterior, factor, cavity, client, clients, site)
-        objective = self.objective(cavity, share, len(data.y), site)
-        validation = self.objective(cavity, share, len(data.y), site, training=False)
-        ended, info = site.fit(start, objective, data, validation=validation)
-
-        log_precision = _part(ended, _LOG_PRECISION)
-        refined = Gaussian({n: t.double().exp() for n, t in log_precision.items()}, {})
-        mean = {n: t.double() for n, t in _part(ended, _MEAN).items()}
-        shift = {
-            n: (cavity.precision[n] + refined.precision[n]) * mean[n] - cavity.shift[n]
-            for n in mean
+        prior = (cavity * share).to(device, kind)
+        start = self._start(posterior, factor, cavity, client, at)
+        given = {
+            "cavity": vars(cavity),
+            "factor": vars(factor),
+            "rest": cavity.to(device, kind).precision,
+            "prior": vars(prior),
+            "count": torch.tensor(len(samples.y), device=device),
         }
-        change = Gaussian(refined.precision, shift) / factor
-        report = _report(change, float(sent[_DAMPING]))
-        precision = {n: p + report[_PRECISION + n].double() for n, p in factor.precision.items()}
-        shift = {n: h + report[_SHIFT + n].double() for n, h in factor.shift.items()}
+        return Problem(start, given=given, noise=ProblemNoise("weights", self._draw(start, run)))
+
+    def _draw(self, start: Tensors, run: Run) -> Callable[[torch.Generator, Samples], Tree]:
+        """What draws the noise of one pass: that which a pass without values asks for."""
+        shapes = {n: torch.empty_like(t, device="meta") for n, t in start.items()}
+        plans: dict[torch.Size, Requests] = {}
+
+        def draw(rng: torch.Generator, batch: Samples) -> Tree:
+            if batch.x.shape not in plans:
+                plans[batch.x.shape] = requests = Requests()
+                x = torch.empty_like(batch.x, device="meta")
+                with torch.no_grad():
+                    self._outputs(run, shapes, {}, x, requests)
+            return {"draws": plans[batch.x.shape].draw(rng)}
+
+        return draw
+
+    def _outputs(
+        self,
+        run: Run,
+        parameters: Tensors,
+        rest: Tensors,
+        x: Tensor,
+        source: Source,
+        *,
+        training: bool = True,
+    ) -> tuple[Tensor, Tensor, Weights, Weights | None]:
+        """Outputs of the client and of the server for a batch, and the weights behind them."""
+        mean, log_precision = part(parameters, "mean"), part(parameters, "log_precision")
+        deviation = {
+            n: (t.exp() + rest[n].to(t)).rsqrt() if rest else t for n, t in log_precision.items()
+        }
+        shared, own = Weights(mean, deviation), None
+        if self.lateral:
+            spread = {n: t.exp() for n, t in part(parameters, "own_log_deviation").items()}
+            own = Weights(part(parameters, "own_mean"), spread)
+        noise = Noise(self.samples, self.estimator, source)
+        network = variational.stack(run.network.module)
+        x, gates = variational.repeat(x, self.samples), part(parameters, "gate")
+        outputs, common = _beside(network, shared, own, gates, x, noise, training=training)
+        return outputs, common, shared, own
+
+    def loss(self, run: Run) -> Loss:
+        """The free energy of Eq. 3 per sample, by Monte Carlo, its KL terms times `kl_weight`."""
+        return self._free_energy(run, training=True)
+
+    def validation(self, run: Run) -> Loss:
+        """The likelihood term of the free energy alone, without dropout."""
+        return self._free_energy(run, training=False)
+
+    def _free_energy(self, run: Run, *, training: bool) -> Loss:
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            source = Given(noise["draws"])
+            outputs, common, shared, own = self._outputs(
+                run, parameters, given["rest"], batch.x, source, training=training
+            )
+            y = batch.y.repeat(self.samples, *[1] * (batch.y.ndim - 1))
+            nll = run.likelihood.nll(outputs, y)
+            if self.lateral and self.server_likelihood:
+                nll = nll + self.server_likelihood * run.likelihood.nll(common, y)
+            if not training:
+                return nll
+            precision = {
+                n: t.exp() + given["rest"][n].to(t)
+                for n, t in part(parameters, "log_precision").items()
+            }
+            complexity = kl(shared.mean, precision, Gaussian(**given["prior"]))
+            if own is not None:
+                first = next(iter(own.mean.values()))
+                private = standard(own.mean, self.prior_deviation).to(first.device, first.dtype)
+                inverse = {n: d.pow(-2) for n, d in own.deviation.items()}
+                complexity = complexity + kl(own.mean, inverse, private)
+            return nll + self.kl_weight * complexity / given["count"]
+
+        return loss
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Client, at: At
+    ) -> tuple[Report, Client, Info]:
+        """Report the change of the factor, damped; keep the factor and the own posterior."""
+        ended = solved.parameters
+        cavity, factor = Gaussian(**problem.given["cavity"]), Gaussian(**problem.given["factor"])
+        log_precision = part(ended, "log_precision")
+        refined = {n: t.double().exp() for n, t in log_precision.items()}
+        mean = {n: t.double() for n, t in part(ended, "mean").items()}
+        shift = {n: (cavity.precision[n] + refined[n]) * mean[n] - cavity.shift[n] for n in mean}
+        change = damped(Gaussian(refined, shift) / factor, self.damping or 1 / at.run.cohort)
         after = Client(
-            precision,
-            shift,
-            _part(ended, _OWN_MEAN),
-            _part(ended, _OWN_LOG_DEVIATION),
-            _part(ended, _GATE),
+            factor * change.to(at.run.network.device, torch.float64),
+            part(ended, "own_mean"),
+            part(ended, "own_log_deviation"),
+            part(ended, "gate"),
         )
-        return Report(dict(report)), after, info
+        tensors = named("precision", change.precision) | named("shift", change.shift)
+        return Report(dict(tensors)), after, solved.info
 
     def _start(
         self,
@@ -185,8 +281,7 @@ class Virtual(Method[Server, Client, Sum]):
         factor: Gaussian,
         cavity: Gaussian,
         client: Client,
-        clients: int,
-        site: Site,
+        at: At,
     ) -> Tensors:
         """Where training starts: the posterior, or the initialization if there is none yet.
 
@@ -198,185 +293,112 @@ class Virtual(Method[Server, Client, Sum]):
         floor = self.start_deviation**-2
         start: Tensors = {}
         for name, m in mean.items():
-            began = site.network.initial[name].to(m) if unlearnt else m
+            began = at.run.network.initial[name].to(m) if unlearnt else m
             precision = factor.precision[name]
-            if not client.precision:
+            if not client.factor.precision:
                 precision = torch.maximum(precision, floor - cavity.precision[name])
-                precision = torch.maximum(precision, posterior.precision[name] / clients)
-            kind = site.network.initial[name].dtype
-            start[_MEAN + name] = began.to(kind)
-            start[_LOG_PRECISION + name] = precision.log().to(kind)
+                precision = torch.maximum(precision, posterior.precision[name] / at.run.clients)
+            kind = at.run.network.initial[name].dtype
+            start[f"mean/{name}"] = began.to(kind)
+            start[f"log_precision/{name}"] = precision.log().to(kind)
         if not self.lateral:
             return start
         if client.mean:
             own, spread, gates = client.mean, client.log_deviation, client.gates
         else:
-            own, gates = _newcomer(site)
+            own, gates = _newcomer(at)
             spread = {n: torch.full_like(t, log(self.start_deviation)) for n, t in own.items()}
-        start |= {_OWN_MEAN + n: t for n, t in own.items()}
-        start |= {_OWN_LOG_DEVIATION + n: t for n, t in spread.items()}
-        return start | {_GATE + n: t for n, t in gates.items()}
-
-    def objective(
-        self, cavity: Gaussian, share: Gaussian, count: int, site: Site, *, training: bool = True
-    ) -> Objective:
-        """The free energy of Eq. 3 per sample, by Monte Carlo, its KL terms times `kl_weight`.
-
-        To be watched on samples held out it is the likelihood term alone, without dropout.
-
-        Args:
-            cavity: s / s_i.
-            share: p(θ)^{1/K}.
-            count: the client's number of samples.
-            site: where it is.
-            training: whether it is to be minimized, or watched.
-        """
-        device = site.network.device
-        kind = next(iter(site.network.initial.values())).dtype
-        rest, prior = cavity.to(device, kind), (cavity * share).to(device, kind)
-        stream = site.stream("weights" if training else "validation")
-        noise = Noise(self.samples, self.estimator, stream)
-        network = variational.stages(site.network.module)
-
-        def loss(parameters: Tensors, batch: Samples) -> Tensor:
-            mean = _part(parameters, _MEAN)
-            precision = {
-                n: t.exp() + rest.precision[n].to(t)
-                for n, t in _part(parameters, _LOG_PRECISION).items()
-            }
-            complexity = kl(mean, precision, prior)
-            shared = Weights(mean, {n: p.rsqrt() for n, p in precision.items()})
-            own = None
-            if self.lateral:
-                own = Weights(
-                    _part(parameters, _OWN_MEAN),
-                    {n: t.exp() for n, t in _part(parameters, _OWN_LOG_DEVIATION).items()},
-                )
-                private = standard(own.mean, self.prior_deviation).to(device, kind)
-                inverse = {n: d.pow(-2) for n, d in own.deviation.items()}
-                complexity = complexity + kl(own.mean, inverse, private)
-            x = variational.repeat(batch.x, self.samples)
-            gates = _part(parameters, _GATE)
-            y = batch.y.repeat(self.samples)
-            logits, common = _logits(network, shared, own, gates, x, noise, training=training)
-            nll = self.nll(logits, y)
-            if self.lateral and self.server_likelihood:
-                nll = nll + self.server_likelihood * self.nll(common, y)
-            return nll + self.kl_weight * complexity / count if training else nll
-
-        return loss
-
-    def nll(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Mean −log p(label given output) over samples: the likelihood of a classifier."""
-        return functional.cross_entropy(outputs, labels)
+        start |= named("own_mean", own) | named("own_log_deviation", spread)
+        return start | named("gate", gates)
 
     def accept(self, server: Server, report: Report) -> None:
         """A change counts once, and leaves the posterior's precisions positive."""
         if report.weight != 1:
             raise MessageError(f"its weight is {report.weight:g}; a change of a factor has 1")
-        changes = dense(report.tensors)
-        for name, precision in server.precision.items():
-            if bool((precision + changes[_PRECISION + name] <= 0).any()):
+        changes = part(dense(report.tensors), "precision")
+        for name, precision in server.posterior.precision.items():
+            if bool((precision + changes[name] <= 0).any()):
                 raise MessageError(f"it takes more precision off {name!r} than the posterior has")
 
-    def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
         Changes that are each possible, but come to a negative precision, are no honest clients';
         the posterior then keeps a little of what it had.
         """
-        changes = reports.tensors
+        before = server.posterior
+        after = before * Gaussian(
+            part(reports.tensors, "precision"), part(reports.tensors, "shift")
+        )
         precision = {
-            n: torch.maximum(p + changes[_PRECISION + n], _ROUNDING * p)
-            for n, p in server.precision.items()
+            n: torch.maximum(p, _ROUNDING * before.precision[n]) for n, p in after.precision.items()
         }
-        shift = {n: h + changes[_SHIFT + n] for n, h in server.shift.items()}
         mean = sum(float(p.sum()) for p in precision.values())
         count = sum(p.numel() for p in precision.values())
-        after = Server(precision, shift, server.clients, server.damping)
-        return after, {"mean_precision": mean / count}
+        return Server(Gaussian(precision, after.shift)), {"mean_precision": mean / count}
 
-    def model(self, server: Server) -> Tensors:
+    def model(self, server: Server, run: Run) -> Tensors:
         """Means and deviations of the shared weights, float32."""
-        posterior = Gaussian(server.precision, server.shift)
-        means = {_MEAN + n: t.float() for n, t in posterior.mean.items()}
-        return means | {_DEVIATION + n: t.float() for n, t in posterior.deviation.items()}
+        posterior = server.posterior.to("cpu", torch.float64)
+        return _shared(posterior)
 
-    def predict(self, model: Tensors, network: Network) -> Predictor:
-        """The server's network alone: the mean of the Monte-Carlo softmaxes."""
-        return _mean(self.sampler(model, network))
+    def personal_model(
+        self, message: Message, report: Report | None, client: Client, run: Run
+    ) -> Tensors | None:
+        """The client's posteriors: of the shared weights (refined, right after its E-step), of its
+        own weights, and its gates.
+        """
+        posterior = _posterior(dense(message))
+        if report is not None:
+            change = dense(report.tensors)
+            posterior = posterior * Gaussian(
+                {n: t.double() for n, t in part(change, "precision").items()},
+                {n: t.double() for n, t in part(change, "shift").items()},
+            )
+        posterior = posterior.to(run.network.device, torch.float32)
+        own = named("own_mean", client.mean)
+        own |= named("own_log_deviation", client.log_deviation)
+        return _shared(posterior) | own | named("gate", client.gates)
 
-    def sampler(self, model: Tensors, network: Network) -> Sampler:
-        """The server's network alone, under draws from its posterior."""
-        weights = Weights(_part(model, _MEAN), _part(model, _DEVIATION))
-        if not any(bool(m.any()) for m in weights.mean.values()):
+    def draws(self, model: Tensors, run: Run) -> Sampler:
+        """Outputs under draws from the posteriors: of the server's network alone, or of the
+        client's with the server's beside it where the model has both.
+        """
+        network = run.network
+        shared, own = Weights(part(model, "mean"), part(model, "deviation")), None
+        if own_mean := part(model, "own_mean"):
+            spread = {n: t.exp() for n, t in part(model, "own_log_deviation").items()}
+            own = Weights(own_mean, spread)
+        elif not any(bool(m.any()) for m in shared.mean.values()):
             # Nothing is learnt yet; the prior's noise would be all there is.
-            weights = Weights(network.initial, {n: 0 * t for n, t in network.initial.items()})
-        return self._sampler(network, weights, None, {})
-
-    def personal(
-        self, message: Message, report: Report, client: Client, network: Network
-    ) -> Predictor:
-        """The client's network with the server's beside it, under both refined posteriors."""
-        change = dense(report.tensors)
-        posterior = _posterior(dense(message)) * Gaussian(
-            {n: t.double() for n, t in _part(change, _PRECISION).items()},
-            {n: t.double() for n, t in _part(change, _SHIFT).items()},
-        )
-        return _mean(self._beside(posterior, client, network))
-
-    def personal_sampler(self, message: Message, client: Client, network: Network) -> Sampler:
-        """The client's network with the server's beside it, as they are between rounds."""
-        return self._beside(_posterior(dense(message)), client, network)
-
-    def _beside(self, posterior: Gaussian, client: Client, network: Network) -> Sampler:
-        posterior = posterior.to(network.device, torch.float32)
-        own = None
-        if self.lateral:
-            own = Weights(client.mean, {n: t.exp() for n, t in client.log_deviation.items()})
-        shared = Weights(posterior.mean, posterior.deviation)
-        return self._sampler(network, shared, own, client.gates)
-
-    def _sampler(
-        self, network: Network, shared: Weights, own: Weights | None, gates: Tensors
-    ) -> Sampler:
-        stages = variational.stages(network.module)
-        trust = self.server_likelihood if self.lateral else 0.0
-        return partial(sampled, stages, shared, own, gates, self.predictions, trust)
+            initial = {n: t.to(network.device) for n, t in network.initial.items()}
+            shared = Weights(initial, {n: 0 * t for n, t in initial.items()})
+        stack = variational.stack(network.module)
+        trust = self.server_likelihood if own is not None else 0.0
+        return partial(sampled, stack, shared, own, part(model, "gate"), self.predictions, trust)
 
 
-def _report(change: Gaussian, damping: float) -> Tensors:
-    """The damped change in float32, so that client and server add the very same numbers.
+def damped(change: Gaussian, damping: float) -> Gaussian:
+    """A share of a change, in float32, so that client and server add the very same numbers.
 
     A fall of precision is rounded towards zero: no factor's precision can reach it.
     """
-    report = {}
-    for name, p in change.precision.items():
-        p = damping * p
-        report[_PRECISION + name] = torch.where(p < 0, p * (1 - 1e-6), p).float()
-        report[_SHIFT + name] = (damping * change.shift[name]).float()
-    return report
+    precision = {n: damping * p for n, p in change.precision.items()}
+    return Gaussian(
+        {n: torch.where(p < 0, p * (1 - 1e-6), p).float() for n, p in precision.items()},
+        {n: (damping * h).float() for n, h in change.shift.items()},
+    )
 
 
-def _mean(draw: Sampler) -> Predictor:
-    """The logarithm of the mean probabilities of the draws."""
-
-    def predict(x: Tensor) -> Tensor:
-        each = draw(x)
-        return torch.logsumexp(each, dim=0) - log(len(each))
-
-    return predict
-
-
-_CLIENTS, _DAMPING = "clients", "damping"
-_MEAN, _PRECISION, _SHIFT = "mean/", "precision/", "shift/"
-_LOG_PRECISION, _DEVIATION = "log_precision/", "deviation/"
-_OWN_MEAN, _OWN_LOG_DEVIATION, _GATE = "own_mean/", "own_log_deviation/", "gate/"
-"""What names of tensors begin with in messages, models and training."""
+def _shared(posterior: Gaussian) -> Tensors:
+    """Means and deviations by name, float32."""
+    means = {n: t.float() for n, t in posterior.mean.items()}
+    deviations = {n: t.float() for n, t in posterior.deviation.items()}
+    return named("mean", means) | named("deviation", deviations)
 
 
 def sampled(
-    network: tuple[Stage, ...],
+    network: Stack,
     shared: Weights,
     own: Weights | None,
     gates: Tensors,
@@ -384,12 +406,12 @@ def sampled(
     trust: float,
     x: Tensor,
 ) -> Tensor:
-    """Log-probabilities [samples, n, classes] under weights drawn from the posteriors.
+    """Outputs [samples, n, width] under weights drawn from the posteriors.
 
-    A draw is the mean of the client's prediction, with weight 1, and of the server's, with weight
-    `trust`. The draws are the same on every call.
+    With `trust`, a draw is the mean of the client's probabilities of classes, with weight 1, and of
+    the server's, with weight `trust`. The draws are the same on every call.
     """
-    if any(isinstance(stage.layer, nn.Conv2d) for stage in network):
+    if network.convolutional:
         # Maps of every draw at once would fill the memory.
         rows = max(1, _MAPS // samples)
         if len(x) > rows:
@@ -398,18 +420,18 @@ def sampled(
                 for part in torch.split(x, rows)
             ]
             return torch.cat(pieces, dim=1)
-    noise = Noise(samples, "reparametrization", torch.Generator().manual_seed(0))
+    noise = Noise(samples, "reparametrization", Drawn(torch.Generator().manual_seed(0)))
     x = variational.repeat(x, samples)
-    logits, common = _logits(network, shared, own, gates, x, noise)
-    predicted = torch.log_softmax(logits, dim=-1)
+    predicted, common = _beside(network, shared, own, gates, x, noise)
     if trust:
+        predicted = torch.log_softmax(predicted, dim=-1)
         other = torch.log_softmax(common, dim=-1) + log(trust)
         predicted = torch.logaddexp(predicted, other) - log(1 + trust)
     return predicted.reshape(samples, len(x) // samples, -1)
 
 
-def _logits(
-    network: tuple[Stage, ...],
+def _beside(
+    network: Stack,
     shared: Weights,
     own: Weights | None,
     gates: Tensors,
@@ -418,11 +440,11 @@ def _logits(
     *,
     training: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The client's logits (Eq. 4) and the server's, which are one if it has no own network."""
+    """The client's outputs (Eq. 4) and the server's, which are one if it has no own network."""
     common, seen = variational.forward(network, shared, x, noise, training=training)
     if own is None:
         return common, common
-    for stage, h in zip(network, seen, strict=True):
+    for stage, h in zip(network.stages, seen, strict=True):
         inner, outer = _lateral(stage)
         x = variational.through(stage.before, x, training)
         side = variational.affine(inner, h, *own.of(_in(stage)), noise)
@@ -431,7 +453,7 @@ def _logits(
         gate = gates[stage.name].reshape(-1, *[1] * (side.ndim - 2))
         x = variational.affine(stage.layer, x, *own.of(stage.name), noise) + gate * side
         x = variational.activate(stage, x)
-    return x, common
+    return variational.with_noise(network, own, x, noise), common
 
 
 def _lateral(stage: Stage) -> tuple[nn.Linear | nn.Conv2d, nn.Linear | nn.Conv2d]:
@@ -451,12 +473,12 @@ def _out(stage: Stage) -> str:
     return f"lateral-out-{stage.name}"
 
 
-def _newcomer(site: Site) -> tuple[Tensors, Tensors]:
+def _newcomer(at: At) -> tuple[Tensors, Tensors]:
     """Means of a client's own network and lateral connections, and its gates in U(0, 0.1)."""
-    stream = site.stream("lateral connections")
-    means = dict(site.own_network().initial)
+    stream = at.rng("lateral connections")
+    means = dict(at.own_network().initial)
     gates = {}
-    for stage in variational.stages(site.network.module):
+    for stage in variational.stack(at.run.network.module).stages:
         width = stage.width
         pixels = (1, 1) if isinstance(stage.layer, nn.Conv2d) else ()
         bound = width**-0.5
@@ -468,13 +490,9 @@ def _newcomer(site: Site) -> tuple[Tensors, Tensors]:
     return means, gates
 
 
-def _part(tensors: Tensors, prefix: str) -> Tensors:
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-
 def _posterior(message: Tensors) -> Gaussian:
-    precision = {n: t.double() for n, t in _part(message, _PRECISION).items()}
-    mean = _part(message, _MEAN)
+    precision = {n: t.double() for n, t in part(message, "precision").items()}
+    mean = part(message, "mean")
     return Gaussian(precision, {n: p * mean[n].double() for n, p in precision.items()})
 
 

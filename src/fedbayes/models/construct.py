@@ -1,6 +1,8 @@
 """From the `[model]` table of a config to a network."""
 
 import importlib
+import inspect
+from collections import OrderedDict
 from math import prod
 from pathlib import Path
 
@@ -19,8 +21,9 @@ from fedbayes.models.units import last_layer, mark_outputs
 def build(
     settings: ModelSettings,
     shape: tuple[int, ...],
-    classes: int,
+    outputs: int,
     *,
+    head: nn.Module | None = None,
     seed: int,
     client: int | None = None,
     device: torch.device | str = "cpu",
@@ -28,8 +31,16 @@ def build(
 ) -> Network:
     """The network for inputs of this shape, initialized from the seed.
 
-    With `client`, the initialization is that client's own in place of the common one; weights from
-    a file are everybody's.
+    Args:
+        settings: the `[model]` table.
+        shape: of one sample.
+        outputs: width of the last layer (`Likelihood.outputs`).
+        head: what is appended behind the network (`Likelihood.head`).
+        seed: of the run.
+        client: whose own initialization it has, in place of the common one; weights from a file
+            are everybody's.
+        device: where it computes.
+        precision: in which it computes.
 
     Raises:
         ModelError: the name is unknown, or the network does not fit the data, or the weights of
@@ -37,23 +48,34 @@ def build(
     """
     purpose = "initialization" if client is None else "own initialization"
     with seeds.global_stream(seeds.integer(seed, purpose, client=client or 0)):
-        module = _module(settings, shape, classes)
+        module = _module(settings, shape, outputs)
         initialize(module, settings)
+    width = outputs
+    if head is not None:
+        width = head(torch.zeros(1, outputs)).shape[-1]
+        module = _with_head(module, head)
     if settings.weights is not None:
         _load(module, settings, settings.weights)
     network = Network(module, device=device, precision=precision)
-    last = last_layer(network.module, lambda: _try_out(network, settings.name, shape, classes))
+    last = last_layer(network.module, lambda: _try_out(network, settings.name, shape, width))
     network.units = mark_outputs(network.units, last)
     return network
 
 
-def _module(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _with_head(module: nn.Module, head: nn.Module) -> nn.Module:
+    """The module with a head behind it: a longer stack, or a stack of the two."""
+    if type(module).forward is nn.Sequential.forward and isinstance(module, nn.Sequential):
+        return module.append(head)
+    return nn.Sequential(OrderedDict(network=module, noise=head))
+
+
+def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
     if settings.dropout and settings.name not in ("mlp", "lenet5"):
         raise ModelError(f"model.dropout is for mlp and lenet5; {settings.name!r} has none")
     if settings.name == "mlp":
         if any(width < 1 for width in settings.hidden):
             raise ModelError(f"model.hidden has {min(settings.hidden)}; widths must be at least 1")
-        return MLP(prod(shape), settings.hidden, classes, settings.bias, settings.dropout)
+        return MLP(prod(shape), settings.hidden, outputs, settings.bias, settings.dropout)
     if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < 16):
         raise ModelError(
             f"model {settings.name!r} needs images of at least 16 by 16 pixels, and a sample of "
@@ -61,15 +83,15 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn
         )
     if settings.name == "lenet5":
         channels, height, width = shape
-        return LeNet5(channels, height, width, classes, settings.dropout)
+        return LeNet5(channels, height, width, outputs, settings.dropout)
     if settings.name == "cnn":
         channels, height, width = shape
-        return CNN(channels, height, width, classes)
+        return CNN(channels, height, width, outputs)
     if settings.name == "resnet20":
         if 16 % settings.groups:
             raise ModelError(f"model.groups is {settings.groups}; it must divide 16")
-        return ResNet20(shape[0], classes, settings.groups)
-    module = _own(settings, shape, classes)
+        return ResNet20(shape[0], outputs, settings.groups)
+    module = _own(settings, shape, outputs)
     if not isinstance(module, nn.Module):
         raise ModelError(f"{settings.name!r} made a {type(module).__name__}, not a torch.nn.Module")
     return module
@@ -93,18 +115,26 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
     module.load_state_dict(named)
 
 
-def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> object:
-    """Call the user's factory as `factory(shape=..., classes=..., **arguments)`."""
+def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> object:
+    """Call the user's factory as `factory(shape=..., outputs=..., **arguments)`.
+
+    One that has a parameter `classes` gets the width of the last layer by that name.
+    """
     place, _, name = settings.name.partition(":")
     try:
         factory = getattr(importlib.import_module(place), name)
     except (ImportError, AttributeError) as error:
         raise ModelError(f"cannot find the model {settings.name!r}: {error}") from None
     try:
-        return factory(shape=shape, classes=classes, **settings.arguments)
+        names = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        names = {}
+    width = "classes" if "classes" in names else "outputs"
+    try:
+        return factory(shape=shape, **{width: outputs}, **settings.arguments)
     except TypeError as error:
         raise ModelError(
-            f"{settings.name!r} is called as factory(shape=..., classes=..., **arguments): {error}"
+            f"{settings.name!r} is called as factory(shape=..., {width}=..., **arguments): {error}"
         ) from error
 
 
@@ -130,16 +160,16 @@ def initialize(module: nn.Module, settings: ModelSettings) -> None:
             nn.init.constant_(layer.bias, settings.init_bias)
 
 
-def _try_out(network: Network, name: str, shape: tuple[int, ...], classes: int) -> None:
+def _try_out(network: Network, name: str, shape: tuple[int, ...], width: int) -> None:
     """One forward pass of zeros, so that a misfit is told before anything trains."""
     x = torch.zeros(2, *shape, device=network.device)
     try:
         with torch.no_grad():
-            logits = network(network.prepare(network.initial), x)
+            outputs = network(network.prepare(network.initial), x)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ModelError(f"model {name!r} fails on inputs of shape {shape}: {error}") from None
-    if tuple(logits.shape) != (2, classes):
+    if tuple(outputs.shape) != (2, width):
         raise ModelError(
-            f"model {name!r} maps 2 inputs to shape {tuple(logits.shape)}; "
-            f"{(2, classes)} is wanted: one logit for each of {classes} classes"
+            f"model {name!r} maps 2 inputs to shape {tuple(outputs.shape)}; {(2, width)} is "
+            "wanted, for the likelihood (a logit for each class, say)"
         )

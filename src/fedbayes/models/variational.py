@@ -11,13 +11,14 @@ sample. Two estimators give every sample its own noise (`Estimator`):
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbayes.errors import ModelError
+from fedbayes.likelihoods.noise import LearntNoise
 from fedbayes.tensors import Tensors
 
 Estimator = Literal["flipout", "reparametrization"]
@@ -50,8 +51,8 @@ class Stage:
         return len(self.layer.weight)
 
 
-def stages(module: nn.Module) -> tuple[Stage, ...]:
-    """The layers of a plain stack, inputs to outputs.
+def stack(module: nn.Module) -> Stack:
+    """The layers of a plain stack, inputs to outputs, and learnt noise behind them.
 
     Raises:
         ModelError: the module is no `nn.Sequential` of linear layers, plain convolutions,
@@ -61,8 +62,11 @@ def stages(module: nn.Module) -> tuple[Stage, ...]:
         raise ModelError(f"a {type(module).__name__} is no stack of layers (torch.nn.Sequential)")
     found: list[Stage] = []
     waiting: list[nn.Module] = []
+    log_std = None
     for key, child in module.named_children():
-        if isinstance(child, nn.Linear | nn.Conv2d):
+        if isinstance(child, LearntNoise):
+            log_std = f"{key}.log_std"
+        elif isinstance(child, nn.Linear | nn.Conv2d):
             if isinstance(child, nn.Conv2d) and not _is_plain(child):
                 raise ModelError(
                     f"layer {key!r} has no variational form: convolutions may have neither groups "
@@ -82,11 +86,85 @@ def stages(module: nn.Module) -> tuple[Stage, ...]:
             )
     if not found or waiting:
         raise ModelError("the network does not end with a linear layer or a convolution")
-    return tuple(found)
+    return Stack(tuple(found), log_std)
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
     return layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A plain stack of layers, and the learnt noise behind it."""
+
+    stages: tuple[Stage, ...]
+    """The layers, inputs to outputs."""
+    log_std: str | None = None
+    """Name of the log stds of learnt noise, if the stack ends with them."""
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether there are convolutions."""
+        return any(isinstance(stage.layer, nn.Conv2d) for stage in self.stages)
+
+
+class Source(Protocol):
+    """Where random numbers come from."""
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal draws."""
+
+    def signs(self, shape: tuple[int, ...]) -> Tensor:
+        """Draws of -1 and 1."""
+
+
+class Drawn(NamedTuple):
+    """Random numbers from a generator on the CPU."""
+
+    rng: torch.Generator
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal draws."""
+        return torch.randn(shape, generator=self.rng)
+
+    def signs(self, shape: tuple[int, ...]) -> Tensor:
+        """Draws of -1 and 1."""
+        return torch.empty(shape).bernoulli_(0.5, generator=self.rng).mul_(2).sub_(1)
+
+
+class Requests:
+    """Notes which random numbers a pass on the device `meta` asks for, and can draw them after."""
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[str, tuple[int, ...]]] = []
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """A tensor without values."""
+        self._asked.append(("normal", shape))
+        return torch.empty(shape, device="meta")
+
+    def signs(self, shape: tuple[int, ...]) -> Tensor:
+        """A tensor without values."""
+        self._asked.append(("signs", shape))
+        return torch.empty(shape, device="meta")
+
+    def draw(self, rng: torch.Generator) -> list[Tensor]:
+        """The numbers that were asked for, in that order."""
+        source = Drawn(rng)
+        return [getattr(source, kind)(shape) for kind, shape in self._asked]
+
+
+class Given:
+    """Random numbers that were drawn before, in the order in which they are asked for."""
+
+    def __init__(self, draws: Sequence[Tensor]) -> None:
+        self._draws = iter(draws)
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """The next draws."""
+        return next(self._draws)
+
+    signs = normal
 
 
 class Noise(NamedTuple):
@@ -95,17 +173,15 @@ class Noise(NamedTuple):
     samples: int
     """Monte-Carlo samples in the batch."""
     estimator: Estimator
-    stream: torch.Generator
-    """A generator on the CPU."""
+    source: Source
 
     def normal(self, *shape: int, like: Tensor) -> Tensor:
         """Standard normal draws."""
-        return torch.randn(shape, generator=self.stream).to(like)
+        return self.source.normal(shape).to(like)
 
     def signs(self, rows: int, width: int, like: Tensor) -> Tensor:
         """Signs [rows, width], the product of one for the sample and one for the row."""
-        bits = torch.empty(self.samples + rows // self.samples, width)
-        turned = bits.bernoulli_(0.5, generator=self.stream).mul_(2).sub_(1).to(like)
+        turned = self.source.signs((self.samples + rows // self.samples, width)).to(like)
         each, own = turned[: self.samples], turned[self.samples :]
         return (each[:, None] * own).reshape(rows, width)
 
@@ -201,12 +277,21 @@ class Weights(NamedTuple):
 
 
 def forward(
-    network: tuple[Stage, ...], weights: Weights, x: Tensor, noise: Noise, *, training: bool = False
+    network: Stack, weights: Weights, x: Tensor, noise: Noise, *, training: bool = False
 ) -> tuple[Tensor, list[Tensor]]:
-    """Logits [samples · n, classes] of a repeated batch, and the activation of every stage."""
+    """Outputs [samples · n, width] of a repeated batch, and the activation of every stage."""
     seen: list[Tensor] = []
-    for stage in network:
+    for stage in network.stages:
         x = through(stage.before, x, training)
         x = activate(stage, affine(stage.layer, x, *weights.of(stage.name), noise))
         seen.append(x)
-    return x, seen
+    return with_noise(network, weights, x, noise), seen
+
+
+def with_noise(network: Stack, weights: Weights, x: Tensor, noise: Noise) -> Tensor:
+    """The outputs with log stds that are learnt behind them, drawn for each sample."""
+    if network.log_std is None:
+        return x
+    mean, deviation = weights.mean[network.log_std], weights.deviation[network.log_std]
+    drawn = mean + deviation * noise.normal(noise.samples, *mean.shape, like=mean)
+    return torch.cat([x, drawn.repeat_interleave(len(x) // noise.samples, dim=0)], dim=1)

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from fedbayes import models
+from fedbayes.contracts import Run
 from fedbayes.data import (
     Dataset,
     FederatedData,
@@ -18,6 +19,7 @@ from fedbayes.data import (
 from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.likelihoods import Likelihood
 from fedbayes.models import Network, read_model
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
@@ -133,13 +135,14 @@ def note_start(config: Config, preprocessing: Preprocessing) -> None:
 
 
 def build_network(
-    config: Config, shape: tuple[int, ...], classes: int, client: int | None = None
+    config: Config, shape: tuple[int, ...], likelihood: Likelihood, client: int | None = None
 ) -> Network:
-    """The network of a config for samples of this shape, on its device."""
+    """The network of a config for samples of this shape and a likelihood, on its device."""
     return models.build(
         config.model,
         shape,
-        classes,
+        likelihood.outputs,
+        head=likelihood.head(),
         seed=config.seed,
         client=client,
         device=choose_device(config.device),
@@ -171,15 +174,35 @@ def bind_frozen(run: RunFolder, network: Network) -> None:
 def build_runtime(config: Config, data: FederatedData) -> ClientRuntime:
     """The clients of a federation, ready to work in this process."""
 
+    likelihood = build_likelihood(config, data.dataset.target)
+
     def network(client: int | None = None) -> Network:
-        return build_network(config, data.shape, len(data.classes), client)
+        return build_network(config, data.shape, likelihood, client)
 
     return ClientRuntime(
+        build_run(config, network(), likelihood, data.clients),
         method=config.build_method(),
-        network=network(),
         own_network=network,
         data=data,
+    )
+
+
+def build_run(config: Config, network: Network, likelihood: Likelihood, clients: int) -> Run:
+    """What no round of a run changes.
+
+    Args:
+        config: the settings.
+        network: all clients' network.
+        likelihood: of the targets.
+        clients: how many have data.
+    """
+    pooled = config.build_method().pooled
+    return Run(
+        network=network,
+        likelihood=likelihood,
         training=config.training,
+        clients=1 if pooled else clients,
+        cohort=1 if pooled else config.cohort_size(clients),
         rounds=config.rounds,
         seed=config.seed,
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
-from fedbayes.metrics import Predictions
+from fedbayes.tensors import Tensors
 
 
 class Engine(Protocol):
@@ -13,7 +13,7 @@ class Engine(Protocol):
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
         """The E-step of each task's client."""
 
-    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Predictions]:
+    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Evaluate global models on test samples."""
 
     def close(self) -> None:

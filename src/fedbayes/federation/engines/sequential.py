@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Outcome, Task
-from fedbayes.metrics import Predictions
+from fedbayes.tensors import Tensors
 
 
 class Sequential:
@@ -17,7 +17,7 @@ class Sequential:
         """Run the tasks in order."""
         return map(self._runtime.train, tasks)
 
-    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Predictions]:
+    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations in order."""
         return map(self._runtime.evaluate, evaluations)
 

@@ -23,6 +23,7 @@ import torch
 
 from fedbayes import errors
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Task
+from fedbayes.messages import encode
 
 Header = dict[str, Any]
 _PREFIX = struct.Struct("<I")
@@ -63,12 +64,10 @@ def handle(
         state = blobs[1] if header["joined"] else None
         place = header["client"], header["round"]
         outcome = runtime.train(Task(*place, blobs[0], state, header["constants"]))
-        reply = {"info": outcome.info, "correct": outcome.correct, "tested": outcome.tested}
+        reply = {"info": outcome.info, "scores": outcome.scores}
         return reply, [outcome.report, outcome.state]
     result = runtime.evaluate(Evaluation(blobs[0], header["start"], header["stop"]))
-    labels = result.labels.numpy().tobytes()
-    confidence = result.confidence.numpy().tobytes()
-    return {"correct": result.correct, "nll": result.nll}, [labels, confidence]
+    return {}, [encode(dict(result))]
 
 
 def main() -> None:

@@ -13,16 +13,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import numpy as np
 import psutil
-import torch
 from joblib import cpu_count
 
 from fedbayes import errors
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines.worker import Header, read, write
-from fedbayes.metrics import Predictions
+from fedbayes.messages import decode, dense
+from fedbayes.tensors import Tensors
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -171,7 +170,7 @@ class Workers:
         """Run the tasks on whichever worker is idle."""
         return self._spread(self._train, tasks)
 
-    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Predictions]:
+    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations on whichever worker is idle."""
         return self._spread(self._evaluate, evaluations)
 
@@ -207,14 +206,12 @@ class Workers:
         reply, blobs = self._call(
             f"client {task.client} in round {task.round}", header, [task.message, task.state or b""]
         )
-        return Outcome(blobs[0], blobs[1], reply["info"], reply["correct"], reply["tested"])
+        return Outcome(blobs[0], blobs[1], reply["info"], reply["scores"])
 
-    def _evaluate(self, evaluation: Evaluation) -> Predictions:
+    def _evaluate(self, evaluation: Evaluation) -> Tensors:
         header = {"kind": "evaluate", "start": evaluation.start, "stop": evaluation.stop}
-        reply, blobs = self._call("the evaluation", header, [evaluation.model])
-        labels = torch.from_numpy(np.frombuffer(blobs[0], dtype=np.int64).copy())
-        confidence = torch.from_numpy(np.frombuffer(blobs[1], dtype=np.float32).copy())
-        return Predictions(labels, reply["correct"], reply["nll"], confidence)
+        _, blobs = self._call("the evaluation", header, [evaluation.model])
+        return dense(decode(blobs[0]))
 
     def _call(
         self, what: str, header: Header, blobs: Sequence[bytes]

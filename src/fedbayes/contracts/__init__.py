@@ -1,0 +1,44 @@
+"""What a method is, and what it works with."""
+
+from fedbayes.contracts.method import (
+    AnyMethod,
+    ClientState,
+    Info,
+    Method,
+    Nothing,
+    Sampler,
+    ServerState,
+    Weights,
+    single_draw,
+    units_remarks,
+)
+from fedbayes.contracts.point import PointEstimate, Weighting
+from fedbayes.contracts.reports import Gathered, Report, Sum
+from fedbayes.contracts.run import At, Run, nll
+from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
+
+__all__ = [
+    "AnyMethod",
+    "At",
+    "ClientState",
+    "Gathered",
+    "Info",
+    "Loss",
+    "Method",
+    "Noise",
+    "Nothing",
+    "PointEstimate",
+    "Problem",
+    "Report",
+    "Run",
+    "Sampler",
+    "ServerState",
+    "Solved",
+    "Sum",
+    "Tree",
+    "Weighting",
+    "Weights",
+    "nll",
+    "single_draw",
+    "units_remarks",
+]

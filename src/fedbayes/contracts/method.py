@@ -1,0 +1,264 @@
+"""What a federated method is: a prior, a local inference, a message and an update.
+
+A method is a frozen bag of hyperparameters with pure functions over explicit state. One round
+of any method, as `fedbayes.federation.round` runs it:
+
+    message           = method.message(server, at)              the prior, sent to a client
+    problem           = method.problem(message, client, …)      the E-step, stated
+    solved            = at.solve(problem, method.loss(run), …)  the E-step, solved
+    report, client, _ = method.report(solved, problem, …)       the client's answer
+    reports           = Sum() or Gathered(), fed one by one     what the M-step needs
+    server, _         = method.update(server, reports, at)      the M-step, on the server
+
+A whole method, for a feeling of the size: federated averaging with a server that forgets.
+
+    class Forgetful(PointEstimate[Weights]):
+        name = "forgetful"
+        summary = "averages, then shrinks"
+        server_state = Weights
+
+        keep: float = Field(0.99, description="share of a weight that survives a round")
+
+        def init(self, run: Run) -> Weights:
+            return Weights(run.network.initial)
+
+        def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
+            mean = reports.mean()
+            return Weights({name: self.keep * t for name, t in mean.items()}), {}
+
+What is carried from round to round is State (server's or client's); what is only reported to
+the user is Info, and no method reads it. Nothing else remembers anything, so a run can stop and
+go on anywhere.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from fedbayes.contracts.reports import Gathered, Report, Sum
+from fedbayes.contracts.run import At, Run, nll
+from fedbayes.inference.problem import Loss, Problem, Solved
+from fedbayes.messages import Message
+from fedbayes.models import Network
+from fedbayes.models.units import Units
+from fedbayes.tensors import Samples, Tensors
+
+Info = dict[str, float]
+"""Metrics for the user, by name: a loss, a norm. They go into the metrics of the round."""
+
+Sampler = Callable[[Tensor], Tensor]
+"""Inputs [n, ...] to the network's outputs [draws, n, width] under draws from a posterior."""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The private state of a client that keeps none."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A state that is nothing but the weights of a network."""
+
+    weights: Tensors
+
+
+ServerState = TypeVar("ServerState")
+ClientState = TypeVar("ClientState")
+Reduced = TypeVar("Reduced", Sum, Gathered)
+
+
+class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
+    """A federated method. Fields are its hyperparameters; functions are pure.
+
+    States are frozen dataclasses of tensors (see `fedbayes.tensors.pack`). No function changes
+    its arguments. Tensors of a message may have other shapes for every client, and the global
+    model may change its size from round to round. What no round changes is in the `Run`, and
+    need not be in a state.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    """The name on the command line and in a config."""
+    summary: ClassVar[str]
+    """One line for the list of methods."""
+    paper: ClassVar[str] = ""
+    """Where the method comes from."""
+    server_state: ClassVar[type]
+    """Type of the server's state."""
+    client_state: ClassVar[type] = Nothing
+    """Type of a client's private state."""
+    reduction: ClassVar[type[Sum] | type[Gathered]] = Sum
+    """Whether reports are summed or gathered."""
+    summable: ClassVar[bool] = False
+    """Whether all clients get the same broadcast and report the very tensors of it, whole: what
+    secure aggregation can sum."""
+    averages: ClassVar[bool] = False
+    """Whether the server's update is of a mean of weights, in place of which a robust rule or a
+    noisy mean may stand."""
+    pooled: ClassVar[bool] = False
+    """Whether all data lie in one place: a baseline, not a federation."""
+    has_global_model: ClassVar[bool] = True
+    """Whether what `model` gives is a model to predict with; if not, it is neither evaluated nor
+    saved, and only clients have models."""
+    headline: ClassVar[Literal["global", "local"]] = "global"
+    """Whose metric the method is for, the global model's or the clients' own models': what a
+    summary leads with, and what is best."""
+    sends_final_model: ClassVar[bool] = False
+    """Whether every client gets a copy of the last global model, whose bytes count."""
+
+    def check(self, run: Run) -> None:
+        """Refuse, before anything runs, training, network or likelihood that it cannot work with.
+
+        Raises:
+            ConfigError: says which setting, and what would do.
+            ModelError: says which layer.
+        """
+        return None
+
+    def remarks(self, run: Run) -> list[str]:
+        """What a user should know before the first round of how the method takes to a network:
+        a layer that it leaves out, say. A sentence each.
+        """
+        return []
+
+    @abstractmethod
+    def init(self, run: Run) -> ServerState:
+        """The server's state before the first round."""
+
+    def join(self, at: At) -> ClientState:
+        """The private state of a client before its first round; it never leaves the client."""
+        state: ClientState = self.client_state()
+        return state
+
+    @abstractmethod
+    def message(self, server: ServerState, at: At) -> Message:
+        """The broadcast: what the server sends to the client `at.client`.
+
+        Messages that consist of the very same tensors are encoded once.
+        """
+
+    def loss(self, run: Run) -> Loss:
+        """What clients minimize on each batch: the negative log-likelihood by default.
+
+        It is pure and captures no tensor: what is not a parameter, it finds in the problem's
+        `given` and `noise`. So it can be mapped over clients.
+        """
+        return nll(run)
+
+    def validation(self, run: Run) -> Loss:
+        """What early stopping watches on samples that are held out: the negative log-likelihood
+        by default, without dropout.
+        """
+        return nll(run, training=False)
+
+    @abstractmethod
+    def problem(self, message: Message, client: ClientState, samples: Samples, at: At) -> Problem:
+        """The E-step, stated: where a client's training starts, and what its loss is given."""
+
+    @abstractmethod
+    def report(
+        self, solved: Solved, problem: Problem, client: ClientState, at: At
+    ) -> tuple[Report, ClientState, Info]:
+        """The client's answer, its new private state, and metrics."""
+
+    def local(
+        self, message: Message, client: ClientState, samples: Samples, at: At
+    ) -> tuple[Report, ClientState, Info]:
+        """The E-step: infer the client's parameters from its data under the server's prior.
+
+        States the problem, solves it by stochastic gradients and reports. A method with a closed
+        form overrides this; its clients are then run one by one on every engine.
+        """
+        problem = self.problem(message, client, samples, at)
+        solved = at.solve(problem, self.loss(at.run), samples, validation=self.validation(at.run))
+        return self.report(solved, problem, client, at)
+
+    def expected(self, message: Message, run: Run) -> Message:
+        """A pattern for the answer to `message`: names, shapes and types of a proper report.
+
+        A report that differs is refused. By default it looks like the message.
+        """
+        return message
+
+    def accept(self, server: ServerState, report: Report) -> None:
+        """Refuse a report whose values, beyond being finite, are none that a client can have.
+
+        Args:
+            server: the state that the client was sent a message of.
+            report: of the expected names, shapes and types.
+
+        Raises:
+            MessageError: says what is wrong with it.
+        """
+        return None
+
+    @abstractmethod
+    def update(self, server: ServerState, reports: Reduced, at: At) -> tuple[ServerState, Info]:
+        """The M-step: the server's new state from at least one report."""
+
+    def stopped(self, server: ServerState) -> str:
+        """Why the server wants no further rounds, in words; empty while it does."""
+        return ""
+
+    @abstractmethod
+    def model(self, server: ServerState, run: Run) -> Tensors:
+        """The global model as it is saved and evaluated."""
+
+    @abstractmethod
+    def personal_model(
+        self, message: Message, report: Report | None, client: ClientState, run: Run
+    ) -> Tensors | None:
+        """The client's own model, in the form of a global one or another that `draws` knows.
+
+        Args:
+            message: what the server sent, or would send now.
+            report: the client's answer to it, right after its E-step; None between rounds.
+            client: its private state.
+            run: the run.
+
+        Returns:
+            The model; None between rounds if the method keeps none for its clients.
+        """
+
+    def draws(self, model: Tensors, run: Run) -> Sampler:
+        """What a model predicts with: outputs of the network under one or several draws.
+
+        By default a model is the weights of a network, a single draw.
+        """
+        return single_draw(model, run.network)
+
+
+def units_remarks(name: str, network: Network, touched: Collection[Units]) -> list[str]:
+    """What a method that leaves units out says of a network in which it cannot everywhere.
+
+    Args:
+        name: the method.
+        network: all clients' network.
+        touched: units that it may leave out.
+    """
+    if not touched:
+        return [
+            f"{name} finds no units in this network that it could leave out: messages are as "
+            "long as under fedavg"
+        ]
+    left = [f"{u.layer} ({u.kind})" for u in network.units if not u.last and u not in touched]
+    left += network.unknown_layers
+    if not left:
+        return []
+    shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+    return [f"{name} sends these layers whole, since their units or readers are unknown: {shown}"]
+
+
+def single_draw(weights: Tensors, network: Network) -> Sampler:
+    """The outputs [1, n, width] of one network with these weights."""
+    ready = network.prepare(weights)
+    return lambda x: network(ready, x)[None]
+
+
+AnyMethod = Method[Any, Any, Any]
+"""A method whose states we do not look into: what engines work with."""

@@ -1,0 +1,57 @@
+"""Methods whose server and clients know single weights."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedbayes.contracts.method import Info, Method, Nothing, ServerState
+from fedbayes.contracts.reports import Report, Sum
+from fedbayes.contracts.run import At, Run
+from fedbayes.inference.problem import Problem, Solved
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Samples, Tensors
+
+Weighting = Literal["samples", "uniform"]
+
+
+class PointEstimate(Method[ServerState, Nothing, Sum]):
+    """Hard EM on a Gaussian prior.
+
+    The server broadcasts its weights w, a client answers with its own, φ_s, found by gradients
+    from w. Derived methods say how the server starts and updates, and may change the client's
+    loss. The server's state has a field `weights` unless `message` and `model` are overridden.
+    """
+
+    summable = True
+    averages = True
+
+    weighting: Weighting = Field(
+        "samples", description="weight of a client in the mean: its number of samples, or 1"
+    )
+
+    def message(self, server: ServerState, at: At) -> Message:
+        """Send the weights, the same to all."""
+        message: Message = server.weights  # type: ignore[attr-defined]
+        return message
+
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+        """Train from the server's weights."""
+        return Problem(at.run.network.prepare(dense(message)))
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
+    ) -> tuple[Report, Nothing, Info]:
+        """Report the weights where training ended."""
+        weight = float(solved.count) if self.weighting == "samples" else 1.0
+        return Report(dict(solved.parameters), weight), client, solved.info
+
+    def model(self, server: ServerState, run: Run) -> Tensors:
+        """The server's weights."""
+        weights: Tensors = server.weights  # type: ignore[attr-defined]
+        return weights
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
+        """The network as the client reported it."""
+        return dense(report.tensors) if report is not None else None

@@ -1,0 +1,82 @@
+"""What clients say to the server, and how it is reduced."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedbayes.messages import Masked, Message, dtype_of, shape_of
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client says to the server at the end of its E-step."""
+
+    tensors: Message
+    """The update, by name."""
+    weight: float = 1.0
+    """Its weight in a sum over clients, at least 0: the number of samples, for instance."""
+
+
+@dataclass
+class Sum:
+    """Reports that add: each is folded in and forgotten, so memory does not grow with them.
+
+    Sums are kept in float64 and folded in the order of the cohort: the result does not depend
+    on which client was ready first.
+    """
+
+    tensors: Tensors = field(default_factory=dict)
+    """Sum over clients of weight times tensor, float64, by name."""
+    weight: float = 0.0
+    """Sum of the weights."""
+    clients: int = 0
+    """Number of reports."""
+    present: Tensors = field(default_factory=dict)
+    """Of tensors that came sparse, the sum of the weights of the reports that held each entry,
+    float64 by name."""
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    """Types of the tensors as they were reported."""
+
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in."""
+        for name, item in report.tensors.items():
+            if name not in self.tensors:
+                self.tensors[name] = torch.zeros(shape_of(item), dtype=torch.float64)
+                self.dtypes[name] = dtype_of(item)
+            if isinstance(item, Masked):
+                whole = torch.full_like(self.tensors[name], self.weight)
+                self.present.setdefault(name, whole).add_(item.mask(), alpha=report.weight)
+                item = item.dense()
+            elif name in self.present:
+                self.present[name].add_(report.weight)
+            self.tensors[name].add_(item, alpha=report.weight)
+        self.weight += report.weight
+        self.clients += 1
+
+    def mean(self) -> Tensors:
+        """The weighted mean of the reports, in the types that they came in."""
+        return {name: (t / self.weight).to(self.dtypes[name]) for name, t in self.tensors.items()}
+
+    def share(self, name: str) -> Tensor:
+        """Share of the reports, by weight, that held each entry of a tensor, float64."""
+        if name not in self.present:
+            return torch.ones_like(self.tensors[name])
+        return self.present[name] / self.weight
+
+
+@dataclass
+class Gathered:
+    """Reports that do not add (a median, a matching needs them all), by client."""
+
+    reports: dict[int, Report] = field(default_factory=dict)
+
+    def add(self, client: int, report: Report) -> None:
+        """Keep one report."""
+        self.reports[client] = report
+
+    @property
+    def clients(self) -> int:
+        """Number of reports."""
+        return len(self.reports)

@@ -1,0 +1,94 @@
+"""What stays the same in a run, and where in it one is: what the engine lends to a method."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fedbayes import seeds
+from fedbayes.inference.problem import Loss, Problem, Solved
+from fedbayes.inference.settings import LocalTraining
+from fedbayes.inference.solve import solve
+from fedbayes.likelihoods import Likelihood
+from fedbayes.models import Network
+from fedbayes.tensors import Samples
+
+
+@dataclass(frozen=True)
+class Run:
+    """What no round of a run changes: the same for the server and for every client."""
+
+    network: Network
+    """The network that all clients share, as a function of its weights."""
+    likelihood: Likelihood
+    """The distribution of a target given the network's outputs."""
+    training: LocalTraining
+    """How clients train."""
+    clients: int
+    """Number of clients, S."""
+    cohort: int
+    """Number of clients sampled in a round, B."""
+    rounds: int
+    """Number of rounds, T."""
+    seed: int
+    """Seed of the run; use `At.rng` for randomness."""
+
+
+def _no_network() -> Network:
+    raise TypeError("only a client has a network of its own")
+
+
+@dataclass(frozen=True)
+class At:
+    """A place in a run: a round, and a client where it is about one."""
+
+    run: Run
+    round: int
+    """The round, from 1."""
+    client: int = 0
+    """Index of the client, 0..S-1; 0 where it is about none."""
+    own_network: Callable[[], Network] = _no_network
+    """Builds a network with an initialization that is this client's own."""
+    held_out: Samples | None = None
+    """Training samples set aside for early stopping, if the config asks for it."""
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """The random stream of this client in this round for one purpose, on the CPU."""
+        return seeds.torch_stream(self.run.seed, purpose, round=self.round, client=self.client)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the client's weights in this round."""
+        return self.run.training.learning_rate(self.round, self.run.rounds)
+
+    def solve(
+        self, problem: Problem, loss: Loss, samples: Samples, *, validation: Loss | None = None
+    ) -> Solved:
+        """Solve a problem with the round's settings; see `inference.solve`."""
+        return solve(
+            problem,
+            loss,
+            samples,
+            self.run.training,
+            lr=self.lr,
+            rng=self.rng,
+            buffers=self.run.network.buffers,
+            held_out=self.held_out,
+            validation=validation,
+        )
+
+
+def nll(run: Run, *, training: bool = True) -> Loss:
+    """The mean negative log-likelihood of a batch under the network.
+
+    Args:
+        run: network and likelihood.
+        training: whether dropout and the like are as in training.
+    """
+    network, likelihood = run.network, run.likelihood
+
+    def loss(parameters: object, batch: Samples, given: object, noise: object) -> torch.Tensor:
+        outputs = network(parameters, batch.x, training=training)  # type: ignore[arg-type]
+        return likelihood.nll(outputs, batch.y)
+
+    return loss

@@ -1,0 +1,52 @@
+"""What the server sends in a round."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.federation.client_runtime import Task
+from fedbayes.messages import Message, encode
+
+
+@dataclass
+class Broadcast:
+    """The messages of one round, encoded once while they consist of the very same tensors."""
+
+    run: Run
+    method: AnyMethod
+    server: Any
+    """The server's state before the round."""
+    number: int
+    """The round, from 1."""
+    sent: dict[int, int] = field(default_factory=dict)
+    """Encoded bytes that were sent to each client."""
+    _expected: dict[int, Message] = field(default_factory=dict)
+    _message: Message = field(default_factory=dict)
+    _data: bytes = b""
+
+    def tasks(self, cohort: list[int], states: Mapping[int, bytes]) -> Iterator[Task]:
+        """The task of each client of the cohort, with its private state if it has one."""
+        constants = self.run.network.constants_digest
+        for client in cohort:
+            message = self.message(client)
+            self._expected[client] = self.method.expected(message, self.run)
+            data = self._encoded(message)
+            self.sent[client] = len(data)
+            yield Task(client, self.number, data, states.get(client), constants)
+
+    def message(self, client: int) -> Message:
+        """What a client is sent."""
+        return self.method.message(self.server, At(self.run, self.number, client))
+
+    def expected(self, client: int) -> Message:
+        """The pattern of a proper answer; asked for once, then forgotten."""
+        return self._expected.pop(client)
+
+    def _encoded(self, message: Message) -> bytes:
+        same = message.keys() == self._message.keys() and all(
+            item is self._message[name] for name, item in message.items()
+        )
+        if not same or not self._data:
+            self._message, self._data = message, encode(message)
+        return self._data

@@ -1,0 +1,78 @@
+"""The accounts of a round: who reported, what it weighed, who was refused or lost."""
+
+from dataclasses import dataclass, field
+
+from fedbayes.contracts import AnyMethod, Info, Report
+from fedbayes.errors import EngineError, MessageError
+from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.checks import check_scores, decode_report
+from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.likelihoods import Scores
+
+
+@dataclass
+class Ledger:
+    """What came of the cohort's tasks, entered one by one."""
+
+    bytes_up: int = 0
+    """Encoded bytes from the clients to the server."""
+    link_down: int = 0
+    """Bytes that a network carried to the clients; 0 where there is none."""
+    link_up: int = 0
+    """Bytes that a network carried from the clients."""
+    scores: dict[int, Scores] = field(default_factory=dict)
+    """Of each client whose report counted: scores of its own model; empty without test samples."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Clients whose report was refused, and why."""
+    lost: dict[int, str] = field(default_factory=dict)
+    """Clients of whom no report came, and why."""
+    troubles: dict[int, str] = field(default_factory=dict)
+    """Clients whose report came after all, and what went wrong before."""
+    infos: list[Info] = field(default_factory=list)
+    """Metrics of each client whose report counted."""
+    _missing: int = 0
+
+    def enter(
+        self, client: int, outcome: Outcome | NoReport, broadcast: Broadcast, method: AnyMethod
+    ) -> Report | None:
+        """Account for what came of one client's task; its report if it is a proper one."""
+        self.link_down += outcome.link_down
+        self.link_up += outcome.link_up
+        expected = broadcast.expected(client)
+        if isinstance(outcome, NoReport):
+            (self.refused if outcome.refused else self.lost)[client] = outcome.reason
+            self._missing += not (outcome.refused or outcome.in_vain)
+            if not outcome.link_down:
+                broadcast.sent[client] = 0
+            return None
+        self.bytes_up += outcome.sent or len(outcome.report)
+        if outcome.trouble:
+            self.troubles[client] = outcome.trouble
+        try:
+            report = decode_report(outcome.report, expected)
+            check_scores(outcome.scores, broadcast.run.likelihood)
+            method.accept(broadcast.server, report)
+        except MessageError as error:
+            self.refused[client] = str(error)
+            return None
+        self.infos.append(outcome.info)
+        self.scores[client] = outcome.scores
+        return report
+
+    def require_someone(self, number: int, cohort: list[int]) -> None:
+        """See that not every client was lost.
+
+        Raises:
+            EngineError: all were.
+        """
+        if self._missing == len(cohort):
+            reasons = "; ".join(f"client {c}: {reason}" for c, reason in self.lost.items())
+            raise EngineError(f"no client reported in round {number}. {reasons}")
+
+    def info(self) -> Info:
+        """The mean of each metric over the clients that gave it."""
+        values: dict[str, list[float]] = {}
+        for info in self.infos:
+            for name, value in info.items():
+                values.setdefault(name, []).append(value)
+        return {name: sum(found) / len(found) for name, found in values.items()}

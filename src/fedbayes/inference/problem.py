@@ -1,0 +1,88 @@
+"""An E-step as it is stated, before anything solves it.
+
+A problem is data: where to start, what is given, which noise a step has. The loss that goes with
+it is a pure function of parameters, batch, given and noise, and captures no tensor. So the
+problems of a whole cohort can be stacked, and one call of `torch.func.vmap` evaluates them all.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedbayes.messages import Message
+from fedbayes.tensors import Samples, Tensors
+
+Tree = dict[str, Any]
+"""Tensors by name, in dicts, lists and tuples nested as one likes."""
+
+
+class Loss(Protocol):
+    """What a client minimizes: pure, and it can be mapped over stacked arguments."""
+
+    def __call__(self, parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+        """The scalar to be minimized on one batch.
+
+        Args:
+            parameters: what is trained, and buffers.
+            batch: some samples.
+            given: what the problem holds fixed: a prior, control variates.
+            noise: the random numbers of this step; empty if the problem has none.
+        """
+
+
+Projection = Callable[[Tensors, Tree, float], None]
+"""What follows every step: changes the parameters in place, from the given and the learning rate."""
+
+OptimizerBuilder = Callable[[list[Tensor]], torch.optim.Optimizer]
+"""Makes an optimizer over leaf tensors."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Where the random numbers of a step come from."""
+
+    purpose: str
+    """Name of the random stream in training."""
+    draw: Callable[[torch.Generator, Samples], Tree]
+    """Draws for one batch."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One client's E-step in one round."""
+
+    start: Tensors
+    """Parameters and buffers where training starts; names as the network has them, or with a
+    prefix and a slash for parameters of other kinds (`threshold/…`)."""
+    given: Tree = field(default_factory=dict)
+    """What the loss holds fixed, on the network's device."""
+    noise: Noise | None = None
+    """Random numbers of every step."""
+    message: Message = field(default_factory=dict)
+    """The broadcast, where the report has its form."""
+    param_groups: Mapping[str, OptimizerBuilder] = field(default_factory=dict)
+    """Optimizers of parameters whose names start so; the others have the config's."""
+    project: Projection | None = None
+    """What follows every step."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Where the solution of a problem ended."""
+
+    parameters: Tensors
+    """Parameters and buffers, on the network's device."""
+    steps: int
+    """Optimizer steps that led there."""
+    loss: float
+    """Mean loss over all steps."""
+    count: int
+    """Samples that were trained on."""
+
+    @property
+    def info(self) -> dict[str, float]:
+        """Loss and steps for the metrics of the round."""
+        return {"loss": self.loss, "steps": float(self.steps)}

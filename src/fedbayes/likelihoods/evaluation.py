@@ -1,0 +1,58 @@
+"""How good predictions are: terms of single samples, and the scores that they add up to."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedbayes.likelihoods.base import Likelihood
+from fedbayes.tensors import Samples, Tensors
+
+Scores = dict[str, float]
+"""Sums over samples by name, `count` among them; those of several sets of samples add."""
+
+
+@torch.no_grad()
+def evaluate(
+    likelihood: Likelihood,
+    draw: Callable[[Tensor], Tensor],
+    samples: Samples,
+    batch_size: int = 1000,
+) -> Tensors:
+    """Predict samples batch by batch and compare with their targets.
+
+    Args:
+        likelihood: of the targets.
+        draw: inputs [n, ...] to outputs [draws, n, width].
+        samples: to be predicted; on the device of the network.
+        batch_size: samples at a time.
+
+    Returns:
+        What each sample adds to the scores, float64 [n] by name (`Likelihood.terms`), on the CPU;
+        nothing if there are no samples.
+    """
+    pieces = [
+        likelihood.terms(draw(x), y)
+        for x, y in zip(
+            torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True
+        )
+        if len(y)
+    ]
+    names = pieces[0] if pieces else ()
+    return {name: torch.cat([piece[name] for piece in pieces]).cpu() for name in names}
+
+
+@lru_cache(maxsize=8)
+def score_names(likelihood: Likelihood) -> frozenset[str]:
+    """Names of the scores of a likelihood."""
+    head, target = likelihood.head(), likelihood.target
+    f = torch.zeros(1, likelihood.outputs)
+    shape = (1,) if target.classes else (1, target.columns)
+    y = torch.zeros(shape, dtype=torch.int64 if target.classes else torch.float32)
+    return frozenset(likelihood.terms((f if head is None else head(f))[None], y))
+
+
+def total(terms: Tensors) -> Scores:
+    """The scores that terms add up to; nothing if there are none."""
+    return {name: float(values.sum()) for name, values in terms.items()}
