@@ -15,6 +15,7 @@ from torch import nn
 from fedbayes import Simulation
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.fields import idle
+from fedbayes.likelihoods import LIKELIHOODS
 from fedbayes.methods import METHODS
 from fedbayes.runs.config import Config, schema, settings
 
@@ -103,9 +104,10 @@ def test_a_dump_has_every_key(method, tmp_path):
         elif key := re.match(r"(?:# )?(\w+) = (?!.*= \.\.\.)", line):
             shown.append(table + key[1])
         assert len(line) <= 100
-    there = [key for key in fields(config) if key != "method"]
+    there = [key for key in fields(config) if key not in ("task", "method")]
     parameters = ["name", *type(config.build_method()).model_fields]
-    assert sorted(shown) == sorted([*there, *(f"method.{name}" for name in parameters)])
+    own = ["task.likelihood", *(f"method.{name}" for name in parameters)]
+    assert sorted(shown) == sorted([*there, *own])
     # Tables are in the order of the fields.
     heads = [key for key in tomllib.loads(text) if key in ("data", "model", "training", "method")]
     assert heads == ["data", "model", "training", "method"]
@@ -132,7 +134,7 @@ def test_settings_tell_every_key_and_default():
     config = Config.create(method={"name": "virtual"})
     whole = config.model_dump(mode="json")
     for key in fields(config):
-        if key == "method":
+        if key in ("task", "method"):
             continue
         *table, last = key.split(".")
         values = whole[table[0]] if table else whole
@@ -150,6 +152,7 @@ def test_settings_tell_every_key_and_default():
     assert rows["secure.range"].only == "secure.enabled is true"
     assert rows["seed"].only == ""
     assert set(METHODS) == set(rows["method.name"].choices)
+    assert {"auto", *LIKELIHOODS} == set(rows["task.likelihood"].choices)
 
 
 def test_the_schema_has_every_key():
@@ -160,7 +163,7 @@ def test_the_schema_has_every_key():
             parts[f"{name}."] = whole["$defs"][place["$ref"].rpartition("/")[2]]["properties"]
     found = {prefix + name for prefix, part in parts.items() for name in part}
     for row in settings(None):
-        assert row.key in found or row.key == "method.name"
+        assert row.key in found or row.key in ("task.likelihood", "method.name")
     branches = {b["title"]: b for b in whole["properties"]["method"]["oneOf"]}
     assert branches.keys() == {*METHODS, "your own"}
     for name, kind in METHODS.items():

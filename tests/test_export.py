@@ -192,7 +192,7 @@ def test_pixels_in_an_order_of_each_client(tmp_path, capsys, monkeypatch):
     """The order is built into a client's program; the global one wants it, and says so."""
     load = build.load_dataset
     monkeypatch.setattr(
-        build, "load_dataset", lambda settings: dataclasses.replace(load(settings), permuted=True)
+        build, "load_dataset", lambda *asked: dataclasses.replace(load(*asked), permuted=True)
     )
     settings = {"data": {"clients": 2, "partition": "iid"}, "rounds": 1, "model": {"hidden": [8]}}
     run = fedbayes.run(method={"name": "local"}, folder=tmp_path / "local", **settings)

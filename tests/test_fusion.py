@@ -16,6 +16,7 @@ from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.runs.card import Card
+from fedbayes.targets import Target
 from fedbayes.tools.model_files import write_model
 
 BEGIN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -171,7 +172,9 @@ def carded(silos, folder):
     Both take (pixel / 16 - 0.3) / 0.4, which is folded into their first layers.
     """
     models, _, (x, y) = silos
-    preprocessing = Preprocessing((1, 8, 8), 16.0, (0.3,), (0.4,), tuple("0123456789"))
+    preprocessing = Preprocessing(
+        (1, 8, 8), 16.0, (0.3,), (0.4,), Target("class", tuple("0123456789"))
+    )
     with_card, without = [], []
     for index, weights in enumerate(models):
         layers = dense_layers(weights, str(index))

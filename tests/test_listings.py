@@ -166,7 +166,7 @@ def test_the_package_lists_what_it_has():
 def test_data_list(cli):
     names = [entry["name"] for entry in json.loads(cli("data", "list", "--json"))]
     assert names == [
-        "digits", "mnist", "permuted-mnist", "cifar10", "cifar100", "femnist", "har", "vehicle",
+        "digits", "diabetes", "mnist", "permuted-mnist", "cifar10", "cifar100", "femnist", "har", "vehicle",
         "einstein",
     ]  # fmt: skip
     assert "scikit-learn" in cli("data", "list")

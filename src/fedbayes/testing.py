@@ -26,7 +26,6 @@ from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Ta
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.messages import Masked, Message, decode, dense, encode
-from fedbayes.tensors import Tensors
 from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import resume, run

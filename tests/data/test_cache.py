@@ -123,13 +123,14 @@ def test_catalogue(mnist, tmp_path):
     entries = {entry.name: entry for entry in catalogue(tmp_path)}
     assert {name for name, entry in entries.items() if entry.available} == {
         "digits",
+        "diabetes",
         "mnist",
         "permuted-mnist",
     }
     digits = load_dataset(DataSettings())
     assert entries["digits"].samples == digits.samples
     assert entries["digits"].shape == digits.shape
-    assert not {entry.name for entry in catalogue() if entry.available} - {"digits"}
+    assert not {entry.name for entry in catalogue() if entry.available} - {"digits", "diabetes"}
 
 
 def test_importing_is_light():

@@ -13,7 +13,7 @@ from fedbayes.errors import DataError
 RNG = np.random.default_rng(0)
 
 
-def load(tmp_path, label, suffix="csv", **asked):
+def load(tmp_path, label, suffix="csv", kinds=(), **asked):
     """A data set of two features and these labels, from a file of this kind."""
     x = RNG.normal(size=(len(label), 2)).astype(np.float32)
     file = tmp_path / f"own.{suffix}"
@@ -24,16 +24,16 @@ def load(tmp_path, label, suffix="csv", **asked):
     else:
         users = {"u": {"x": x.tolist(), "y": [float(value) for value in label]}}
         file.write_text(json.dumps({"users": ["u"], "num_samples": [2], "user_data": users}))
-    return load_dataset(DataSettings(path=file, **asked))
+    return load_dataset(DataSettings(path=file, **asked), kinds)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "npz", "json"])
-def test_a_regression_target_is_refused(tmp_path, suffix):
+def test_a_regression_target_is_no_classes(tmp_path, suffix):
     from sklearn.datasets import load_diabetes
 
     target = load_diabetes().target
     with pytest.raises(DataError, match=r"214 different values in 442 rows.*a quantity.*classes"):
-        load(tmp_path, target, suffix)
+        load(tmp_path, target, suffix, kinds=("class",))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_regression_target_is_refused(tmp_path, suffix):
 )
 def test_what_is_no_class_is_refused(tmp_path, label, says):
     with pytest.raises(DataError, match=says):
-        load(tmp_path, label)
+        load(tmp_path, label, kinds=("class",))
 
 
 @pytest.mark.parametrize("classes", [62, 100])

@@ -11,13 +11,14 @@ from small_files import pool
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
 from fedbayes.data.dataset import build_dataset
 from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.targets import Target
 
 TABLE = Preprocessing(
     shape=(2,),
     scale=1.0,
     mean=(3.0, -1.0),
     std=(2.0, 0.5),
-    classes=("no", "yes"),
+    target=Target("class", ("no", "yes")),
     features=("age", "dose"),
 )
 RAW = np.array([[1.0, np.nan], [5.0, -2.0], [np.nan, 0.0]])

@@ -116,7 +116,7 @@ def test_messages_have_words_and_no_python(tmp_path):
     with pytest.raises(DataError, match="differ in number: 4 samples, 3 labels, 2 groups"):
         load(tmp_path / "t.npz")
     np.savez(tmp_path / "t.npz", x=x, y=np.eye(4))
-    with pytest.raises(DataError, match="y has 4 values for each sample"):
+    with pytest.raises(DataError, match="exactly one of y0, y1, y2, y3 is 1 in every row"):
         load(tmp_path / "t.npz")
     FRAME.assign(photo=[{"bytes": b"", "path": None}] * 12).to_parquet(tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"pictures.*set features = \['photo'\]"):

@@ -30,14 +30,14 @@ def data_list(
     if as_json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
-    table = Table("", "samples", "shape", "classes", "here", show_header=True, pad_edge=False)
+    table = Table("", "samples", "shape", "target", "here", show_header=True, pad_edge=False)
     for entry in entries:
         groups = f"; {entry.groups}" if entry.groups else ""
         table.add_row(
             f"[bold]{entry.name}[/bold]  {entry.what}{groups}\n[dim]{entry.source}",
             f"{entry.samples:,}",
             "×".join(map(str, entry.shape)),
-            str(entry.classes),
+            f"{entry.classes} classes" if entry.classes else "real",
             "yes" if entry.available else "no",
         )
     Console().print(table)
@@ -61,8 +61,9 @@ def data_show(
     ] = None,
     settings: Setting = None,
 ) -> None:
-    """Divide a data set and draw the class shares of each client."""
     from fedbayes.runs.config import Config
+
+    """Divide a data set and draw the class shares, or the targets, of each client."""
 
     shortcuts = {
         "data.name": name,
@@ -76,6 +77,7 @@ def data_show(
     # PyTorch is imported from here on, so that a wrong setting is told at once.
     from fedbayes.data import choose_scheme, plot_partition
     from fedbayes.data.plot import PICTURES
+    from fedbayes.data.wording import describe
     from fedbayes.runs.build import build_data
     from fedbayes.runs.folder import writable
 
@@ -89,11 +91,12 @@ def data_show(
         plot_partition(data, path, title)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error}") from None
+    told = "" if data.classes else f"target {describe(data.target)}\n"
     sizes, tests = data.train_sizes(), data.test_sizes()
     Console().print(
         f"{title}: {sizes.sum():,} training samples ({sizes.min():,} to {sizes.max():,} a client), "
         f"{tests.sum():,} test samples ({tests.min():,} to {tests.max():,} a client)\n"
-        f"picture: {path}",
+        f"{told}picture: {path}",
         highlight=False,
         soft_wrap=True,
     )

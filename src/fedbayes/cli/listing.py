@@ -73,7 +73,7 @@ def settings(
     key: Annotated[
         str | None,
         typer.Argument(
-            help="A setting or a table: training.lr, training, method.fedprox.",
+            help="A setting or a table: training.lr, training, method.fedprox, task.gaussian.",
             autocompletion=complete_key,
         ),
     ] = None,
@@ -93,6 +93,7 @@ def settings(
 ) -> None:
     """List what can be set in a config or with --set: type, default and meaning."""
     from fedbayes.errors import ConfigError
+    from fedbayes.likelihoods import LIKELIHOODS
     from fedbayes.methods import METHODS
     from fedbayes.runs import config
     from fedbayes.runs.settings import find
@@ -104,10 +105,13 @@ def settings(
     named, _, parameter = rest.partition(".")
     if table == "method" and named in METHODS:
         method, key = named, f"method.{parameter}" if parameter else "method"
-    known = config.settings(None if table not in ("", "method") else method)
+    likelihood = "auto"
+    if table == "task" and named in LIKELIHOODS:
+        likelihood, key = named, f"task.{parameter}" if parameter else "task"
+    known = config.settings(None if table not in ("", "method") else method, likelihood)
     found = find(known, key) if key else known
     if not found and key:
-        raise ConfigError(config.no_setting(key, known, method))
+        raise ConfigError(config.no_setting(key, known, method, likelihood))
     if as_json:
         from dataclasses import asdict
 

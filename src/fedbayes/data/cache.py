@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ import platformdirs
 
 from fedbayes.data.dataset import Array, Dataset
 from fedbayes.errors import DataError
+from fedbayes.targets import Target
 
 ENVIRONMENT = "FEDBAYES_CACHE"
-_FORMAT = 2
+_FORMAT = 3
 _ARRAYS = ("x", "y", "groups", "mean", "std")
+_LISTS = ("names", "center", "scale")
 _ABANDONED = 24 * 3600
 
 
@@ -77,8 +79,10 @@ def _open(place: Path) -> Dataset | None:
     try:
         content: dict[str, Any] = json.loads((place / "dataset.json").read_text("utf-8"))
         stored = content.pop("arrays")
-        for name in ("classes", "group_names", "features", "notes"):
+        for name in ("group_names", "features", "notes"):
             content[name] = tuple(content[name])
+        target = content["target"]
+        content["target"] = Target(target["kind"], *(tuple(target[name]) for name in _LISTS))
         for name in _ARRAYS:
             file = place / f"{name}.npy"
             content[name] = _map(file) if name in stored else None
@@ -101,6 +105,7 @@ def _keep(dataset: Dataset, place: Path) -> None:
         for name, array in arrays.items():
             if array is not None:
                 np.save(beside / f"{name}.npy", array, allow_pickle=False)
+        plain["target"] = asdict(dataset.target)
         plain["arrays"] = [name for name, array in arrays.items() if array is not None]
         (beside / "dataset.json").write_text(json.dumps(plain), "utf-8")
         if place.exists() and _open(place) is None:

@@ -1,6 +1,7 @@
 """Where a data set is looked for, and how it is loaded."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fedbayes.errors import DataError
 ENVIRONMENT = "FEDBAYES_DATA"
 
 
-def load_dataset(settings: DataSettings) -> Dataset:
+def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
     """Load a data set, decoding it the first time.
 
     It is looked for in the data folder (`settings.dir`, or FEDBAYES_DATA) and then on the
@@ -22,6 +23,8 @@ def load_dataset(settings: DataSettings) -> Dataset:
 
     Args:
         settings: Which data, and where.
+        kinds: Kinds of target of which that of own data is to be one, as a likelihood takes them;
+            none: the labels decide.
 
     Raises:
         DataError: It is neither here nor there, or damaged; the message says where it was
@@ -30,8 +33,8 @@ def load_dataset(settings: DataSettings) -> Dataset:
     if settings.path is not None:
         files = own.own_files(settings.path)
         flat = [file for part in files.values() for file in part]
-        key = fingerprint(flat, settings.reading)
-        return cached(settings.name, key, lambda: own.read_own(files, settings))
+        key = fingerprint(flat, settings.reading, *kinds)
+        return cached(settings.name, key, lambda: own.read_own(files, settings, kinds))
     permuted = settings.name == "permuted-mnist"
     known = KNOWN["mnist" if permuted else settings.name]
     root = data_folder(settings.dir)

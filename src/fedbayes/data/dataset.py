@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbayes.errors import DataError
+from fedbayes.targets import Target
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -20,7 +21,7 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class Dataset:
-    """A pool of N labelled samples of one shape, in K classes.
+    """A pool of N labelled samples of one shape.
 
     The samples are stored as the source has them; what a network sees is
     `(x / scale - mean) / std`.
@@ -31,10 +32,11 @@ class Dataset:
     x: Array
     """Samples [N, ...]: uint8 images in the order C, H, W, or float32, where NaN is a missing
     value. Usually a read-only memory map."""
-    y: Rows
-    """Class indices, int64 [N]."""
-    classes: tuple[str, ...]
-    """Names of the K classes."""
+    y: Array
+    """Class indices, int64 [N]; of targets without classes their T columns in their own unit,
+    float32 [N, T]."""
+    target: Target
+    """What is to be predicted. Center and scale of a real target are of the training part."""
     official_train: int | None
     """Rows before this one are the official training part and the others the official test
     part; None when the source has no such split, or it does not suit a federation."""
@@ -59,6 +61,16 @@ class Dataset:
     """What a user should know of how the data were read, such as rows that were left out."""
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the K classes; none if the target has no classes."""
+        return self.target.names if self.target.kind == "class" else ()
+
+    @property
+    def strata(self) -> Rows:
+        """The class of each row, int64 [N]; 0 for all if the target has no classes."""
+        return self.y if self.classes else np.zeros(self.samples, np.int64)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample, such as (1, 28, 28) or (100,)."""
         return tuple(self.x.shape[1:])
@@ -72,8 +84,8 @@ class Dataset:
 def build_dataset(
     name: str,
     x: Array,
-    y: Rows,
-    classes: tuple[str, ...],
+    y: Array,
+    target: Target | tuple[str, ...],
     *,
     official_train: int | None = None,
     groups: Rows | None = None,
@@ -87,8 +99,8 @@ def build_dataset(
     Args:
         name: Name of the data set, for messages.
         x: Samples [N, ...], uint8 or float32.
-        y: Class indices [N].
-        classes: Class names [K].
+        y: Class indices [N], or the columns [N, T] of a target without classes.
+        target: What is to be predicted; names alone are those of the classes [K].
         official_train: Length of the official training part, if there is one.
         groups: Index into `group_names` of each row [N], if there are natural clients.
         group_names: Names of the natural clients.
@@ -103,20 +115,29 @@ def build_dataset(
         raise DataError(f"{name}: there are no samples in it")
     if len(x) != len(y) or (groups is not None and len(groups) != len(y)):
         raise DataError(f"{name}: {len(x):,} samples do not match {len(y):,} labels")
-    if len(classes) < 2:
+    if isinstance(target, tuple):
+        target = Target("class", target)
+    classes = target.names
+    if target.kind == "class" and len(classes) < 2:
         only = f"and there is only '{classes[0]}'" if classes else "and there is none"
         raise DataError(f"{name}: at least two classes are needed, {only}")
     if official_train is not None and not 0 < official_train < len(x):
         raise DataError(f"{name}: its official training or test part is empty")
     _refuse_infinite(name, x, features)
-    y = np.asarray(y, np.int64)
+    facts: dict[str, Any] = {"classes": classes}
+    if target.kind == "class":
+        y = np.asarray(y, np.int64)
+    else:
+        y = np.asarray(y, np.float32).reshape(len(x), target.columns)
+        facts = {"kind": target.kind, "names": target.names}
     groups = None if groups is None else np.asarray(groups, np.int64)
-    mean, std = moments(x, np.arange(official_train or len(x)), scale)
+    training = np.arange(official_train or len(x))
+    mean, std = moments(x, training, scale)
     return Dataset(
         name=name,
         x=x,
         y=y,
-        classes=classes,
+        target=standardized(target, y, training),
         official_train=official_train,
         groups=groups,
         group_names=group_names,
@@ -126,7 +147,7 @@ def build_dataset(
         digest=_digest(
             (x, y, groups),
             {
-                "classes": classes,
+                **facts,
                 "features": features,
                 "group_names": group_names,
                 "official_train": official_train,
@@ -170,6 +191,28 @@ def moments(x: Array, rows: Rows, scale: float) -> tuple[Array, Array]:
     std = np.sqrt(squares / np.maximum(count, 1))
     std[std <= 1e-7 * np.abs(mean)] = scale
     return (mean / scale).astype(np.float32), (std / scale).astype(np.float32)
+
+
+def standardized(target: Target, y: Array, rows: Rows) -> Target:
+    """A real target with center and scale of some rows, counts with center; others as they are.
+
+    Args:
+        target: What is to be predicted.
+        y: The target of all samples [N, T].
+        rows: Rows to use [n].
+
+    Returns:
+        Mean and standard deviation of each column, computed in float64. The scale of a column
+        that is constant is 1, as in `moments`; counts that are all 0 have no center.
+    """
+    if target.kind not in ("real", "count"):
+        return target
+    values = y[rows].astype(np.float64)
+    center, scale = values.mean(0), values.std(0)
+    if target.kind == "count":
+        return replace(target, center=tuple(center.tolist()) if center.all() else ())
+    scale[scale <= 1e-7 * np.abs(center)] = 1.0
+    return replace(target, center=tuple(center.tolist()), scale=tuple(scale.tolist()))
 
 
 def _sums(x: Array, rows: Rows, centre: Array, power: int) -> tuple[Array, Array]:

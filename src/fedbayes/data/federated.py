@@ -4,11 +4,12 @@ import numpy as np
 import torch
 
 from fedbayes import seeds
-from fedbayes.data.dataset import Array, Dataset, Rows, moments
+from fedbayes.data.dataset import Array, Dataset, Rows, moments, standardized
 from fedbayes.data.partition import Partition
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.data.schemes import Division
 from fedbayes.errors import DataError
+from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 
 
@@ -18,7 +19,8 @@ class FederatedData:
     Samples are gathered when they are asked for; nothing is kept but the pool, so the cost is
     that of the rows in question, whatever the number of clients. Images are standardized by
     the statistics of the data set, features of a table by those of the clients' training rows,
-    and a missing value becomes the mean of its feature over these rows.
+    and a missing value becomes the mean of its feature over these rows. Targets stay in their own
+    unit; center and scale of a real one are of the same rows.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class FederatedData:
         seed: int,
         statistics: tuple[Array, Array] | None = None,
         *,
+        target: Target | None = None,
         label: str = "",
     ) -> None:
         """Put a data set and its partition together.
@@ -38,10 +41,12 @@ class FederatedData:
             seed: Seed of the run or trial; the clients' pixel orders come from it.
             statistics: Mean and deviation to standardize by, in place of the data's own: where
                 these samples are one of several parts that lie apart.
-            label: Name of the label's column, if it has one.
+            target: What is to be predicted, with the center and scale of these parts likewise.
+            label: Name of the column of classes, if it has one.
 
         Raises:
-            DataError: The partition is not one of this data set.
+            DataError: The partition is not one of this data set, or all training rows have one and
+                the same target.
         """
         for rows in (partition.train, partition.test):
             if len(rows) and rows.max() >= dataset.samples:
@@ -57,6 +62,7 @@ class FederatedData:
             self.mean, self.std = statistics
         elif len(dataset.shape) == 1:
             self.mean, self.std = moments(dataset.x, np.sort(partition.train), dataset.scale)
+        self.target = self._own_target() if target is None else target
         # As a plain array: indexing the subclass np.memmap costs more.
         self._x = np.asarray(dataset.x)
         self._may_miss = dataset.x.dtype.kind == "f"
@@ -65,7 +71,7 @@ class FederatedData:
             scale=float(dataset.scale),
             mean=tuple(np.asarray(self.mean, np.float32).tolist()),
             std=tuple(np.asarray(self.std, np.float32).tolist()),
-            classes=dataset.classes,
+            target=self.target,
             features=dataset.features,
             label=label,
             permuted=dataset.permuted,
@@ -86,7 +92,7 @@ class FederatedData:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the K classes."""
+        """Names of the K classes; none if the target has no classes."""
         return self.dataset.classes
 
     @property
@@ -95,14 +101,16 @@ class FederatedData:
         return len(self.partition.test)
 
     def train(self, client: int) -> Samples:
-        """Training samples of a client: x float32 [n, ...], y int64 [n]."""
+        """Training samples of a client: x float32 [n, ...]; y int64 [n] if it is classes, else
+        float32 [n, T].
+        """
         offsets = self.partition.train_offsets
         return self._gather(
             self.partition.train, offsets, int(offsets[client]), int(offsets[client + 1])
         )
 
     def test(self, client: int) -> Samples:
-        """Test samples of a client, possibly none: x float32 [n, ...], y int64 [n]."""
+        """Test samples of a client, possibly none, of the same types."""
         offsets = self.partition.test_offsets
         return self._gather(
             self.partition.test, offsets, int(offsets[client]), int(offsets[client + 1])
@@ -128,8 +136,8 @@ class FederatedData:
             self._permute(x.flatten(1).numpy(), self.partition.test_offsets, start, stop)
         return x
 
-    def test_labels(self) -> Rows:
-        """Labels of all clients' test samples, client by client [n]."""
+    def test_labels(self) -> Array:
+        """Targets of all clients' test samples, client by client, as in `Dataset.y`."""
         return np.asarray(self.dataset.y[self.partition.test])
 
     def train_sizes(self) -> Rows:
@@ -141,9 +149,29 @@ class FederatedData:
         return np.diff(self.partition.test_offsets)
 
     def counts(self) -> Rows:
-        """Number of training samples of each client and class [S, K]."""
+        """Number of training samples of each client and class [S, K]; K is 0 without classes."""
+        if not self.classes:
+            return np.zeros((self.clients, 0), np.int64)
         train = Division(self.partition.train, self.partition.train_offsets, self.partition.names)
         return train.counts(self.dataset.y, len(self.classes))
+
+    def _own_target(self) -> Target:
+        """What is to be predicted, with center and scale of the clients' training rows.
+
+        Raises:
+            DataError: It is the same in all of them, so that there is nothing to learn.
+        """
+        target, rows = self.dataset.target, np.sort(self.partition.train)
+        if target.kind in ("real", "count"):
+            y = self.dataset.y[rows]
+            for name, column in zip(target.names, y.T, strict=True):
+                if (column == column[0]).all():
+                    raise DataError(
+                        f"{self.dataset.name}: the target '{name}' is {column[0]:g} in all "
+                        f"{len(rows):,} training rows, so there is nothing to learn; set label to "
+                        "another column"
+                    )
+        return standardized(target, self.dataset.y, rows)
 
     def _gather(self, all_rows: Rows, offsets: Rows, start: int, stop: int) -> Samples:
         """Entries `start` to `stop` of ragged rows, standardized."""

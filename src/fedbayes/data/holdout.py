@@ -53,7 +53,8 @@ def deal_official(
 
     Rows of a class go to the clients in proportion to their training counts of that class, by
     cumulative rounding over the clients in random order, so that every row is dealt once. A
-    class that no client trains on is dealt in proportion to all their training rows. In a
+    class that no client trains on is dealt in proportion to all their training rows, and so are
+    all rows where the target has no classes. In a
     natural partition a row of a known group goes to that group's client, or is not used.
 
     Args:
@@ -71,8 +72,9 @@ def deal_official(
         groups = dataset.groups[test_rows]
         free = groups < 0
         client[~free] = client_of[groups[~free]]
-    counts = train.counts(dataset.y, len(dataset.classes))
-    labels = dataset.y[test_rows]
+    strata = dataset.strata
+    counts = train.counts(strata, len(dataset.classes) or 1)
+    labels = strata[test_rows]
     for label in np.unique(labels[free]):
         places = stream.permutation(np.flatnonzero(free & (labels == label)))
         weights = counts[:, label] if counts[:, label].any() else counts.sum(1)

@@ -15,6 +15,7 @@ from fedbayes.data.sources.files import PARTS, parts_by_name
 from fedbayes.data.sources.images import ImageLayout, read_images
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
+from fedbayes.targets import Target
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Entry:
     shape: tuple[int, ...]
     """Shape of one sample."""
     classes: int
-    """Number of classes."""
+    """Number of classes; 0 if the target is real."""
     groups: str
     """Its natural clients; empty if there are none."""
     source: str
@@ -67,6 +68,16 @@ def _read_digits(folder: Path | None, settings: SourceSettings) -> Dataset:
     content = load_digits()
     x = content.images.astype(np.uint8)[:, None]
     return build_dataset("digits", x, content.target, DIGITS, scale=16.0)
+
+
+def _read_diabetes(folder: Path | None, settings: SourceSettings) -> Dataset:
+    from sklearn.datasets import load_diabetes
+
+    content = load_diabetes(scaled=False)
+    x = content.data.astype(np.float32)
+    target = Target("real", ("progression",))
+    names = tuple(content.feature_names)
+    return build_dataset("diabetes", x, content.target, target, features=names)
 
 
 def _find_parquet(folder: Path) -> list[Path]:
@@ -155,6 +166,20 @@ _SETS = (
         folder="",
         find=lambda folder: [],
         read=_read_digits,
+    ),
+    Known(
+        Entry(
+            "diabetes",
+            "progression of diabetes after a year, by ten measurements at its start",
+            442,
+            (10,),
+            0,
+            "",
+            "scikit-learn, which brings it along",
+        ),
+        folder="",
+        find=lambda folder: [],
+        read=_read_diabetes,
     ),
     _images("mnist", "handwritten digits", 70_000, (1, 28, 28), _MNIST, "ylecun/mnist"),
     _images(

@@ -16,6 +16,7 @@ from fedbayes.data.holdout import deal_official, own_fraction, rows_needed
 from fedbayes.data.leftovers import left_out
 from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_client
 from fedbayes.data.settings import DataSettings
+from fedbayes.data.wording import describe
 from fedbayes.errors import DataError, FedbayesWarning
 
 DEFAULT_FRACTION = 0.25
@@ -117,6 +118,7 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
             message names the client and the ways out.
     """
     fraction = _fraction(dataset, settings)
+    scheme = choose_scheme(dataset, settings)
     stream = seeds.numpy_stream(seed, "pool")
     pool = _some(np.arange(_pool_size(dataset, fraction)), settings.limit, stream)
     needed = (
@@ -126,7 +128,7 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     official = np.zeros(0, np.int64)
     if settings.test_counts is not None:
         left = np.setdiff1d(pool, division.rows)
-        chosen = _of_each_class(dataset.y, left, settings.test_counts, stream)
+        chosen = _of_each_class(dataset.strata, left, settings.test_counts, stream)
         dealt = seeds.numpy_stream(seed, "holdout")
         train, test = division, deal_official(dataset, division, chosen, False, dealt)
     elif fraction is not None:
@@ -140,7 +142,7 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
                 dataset,
                 division,
                 official,
-                choose_scheme(dataset, settings) == "natural",
+                scheme == "natural",
                 seeds.numpy_stream(seed, "holdout"),
             ),
         )
@@ -148,6 +150,11 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     if settings.samples_per_client is not None:
         train = _cap(train, settings.samples_per_client, seeds.numpy_stream(seed, "cap"))
     _refuse_small(train, settings)
+    if settings.partition == "default" and not (dataset.classes or scheme == "natural"):
+        notes.append(
+            f"{dataset.name} is divided at random (partition = '{scheme}'), since its target has "
+            f"no classes to divide by ({describe(dataset.target)})"
+        )
     for note in (*dataset.notes, *notes):
         warnings.warn(note, FedbayesWarning, stacklevel=2)
     return Partition(train.rows, train.offsets, test.rows, test.offsets, division.names)

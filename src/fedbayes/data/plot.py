@@ -1,4 +1,4 @@
-"""A picture of who holds which classes."""
+"""A picture of who holds which classes, or what targets."""
 
 import io
 import os
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbayes.data.dataset import Rows
+from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.federated import FederatedData
 from fedbayes.errors import RunError
 
@@ -22,9 +22,12 @@ MOST_BARS = 40
 
 
 def plot_partition(counts: FederatedData | Rows, path: Path, title: str) -> None:
-    """Draw the class shares of each client's training samples into a PNG, SVG or PDF file.
+    """Draw what each client's training samples are into a PNG, SVG or PDF file.
 
-    Up to 40 clients are stacked bars, labelled with their sizes; more are a heat map.
+    Of classes, their shares: up to 40 clients are stacked bars, labelled with their sizes; more
+    are a heat map. Of other targets, the distribution of each column: up to 40 clients are box
+    plots (the middle half of the samples, whiskers from the 5th to the 95th percentile); more are
+    bands of the same percentiles. Of labels, the share of samples that have each, as a heat map.
 
     Args:
         counts: The federated data, or class counts [S, K].
@@ -37,6 +40,13 @@ def plot_partition(counts: FederatedData | Rows, path: Path, title: str) -> None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    figure = Figure(figsize=(8.0, 7.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    if isinstance(counts, FederatedData) and not counts.classes:
+        figure.suptitle(title)
+        (_shares_of_labels if counts.target.kind == "labels" else _distributions)(figure, counts)
+        save_figure(figure, path)
+        return
     if isinstance(counts, FederatedData):
         classes, names = counts.classes, counts.partition.names
         counts = counts.counts()
@@ -44,24 +54,89 @@ def plot_partition(counts: FederatedData | Rows, path: Path, title: str) -> None
         classes = tuple(str(label) for label in range(counts.shape[1]))
         names = tuple(str(client) for client in range(counts.shape[0]))
     few = len(counts) <= MOST_BARS and len(classes) <= MOST_BARS
-    height = max(3.0, 0.25 * len(counts) + 1.5) if few else 7.0
-    figure = Figure(figsize=(8.0, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    if few:
+        figure.set_figheight(_height(len(counts)))
     axes = figure.add_subplot()
     axes.set_title(title)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     if few:
         _bars(axes, shares, counts.sum(1), classes, names)
     else:
-        image = axes.imshow(
-            shares, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0.0, vmax=1.0
-        )
-        figure.colorbar(image, ax=axes, label="share of the client's training samples")
-        axes.set_xlabel("class")
-        axes.set_ylabel("client")
-        if len(classes) <= MOST_BARS:
-            axes.set_xticks(range(len(classes)), classes, rotation=90)
+        _heat(axes, shares, "class", classes)
     save_figure(figure, path)
+
+
+def _height(clients: int) -> float:
+    """Inches that so many clients take, one below another."""
+    return max(3.0, 0.25 * clients + 1.5)
+
+
+def _heat(axes: "Axes", shares: Array, what: str, names: tuple[str, ...]) -> None:
+    """Shares of the clients' training samples [S, K] as colours."""
+    image = axes.imshow(
+        shares, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0.0, vmax=1.0
+    )
+    axes.figure.colorbar(image, ax=axes, label="share of the client's training samples")
+    axes.set_xlabel(what)
+    axes.set_ylabel("client")
+    if len(names) <= MOST_BARS:
+        axes.set_xticks(range(len(names)), names, rotation=90)
+
+
+def _clients(data: FederatedData) -> list[str]:
+    """Names of the clients, with their numbers of training samples."""
+    sizes = data.train_sizes()
+    return [f"{name} ({size})" for name, size in zip(data.partition.names, sizes, strict=True)]
+
+
+def _shares_of_labels(figure: "Figure", data: FederatedData) -> None:
+    axes = figure.add_subplot()
+    y = [data.dataset.y[data.partition.train_rows(client)] for client in range(data.clients)]
+    _heat(axes, np.stack([rows.mean(0) for rows in y]), "label", data.target.names)
+    if data.clients <= MOST_BARS:
+        figure.set_figheight(_height(data.clients))
+        axes.set_yticks(range(data.clients), _clients(data))
+        axes.set_ylabel("client (training samples)")
+
+
+def _distributions(figure: "Figure", data: FederatedData) -> None:
+    """The percentiles of each column of the target among each client's training samples."""
+    few = data.clients <= MOST_BARS
+    columns = data.target.names
+    figure.set_figwidth(max(8.0, 4.0 * len(columns) + 1.0))
+    if few:
+        figure.set_figheight(_height(data.clients))
+    y = [data.dataset.y[data.partition.train_rows(client)] for client in range(data.clients)]
+    points = np.stack([np.percentile(rows, (5, 25, 50, 75, 95), axis=0) for rows in y], axis=1)
+    for index, (axes, column) in enumerate(
+        zip(np.atleast_1d(figure.subplots(1, len(columns), sharey=few)), columns, strict=True)
+    ):
+        low, lower, middle, upper, high = points[..., index]
+        if not few:
+            clients = np.arange(data.clients)
+            axes.fill_between(clients, low, high, alpha=0.25, lw=0, label="5th to 95th percentile")
+            axes.fill_between(clients, lower, upper, alpha=0.5, lw=0, label="25th to 75th")
+            axes.plot(clients, middle, color="black", linewidth=1.0, label="median")
+            axes.set_xlabel("client")
+            axes.set_ylabel(column)
+            continue
+        quartiles = zip(low, lower, middle, upper, high, strict=True)
+        names = ("whislo", "q1", "med", "q3", "whishi")
+        axes.bxp(
+            [dict(zip(names, values, strict=True)) for values in quartiles],
+            positions=range(data.clients),
+            orientation="horizontal",
+            showfliers=False,
+            medianprops={"color": "black"},
+        )
+        axes.set_xlabel(column)
+        axes.grid(axis="x", alpha=0.3)
+        if index == 0:
+            axes.set_yticks(range(data.clients), _clients(data))
+            axes.set_ylabel("client (training samples)")
+            axes.invert_yaxis()
+    if not few:
+        axes.legend(fontsize="small")
 
 
 def save_figure(figure: "Figure", path: Path) -> None:

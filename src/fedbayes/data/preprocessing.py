@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.targets import Target
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,13 @@ class Preprocessing:
     """Of each feature or channel, float32; also what a missing value becomes."""
     std: tuple[float, ...]
     """Standard deviation likewise."""
-    classes: tuple[str, ...]
-    """Names of the K classes, in the order of the model's outputs."""
+    target: Target
+    """What is predicted: its names are in the order of the model's outputs. Center and scale of a
+    real target are of the training rows."""
     features: tuple[str, ...] = ()
     """Names of the features of a table, in the order of the model's inputs."""
     label: str = ""
-    """Name of the label's column, if it has one."""
+    """Name of the column of classes, if it has one."""
     permuted: bool = False
     """Whether each client sees its pixels in a fixed order of its own."""
     dataset: str = ""
@@ -52,6 +54,21 @@ class Preprocessing:
         """See that the parts fit together."""
         if not self.shape or not len(self.mean) == len(self.std) == self.shape[0]:
             raise ValueError("mean and std do not fit the shape of a sample")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_classes(cls, values: Any) -> Any:
+        """Files of older versions name classes alone."""
+        if isinstance(values, dict) and "classes" in values:
+            values = {name: value for name, value in values.items() if name != "classes"} | {
+                "target": {"kind": "class", "names": values["classes"]}
+            }
+        return values
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the K classes, in the order of the model's outputs; empty without classes."""
+        return self.target.names if self.target.kind == "class" else ()
 
     @classmethod
     def load(cls, data: bytes | str) -> "Preprocessing":

@@ -10,6 +10,7 @@ import numpy as np
 from fedbayes import seeds
 from fedbayes.data.dataset import Array, Dataset, Rows
 from fedbayes.data.settings import DEFAULT_CLIENTS, DataSettings, Scheme
+from fedbayes.data.wording import describe
 from fedbayes.errors import DataError
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def choose_scheme(dataset: Dataset, settings: DataSettings) -> Scheme:
     """The scheme that divides a data set: the one asked for, or the default for this set."""
     if settings.partition != "default":
         return settings.partition
-    return "natural" if settings.path is not None and dataset.groups is not None else "dirichlet"
+    if settings.path is not None and dataset.groups is not None:
+        return "natural"
+    return "dirichlet" if dataset.classes else "iid"
 
 
 def divide(
@@ -71,6 +74,12 @@ def divide(
     scheme = choose_scheme(dataset, settings)
     if scheme == "natural":
         return _natural(dataset, pool, settings, needed)
+    if scheme != "iid" and not dataset.classes:
+        ways = "'iid'" if dataset.groups is None else "'iid' or 'natural'"
+        raise DataError(
+            f"{dataset.name}: partition = '{scheme}' divides classes, and its target has none "
+            f"({describe(dataset.target)}); set data.partition = {ways}"
+        )
     clients = settings.clients or len(settings.class_counts or ()) or DEFAULT_CLIENTS
     if clients > len(pool):
         raise DataError(
@@ -79,7 +88,7 @@ def divide(
         )
     stream = seeds.numpy_stream(seed, "partition")
     pool = stream.permutation(pool)
-    labels = dataset.y[pool]
+    labels = dataset.strata[pool]
     client = _SCHEMES[scheme](labels, clients, settings, needed, stream)
     held = client >= 0
     names = tuple(f"client-{index}" for index in range(clients))
@@ -236,7 +245,9 @@ def _natural(dataset: Dataset, pool: Rows, settings: DataSettings, needed: int) 
         ways = ["fewer clients"] if settings.clients else []
         ways += ["a smaller min_samples"] if len(chosen) < np.count_nonzero(sizes) else []
         ways += [
-            "partition = 'dirichlet'" if settings.partition == "default" else "another partition"
+            f"partition = '{'dirichlet' if dataset.classes else 'iid'}'"
+            if settings.partition == "default"
+            else "another partition"
         ]
         tested = f" ({needed} with those to test on)" if needed > settings.min_samples else ""
         wanted = f", and clients is {settings.clients}" if settings.clients else ""

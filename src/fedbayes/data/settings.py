@@ -10,6 +10,7 @@ from fedbayes.fields import Only, Several
 
 BUILT_IN = (
     "digits",
+    "diabetes",
     "mnist",
     "permuted-mnist",
     "cifar10",
@@ -57,7 +58,12 @@ class SourceSettings(BaseModel):
         description="Your own data: a .parquet, .csv or .npz file, or a folder with train and "
         "test files of one of these kinds, or with LEAF JSON files.",
     )
-    label: str = Field("label", description="Own tables: the column with the class.")
+    label: Several[str] = Field(
+        ("label",),
+        min_length=1,
+        description="Own tables: the column with the class or the number to be predicted; or "
+        "several columns, of numbers, or of 0 and 1 for labels of which any may hold.",
+    )
     group: str | None = Field(
         None, description="Own tables: the column with the natural client, left out of x."
     )
@@ -107,7 +113,7 @@ class DataSettings(SourceSettings):
         "number of samples. shards: each client gets shards of the samples sorted by class. "
         "counts: each client gets so many of each class as class_counts says. "
         "natural: one client per writer, subject or sensor. Default: natural where your own data "
-        "name groups, else dirichlet.",
+        "name groups, else dirichlet, or iid where the target has no classes.",
     )
     alpha: Annotated[float, Only("partition", "dirichlet", "dirichlet-equal")] = Field(
         0.4, gt=0, allow_inf_nan=False, description="Dirichlet concentration; small is skewed."
@@ -207,18 +213,18 @@ class DataSettings(SourceSettings):
                         f"{setting} is for your own data, and has no effect on {self.name}; "
                         "leave it out, or give the path of your own data"
                     )
-        for setting in ("classes", "features"):
+        for setting in ("label", "classes", "features"):
             names = getattr(self, setting)
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise ValueError(f"{setting} names '{twice}' twice; name it once")
         if self.features and self.drop:
             raise ValueError("features and drop exclude one another: features names all that stays")
-        for setting in ("label", "group", "split"):
-            if getattr(self, setting) in self.features:
+        labels = [("label", column) for column in self.label]
+        for setting, column in (*labels, ("group", self.group), ("split", self.split)):
+            if column in self.features:
                 raise ValueError(
-                    f"features names '{getattr(self, setting)}', which is the {setting}; "
-                    f"leave it out of features"
+                    f"features names '{column}', which is the {setting}; leave it out of features"
                 )
 
     def _check_counts(self, counts: tuple[tuple[int, ...], ...]) -> None:

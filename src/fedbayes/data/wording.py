@@ -2,12 +2,23 @@
 
 from collections.abc import Iterable, Sequence
 
+from fedbayes.targets import Target
+
+_KINDS = {"labels": "labels", "real": "real", "count": "counts"}
+
 
 def listed(names: Iterable[object], most: int = 10) -> str:
     """Names in a row; of many the first ones, and how many more there are."""
     words = [str(name) for name in names]
     more = f" and {len(words) - most:,} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
+
+
+def describe(target: Target) -> str:
+    """What is to be predicted, as in `the classes 0, 1` and `real: age`."""
+    if target.kind == "class":
+        return f"the classes {listed(target.names)}"
+    return f"{_KINDS[target.kind]}: {listed(target.names)}"
 
 
 def size(shape: Sequence[int]) -> str:

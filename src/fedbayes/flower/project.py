@@ -1,16 +1,17 @@
 """The Flower app that nodes get: a few lines, our config, and what samples look like."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import write_beside
+from fedbayes.targets import Target
 
 _PYPROJECT = """\
 [build-system]
@@ -57,8 +58,8 @@ class Schema:
 
     shape: tuple[int, ...]
     """Of one sample."""
-    classes: tuple[str, ...]
-    """Names of the K classes."""
+    target: Target
+    """What is to be predicted; of a real target also center and scale."""
     scale: float
     """What a sample is divided by before all else."""
     mean: tuple[float, ...]
@@ -73,7 +74,7 @@ class Schema:
         """The schema of the server's data."""
         return cls(
             data.shape,
-            data.classes,
+            data.target,
             float(data.dataset.scale),
             tuple(np.asarray(data.mean, float).tolist()),
             tuple(np.asarray(data.std, float).tolist()),
@@ -84,15 +85,17 @@ class Schema:
     def read(cls, file: Path) -> Self:
         """The schema in a JSON file."""
         try:
-            values: dict[str, Any] = json.loads(file.read_text())
-            lists = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-            return cls(**lists)  # type: ignore[arg-type]
-        except (OSError, ValueError, TypeError) as error:
+            return TypeAdapter(cls).validate_json(file.read_bytes())
+        except ValidationError as error:
+            reason = error.errors()[0]
+            place = ".".join(map(str, reason["loc"]))
+            raise ConfigError(f"cannot read {file}: {place} {reason['msg']}") from None
+        except OSError as error:
             raise ConfigError(f"cannot read {file}: {error}") from None
 
     def dump(self) -> bytes:
         """As JSON."""
-        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+        return TypeAdapter(Schema).dump_json(self, indent=2) + b"\n"
 
 
 def app_files(

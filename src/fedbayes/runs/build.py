@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from fedbayes import models
+from fedbayes import likelihoods, models
 from fedbayes.contracts import Run
 from fedbayes.data import (
     Dataset,
@@ -16,7 +16,7 @@ from fedbayes.data import (
     load_dataset,
     partition,
 )
-from fedbayes.data.wording import listed
+from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.likelihoods import Likelihood
@@ -24,11 +24,12 @@ from fedbayes.models import Network, read_model
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
+from fedbayes.targets import Target
 
 
 def build_data(config: Config) -> FederatedData:
     """The clients' data, divided as the config says."""
-    dataset = load_dataset(config.data)
+    dataset = load_dataset(config.data, config.target_kinds)
     divided = partition(dataset, config.data, config.seed)
     return FederatedData(dataset, divided, config.seed, label=_label(config))
 
@@ -49,30 +50,38 @@ def stored_data(
     Raises:
         RunError: the data have changed and that is refused, or the model no longer fits them.
     """
-    dataset = load_dataset(config.data)
+    dataset = load_dataset(config.data, config.target_kinds)
     before = folder.preprocessing()
-    statistics = None
+    statistics, target = None, None
     if before is not None:
         _compare(before, dataset, folder, changed)
-        statistics = before.statistics
+        statistics, target = before.statistics, before.target
     if folder.partition_file.exists():
         divided = Partition.load(folder.partition_file)
     else:
         divided = partition(dataset, config.data, config.seed)
-    return FederatedData(dataset, divided, config.seed, statistics, label=_label(config))
+    return FederatedData(
+        dataset, divided, config.seed, statistics, target=target, label=_label(config)
+    )
 
 
 def _label(config: Config) -> str:
-    return "" if config.data.path is None else config.data.label
+    """Name of the only column of labels; empty if they have none, or several."""
+    one = config.data.path is not None and len(config.data.label) == 1
+    return config.data.label[0] if one else ""
 
 
 def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: str) -> None:
     """See whether the data are those that a run began with."""
-    kinds = {
+    kinds: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
         "samples": (before.shape, now.shape),
         "features": (before.features, now.features),
-        "classes": (before.classes, now.classes),
     }
+    if before.classes and now.classes:
+        kinds["classes"] = (before.classes, now.classes)
+    else:
+        old, new = before.target, now.target
+        kinds["targets"] = (old.kind, *old.names), (new.kind, *new.names)
     unfit = [
         f"{kind} were {listed(then)}, and are {listed(here)}"
         for kind, (then, here) in kinds.items()
@@ -100,6 +109,29 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
         )
 
 
+def build_likelihood(config: Config, target: Target, *, quiet: bool = False) -> Likelihood:
+    """The likelihood of a config for this target; one that was not named is said.
+
+    Args:
+        config: with the `[task]` table.
+        target: what is to be predicted.
+        quiet: say nothing: another process, or an earlier call, has.
+
+    Raises:
+        ConfigError: it does not take such a target.
+    """
+    settings = {key: value for key, value in config.task.items() if key != "likelihood"}
+    likelihood = likelihoods.build_likelihood(config.task["likelihood"], target, **settings)
+    if config.task["likelihood"] == "auto" and target.kind != "class" and not quiet:
+        warnings.warn(
+            f"the target is {describe(target)}; its likelihood is {likelihood.name}. Another one "
+            "is chosen with task.likelihood",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+    return likelihood
+
+
 def note_start(config: Config, preprocessing: Preprocessing) -> None:
     """Say so if the weights to start from were trained on other inputs or classes.
 
@@ -118,10 +150,11 @@ def note_start(config: Config, preprocessing: Preprocessing) -> None:
                 f"{file} has its {kind} in the order {listed(then)}, and these data in the order "
                 f"{listed(now)}; set data.{kind} to the former"
             )
-    if before.classes != preprocessing.classes:
+    old, new = before.target, preprocessing.target
+    if (old.kind, old.names) != (new.kind, new.names):
+        now = listed(new.names) if old.classes and new.classes else describe(new)
         warnings.warn(
-            f"{file} was trained for the classes {listed(before.classes)}, and these are "
-            f"{listed(preprocessing.classes)}",
+            f"{file} was trained for {describe(old)}, and these are {now}",
             FedbayesWarning,
             stacklevel=3,
         )
@@ -173,7 +206,6 @@ def bind_frozen(run: RunFolder, network: Network) -> None:
 
 def build_runtime(config: Config, data: FederatedData) -> ClientRuntime:
     """The clients of a federation, ready to work in this process."""
-
     likelihood = build_likelihood(config, data.dataset.target)
 
     def network(client: int | None = None) -> Network:

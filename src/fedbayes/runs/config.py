@@ -14,6 +14,7 @@ from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.settings import Aggregation, Secure
 from fedbayes.fields import Only
 from fedbayes.inference.settings import LocalTraining
+from fedbayes.likelihoods import LIKELIHOODS, complete_likelihood, find_likelihood
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Precision
 from fedbayes.runs.settings import Row, explain, find, rows, toml, unknown
@@ -65,6 +66,10 @@ class Config(BaseModel):
     )
 
     data: DataSettings = DataSettings()
+    task: dict[str, Any] = Field(
+        default_factory=lambda: {"likelihood": "auto"},
+        description="the likelihood of what is predicted, and its settings",
+    )
     model: ModelSettings = ModelSettings()
     training: LocalTraining = LocalTraining()
     aggregation: Aggregation = Aggregation()
@@ -95,6 +100,17 @@ class Config(BaseModel):
             raise ValueError("stop_min_improvement is for stop_after; give stop_after too")
         return self
 
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, task: dict[str, Any]) -> dict[str, Any]:
+        """The name alone: what it stands for imports PyTorch."""
+        name = task.setdefault("likelihood", "auto")
+        if not isinstance(name, str):
+            raise ConfigError(f"task.likelihood is {name!r}; it must be a string")
+        if name not in ("auto", *LIKELIHOODS) and ":" not in name:
+            find_likelihood(name)
+        return task
+
     @field_validator("method")
     @classmethod
     def _check_method(cls, method: dict[str, Any]) -> dict[str, Any]:
@@ -106,11 +122,14 @@ class Config(BaseModel):
         return method
 
     @model_validator(mode="after")
-    def _complete_method(self) -> Self:
-        """Last, since parameters are checked by the method itself, which imports PyTorch."""
-        completed = complete_method(self.method)
-        self.method.clear()
-        self.method.update(completed)
+    def _complete_tables(self) -> Self:
+        """Last, since parameters are checked by what they are for, which imports PyTorch."""
+        for table, completed in (
+            (self.task, complete_task(self.task)),
+            (self.method, complete_method(self.method)),
+        ):
+            table.clear()
+            table.update(completed)
         return self
 
     @classmethod
@@ -140,15 +159,22 @@ class Config(BaseModel):
     def dump(self) -> str:
         """All settings as TOML, every key of them; those that are unset as comments."""
         values = self.model_dump(mode="json")
-        known = settings(self.method["name"])
-        unset = {row.key.removeprefix("method."): None for row in find(known, "method")}
-        values["method"] = unset | values["method"]
+        known = settings(self.method["name"], self.task["likelihood"])
+        for table in ("task", "method"):
+            unset = {row.key.removeprefix(f"{table}."): None for row in find(known, table)}
+            values[table] = unset | values[table]
         return toml(known, values)
 
     def build_method(self) -> "AnyMethod":
         """The method with its parameters."""
         parameters = {key: value for key, value in self.method.items() if key != "name"}
         return find_method(self.method["name"]).model_validate(parameters)
+
+    @property
+    def target_kinds(self) -> tuple[str, ...]:
+        """Kinds of target that the likelihood takes; none if it is left to the data."""
+        name = self.task["likelihood"]
+        return () if name == "auto" else find_likelihood(name).kinds
 
     def cohort_size(self, clients: int) -> int:
         """How many of so many clients take part in a round, at least one.
@@ -163,20 +189,28 @@ class Config(BaseModel):
         return self.cohort
 
 
-def settings(method: str | None = "fedavg") -> list[Row]:
+def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Row]:
     """Every setting of a config.
 
     Args:
         method: whose parameters; None leaves out what only methods know, and is quick.
+        likelihood: whose settings; auto has none.
 
     Raises:
-        ConfigError: there is no such method.
+        ConfigError: there is no such method or likelihood.
     """
-    tables = [row for row in rows(Config) if row.key != "method"]
+    tables = [row for row in rows(Config) if row.key not in ("task", "method")]
+    about = (
+        "how outputs and targets belong together; auto: categorical for classes, multilabel for "
+        "labels, gaussian for real targets; or package.module:Class"
+    )
+    task = [Row("task.likelihood", "text", "auto", about, ("auto", *LIKELIHOODS))]
+    if likelihood != "auto":
+        task += [r for r in rows(find_likelihood(likelihood), "task.") if r.key != "task.target"]
     about = f"{', '.join(METHODS)}, or package.module:Class"
     name = Row("method.name", "text", "fedavg", about, tuple(METHODS))
     parameters = rows(find_method(method), "method.") if method else ()
-    return [*tables, name, *parameters]
+    return [*tables, *task, name, *parameters]
 
 
 def schema() -> dict[str, Any]:
@@ -192,13 +226,32 @@ def schema() -> dict[str, Any]:
         # Without a name it is fedavg.
         branch["required"] = [] if name == "fedavg" else ["name"]
         branches.append(branch)
-    own = {"type": "string", "pattern": ":", "description": "package.module:Class"}
-    branches.append(
-        {"title": "your own", "type": "object", "properties": {"name": own}, "required": ["name"]}
-    )
-    about = whole["properties"]["method"]["description"]
-    whole["properties"]["method"] = {"description": about, "oneOf": branches}
+    branches.append(_own_branch("name"))
+    auto = {"likelihood": {"const": "auto", "description": "by the target"}}
+    tasks: list[dict[str, Any]] = [
+        {"title": "auto", "type": "object", "properties": auto, "additionalProperties": False}
+    ]
+    for name, likelihood in LIKELIHOODS.items():
+        branch = likelihood.model_json_schema()
+        parts = branch.pop("$defs", {})
+        parts.pop("Target", None)
+        whole["$defs"].update(parts)
+        choice = {"const": name, "description": likelihood.summary}
+        own = {key: value for key, value in branch["properties"].items() if key != "target"}
+        branch["properties"] = {"likelihood": choice, **own}
+        branch |= {"title": name, "description": likelihood.summary, "required": ["likelihood"]}
+        tasks.append(branch)
+    tasks.append(_own_branch("likelihood"))
+    for table, choices in (("task", tasks), ("method", branches)):
+        about = whole["properties"][table]["description"]
+        whole["properties"][table] = {"description": about, "oneOf": choices}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
+
+
+def _own_branch(key: str) -> dict[str, Any]:
+    """The branch of a JSON schema for a class of the user's own, which this key names."""
+    own = {"type": "string", "pattern": ":", "description": "package.module:Class"}
+    return {"title": "your own", "type": "object", "properties": {key: own}, "required": [key]}
 
 
 def find_method(name: str) -> "type[AnyMethod]":
@@ -243,15 +296,41 @@ def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, **method.model_dump(mode="json", exclude_none=True)}
 
 
-def no_setting(key: str, known: Sequence[Row], method: str) -> str:
-    """That there is no such setting; of a parameter of other methods, which these are.
+def complete_task(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[task]` table with every setting of its likelihood, defaults filled in.
+
+    Raises:
+        ConfigError: there is no such likelihood or setting, or a value is not allowed.
+    """
+    name, own = table["likelihood"], {k: v for k, v in table.items() if k != "likelihood"}
+    if name == "auto":
+        for key in own:
+            raise ConfigError(no_setting(f"task.{key}", settings(None), "", name))
+        return {"likelihood": name}
+    completed = complete_likelihood(name, **own)
+    # TOML has no null; a setting that may be none is none by default.
+    return {"likelihood": name, **{k: v for k, v in completed.items() if v is not None}}
+
+
+def no_setting(key: str, known: Sequence[Row], method: str, likelihood: str = "auto") -> str:
+    """That there is no such setting; of a parameter of other methods, or a setting of other
+    likelihoods, which these are.
 
     Args:
         key: as in `--set`.
         known: the settings that there are.
         method: the one whose parameters are among them.
+        likelihood: the one whose settings are among them.
     """
     table, _, parameter = key.partition(".")
+    if table == "task":
+        owners = [n for n, kind in LIKELIHOODS.items() if parameter in kind.model_fields]
+        if not owners or parameter == "target":
+            return unknown(key, known)
+        return (
+            f"{key} is a setting of {', '.join(owners)}, not of {likelihood}; choose the "
+            f"likelihood with task.likelihood={owners[0]}, or leave it out"
+        )
     if table != "method":
         return unknown(key, known)
     owners = [name for name, kind in METHODS.items() if parameter in kind.model_fields]
@@ -312,6 +391,7 @@ def _override(settings: dict[str, Any], override: str) -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError(f"{key} cannot be set: {part} is not a table")
-    if path == ["method"] and last == "name" and table.get("name", value) != value:
-        table.clear()  # the parameters were another method's
+    names = ((["method"], "name"), (["task"], "likelihood"))
+    if (path, last) in names and table.get(last, value) != value:
+        table.clear()  # the parameters were another method's, or likelihood's
     table[last] = value

@@ -73,7 +73,7 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
         given = ["data.partition=iid", *given]
     config = Config.load(None, given)
     if config.data.path is not None:
-        return _new_rows(config.data, config.data.path, card, source)
+        return _new_rows(config, config.data.path, card, source)
     return _of_set(config, card, source)
 
 
@@ -156,12 +156,13 @@ def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
     )
 
 
-def _new_rows(settings: DataSettings, path: Path, card: Card | None, source: str) -> EvaluationSet:
+def _new_rows(config: Config, path: Path, card: Card | None, source: str) -> EvaluationSet:
     """All rows of a user's own data, or of its test part.
 
     With a card, columns and labels are found by the names of the training's; without, by the
     settings.
     """
+    settings = config.data
     asked = settings.model_fields_set - {"name"}
     used = {"path", "dir", "label", "group", "split", "missing"}
     if card is None:
@@ -170,14 +171,17 @@ def _new_rows(settings: DataSettings, path: Path, card: Card | None, source: str
     if idle:
         by = f", with the features and classes that {source} names" if card is not None else ""
         raise ConfigError(f"data.{idle[0]} has no effect here: all rows are used{by}; leave it out")
+    kinds = config.target_kinds
     read: dict[str, Any] = {name: getattr(settings, name) for name in asked}
     if card is not None:
         before = card.preprocessing
+        kinds = (before.target.kind,)
         read["classes"] = before.classes
         if has_columns(path):
-            read = {"label": before.label or "label", **read, "features": before.features}
+            label = [before.label or "label"] if before.classes else before.target.names
+            read = {"label": label, **read, "features": before.features}
     try:
-        dataset = load_dataset(DataSettings(**read))
+        dataset = load_dataset(DataSettings(**read), kinds)
     except ValidationError as error:
         raise ConfigError(f"data: {error.errors()[0]['msg']}") from None
     except ColumnError as error:
@@ -197,7 +201,7 @@ def _new_rows(settings: DataSettings, path: Path, card: Card | None, source: str
             scale=float(dataset.scale),
             mean=tuple(dataset.mean.tolist()),
             std=tuple(dataset.std.tolist()),
-            classes=dataset.classes,
+            target=dataset.target,
             features=dataset.features,
             dataset=dataset.name,
             digest=dataset.digest,
@@ -230,7 +234,8 @@ def _new_rows(settings: DataSettings, path: Path, card: Card | None, source: str
 def _same(path: Path, card: Card) -> bool:
     """Whether this is the very file that a model was trained on."""
     try:
-        dataset = load_dataset(DataSettings(**{**card.data, "name": "own", "path": path}))
+        settings = DataSettings(**{**card.data, "name": "own", "path": path})
+        dataset = load_dataset(settings, (card.preprocessing.target.kind,))
     except (DataError, ValidationError):
         return False
     return dataset.digest == card.preprocessing.digest
@@ -242,12 +247,16 @@ def _fit(dataset: Dataset, before: Preprocessing, name: str) -> None:
     Raises:
         ModelError: it is not.
     """
-    kinds = {
+    kinds: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
         "samples of shape": (before.shape, dataset.shape),
         "samples that are divided by": ((before.scale,), (dataset.scale,)),
         "features": (before.features, dataset.features or before.features),
-        "classes": (before.classes, dataset.classes),
     }
+    if before.classes and dataset.classes:
+        kinds["classes"] = (before.classes, dataset.classes)
+    else:
+        old, new = before.target, dataset.target
+        kinds["targets"] = (old.kind, *old.names), (new.kind, *new.names)
     for kind, (then, now) in kinds.items():
         if then != now:
             raise ModelError(

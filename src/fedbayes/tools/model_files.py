@@ -117,8 +117,9 @@ def shared_card(paths: Sequence[Path]) -> Card | None:
                 stacklevel=3,
             )
             return None
-        if one.classes != other.classes or not one.same_inputs(other):
-            kind = "standardized otherwise" if one.classes == other.classes else "of other classes"
+        if one.target != other.target or not one.same_inputs(other):
+            same = (one.target.kind, one.target.names) == (other.target.kind, other.target.names)
+            kind = "standardized otherwise" if same else "of other classes"
             warnings.warn(
                 f"{path} was trained on samples {kind} than those of {first}; fused models should "
                 "see the same inputs and tell the same classes",

@@ -1,14 +1,17 @@
-"""Labels as classes, and groups as clients."""
+"""Labels as targets, and groups as clients."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.sources.files import index_names
+from fedbayes.data.sources.tables import as_numbers, is_numeric
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
+from fedbayes.targets import Target
 
 MOST_CLASSES = 1000
 FEW_CLASSES = 20
@@ -16,38 +19,179 @@ FEW_CLASSES = 20
 ROWS_OF_CLASS = 5
 """Rows that each of more values has on average, if they are classes."""
 
+MOST_COUNT = 2**24
+"""Largest count: whole numbers above it are not exact in float32."""
+LOST = 1e-3
+"""Part of a target's standard deviation that may be lost as it becomes float32."""
 
-def class_indices(
+
+def read_target(
+    labels: Any,
+    classes: tuple[str, ...],
+    kinds: Sequence[str],
+    where: str,
+    notes: list[str],
+) -> tuple[Array, Target]:
+    """What the labels are, and the labels as that: int64 [N] of classes, else float32 [N, T].
+
+    Where it is left to the labels, one column is of classes if it can be, and else a real
+    target; several are labels if they hold 0 and 1 alone, and else a real target.
+
+    Args:
+        labels: A table of the columns of labels [N, T].
+        classes: Names of all classes, if they are named: then it is classes.
+        kinds: Kinds of target of which it is to be one; none: the labels decide.
+        where: The file, for messages.
+        notes: Takes up what a user should know.
+
+    Raises:
+        DataError: A label is missing or is not of this kind; names the row.
+    """
+    columns = tuple(str(name) for name in labels.columns)
+    _refuse_missing(labels, where)
+    if kinds and "class" not in kinds and classes:
+        raise DataError(
+            f"{where}: classes names classes, and the target is to be {' or '.join(kinds)}; leave "
+            "classes out, or choose another task.likelihood"
+        )
+    if len(columns) == 1 and (not kinds or "class" in kinds):
+        found = _as_classes(labels[columns[0]], classes, where, notes)
+        if not isinstance(found, str):
+            return found
+        if set(kinds) <= {"class"} and (kinds or not is_numeric(labels[columns[0]])):
+            raise DataError(found)
+    elif classes or set(kinds) == {"class"}:
+        raise DataError(
+            f"{where}: label names {len(columns)} columns ({listed(columns)}), and classes are in "
+            "one; name that column alone, or choose another task.likelihood"
+        )
+    way = "encode it as numbers, or set label to another column"
+    table = np.stack(
+        [np.asarray(as_numbers(labels[name], name, where, way), np.float64) for name in columns], 1
+    )
+    natural = "labels" if len(columns) > 1 and bool(np.isin(table, (0, 1)).all()) else "real"
+    kind = natural if not kinds or natural in kinds else next(k for k in kinds if k != "class")
+    if not kinds:
+        if natural == "labels" and (table.sum(1) == 1).all():
+            raise DataError(
+                f"{where}: exactly one of {listed(columns)} is 1 in every row, as with classes; "
+                "give one column that names the class, or set task.likelihood to multilabel"
+            )
+        notes.append(_choice(natural, table, columns, where))
+    return _READERS[kind](table, columns, where, notes)
+
+
+def _refuse_missing(labels: Any, where: str) -> None:
+    missing = labels.isna().to_numpy().any(1)
+    if missing.any():
+        raise DataError(
+            f"{where}: {int(missing.sum()):,} of {len(labels):,} rows have no label, the first of "
+            f"them row {int(missing.argmax()) + 1:,}; leave them out"
+        )
+
+
+def _choice(kind: str, table: Array, columns: tuple[str, ...], where: str) -> str:
+    """What to say of the kind of target that the labels were taken for."""
+    if kind == "labels":
+        return (
+            f"{where}: {listed(columns)} hold 0 and 1 alone, so they are labels, any of which may "
+            "hold of a sample; task.likelihood says otherwise"
+        )
+    if len(columns) > 1:
+        return f"{where}: {listed(columns)} are a real target of {len(columns)} columns"
+    values = len(np.unique(table))
+    return (
+        f"{where}: '{columns[0]}' has {values:,} different values in {len(table):,} rows, so it is "
+        "a real target and not classes; if these really are classes, name them all with classes"
+    )
+
+
+def _as_labels(
+    table: Array, columns: tuple[str, ...], where: str, notes: list[str]
+) -> tuple[Array, Target]:
+    _refuse_odd(~np.isin(table, (0, 1)), table, columns, where, "neither 0 nor 1")
+    y = table.astype(np.float32)
+    notes += [
+        f"{where}: '{name}' is {column[0]:g} in every row, so nothing can be learnt of it"
+        for name, column in zip(columns, y.T, strict=True)
+        if len(y) > 1 and (column == column[0]).all()
+    ]
+    return y, Target("labels", columns)
+
+
+def _as_counts(
+    table: Array, columns: tuple[str, ...], where: str, notes: list[str]
+) -> tuple[Array, Target]:
+    with np.errstate(invalid="ignore"):
+        odd = ~((table >= 0) & (table == np.rint(table)) & (table <= MOST_COUNT))
+    _refuse_odd(odd, table, columns, where, f"no whole number from 0 to {MOST_COUNT:,}")
+    return table.astype(np.float32), Target("count", columns)
+
+
+def _as_real(
+    table: Array, columns: tuple[str, ...], where: str, notes: list[str]
+) -> tuple[Array, Target]:
+    with np.errstate(over="ignore"):
+        y = table.astype(np.float32)
+    _refuse_odd(~np.isfinite(y), table, columns, where, "infinite, or too large for float32")
+    lost = np.abs(y - table).max(0, initial=0.0)
+    notes += [
+        f"{where}: '{name}' is stored to within {error:.2g}, and its standard deviation is "
+        f"{std:.2g}; subtract a constant from it"
+        for name, error, std in zip(columns, lost, table.std(0), strict=True)
+        if std > 0 and error > LOST * std
+    ]
+    return y, Target("real", columns)
+
+
+_READERS = {"labels": _as_labels, "count": _as_counts, "real": _as_real}
+"""Readers of targets without classes by kind: numbers float64 [N, T] to float32 and a target."""
+
+
+def _refuse_odd(
+    odd: Array, table: Array, columns: tuple[str, ...], where: str, reason: str
+) -> None:
+    """Refuse a target with values that are not of its kind; names the first one's row."""
+    if not odd.any():
+        return
+    row, column = (int(place) for place in np.argwhere(odd)[0])
+    raise DataError(
+        f"{where}: '{columns[column]}' is {table[row, column]:g} in row {row + 1:,} (of "
+        f"{int(odd.any(1).sum()):,} such rows), which is {reason}; mend it, or choose another "
+        "task.likelihood"
+    )
+
+
+def _as_classes(
     labels: Any, classes: tuple[str, ...], where: str, notes: list[str]
-) -> tuple[Rows, tuple[str, ...]]:
-    """Labels as class indices [N], and the names of the classes.
+) -> tuple[Rows, Target] | str:
+    """Labels as class indices [N], and the classes; or why they are none.
 
     Args:
         labels: A column of labels [N].
         classes: Names of all classes, in the order of the indices; if empty, the classes are the
             different labels, in rising order.
-        where: The file and column, for messages.
+        where: The file, for messages.
         notes: Takes up what a user should know.
 
     Raises:
-        DataError: A label is missing, is none of the classes, or is a quantity or an identifier.
+        DataError: A label is none of the classes.
     """
-    if labels.isna().any():
-        raise DataError(
-            f"{where}: {int(labels.isna().sum()):,} of {len(labels):,} rows have no label; "
-            "leave them out"
-        )
-    values = _plain(labels.to_numpy(), "class", where, notes)
+    said: list[str] = []
+    values = _plain(labels.to_numpy(), "class", where, said)
     y, names = index_names(values)
+    if not classes and (reason := _quantity(values, names, where)):
+        return reason
+    notes += said
     if not classes:
-        _refuse_quantity(values, names, where)
-        return y, names
+        return y, Target("class", names)
     unknown = [name for name in names if name not in classes]
     if unknown:
         raise DataError(
             f"{where}: there is no class {listed(unknown)}; there are {listed(classes, 100)}"
         )
-    return np.array([classes.index(name) for name in names], np.int64)[y], classes
+    place = np.array([classes.index(name) for name in names], np.int64)
+    return place[y], Target("class", classes)
 
 
 def group_indices(
@@ -70,19 +214,19 @@ def group_indices(
     return index_names(_plain(groups, "group", where, notes))
 
 
-def _refuse_quantity(values: Array, names: tuple[str, ...], where: str) -> None:
-    """Refuse labels that are no classes: of many different values, with few rows of each."""
+def _quantity(values: Array, names: tuple[str, ...], where: str) -> str:
+    """Why labels are no classes: they have many different values, with few rows of each."""
     numbers = values.dtype.kind in "iuf"
     fractions = values.dtype.kind == "f" and bool((values != np.rint(values)).any())
     scarce = len(values) < ROWS_OF_CLASS * len(names)
     many = len(names) > FEW_CLASSES and (fractions or scarce)
     alone = len(names) == len(values) > ROWS_OF_CLASS
     if not (many or alone or len(names) > MOST_CLASSES):
-        return
+        return ""
     kind = (
         "a quantity" if fractions else "a quantity or an identifier" if numbers else "identifiers"
     )
-    raise DataError(
+    return (
         f"{where}: the label has {len(names):,} different values in {len(values):,} rows, such as "
         f"{listed(names[:3])}: {kind}, not classes. Set label to another column; or make a column "
         "of a few ranges of it; or, if these really are classes, name them all with classes"

@@ -1,5 +1,6 @@
 """The user's own data: tables in Parquet or CSV, arrays in NPZ, LEAF JSON."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -11,7 +12,7 @@ from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.files import incomplete, parts_by_name, reading
 from fedbayes.data.sources.images import decode_pictures
-from fedbayes.data.sources.labels import class_indices, group_indices
+from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.leaf import leaf_files, read_users
 from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, numbers, read_tables
 from fedbayes.data.wording import listed, size
@@ -57,13 +58,16 @@ def has_columns(path: Path) -> bool:
     return own_files(path)["train"][0].suffix.lower() in TABLES
 
 
-def read_own(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
+def read_own(
+    files: dict[str, list[Path]], settings: SourceSettings, kinds: Sequence[str] = ()
+) -> Dataset:
     """Read the user's own data.
 
     Args:
         files: Files by part, of one format, as `own_files` gives them.
         settings: Which columns are the label, the group and the split, and what more there is to
             know of them.
+        kinds: Kinds of target of which it is to be one; none: the labels decide.
 
     Raises:
         DataError: A file is damaged, a column is missing or holds what is no number; the
@@ -71,22 +75,27 @@ def read_own(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
     """
     suffix = files["train"][0].suffix.lower()
     if suffix in TABLES:
-        return _read_tables(files, settings)
+        return _read_tables(files, settings, kinds)
     for setting in ("label", "group", "split", "drop", "features"):
         if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
             raise DataError(
                 f"{files['train'][0]} has no columns, so {setting} has no effect; leave it out"
             )
-    return _read_users(files, settings) if suffix == ".json" else _read_arrays(files, settings)
+    read = _read_users if suffix == ".json" else _read_arrays
+    return read(files, settings, kinds)
 
 
-def _read_tables(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
+def _read_tables(
+    files: dict[str, list[Path]], settings: SourceSettings, kinds: Sequence[str]
+) -> Dataset:
     notes: list[str] = []
     where = str(files["train"][0])
     frame, trained = read_tables(files, notes)
     testing = np.arange(len(frame)) >= trained
-    named = {"label": settings.label, "group": settings.group, "split": settings.split}
-    asked = [(setting, column) for setting, column in named.items() if column is not None]
+    asked = [("label", column) for column in settings.label]
+    asked += [("group", settings.group)] if settings.group is not None else []
+    asked += [("split", settings.split)] if settings.split is not None else []
+    left_out = {column for _, column in asked} | set(settings.drop)
     asked += [("features", column) for column in settings.features]
     asked += [("drop", column) for column in settings.drop if not settings.features]
     for setting, column in asked:
@@ -107,7 +116,6 @@ def _read_tables(files: dict[str, list[Path]], settings: SourceSettings) -> Data
                 "or give one file"
             )
         testing = _testing(frame[settings.split], settings.split, where)
-    left_out = {*(column for column in named.values() if column), *settings.drop}
     if not settings.features and UNNAMED not in left_out and has_row_numbers(frame):
         left_out.add(UNNAMED)
         notes.append(
@@ -125,7 +133,7 @@ def _read_tables(files: dict[str, list[Path]], settings: SourceSettings) -> Data
                 )
         x = numbers(frame, features, where, notes)
     groups = None if settings.group is None else frame[settings.group].to_numpy()
-    labels = frame[settings.label]
+    labels = frame[list(settings.label)]
     parted = "test" in files or bool(testing.any())
     if not parted and settings.split is not None:
         notes.append(
@@ -133,7 +141,7 @@ def _read_tables(files: dict[str, list[Path]], settings: SourceSettings) -> Data
             "on rows of their own"
         )
     return _assemble(
-        x, labels, groups, testing if parted else None, settings, where, notes, features
+        x, labels, groups, testing if parted else None, settings, kinds, where, notes, features
     )
 
 
@@ -168,7 +176,9 @@ def _testing(column: Any, name: str, where: str) -> Array:
     return np.asarray(words == "test")
 
 
-def _read_arrays(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
+def _read_arrays(
+    files: dict[str, list[Path]], settings: SourceSettings, kinds: Sequence[str]
+) -> Dataset:
     where = str(files["train"][0])
     arrays: dict[str, Array] = {}
     for part, paths in files.items():
@@ -201,13 +211,16 @@ def _read_arrays(files: dict[str, list[Path]], settings: SourceSettings) -> Data
     import pandas as pd
 
     y = np.atleast_1d(np.asarray(y))
-    if y.size != len(y):
+    if y.ndim > 2 and y.size != len(y):
         raise DataError(
-            f"{where}: y has {size(y.shape[1:])} values for each sample; give the class alone"
+            f"{where}: y has {size(y.shape[1:])} values for each sample; give y [N], or y [N, T] "
+            "with a column for each target"
         )
-    labels = pd.Series(y.reshape(-1))
+    y = y.reshape(len(y), -1)
+    names = ["y"] if y.shape[1] == 1 else [f"y{column}" for column in range(y.shape[1])]
+    labels = pd.DataFrame(y, columns=names)
     parted = testing if "x_test" in arrays else None
-    return _assemble(_pictures(x), labels, groups, parted, settings, where, notes, ())
+    return _assemble(_pictures(x), labels, groups, parted, settings, kinds, where, notes, ())
 
 
 def _plain(file: Any, name: str, where: Path) -> Array:
@@ -248,13 +261,15 @@ def _pictures(x: Array) -> Array:
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
 
 
-def _read_users(files: dict[str, list[Path]], settings: SourceSettings) -> Dataset:
+def _read_users(
+    files: dict[str, list[Path]], settings: SourceSettings, kinds: Sequence[str]
+) -> Dataset:
     x, y, users, trained = read_users(settings.name, files)
     import pandas as pd
 
     testing = None if trained is None else np.arange(len(x)) >= trained
     where = str(files["train"][0])
-    return _assemble(x, pd.Series(y), users, testing, settings, where, [], ())
+    return _assemble(x, pd.DataFrame({"y": y}), users, testing, settings, kinds, where, [], ())
 
 
 def _assemble(
@@ -263,6 +278,7 @@ def _assemble(
     groups: Array | None,
     testing: Array | None,
     settings: SourceSettings,
+    kinds: Sequence[str],
     where: str,
     notes: list[str],
     features: tuple[str, ...],
@@ -276,7 +292,7 @@ def _assemble(
             f"{where}: samples, labels and groups differ in number: {sizes[0]:,} samples, "
             f"{sizes[1]:,} labels" + (f", {sizes[2]:,} groups" if groups is not None else "")
         )
-    y, classes = class_indices(labels, settings.classes, where, notes)
+    y, target = read_target(labels, settings.classes, kinds, where, notes)
     group_index, group_names = group_indices(groups, where, notes)
     parted, testing = testing is not None, np.zeros(len(x), bool) if testing is None else testing
     order = np.argsort(testing, kind="stable")
@@ -288,7 +304,7 @@ def _assemble(
         settings.name,
         x[order],
         y[order],
-        classes,
+        target,
         official_train=trained if parted else None,
         groups=None if group_index is None else group_index[order],
         group_names=group_names,

@@ -143,19 +143,13 @@ def numbers(frame: Any, features: tuple[str, ...], where: str, notes: list[str])
     Raises:
         DataError: There are no such columns, or one holds what is no number.
     """
-    import pandas as pd
-
     if not features:
         raise DataError(f"{where} has no columns beside label, group, split and those to drop")
     chosen = frame[list(features)]
-    converted = {}
-    for column in features:
-        if chosen[column].dtype.kind in "iufb":
-            continue
-        if pd.api.types.infer_dtype(chosen[column], skipna=True) not in _NUMERIC:
-            raise DataError(_no_number(chosen[column], column, where))
-        converted[column] = pd.to_numeric(chosen[column])
-    chosen = chosen.assign(**converted)
+    way = "encode it as numbers, or leave it out with drop"
+    chosen = chosen.assign(
+        **{name: as_numbers(chosen[name], name, where, way) for name in features}
+    )
     empty = chosen.columns[chosen.isna().all()].tolist()
     if empty:
         notes.append(
@@ -163,6 +157,35 @@ def numbers(frame: Any, features: tuple[str, ...], where: str, notes: list[str])
             "and can tell a model nothing; leave such columns out with drop"
         )
     return np.asarray(chosen.to_numpy(np.float32, na_value=np.nan))
+
+
+def is_numeric(column: Any) -> bool:
+    """Whether a column of a table holds numbers alone, or nothing."""
+    import pandas as pd
+
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    return column.dtype.kind in "iufb" or kind in _NUMERIC
+
+
+def as_numbers(column: Any, name: str, where: str, way: str) -> Any:
+    """A column of a table as numbers, missing values as they are.
+
+    Args:
+        column: The column.
+        name: Its name.
+        where: Name of the file, for messages.
+        way: The way out, for messages.
+
+    Raises:
+        DataError: It holds what is no number; the message names the first such row.
+    """
+    import pandas as pd
+
+    if column.dtype.kind in "iufb":
+        return column
+    if not is_numeric(column):
+        raise DataError(f"{_no_number(column, name, where)}; {way}")
+    return pd.to_numeric(column)
 
 
 def _no_number(column: Any, name: str, where: str) -> str:
@@ -181,7 +204,7 @@ def _no_number(column: Any, name: str, where: str) -> str:
     )
     return (
         f"{where}: column '{name}' holds what is no number ({cell} in row {row + 1:,}, of "
-        f"{len(wrong) or len(there):,} such rows); encode it as numbers, or leave it out with drop"
+        f"{len(wrong) or len(there):,} such rows)"
     )
 
 
