@@ -73,8 +73,8 @@ def pack(state: object) -> Tensors:
     """Flatten a dataclass of tensors into one dict of named tensors.
 
     Fields may be tensors, dicts of tensors (each becomes `field/name`), dataclasses of these, or
-    plain `bool`, `int`, `float` and `str` (as UTF-8 bytes). Names are sorted, so that a state is the same after it
-    was stored as before. The result shares memory with the state.
+    plain `bool`, `int`, `float` and `str` (as UTF-8 bytes). Names are sorted, so that a state is
+    the same after it was stored as before. The result shares memory with the state.
     """
     if not is_dataclass(state):
         raise TypeError(f"a state must be a dataclass of tensors, not {type(state).__name__}")
@@ -94,7 +94,7 @@ def pack(state: object) -> Tensors:
         else:
             raise TypeError(
                 f"{type(state).__name__}.{field.name} is a {type(value).__name__}; a state holds "
-                "tensors, dicts of tensors, dataclasses of these, and plain bool, int, float and str"
+                "tensors, dicts of tensors, dataclasses of these, plain bool, int, float and str"
             )
     return flat
 
@@ -120,7 +120,7 @@ def unpack(kind: type[State], flat: Tensors) -> State:
         group = groups.pop(name, {})
         if hint == Tensors:
             values[name] = group
-        elif is_dataclass(hint):
+        elif isinstance(hint, type) and is_dataclass(hint):
             values[name] = unpack(hint, group)
         elif set(group) != {""}:
             raise MessageError(f"a stored {kind.__name__} lacks its field {name!r}")

@@ -61,9 +61,8 @@ def data_show(
     ] = None,
     settings: Setting = None,
 ) -> None:
-    from fedbayes.runs.config import Config
-
     """Divide a data set and draw the class shares, or the targets, of each client."""
+    from fedbayes.runs.config import Config
 
     shortcuts = {
         "data.name": name,

@@ -105,6 +105,8 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     has_global_model: ClassVar[bool] = True
     """Whether what `model` gives is a model to predict with; if not, it is neither evaluated nor
     saved, and only clients have models."""
+    keeps_models: ClassVar[bool] = False
+    """Whether clients keep a model of their own between rounds, in their private states."""
     headline: ClassVar[Literal["global", "local"]] = "global"
     """Whose metric the method is for, the global model's or the clients' own models': what a
     summary leads with, and what is best."""

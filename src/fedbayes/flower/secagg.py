@@ -97,7 +97,7 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
         outcome = client.work(task, runtime)
         broadcast = decode(task.message)
         vector = plan.write(decode_report(outcome.report, broadcast), broadcast)
-        seed = seeds.integer(runtime.seed, "rounding", round=task.round, client=task.client)
+        seed = seeds.integer(runtime.run.seed, "rounding", round=task.round, client=task.client)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - Flower's rounding draws from this stream
         reply = FitRes(
             status=Status(Code.OK, ""),
@@ -196,7 +196,7 @@ class SecureFlower(Flower):
             if node in reports and mean:
                 ticket = cast(bytes, reports[node].metrics["ticket"])
                 size = line.masked[node]
-                yield Outcome(mean, ticket, {}, 0, 0, link_down=down, link_up=up, sent=size)
+                yield Outcome(mean, ticket, {}, {}, link_down=down, link_up=up, sent=size)
             elif node in reports or node not in line.lost:
                 reason = f"secure aggregation came to nothing: {why}"
                 yield NoReport(reason, down, up, in_vain=True)

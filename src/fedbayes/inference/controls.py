@@ -19,7 +19,8 @@ def corrected(objective: Loss) -> Loss:
 
     def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
         linear = sum((c * parameters[name]).sum() for name, c in given["correction"].items())
-        return objective(parameters, batch, given, noise) + linear
+        total: Tensor = objective(parameters, batch, given, noise) + linear
+        return total
 
     return loss
 

@@ -34,7 +34,7 @@ class Loss(Protocol):
 
 
 Projection = Callable[[Tensors, Tree, float], None]
-"""What follows every step: changes the parameters in place, from the given and the learning rate."""
+"""What follows every step: changes the parameters in place, given the given and the lr."""
 
 OptimizerBuilder = Callable[[list[Tensor]], torch.optim.Optimizer]
 """Makes an optimizer over leaf tensors."""

@@ -13,7 +13,14 @@ from fedbayes.targets import Target
 
 if TYPE_CHECKING:
     from fedbayes.likelihoods.base import Classes, Likelihood
-    from fedbayes.likelihoods.evaluation import Scores, evaluate, score_names, total
+    from fedbayes.likelihoods.evaluation import (
+        Predictor,
+        Scores,
+        evaluate,
+        predictor,
+        score_names,
+        total,
+    )
     from fedbayes.likelihoods.numeric import Numeric, Parametric
 
 __all__ = [
@@ -22,12 +29,14 @@ __all__ = [
     "Likelihood",
     "Numeric",
     "Parametric",
+    "Predictor",
     "Scores",
     "build_likelihood",
     "complete_likelihood",
     "default_likelihood",
     "evaluate",
     "find_likelihood",
+    "predictor",
     "score_names",
     "total",
 ]
@@ -37,6 +46,8 @@ __getattr__, __dir__ = attributes(
     {
         "Classes": "fedbayes.likelihoods.base",
         "Likelihood": "fedbayes.likelihoods.base",
+        "Predictor": "fedbayes.likelihoods.evaluation",
+        "predictor": "fedbayes.likelihoods.evaluation",
         "Scores": "fedbayes.likelihoods.evaluation",
         "evaluate": "fedbayes.likelihoods.evaluation",
         "score_names": "fedbayes.likelihoods.evaluation",

@@ -154,7 +154,7 @@ class Classes(Likelihood):
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
-        """ "count", "nll", "correct" (1 where the most probable class is the true one), and
+        """Terms "count", "nll", "correct" (1 where the most probable class is the true one), and
         "confidence", the probability of that class.
         """
         log_probabilities = self.log_probabilities(draws.float())

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedbayes.likelihoods.base import Likelihood
+from fedbayes.likelihoods.base import Classes, Likelihood
 from fedbayes.tensors import Samples, Tensors
 
 Scores = dict[str, float]
@@ -41,6 +41,23 @@ def evaluate(
     ]
     names = pieces[0] if pieces else ()
     return {name: torch.cat([piece[name] for piece in pieces]).cpu() for name in names}
+
+
+Predictor = Callable[[Tensor], Tensor]
+"""Inputs [n, ...] to predictions: log-probabilities [n, classes]; or means [n, columns] in the unit
+of the target, probabilities where it is labels."""
+
+
+def predictor(likelihood: Likelihood, draw: Callable[[Tensor], Tensor]) -> Predictor:
+    """What the draws of a model predict, all of them together.
+
+    Args:
+        likelihood: of the targets.
+        draw: inputs [n, ...] to outputs [draws, n, width].
+    """
+    if isinstance(likelihood, Classes):
+        return lambda x: likelihood.log_probabilities(draw(x))
+    return lambda x: likelihood.mean(draw(x))
 
 
 @lru_cache(maxsize=8)

@@ -36,8 +36,8 @@ class Multilabel(Likelihood):
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
-        """ "count", "nll", and counts over the labels of a sample, of which those are predicted
-        whose probability is above one half.
+        """Terms "count", "nll", and counts over the labels of a sample, of which those are
+        predicted whose probability is above one half.
 
         "label_accuracy" is the share of labels that are right, "exact_match" 1 where all are.
         """

@@ -117,7 +117,7 @@ class Parametric(Numeric):
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
-        """ "count", "nll", and of each column what errors of the predictive mean come to.
+        """Terms "count", "nll", and of each column what errors of the predictive mean come to.
 
         "squared_error/NAME" and "absolute_error/NAME", and for the share of variance explained
         "offset/NAME" and "squared_offset/NAME": the target less the training mean.

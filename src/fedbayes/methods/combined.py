@@ -114,7 +114,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         told = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
         info = {"steps": float(solved.steps)} if overflowed else solved.info
         info |= {f"received_{_word(name, at.run)}": x for name, x in received.items()}
-        tensors = {**(problem.start if overflowed else weights), **named("received", told)}
+        tensors: Message = {**(problem.start if overflowed else weights), **named("received", told)}
         return Report(tensors, float(solved.count)), client, info
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
@@ -150,7 +150,8 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         movement = float(recent.max() - recent.min())
         if movement > self.tolerance:
             return ""
-        return f"stable point: {_word(self.watch, run)} moved by {movement:.2g} in {self.window} rounds"
+        watched = _word(self.watch, run)
+        return f"stable point: {watched} moved by {movement:.2g} in {self.window} rounds"
 
     def stopped(self, server: Server) -> str:
         """The coordinator's decision."""

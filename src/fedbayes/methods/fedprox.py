@@ -53,10 +53,11 @@ class FedProx(PointEstimate[Weights]):
             return likelihood
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            drift = sum(
+            value = likelihood(parameters, batch, given, noise)
+            drift: Tensor = sum(
                 (parameters[name] - w).square().sum() for name, w in given["centre"].items()
             )
-            return likelihood(parameters, batch, given, noise) + 0.5 * self.proximal * drift
+            return value + 0.5 * self.proximal * drift
 
         return loss
 

@@ -28,6 +28,7 @@ class Local(Method[Weights, Client, Sum]):
     server_state = Weights
     client_state = Client
     has_global_model = False
+    keeps_models = True
     headline = "local"
 
     start: Literal["own", "common"] = Field(

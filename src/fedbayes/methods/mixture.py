@@ -44,8 +44,8 @@ class Mixture(Method[Server, Nothing, Gathered]):
     Σ_i nll_i(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²) (Eq. 48), here divided by its number of samples
     as all losses are: so one λ rules both how far a client goes and whose it is. The server
     computes the responsibilities p_sk ∝ exp(−λ/2 ‖φ_s − w_k‖²) (Eq. 51) and sets
-    w_k = Σ_s p_sk φ_s / Σ_s p_sk (Eq. 52). The mean of the K predictive distributions predicts. Down go K
-    models, up goes one.
+    w_k = Σ_s p_sk φ_s / Σ_s p_sk (Eq. 52). The mean of the K predictive distributions predicts.
+    Down go K models, up goes one.
     """
 
     name = "mixture"
@@ -108,7 +108,8 @@ class Mixture(Method[Server, Nothing, Gathered]):
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             squares = torch.stack([_distance(parameters, c, trained) for c in given["centres"]])
             prior = torch.logsumexp(-0.5 * self.precision * squares, dim=0)
-            return likelihood(parameters, batch, given, noise) - prior / given["samples"]
+            value: Tensor = likelihood(parameters, batch, given, noise) - prior / given["samples"]
+            return value
 
         return loss
 

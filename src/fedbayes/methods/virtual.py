@@ -92,6 +92,7 @@ class Virtual(Method[Server, Client, Sum]):
     paper = "Corinzia and Buhmann 2019"
     server_state = Server
     client_state = Client
+    keeps_models = True
     headline = "local"
 
     samples: int = Field(20, ge=1, description="Monte-Carlo samples of a training step")
@@ -179,11 +180,15 @@ class Virtual(Method[Server, Client, Sum]):
             "prior": vars(prior),
             "count": torch.tensor(len(samples.y), device=device),
         }
-        return Problem(start, given=given, noise=ProblemNoise("weights", self._draw(start, run)))
+        return Problem(
+            start, given=given, noise=ProblemNoise("weights", self._draw(start, given["rest"], run))
+        )
 
-    def _draw(self, start: Tensors, run: Run) -> Callable[[torch.Generator, Samples], Tree]:
+    def _draw(
+        self, start: Tensors, rest: Tensors, run: Run
+    ) -> Callable[[torch.Generator, Samples], Tree]:
         """What draws the noise of one pass: that which a pass without values asks for."""
-        shapes = {n: torch.empty_like(t, device="meta") for n, t in start.items()}
+        shapes, others = _without_values(start), _without_values(rest)
         plans: dict[torch.Size, Requests] = {}
 
         def draw(rng: torch.Generator, batch: Samples) -> Tree:
@@ -191,35 +196,41 @@ class Virtual(Method[Server, Client, Sum]):
                 plans[batch.x.shape] = requests = Requests()
                 x = torch.empty_like(batch.x, device="meta")
                 with torch.no_grad():
-                    self._outputs(run, shapes, {}, x, requests)
+                    shared, own, _ = self._weights(shapes, others)
+                    self._outputs(run, shared, own, shapes, x, requests)
             return {"draws": plans[batch.x.shape].draw(rng)}
 
         return draw
 
+    def _weights(
+        self, parameters: Tensors, rest: Tensors
+    ) -> tuple[Weights, Weights | None, Tensors]:
+        """The posteriors of shared and own weights, and the precisions of the former."""
+        precision = {
+            n: t.exp() + rest[n].to(t) for n, t in part(parameters, "log_precision").items()
+        }
+        shared = Weights(part(parameters, "mean"), {n: p.rsqrt() for n, p in precision.items()})
+        if not self.lateral:
+            return shared, None, precision
+        spread = {n: t.exp() for n, t in part(parameters, "own_log_deviation").items()}
+        return shared, Weights(part(parameters, "own_mean"), spread), precision
+
     def _outputs(
         self,
         run: Run,
+        shared: Weights,
+        own: Weights | None,
         parameters: Tensors,
-        rest: Tensors,
         x: Tensor,
         source: Source,
         *,
         training: bool = True,
-    ) -> tuple[Tensor, Tensor, Weights, Weights | None]:
-        """Outputs of the client and of the server for a batch, and the weights behind them."""
-        mean, log_precision = part(parameters, "mean"), part(parameters, "log_precision")
-        deviation = {
-            n: (t.exp() + rest[n].to(t)).rsqrt() if rest else t for n, t in log_precision.items()
-        }
-        shared, own = Weights(mean, deviation), None
-        if self.lateral:
-            spread = {n: t.exp() for n, t in part(parameters, "own_log_deviation").items()}
-            own = Weights(part(parameters, "own_mean"), spread)
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs of the client and of the server, [samples · n, width]."""
         noise = Noise(self.samples, self.estimator, source)
         network = variational.stack(run.network.module)
         x, gates = variational.repeat(x, self.samples), part(parameters, "gate")
-        outputs, common = _beside(network, shared, own, gates, x, noise, training=training)
-        return outputs, common, shared, own
+        return _beside(network, shared, own, gates, x, noise, training=training)
 
     def loss(self, run: Run) -> Loss:
         """The free energy of Eq. 3 per sample, by Monte Carlo, its KL terms times `kl_weight`."""
@@ -231,9 +242,16 @@ class Virtual(Method[Server, Client, Sum]):
 
     def _free_energy(self, run: Run, *, training: bool) -> Loss:
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            shared, own, precision = self._weights(parameters, given["rest"])
+            complexity = kl(shared.mean, precision, Gaussian(**given["prior"]))
+            if own is not None:
+                first = next(iter(own.mean.values()))
+                private = standard(own.mean, self.prior_deviation).to(first.device, first.dtype)
+                inverse = {n: d.pow(-2) for n, d in own.deviation.items()}
+                complexity = complexity + kl(own.mean, inverse, private)
             source = Given(noise["draws"])
-            outputs, common, shared, own = self._outputs(
-                run, parameters, given["rest"], batch.x, source, training=training
+            outputs, common = self._outputs(
+                run, shared, own, parameters, batch.x, source, training=training
             )
             y = batch.y.repeat(self.samples, *[1] * (batch.y.ndim - 1))
             nll = run.likelihood.nll(outputs, y)
@@ -241,17 +259,8 @@ class Virtual(Method[Server, Client, Sum]):
                 nll = nll + self.server_likelihood * run.likelihood.nll(common, y)
             if not training:
                 return nll
-            precision = {
-                n: t.exp() + given["rest"][n].to(t)
-                for n, t in part(parameters, "log_precision").items()
-            }
-            complexity = kl(shared.mean, precision, Gaussian(**given["prior"]))
-            if own is not None:
-                first = next(iter(own.mean.values()))
-                private = standard(own.mean, self.prior_deviation).to(first.device, first.dtype)
-                inverse = {n: d.pow(-2) for n, d in own.deviation.items()}
-                complexity = complexity + kl(own.mean, inverse, private)
-            return nll + self.kl_weight * complexity / given["count"]
+            energy: Tensor = nll + self.kl_weight * complexity / given["count"]
+            return energy
 
         return loss
 
@@ -388,6 +397,10 @@ def damped(change: Gaussian, damping: float) -> Gaussian:
         {n: torch.where(p < 0, p * (1 - 1e-6), p).float() for n, p in precision.items()},
         {n: (damping * h).float() for n, h in change.shift.items()},
     )
+
+
+def _without_values(tensors: Tensors) -> Tensors:
+    return {n: torch.empty_like(t, device="meta") for n, t in tensors.items()}
 
 
 def _shared(posterior: Gaussian) -> Tensors:

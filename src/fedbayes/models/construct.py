@@ -126,10 +126,9 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> objec
     except (ImportError, AttributeError) as error:
         raise ModelError(f"cannot find the model {settings.name!r}: {error}") from None
     try:
-        names = inspect.signature(factory).parameters
+        width = "classes" if "classes" in inspect.signature(factory).parameters else "outputs"
     except (TypeError, ValueError):
-        names = {}
-    width = "classes" if "classes" in names else "outputs"
+        width = "outputs"
     try:
         return factory(shape=shape, **{width: outputs}, **settings.arguments)
     except TypeError as error:

@@ -51,6 +51,21 @@ class Stage:
         return len(self.layer.weight)
 
 
+@dataclass(frozen=True)
+class Stack:
+    """A plain stack of layers, and the learnt noise behind it."""
+
+    stages: tuple[Stage, ...]
+    """The layers, inputs to outputs."""
+    log_std: str | None = None
+    """Name of the log stds of learnt noise, if the stack ends with them."""
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether there are convolutions."""
+        return any(isinstance(stage.layer, nn.Conv2d) for stage in self.stages)
+
+
 def stack(module: nn.Module) -> Stack:
     """The layers of a plain stack, inputs to outputs, and learnt noise behind them.
 
@@ -91,21 +106,6 @@ def stack(module: nn.Module) -> Stack:
 
 def _is_plain(layer: nn.Conv2d) -> bool:
     return layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
-
-
-@dataclass(frozen=True)
-class Stack:
-    """A plain stack of layers, and the learnt noise behind it."""
-
-    stages: tuple[Stage, ...]
-    """The layers, inputs to outputs."""
-    log_std: str | None = None
-    """Name of the log stds of learnt noise, if the stack ends with them."""
-
-    @property
-    def convolutional(self) -> bool:
-        """Whether there are convolutions."""
-        return any(isinstance(stage.layer, nn.Conv2d) for stage in self.stages)
 
 
 class Source(Protocol):

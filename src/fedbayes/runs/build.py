@@ -204,9 +204,32 @@ def bind_frozen(run: RunFolder, network: Network) -> None:
         )
 
 
-def build_runtime(config: Config, data: FederatedData) -> ClientRuntime:
-    """The clients of a federation, ready to work in this process."""
-    likelihood = build_likelihood(config, data.dataset.target)
+def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) -> Run:
+    """What no round of a run in a folder changed, without its data.
+
+    Args:
+        folder: of the run.
+        config: its settings, or those with another device.
+        preprocessing: what its network sees, and what it predicts.
+
+    Raises:
+        RunError: its frozen weights are not those that the run was made with.
+    """
+    likelihood = build_likelihood(config, preprocessing.target, quiet=True)
+    network = build_network(config, preprocessing.shape, likelihood)
+    bind_frozen(folder, network)
+    return build_run(config, network, likelihood, len(folder.client_names()))
+
+
+def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -> ClientRuntime:
+    """The clients of a federation, ready to work in this process.
+
+    Args:
+        config: the settings.
+        data: the clients' data.
+        quiet: whether nothing is said of the likelihood that was found: another process has.
+    """
+    likelihood = build_likelihood(config, data.target, quiet=quiet)
 
     def network(client: int | None = None) -> Network:
         return build_network(config, data.shape, likelihood, client)
@@ -245,7 +268,7 @@ def runtime(folder: str) -> ClientRuntime:
     run = RunFolder(Path(folder))
     config = run.config()
     # The process that started this one has said what there is to say of the data.
-    return build_runtime(config, stored_data(config, run, changed="ignore"))
+    return build_runtime(config, stored_data(config, run, changed="ignore"), quiet=True)
 
 
 def choose_device(name: str) -> torch.device:

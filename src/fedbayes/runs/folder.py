@@ -34,6 +34,7 @@ from fedbayes.messages import decode, dense, encode
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
+from fedbayes.runs.scores import ClientScores
 from fedbayes.tensors import Tensors, pack, unpack
 
 SEEDS_FILE = "seeds.toml"
@@ -53,10 +54,8 @@ class Progress:
     """Rounds done."""
     server: Tensors
     """The server's state, packed."""
-    correct: Tensor
-    """Of each client, test samples that the model it last reported got right, int64 [S]."""
-    tested: Tensor
-    """Of each client, test samples it was tried on; 0 before its first report, int64 [S]."""
+    clients: ClientScores
+    """Of each client, scores of the model that it last reported."""
     stored: Tensor
     """Of each client, the round that its private state on disk is of; 0 if none, int64 [S]."""
     bytes_down: int = 0
@@ -354,7 +353,13 @@ class RunFolder:
             )
         path = self._checkpoint(wanted)
         try:
-            return unpack(Progress, dense(decode(path.read_bytes())))
+            stored = dense(decode(path.read_bytes()))
+            if "correct" in stored:
+                raise RunError(
+                    f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
+                    "fedbayes 0.1 for it, or start a new run. Its model and summary can be read"
+                )
+            return unpack(Progress, stored)
         except (OSError, MessageError) as error:
             raise RunError(f"the checkpoint {path} is damaged: {error}") from None
 
@@ -444,5 +449,5 @@ def _table(text: str) -> Metrics:
 
 def first_progress(server: Tensors, clients: int, constants: str) -> Progress:
     """The state before the first round."""
-    zeros = torch.zeros(clients, dtype=torch.int64)
-    return Progress(0, server, zeros, zeros.clone(), zeros.clone(), constants=constants)
+    stored = torch.zeros(clients, dtype=torch.int64)
+    return Progress(0, server, ClientScores.none(clients), stored, constants=constants)

@@ -8,13 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from fedbayes.data import Preprocessing, pixel_order
-from fedbayes.runs.build import bind_frozen, build_network, stored_data
+from fedbayes.likelihoods import predictor
+from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.personal import own_predictor, require_global
-from fedbayes.tensors import Tensors, unpack
+from fedbayes.runs.personal import own_models, require_global
+from fedbayes.tensors import Tensors, to, unpack
 
 RawPredictor = Callable[[Any], Tensor]
-"""Raw samples, a tensor, array or DataFrame of n, to logits or log-probabilities [n, classes]."""
+"""Raw samples, a tensor, array or DataFrame of n, to predictions [n, ...]."""
 
 
 class Result:
@@ -52,12 +53,14 @@ class Result:
         return stored or stored_data(self.config, self.folder).preprocessing
 
     def predictor(self, client: str | int | None = None) -> "RawPredictor":
-        """The global model as a function from raw samples to log-probabilities or logits.
+        """The global model as a function from raw samples to predictions.
 
         It takes samples as the data set has them, a tensor or array [n, ...] with NaN for missing
         values, or for a table a pandas DataFrame with its features as columns in any order; it
-        gives [n, classes], classes in the order of `preprocessing.classes`. Where clients see
-        pixels in an order of their own, the global model wants them in that order.
+        gives log-probabilities [n, classes], classes in the order of `preprocessing.classes`, or
+        predictive means [n, columns] in the unit of the target (probabilities, if it is labels).
+        Where clients see pixels in an order of their own, the global model wants them in that
+        order.
 
         Args:
             client: name or index of a client, for its own model in place of the global one.
@@ -66,22 +69,24 @@ class Result:
             RunError: there is no global model, or the client has none of its own.
         """
         preprocessing, method = self.preprocessing, self.config.build_method()
-        network = build_network(self.config, preprocessing.shape, len(preprocessing.classes))
-        bind_frozen(self.folder, network)
+        run = stored_run(self.folder, self.config, preprocessing)
         order = None
         if client is None:
             require_global(self.folder, method)
-            predict = method.predict(self.model, network)
+            model = self.model
         else:
             number = self.folder.find_client(client)
-            predict = own_predictor(self.folder, method, network, number)
+            ((_, model),) = own_models(self.folder, method, run, number)
             if preprocessing.permuted:
                 order = pixel_order(self.config.seed, number, preprocessing.shape)
+
+        model = to(model, run.network.device)
+        predict = predictor(run.likelihood, method.draws(model, run))
 
         def predict_raw(x: Any) -> Tensor:
             seen = preprocessing.apply(x)
             if order is not None:
                 seen = seen.flatten(1)[:, order].reshape(seen.shape)
-            return predict(seen.to(network.device))
+            return predict(seen.to(run.network.device))
 
         return predict_raw

@@ -17,7 +17,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fedbayes.contracts import AnyMethod, Federation
+from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation import aggregation, secure
@@ -28,7 +28,6 @@ from fedbayes.federation.engines import Engine
 from fedbayes.federation.round import Round, run_round, sample_cohort
 from fedbayes.fields import idle
 from fedbayes.messages import encode
-from fedbayes.metrics import calibrate
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.runs.build import (
     build_data,
@@ -46,14 +45,15 @@ from fedbayes.runs.folder import (
     RunFolder,
     first_progress,
 )
+from fedbayes.runs.scores import ClientScores, GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
 
 _EVALUATION = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
-"""Figures of the global model on the union of the clients' test sets."""
-_OURS = _EVALUATION | {"stopped"}
+"""Metrics of the global model on the union of the clients' test sets."""
+_OURS = _EVALUATION | {"stopped", "metrics"}
 """What a line says in some rounds alone, and no client may say for us."""
-_BEST = (*sorted(_EVALUATION), "local_accuracy", "sparsity", "model_parameters")
+_BEST = (*sorted(_EVALUATION), "metrics", "local_accuracy", "sparsity", "model_parameters")
 """Figures of the best round in the summary; those of the last have the same names less `best_`."""
 EVALUATION_ROWS = 1000
 """Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
@@ -111,9 +111,13 @@ class Simulation:
         notify(Activity("building the network"))
         self.runtime: ClientRuntime = build_runtime(self.config, self.data)
         self.method: AnyMethod = self.runtime.method
-        self.clients = 1 if self.method.pooled else self.data.clients
-        self.cohort = 1 if self.method.pooled else self.config.cohort_size(self.clients)
-        self.method.check(self.config.training)
+        self.run: Run = self.runtime.run
+        self.likelihood = self.run.likelihood
+        self.network = self.run.network
+        self.clients, self.cohort = self.run.clients, self.run.cohort
+        if not self.network.split()[0]:
+            raise ModelError(f"model {self.config.model.name!r} has no parameter that is trained")
+        self.method.check(self.run)
         self._check_reports()
         self._check_headline()
         if self.config.aggregation.noise:
@@ -154,7 +158,7 @@ class Simulation:
         aggregation.check(
             config.aggregation,
             self.method,
-            self.runtime.network,
+            self.network,
             min_reports=needed,
             checkpoint_every=config.checkpoint_every,
         )
@@ -162,7 +166,7 @@ class Simulation:
             config.secure,
             self.method,
             config.aggregation,
-            self.runtime.network.initial,
+            self.network.initial,
             engine=config.engine,
             cohort=self.cohort,
         )
@@ -181,7 +185,7 @@ class Simulation:
             *told,
             *idle(self.config, resolved={"data.partition": self.scheme}),
             *idle(self.method, "method."),
-            *self.method.remarks(self.runtime.network),
+            *self.method.remarks(self.run),
         ]
 
     @property
@@ -203,32 +207,22 @@ class Simulation:
         else:
             return
         if not self.data.test_total:
-            raise ConfigError(f"{name} compares accuracies, but no client has test samples")
-        if self.method.headline == "global_accuracy" and not config.evaluate_every:
+            raise ConfigError(f"{name} compares metrics, but no client has test samples")
+        if self.method.headline == "global" and not config.evaluate_every:
             raise ConfigError(
-                f"{name} compares global accuracies, but with evaluate_every = 0 only the last "
-                "round is evaluated; set evaluate_every to 1 or more"
+                f"{name} compares metrics of the global model, but with evaluate_every = 0 only "
+                "the last round is evaluated; set evaluate_every to 1 or more"
             )
 
     def _first(self) -> Progress:
         """The state before the first round."""
-        federation = Federation(
-            clients=self.clients,
-            cohort=self.cohort,
-            rounds=self.config.rounds,
-            classes=len(self.data.dataset.classes),
-            seed=self.config.seed,
-        )
-        if not self.runtime.network.split()[0]:
-            raise ModelError(f"model {self.config.model.name!r} has no parameter that is trained")
-        server = self.method.init(self.runtime.network, federation)
-        constants = self.runtime.network.constants_digest
-        return first_progress(pack(server), self.data.clients, constants)
+        server = self.method.init(self.run)
+        return first_progress(pack(server), self.data.clients, self.network.constants_digest)
 
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
         found = self.folder.progress() or first or self._first()
-        if found.constants != self.runtime.network.constants_digest:
+        if found.constants != self.network.constants_digest:
             raise RunError(
                 f"frozen weights of the network are not those that {self.folder.path} began with; "
                 "put its code and files back as they were, or start a new run"
@@ -238,9 +232,12 @@ class Simulation:
         self.server: Any = unpack(self.method.server_state, found.server)
         self.folder.drop_metrics_after(found.round)
         lines = self.folder.metrics()
-        self._standing = Standing(self.method.headline, self.config.stop_min_improvement).after_all(
-            lines
-        )
+        self._standing = Standing(
+            self.method.headline,
+            self.likelihood.metric,
+            self.likelihood.higher_is_better,
+            self.config.stop_min_improvement,
+        ).after_all(lines)
         self._stopped: str = lines[-1].get("stopped", "") if lines else ""
         self._best: Progress | None = None
         if self._keeps_best and self._standing.best_round:
@@ -299,8 +296,8 @@ class Simulation:
         if self.progress.round:
             kept = self._best or self.progress
             server: Any = unpack(self.method.server_state, kept.server)
-            model = self.method.model(server) if self.method.has_global_model else None
-            whole = None if model is None else self.runtime.network.whole(model)
+            model = self.method.model(server, self.run) if self.method.has_global_model else None
+            whole = None if model is None else self.network.whole(model)
             card = Card.of(self.config, self.data.preprocessing, kept.round)
             self.folder.finish(whole, self.summary(), card)
 
@@ -340,6 +337,7 @@ class Simulation:
 
         heard(0)
         result = run_round(
+            self.run,
             self.method,
             self.server,
             engine,
@@ -348,41 +346,28 @@ class Simulation:
             cohort=cohort,
             min_reports=1 if self.method.pooled else self.config.min_reports,
             aggregation=self.config.aggregation,
-            constants=self.runtime.network.constants_digest,
             noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
             heard=heard,
         )
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
         self.server = unpack(self.method.server_state, packed)
-        model = self.method.model(self.server)
-        correct, tested = self.progress.correct.clone(), self.progress.tested.clone()
-        for client, score in result.scores.items():
-            correct[client], tested[client] = score
-        evaluation: Metrics = {}
-        right: Tensor | None = None
-        sizes = torch.as_tensor(self.data.test_sizes())
+        model = self.method.model(self.server, self.run)
+        clients = self.progress.clients.after(result.ledger.scores)
         last = self._over(number, self.server)
-        if last or self._evaluates(number):
-            evaluation, right = self._evaluated(model, number)
-        if right is not None and self.method.pooled:
-            correct, tested = right, sizes
-        line = {
-            **evaluation,
-            "local_accuracy": _local_accuracy(correct, tested),
-            "local_clients": int((tested > 0).sum()),
-            "round": number,
-        }
+        evaluated = self._evaluated(model, number) if last or self._evaluates(number) else None
+        if evaluated and self.method.pooled:
+            clients = evaluated.clients
+        line = {**self._measured(evaluated, clients), "round": number}
         if not last and self._stands_still(line):
             last = True
             self._stopped = (
-                f"no better {_words(self.method.headline)} in {self.config.stop_after} evaluations"
+                f"no better {_words(self.headline)} in {self.config.stop_after} evaluations"
             )
-            if right is None:
-                evaluation, right = self._evaluated(model, number)
+            evaluated = evaluated or self._evaluated(model, number)
         copies = 0
-        if last and self.method.hands_out and right is not None:
-            correct, tested = right, sizes
+        if last and self.method.sends_final_model and evaluated:
+            clients = evaluated.clients
             copies = self.clients * len(encode(dict(model)))
         seconds = time.perf_counter() - began
         past = self.progress
@@ -390,15 +375,14 @@ class Simulation:
             past,
             round=number,
             server=packed,
-            correct=correct,
-            tested=tested,
+            clients=clients,
             stored=self.states.stored.clone(),
             bytes_down=past.bytes_down + result.bytes_down + copies,
             bytes_up=past.bytes_up + result.bytes_up,
-            refused=past.refused + len(result.refused),
+            refused=past.refused + len(result.ledger.refused),
             seconds=past.seconds + seconds,
         )
-        metrics = self._metrics(result, evaluation, model, seconds)
+        metrics = self._metrics(result, evaluated, model, seconds)
         metrics["bytes_down"] += copies
         if self._stopped:
             metrics["stopped"] = self._stopped
@@ -429,65 +413,64 @@ class Simulation:
         every = self.config.evaluate_every
         return every > 0 and number % every == 0
 
-    def _evaluated(self, model: Tensors, number: int) -> tuple[Metrics, Tensor | None]:
-        """As `evaluate`; nothing where there is no global model."""
-        if not self.method.has_global_model:
-            return {}, None
+    def _evaluated(self, model: Tensors, number: int) -> GlobalEvaluation | None:
+        """As `evaluate`; nothing where there is no global model, or nothing to evaluate it on."""
+        if not (self.method.has_global_model and self.data.test_total):
+            return None
         self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
         return self.evaluate(model)
 
-    def evaluate(self, model: Tensors) -> tuple[Metrics, Tensor]:
-        """The global model on the union of the clients' test sets.
-
-        Returns:
-            Accuracy, mean negative log-likelihood and calibration error, and how many of each
-            client's own test samples it got right, int64 [S].
-        """
-        total = self.data.test_total
-        data = encode(dict(model))
-        pieces = range(0, total, EVALUATION_ROWS)
+    def evaluate(self, model: Tensors) -> GlobalEvaluation:
+        """The global model on the union of the clients' test sets, which must not be empty."""
+        rows, data = self.data.test_total, encode(dict(model))
         evaluations = (
-            Evaluation(data, start, min(start + EVALUATION_ROWS, total)) for start in pieces
+            Evaluation(data, start, min(start + EVALUATION_ROWS, rows))
+            for start in range(0, rows, EVALUATION_ROWS)
         )
-        results = list(self.engine.evaluate(evaluations))
-        if not total:
-            return {}, torch.zeros(self.data.clients, dtype=torch.int64)
-        labels = torch.cat([result.labels for result in results])
-        truth = torch.as_tensor(self.data.test_labels())
-        owner = torch.repeat_interleave(torch.as_tensor(self.data.test_sizes()))
-        right = torch.bincount(owner, (labels == truth).double(), minlength=self.data.clients)
-        confidence = torch.cat([result.confidence for result in results])
-        figures = {
-            "global_accuracy": sum(result.correct for result in results) / total,
-            "global_nll": sum(result.nll for result in results) / total,
-            "global_ece": calibrate(confidence, labels == truth).error,
-            "class_accuracy": _by_class(labels == truth, truth, len(self.data.classes)),
+        pieces = list(self.engine.evaluate(evaluations))
+        terms = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        return GlobalEvaluation.of(self.likelihood, terms, self.data)
+
+    @property
+    def headline(self) -> str:
+        """Name of the metric that the run is for, such as `global_accuracy` or `local_rmse`."""
+        return f"{self.method.headline}_{self.likelihood.metric}"
+
+    def _measured(self, evaluated: GlobalEvaluation | None, clients: ClientScores) -> Metrics:
+        """What a line of `metrics.jsonl` says of the global model and of the clients' own."""
+        local = clients.means(self.likelihood)
+        measured: Metrics = {} if evaluated is None else dict(evaluated.line)
+        measured["local_accuracy"] = local.get("accuracy")
+        measured["local_clients"] = clients.tested
+        measured["metrics"] = {
+            **({} if evaluated is None else {"global": evaluated.metrics}),
+            **({"local": local} if local else {}),
         }
-        return figures, right.long()
+        return measured
 
     def local_accuracy(self) -> float | None:
-        """Mean over clients of the model each last reported on its own test set."""
-        return _local_accuracy(self.progress.correct, self.progress.tested)
+        """Mean over clients of the accuracy of the model each last reported, on its own test set;
+        None where there are no classes or no test samples.
+        """
+        return self.progress.clients.means(self.likelihood).get("accuracy")
 
     def _metrics(
-        self, result: Round, evaluation: Metrics, model: Tensors, seconds: float
+        self, result: Round, evaluated: GlobalEvaluation | None, model: Tensors, seconds: float
     ) -> Metrics:
-        parameters = self.runtime.network.parameters(model)
-        troubles = {str(client): reason for client, reason in result.troubles.items()}
-        link = {"link_down": result.link_down, "link_up": result.link_up}
-        # No client can name a figure as one of ours.
+        parameters, ledger = self.network.parameters(model), result.ledger
+        troubles = {str(client): reason for client, reason in ledger.troubles.items()}
+        link = {"link_down": ledger.link_down, "link_up": ledger.link_up}
+        # No client can name a metric as one of ours.
         info = {name: value for name, value in result.info.items() if name not in _OURS}
         return {
             **info,
             "round": result.number,
-            **evaluation,
-            "local_accuracy": self.local_accuracy(),
-            "local_clients": int((self.progress.tested > 0).sum()),
+            **self._measured(evaluated, self.progress.clients),
             "bytes_down": result.bytes_down,
             "bytes_up": result.bytes_up,
             "cohort": len(result.cohort),
-            "refused": {str(client): reason for client, reason in result.refused.items()},
-            "lost": {str(client): reason for client, reason in result.lost.items()},
+            "refused": {str(client): reason for client, reason in ledger.refused.items()},
+            "lost": {str(client): reason for client, reason in ledger.lost.items()},
             **({"troubles": troubles} if troubles else {}),
             "skipped": result.skipped,
             "sparsity": sparsity(parameters),
@@ -515,14 +498,16 @@ class Simulation:
     def summary(self) -> Metrics:
         """What came of the rounds so far."""
         config, progress = self.config, self.progress
-        parameters = self.runtime.network.parameters(self.method.model(self.server))
+        parameters = self.network.parameters(self.method.model(self.server, self.run))
         kept = self._best or progress
         metrics = self.folder.metrics()
-        lines = [line for line in metrics if "global_accuracy" in line]
+        lines = [line for line in metrics if "global" in line["metrics"]]
         last = lines[-1] if lines else {}
+        local = progress.clients.means(self.likelihood)
         return {
             "method": config.method["name"],
-            "headline": self.method.headline,
+            "headline": self.headline,
+            "likelihood": self.likelihood.name,
             "dataset": self.data.dataset.name,
             "model": config.model.name,
             "clients": self.data.clients,
@@ -535,12 +520,16 @@ class Simulation:
             "global_nll": last.get("global_nll"),
             "global_ece": last.get("global_ece"),
             "class_accuracy": last.get("class_accuracy"),
-            "local_accuracy": self.local_accuracy(),
+            "local_accuracy": local.get("accuracy"),
+            "metrics": {
+                "global": last["metrics"]["global"] if last else {},
+                "local": local,
+            },
             "bytes_down": progress.bytes_down,
             "bytes_up": progress.bytes_up,
             "link_down": sum(line.get("link_down", 0) for line in metrics),
             "link_up": sum(line.get("link_up", 0) for line in metrics),
-            **self._best_figures(metrics),
+            **self._best_metrics(metrics),
             "refused_reports": progress.refused,
             "lost_reports": sum(len(line.get("lost", {})) for line in metrics),
             "losses": _told(metrics, "refused", "lost"),
@@ -556,14 +545,14 @@ class Simulation:
             "folder": str(self.folder.path),
         }
 
-    def _best_figures(self, metrics: Sequence[Metrics]) -> Metrics:
+    def _best_metrics(self, metrics: Sequence[Metrics]) -> Metrics:
         """The best round and its figures, where its checkpoint is kept."""
         if self._best is None:
             return {}
         number = self._best.round
         line = next(line for line in metrics if line["round"] == number)
-        figures = {f"best_{name}": line[name] for name in _BEST if name in line}
-        return {"best_round": number, **figures}
+        best = {f"best_{name}": line[name] for name in _BEST if name in line}
+        return {"best_round": number, **best}
 
     def _reason(self) -> str:
         """Why there are no more rounds: the server's words, or that they are all done."""
@@ -572,14 +561,6 @@ class Simulation:
             return NO_UPDATE
         words = self.method.stopped(self.server) or self._stopped
         return words or ("completed" if done else "interrupted")
-
-
-def _local_accuracy(correct: Tensor, tested: Tensor) -> float | None:
-    """Mean over the clients that were tried of their shares of right predictions."""
-    tried = tested > 0
-    if not tried.any():
-        return None
-    return float((correct[tried].double() / tested[tried]).mean())
 
 
 def _words(figure: str) -> str:
@@ -594,14 +575,4 @@ def _told(metrics: Sequence[Metrics], *kinds: str) -> list[Metrics]:
         for line in metrics
         for kind in kinds
         for client, reason in line.get(kind, {}).items()
-    ]
-
-
-def _by_class(right: Tensor, truth: Tensor, classes: int) -> list[float | None]:
-    """Share of the test samples of each class that was predicted right; None of no samples."""
-    tested = torch.bincount(truth, minlength=classes)
-    found = torch.bincount(truth, right.double(), minlength=classes)
-    return [
-        count / total if total else None
-        for count, total in zip(found.tolist(), tested.tolist(), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""How the headline figure of a run stands: which round was best, and how long ago it rose."""
+"""How the headline metric of a run stands: which round was best, and how long ago it rose."""
 
 import math
 from collections.abc import Iterable
@@ -8,33 +8,40 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Standing:
-    """The headline figure over the rounds that tell it. Larger is better."""
+    """The headline metric over the rounds that tell it."""
 
-    figure: str
+    whose: str
+    """`global` or `local`: the global model's, or the mean over the clients' own models."""
+    metric: str
     """Its name in the lines of `metrics.jsonl`."""
+    higher_is_better: bool = True
+    """Whether a higher value is a better one."""
     min_improvement: float = 0.0
-    """Rise above the last improvement that counts as one."""
+    """Change for the better since the last improvement that counts as one."""
     best: float = -math.inf
-    """The largest value."""
+    """The best value, its sign turned if lower is better."""
     best_round: int = 0
     """The first round that has it; 0 before any."""
     improved: float = -math.inf
-    """The value at the last improvement."""
+    """The value at the last improvement, likewise."""
     waited: int = 0
     """Rounds told of since then."""
     clients: int = 0
     """Clients that it is a mean over, where these grow in number."""
 
     def after(self, line: dict[str, Any]) -> Self:
-        """The standing after a round, of which this is the line; it may not tell the figure."""
-        value = line.get(self.figure)
+        """The standing after a round, of which this is the line; it may not tell the metric."""
+        value = line["metrics"].get(self.whose, {}).get(self.metric)
         if value is None:
             return self
+        value = value if self.higher_is_better else -value
         standing = self
-        clients = line.get("local_clients", 0) if self.figure == "local_accuracy" else 0
+        clients = line.get("local_clients", 0) if self.whose == "local" else 0
         if clients != self.clients:
             # A mean over other clients: what came before does not compare.
-            standing = type(self)(self.figure, self.min_improvement, clients=clients)
+            standing = replace(
+                self, best=-math.inf, best_round=0, improved=-math.inf, waited=0, clients=clients
+            )
         if value > standing.best:
             standing = replace(standing, best=value, best_round=line["round"])
         if value > standing.improved + self.min_improvement:
