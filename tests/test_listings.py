@@ -166,8 +166,8 @@ def test_the_package_lists_what_it_has():
 def test_data_list(cli):
     names = [entry["name"] for entry in json.loads(cli("data", "list", "--json"))]
     assert names == [
-        "digits", "diabetes", "mnist", "permuted-mnist", "cifar10", "cifar100", "femnist", "har", "vehicle",
-        "einstein",
+        "digits", "diabetes", "mnist", "permuted-mnist", "cifar10", "cifar100", "femnist", "har",
+        "vehicle", "einstein",
     ]  # fmt: skip
     assert "scikit-learn" in cli("data", "list")
 
