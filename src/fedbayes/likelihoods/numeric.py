@@ -117,10 +117,10 @@ class Parametric(Numeric):
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
-        """ "count", "nll", and of each column what errors of the predictive mean come to.
+        """Counts, "nll", and of each column what errors of the predictive mean come to.
 
-        "squared_error/NAME" and "absolute_error/NAME", and for the share of variance explained
-        "offset/NAME" and "squared_offset/NAME": the target less the training mean.
+        They are "squared_error/NAME" and "absolute_error/NAME", and for the share of variance
+        explained "offset/NAME" and "squared_offset/NAME", of the target less the training mean.
         """
         self.check(draws, y)
         terms = super().terms(draws, y)
