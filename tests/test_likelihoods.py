@@ -175,7 +175,7 @@ def test_densities_integrate_to_one(case):
 
 def test_probabilities_sum_to_one():
     count = build_likelihood("poisson", Target("count", ("n",), (6.0,)))
-    f = outputs(count, 3, 1)
+    f = outputs(count, 3, 1).expand(-1, 400, -1)
     whole = torch.arange(400, dtype=torch.float64)[:, None]
     assert count.log_prob(f, whole).exp().sum(dim=-1).tolist() == pytest.approx([1] * 3)
     for case in ("categorical", "bernoulli"):
@@ -186,7 +186,9 @@ def test_probabilities_sum_to_one():
         assert float(total) == pytest.approx(1)
     labels = make("multilabel")
     every = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3)
-    assert float(labels.log_prob(outputs(labels, 1), every).exp().sum()) == pytest.approx(1)
+    assert float(
+        labels.log_prob(outputs(labels, 1).expand(8, -1), every).exp().sum()
+    ) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -698,5 +700,5 @@ def test_outputs_and_targets_of_other_widths_are_refused():
     likelihood = build_likelihood("gaussian", ONE)
     with pytest.raises(ModelError, match="has 1 outputs, and the likelihood gaussian reads 2"):
         likelihood.log_prob(torch.zeros(4, 1), torch.zeros(4, 1))
-    with pytest.raises(ModelError, match=r"shape \(4,\); \[n, 1\] is wanted"):
+    with pytest.raises(ModelError, match=r"shape \(4,\); \(4, 1\) is wanted"):
         likelihood.log_prob(torch.zeros(4, 2), torch.zeros(4))

@@ -50,10 +50,9 @@ class Numeric(Likelihood):
                 f"the network has {f.shape[-1]} outputs, and the likelihood {self.name} reads "
                 f"{self.width}"
             )
-        if y is not None and y.shape[-1:] != (self.target.columns,):
-            raise ModelError(
-                f"targets have shape {tuple(y.shape)}; [n, {self.target.columns}] is wanted"
-            )
+        wanted = (*f.shape[-2:-1], self.target.columns)
+        if y is not None and y.shape != wanted:
+            raise ModelError(f"targets have shape {tuple(y.shape)}; {wanted} is wanted")
 
 
 class Std(NamedTuple):
