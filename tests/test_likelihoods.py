@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -702,3 +703,25 @@ def test_outputs_and_targets_of_other_widths_are_refused():
         likelihood.log_prob(torch.zeros(4, 1), torch.zeros(4, 1))
     with pytest.raises(ModelError, match=r"shape \(4,\); \(4, 1\) is wanted"):
         likelihood.log_prob(torch.zeros(4, 2), torch.zeros(4))
+
+
+def test_the_page_tells_every_likelihood_setting_and_metric():
+    from pathlib import Path
+
+    page = (Path(__file__).parent.parent / "docs" / "likelihoods.md").read_text()
+    parts = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## )", page, re.M | re.S))
+    assert set(LIKELIHOODS) <= parts.keys()
+    for case in CASES:
+        likelihood = make(case)
+        told = parts[likelihood.name]
+        for setting in likelihood.model_dump():
+            assert f"| `{setting}` |" in told
+        if not likelihood.model_dump():
+            assert re.search(r"It has\sno settings", told)
+        found = likelihood.metrics(
+            scores(likelihood.terms(outputs(likelihood, 2, 3), targets(likelihood.target, 3)))
+        )
+        told += parts["categorical"] * (likelihood.name == "bernoulli")
+        told += parts["gaussian"] * (likelihood.name in ("student-t", "poisson"))
+        for metric in found:
+            assert f"`{metric.split('/')[0]}" in told
