@@ -208,3 +208,74 @@ def test_tls_or_its_absence_must_be_asked_for(tmp_path):
         superlink_at("127.0.0.1:1", tmp_path / "absent.crt")
     with pytest.raises(EngineError, match=r"cannot reach a SuperLink at 127\.0\.0\.1:1"):
         superlink_at("127.0.0.1:1", insecure=True).check()
+
+
+# Targets that are not classes.
+
+
+@pytest.fixture
+def prices(tmp_path):
+    """A reference table at the server with a real target of two columns."""
+    stream = np.random.default_rng(0)
+    write_prices(tmp_path / "server.csv", stream.normal((3, -2), (2, 50), (60, 2)))
+    data = {"path": str(tmp_path / "server.csv"), "label": "rent,tax", "partition": "iid"}
+    return Config.create(data={**data, "clients": 3})
+
+
+def write_prices(path, y, names=("rent", "tax")):
+    rows = "".join(f"{row[0]:.6f},{k % 7},{row[1]:.6f}\n" for k, row in enumerate(y))
+    path.write_text(f"{names[0]},rooms,{names[1]}\n{rows}")
+    return path
+
+
+def test_own_targets_are_standardized_by_the_federations_numbers(prices, tmp_path):
+    server = build_data(prices)
+    schema = Schema.of(server)
+    y = np.random.default_rng(1).normal((30, 5), (2, 50), (40, 2))
+    mine = own_data(prices, write_prices(tmp_path / "mine.csv", y), schema)
+    assert mine.preprocessing.target == server.target
+    rows = server.dataset.y[np.sort(server.partition.train)].astype(float)
+    np.testing.assert_allclose(mine.target.center, rows.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(mine.target.scale, rows.std(0), rtol=1e-12)
+    found = torch.cat([mine.train(2).y, mine.test(2).y]).numpy()
+    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(y, axis=0), rtol=1e-5, atol=1e-5)
+
+
+def test_own_targets_may_be_all_the_same(prices, tmp_path):
+    """Of a single client nothing has to be learnt alone."""
+    path = write_prices(tmp_path / "mine.csv", np.full((8, 2), 4.0))
+    assert own_data(prices, path, Schema.of(build_data(prices))).train(0).y.tolist() == [[4, 4]] * 6
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rent,rooms,levy\n1.5,2,3.5\n2.5,3,1.5\n", r"no column 'tax'"),
+        ("rent,rooms,tax\n1.5,2,low\n2.5,3,1.5\n", r"column 'tax' holds what is no number \('low'"),
+        ("rent,rooms,tax\n1.5,2,\n2.5,3,1.5\n", "have no label, the first of them row 1"),
+    ],
+)
+def test_targets_of_another_kind_are_refused(prices, tmp_path, text, words):
+    path = tmp_path / "mine.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=words):
+        own_data(prices, path, Schema.of(build_data(prices)))
+
+
+def test_a_node_reads_labels_as_what_the_federation_has(prices, tmp_path):
+    """By itself a column of three values would be classes."""
+    config = prices.model_copy(update={"data": prices.data.model_copy(update={"label": ("rent",)})})
+    schema = Schema.of(build_data(config))
+    assert schema.target.kind == "real"
+    mine = write_prices(tmp_path / "mine.csv", np.resize([[1.0, 2.0], [2.0, 2.0]], (20, 2)))
+    assert own_data(config, mine, schema).train(0).y.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["table", "prices"])
+def test_the_schema_is_kept_as_a_file(request, name, tmp_path):
+    schema = Schema.of(build_data(request.getfixturevalue(name)))
+    (tmp_path / "schema.json").write_bytes(schema.dump())
+    assert Schema.read(tmp_path / "schema.json") == schema
+    (tmp_path / "schema.json").write_text('{"shape": [2]}')
+    with pytest.raises(ConfigError, match=r"cannot read .*schema.json: target"):
+        Schema.read(tmp_path / "schema.json")

@@ -90,7 +90,12 @@ def data_show(
         plot_partition(data, path, title)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error}") from None
-    told = "" if data.classes else f"target {describe(data.target)}\n"
+    told = ""
+    if not data.classes:
+        told = f"target {describe(data.target)}"
+        numbers = zip(data.target.center, data.target.scale, strict=False)
+        spread = ", ".join(f"{center:.4g} ± {scale:.4g}" for center, scale in numbers)
+        told += f" (training rows: {spread})\n" if spread else "\n"
     sizes, tests = data.train_sizes(), data.test_sizes()
     Console().print(
         f"{title}: {sizes.sum():,} training samples ({sizes.min():,} to {sizes.max():,} a client), "

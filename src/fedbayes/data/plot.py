@@ -114,9 +114,12 @@ def _distributions(figure: "Figure", data: FederatedData) -> None:
         low, lower, middle, upper, high = points[..., index]
         if not few:
             clients = np.arange(data.clients)
-            axes.fill_between(clients, low, high, alpha=0.25, lw=0, label="5th to 95th percentile")
-            axes.fill_between(clients, lower, upper, alpha=0.5, lw=0, label="25th to 75th")
-            axes.plot(clients, middle, color="black", linewidth=1.0, label="median")
+            band = {"step": "mid", "color": "C0", "linewidth": 0.0}
+            axes.fill_between(
+                clients, low, high, alpha=0.25, label="5th to 95th percentile", **band
+            )
+            axes.fill_between(clients, lower, upper, alpha=0.5, label="25th to 75th", **band)
+            axes.step(clients, middle, where="mid", color="black", linewidth=1.0, label="median")
             axes.set_xlabel("client")
             axes.set_ylabel(column)
             continue
@@ -126,6 +129,7 @@ def _distributions(figure: "Figure", data: FederatedData) -> None:
             [dict(zip(names, values, strict=True)) for values in quartiles],
             positions=range(data.clients),
             orientation="horizontal",
+            manage_ticks=False,
             showfliers=False,
             medianprops={"color": "black"},
         )

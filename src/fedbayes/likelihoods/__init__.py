@@ -160,7 +160,7 @@ def complete_likelihood(name: str, **settings: Any) -> dict[str, Any]:
         ConfigError: as for `build_likelihood`.
     """
     target = _SAMPLES[find_likelihood(name).kinds[0]]
-    return build_likelihood(name, target, **settings).model_dump(mode="json", exclude={"target"})
+    return build_likelihood(name, target, **settings).model_dump(mode="json")
 
 
 def _explain(name: str, kind: "type[Likelihood]", error: ValidationError) -> str:

@@ -19,8 +19,9 @@ from fedbayes.tensors import Tensors
 class Likelihood(BaseModel):
     """p(y | f) of a target y given the outputs f of a network. Functions are pure.
 
-    Fields are the settings of the likelihood and the target. A network may be one of several
-    draws from a posterior; predictions then are of the mixture of them, p(y) = mean_d p(y | f_d).
+    Fields are the settings of the likelihood, which `model_dump` gives, and the target. A
+    network may be one of several draws from a posterior; predictions then are of the mixture of
+    them, p(y) = mean_d p(y | f_d).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -36,7 +37,7 @@ class Likelihood(BaseModel):
     higher_is_better: ClassVar[bool]
     """Whether a higher value of the headline is a better one."""
 
-    target: Target = Field(description="what is to be predicted")
+    target: Target = Field(exclude=True, description="what is to be predicted")
 
     @field_validator("target")
     @classmethod
@@ -103,8 +104,7 @@ class Likelihood(BaseModel):
             the mixture; inf where an output is not finite.
         """
         log_density = self.log_predictive(draws, y)
-        finite = torch.isfinite(draws).flatten(2).all(dim=-1).all(dim=0)
-        nll = torch.where(finite & ~log_density.isnan(), -log_density, torch.inf)
+        nll = torch.where(finite(draws) & ~log_density.isnan(), -log_density, torch.inf)
         return {"count": torch.ones_like(nll), "nll": nll}
 
     def log_predictive(self, draws: Tensor, y: Tensor) -> Tensor:
@@ -154,15 +154,14 @@ class Classes(Likelihood):
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
-        """Terms "count", "nll", "correct" (1 where the most probable class is the true one), and
+        """Counts, "nll", "correct": 1 where the most probable class is the true one, and
         "confidence", the probability of that class.
         """
         log_probabilities = self.log_probabilities(draws.float())
-        finite = torch.isfinite(log_probabilities).all(dim=-1)
         true = log_probabilities.gather(1, y[:, None])[:, 0].double()
-        correct = (log_probabilities.argmax(dim=-1) == y) & finite
-        nll = torch.where(finite, -true, torch.inf)
-        confidence = torch.where(finite, log_probabilities.amax(dim=-1).exp(), 0.0)
+        correct = (log_probabilities.argmax(dim=-1) == y) & finite(draws)
+        nll = torch.where(finite(draws), -true, torch.inf)
+        confidence = torch.where(finite(draws), log_probabilities.amax(dim=-1).exp(), 0.0)
         return {
             "count": torch.ones_like(nll),
             "correct": correct.double(),
@@ -173,6 +172,11 @@ class Classes(Likelihood):
     def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
         """The accuracy, and the mean negative log-likelihood in nats."""
         return {"accuracy": mean_of(scores, "correct"), **super().metrics(scores)}
+
+
+def finite(draws: Tensor) -> Tensor:
+    """Samples all of whose outputs [draws, n, width] are finite, bool [n]."""
+    return torch.isfinite(draws).all(dim=-1).all(dim=0)
 
 
 def mean_of(scores: Mapping[str, float], name: str) -> float:

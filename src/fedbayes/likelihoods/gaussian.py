@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 from torch import Tensor, distributions
 
 from fedbayes.likelihoods.noise import LocationScale
@@ -23,8 +22,8 @@ class Gaussian(LocationScale):
         mean, std = self.own_unit(f)
         return mean, std.square()
 
-    def distribution(self, f: np.ndarray) -> Any:
+    def distribution(self, f: Tensor) -> Any:
         """Normal distributions [..., n, columns]."""
         from scipy.stats import norm
 
-        return norm(*self.own_unit_arrays(f))
+        return norm(*(part.numpy() for part in self.own_unit(f)))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbayes.likelihoods.base import Likelihood, mean_of
+from fedbayes.likelihoods.base import Likelihood, finite, mean_of
 from fedbayes.tensors import Tensors
 
 
@@ -36,15 +36,15 @@ class Multilabel(Likelihood):
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
-        """Terms "count", "nll", and counts over the labels of a sample, of which those are
-        predicted whose probability is above one half.
+        """Counts, "nll", and how the labels of a sample are predicted: those whose mean probability
+        is above one half.
 
         "label_accuracy" is the share of labels that are right, "exact_match" 1 where all are.
         """
         terms = super().terms(draws, y)
         probabilities, true = self.mean(draws.double()), y > 0.5
         predicted = probabilities > 0.5
-        right = (predicted == true) & torch.isfinite(probabilities)
+        right = (predicted == true) & finite(draws)[:, None]
         return terms | {
             "label_accuracy": right.double().mean(dim=-1),
             "exact_match": right.all(dim=-1).double(),

@@ -4,7 +4,6 @@ import math
 from abc import abstractmethod
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -92,8 +91,3 @@ class LocationScale(Parametric):
         location, log_std = self.standardized(f)
         scale = constants(self.target.scale, f)
         return constants(self.target.center, f) + scale * location, scale * log_std.exp()
-
-    def own_unit_arrays(self, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `own_unit`, of arrays."""
-        location, scale = self.own_unit(torch.from_numpy(f))
-        return location.numpy(), scale.numpy()

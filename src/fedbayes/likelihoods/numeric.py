@@ -50,10 +50,9 @@ class Numeric(Likelihood):
                 f"the network has {f.shape[-1]} outputs, and the likelihood {self.name} reads "
                 f"{self.width}"
             )
-        if y is not None and y.shape[-1:] != (self.target.columns,):
-            raise ModelError(
-                f"targets have shape {tuple(y.shape)}; [n, {self.target.columns}] is wanted"
-            )
+        wanted = (*f.shape[-2:-1], self.target.columns)
+        if y is not None and y.shape != wanted:
+            raise ModelError(f"targets have shape {tuple(y.shape)}; {wanted} is wanted")
 
 
 class Std(NamedTuple):
@@ -79,11 +78,11 @@ class Parametric(Numeric):
         """
 
     @abstractmethod
-    def distribution(self, f: np.ndarray) -> Any:
+    def distribution(self, f: Tensor) -> Any:
         """The distribution of each column given outputs, as SciPy has it.
 
         Args:
-            f: float64 [..., n, width].
+            f: float64 [..., n, width], on the CPU.
 
         Returns:
             A frozen distribution of `scipy.stats` of shape [..., n, columns].
@@ -110,17 +109,17 @@ class Parametric(Numeric):
         single draw it is exact.
         """
         check_level(level)
-        each = self.distribution(draws.detach().cpu().double().numpy())
+        each = self.distribution(draws.detach().cpu().double())
         tail = (1 - level) / 2
         low, high = (torch.from_numpy(_quantile(each, p)) for p in (tail, 1 - tail))
         return low.to(draws.device), high.to(draws.device)
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
-        """Terms "count", "nll", and of each column what errors of the predictive mean come to.
+        """Counts, "nll", and of each column what errors of the predictive mean come to.
 
-        "squared_error/NAME" and "absolute_error/NAME", and for the share of variance explained
-        "offset/NAME" and "squared_offset/NAME": the target less the training mean.
+        They are "squared_error/NAME" and "absolute_error/NAME", and for the share of variance
+        explained "offset/NAME" and "squared_offset/NAME", of the target less the training mean.
         """
         self.check(draws, y)
         terms = super().terms(draws, y)
@@ -166,11 +165,13 @@ def _explained(scores: Mapping[str, float], name: str) -> float:
     return 1 - error / total
 
 
-def _quantile(each: Any, p: float, steps: int = 60) -> np.ndarray:
+def _quantile(each: Any, p: float, steps: int = 40) -> np.ndarray:
     """The least x at which the mean of distributions [draws, ...] has CDF(x) ≥ p, [...].
 
-    To within 2^-steps of the distance between quantiles of the components.
+    To within 2^-steps of the distance between quantiles of the components; of counts, exact.
     """
+    from scipy.stats import rv_discrete
+
     components = each.ppf(p)
     low, high = components.min(axis=0), components.max(axis=0)
     if len(components) == 1:
@@ -179,7 +180,7 @@ def _quantile(each: Any, p: float, steps: int = 60) -> np.ndarray:
         middle = low + (high - low) / 2
         below = each.cdf(middle).mean(axis=0) < p
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return np.asarray(high)
+    return np.floor(high) if isinstance(each.dist, rv_discrete) else np.asarray(high)
 
 
 def check_level(level: float) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,16 +48,11 @@ class Poisson(Parametric):
         rate = self.log_rate(f).exp()
         return rate, rate
 
-    def distribution(self, f: np.ndarray) -> Any:
+    def distribution(self, f: Tensor) -> Any:
         """Poisson distributions [..., n, columns]."""
         from scipy.stats import poisson
 
-        return poisson(self.log_rate(torch.from_numpy(f)).exp().numpy())
-
-    def interval(self, draws: Tensor, level: float) -> tuple[Tensor, Tensor]:
-        """Quantiles (1 − level) / 2 and (1 + level) / 2 of the mixture, which are counts."""
-        low, high = super().interval(draws, level)
-        return low.floor(), high.floor()
+        return poisson(self.log_rate(f).exp().numpy())
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:

@@ -105,7 +105,7 @@ class Quantile(Numeric):
 
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
-        """Terms "count", "nll", "pinball": the mean loss over levels and columns, and "inside": the
+        """Counts, "nll", "pinball": the mean loss over levels and columns, and "inside": the
         share of columns between the lowest and the highest quantile.
         """
         terms = super().terms(draws, y)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 from torch import Tensor, distributions
 
@@ -29,8 +28,8 @@ class StudentT(LocationScale):
         mean, scale = self.own_unit(f)
         return mean, scale.square() * (self.df / (self.df - 2))
 
-    def distribution(self, f: np.ndarray) -> Any:
+    def distribution(self, f: Tensor) -> Any:
         """Student's t distributions [..., n, columns]."""
         from scipy.stats import t
 
-        return t(self.df, *self.own_unit_arrays(f))
+        return t(self.df, *(part.numpy() for part in self.own_unit(f)))

@@ -173,10 +173,11 @@ class Virtual(Method[Server, Client, Sum]):
         cavity = _floored(posterior / factor, posterior)
         prior = (cavity * share).to(device, kind)
         start = self._start(posterior, factor, cavity, client, at)
+        rest = cavity.to(device, kind).precision
         given = {
             "cavity": vars(cavity),
             "factor": vars(factor),
-            "rest": cavity.to(device, kind).precision,
+            "rest": rest,
             "prior": vars(prior),
             "count": torch.tensor(len(samples.y), device=device),
         }
@@ -196,40 +197,43 @@ class Virtual(Method[Server, Client, Sum]):
                 plans[batch.x.shape] = requests = Requests()
                 x = torch.empty_like(batch.x, device="meta")
                 with torch.no_grad():
-                    shared, own, _ = self._weights(shapes, others)
-                    self._outputs(run, shared, own, shapes, x, requests)
+                    self._outputs(run, shapes, _precision(shapes, others), x, requests)
             return {"draws": plans[batch.x.shape].draw(rng)}
 
         return draw
 
-    def _weights(
-        self, parameters: Tensors, rest: Tensors
-    ) -> tuple[Weights, Weights | None, Tensors]:
-        """The posteriors of shared and own weights, and the precisions of the former."""
-        precision = {
-            n: t.exp() + rest[n].to(t) for n, t in part(parameters, "log_precision").items()
-        }
-        shared = Weights(part(parameters, "mean"), {n: p.rsqrt() for n, p in precision.items()})
+    def _own(self, parameters: Tensors) -> Weights | None:
+        """The posterior of the client's own weights."""
         if not self.lateral:
-            return shared, None, precision
+            return None
         spread = {n: t.exp() for n, t in part(parameters, "own_log_deviation").items()}
-        return shared, Weights(part(parameters, "own_mean"), spread), precision
+        return Weights(part(parameters, "own_mean"), spread)
 
     def _outputs(
         self,
         run: Run,
-        shared: Weights,
-        own: Weights | None,
         parameters: Tensors,
+        precision: Tensors,
         x: Tensor,
         source: Source,
         *,
         training: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs of the client and of the server, [samples · n, width]."""
+        """Outputs of the client and of the server, [samples · n, width].
+
+        Args:
+            run: with the network.
+            parameters: of the E-step.
+            precision: of the shared weights.
+            x: inputs [n, ...].
+            source: where noise comes from.
+            training: whether dropout is as in training.
+        """
+        shared = Weights(part(parameters, "mean"), {n: p.rsqrt() for n, p in precision.items()})
         noise = Noise(self.samples, self.estimator, source)
         network = variational.stack(run.network.module)
         x, gates = variational.repeat(x, self.samples), part(parameters, "gate")
+        own = self._own(parameters)
         return _beside(network, shared, own, gates, x, noise, training=training)
 
     def loss(self, run: Run) -> Loss:
@@ -242,16 +246,15 @@ class Virtual(Method[Server, Client, Sum]):
 
     def _free_energy(self, run: Run, *, training: bool) -> Loss:
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            shared, own, precision = self._weights(parameters, given["rest"])
-            complexity = kl(shared.mean, precision, Gaussian(**given["prior"]))
-            if own is not None:
+            precision = _precision(parameters, given["rest"])
+            complexity = kl(part(parameters, "mean"), precision, Gaussian(**given["prior"]))
+            if own := self._own(parameters):
                 first = next(iter(own.mean.values()))
                 private = standard(own.mean, self.prior_deviation).to(first.device, first.dtype)
                 inverse = {n: d.pow(-2) for n, d in own.deviation.items()}
                 complexity = complexity + kl(own.mean, inverse, private)
-            source = Given(noise["draws"])
             outputs, common = self._outputs(
-                run, shared, own, parameters, batch.x, source, training=training
+                run, parameters, precision, batch.x, Given(noise["draws"]), training=training
             )
             y = batch.y.repeat(self.samples, *[1] * (batch.y.ndim - 1))
             nll = run.likelihood.nll(outputs, y)
@@ -397,6 +400,12 @@ def damped(change: Gaussian, damping: float) -> Gaussian:
         {n: torch.where(p < 0, p * (1 - 1e-6), p).float() for n, p in precision.items()},
         {n: (damping * h).float() for n, h in change.shift.items()},
     )
+
+
+def _precision(parameters: Tensors, rest: Tensors) -> Tensors:
+    """Precisions of the shared weights: the client's factor and the other factors."""
+    log_precision = part(parameters, "log_precision")
+    return {n: t.exp() + rest[n].to(t) for n, t in log_precision.items()}
 
 
 def _without_values(tensors: Tensors) -> Tensors:

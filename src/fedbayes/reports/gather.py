@@ -201,7 +201,7 @@ def _record(run: RunFolder, label: str) -> Record:
             "train_sizes": data.train_sizes(),
             "test_sizes": data.test_sizes(),
             "classes": data.classes,
-            "counts": data.counts(),
+            "counts": data.counts() if data.classes else None,
         }
         model = _model(run, config, progress)
         if model is not None and data.test_total:

@@ -206,7 +206,7 @@ def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Ro
     )
     task = [Row("task.likelihood", "text", "auto", about, ("auto", *LIKELIHOODS))]
     if likelihood != "auto":
-        task += [r for r in rows(find_likelihood(likelihood), "task.") if r.key != "task.target"]
+        task += rows(find_likelihood(likelihood), "task.", without=("target",))
     about = f"{', '.join(METHODS)}, or package.module:Class"
     name = Row("method.name", "text", "fedavg", about, tuple(METHODS))
     parameters = rows(find_method(method), "method.") if method else ()
@@ -303,6 +303,9 @@ def complete_task(table: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: there is no such likelihood or setting, or a value is not allowed.
     """
     name, own = table["likelihood"], {k: v for k, v in table.items() if k != "likelihood"}
+    for key in ("name", "target"):  # of the likelihood itself
+        if key in own:
+            raise ConfigError(unknown(f"task.{key}", settings(None)))
     if name == "auto":
         for key in own:
             raise ConfigError(no_setting(f"task.{key}", settings(None), "", name))

@@ -95,7 +95,7 @@ def _choice(kind: str, table: Array, columns: tuple[str, ...], where: str) -> st
     if kind == "labels":
         return (
             f"{where}: {listed(columns)} hold 0 and 1 alone, so they are labels, any of which may "
-            "hold of a sample; task.likelihood says otherwise"
+            "hold of a sample; set task.likelihood to read them otherwise"
         )
     if len(columns) > 1:
         return f"{where}: {listed(columns)} are a real target of {len(columns)} columns"
