@@ -2,6 +2,7 @@
 
 import io
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -348,6 +349,27 @@ def test_metrics_of_quantiles_are_scikit_learns():
     assert found["coverage"] == pytest.approx(inside.mean())
 
 
+def test_variance_explained_far_from_zero_loses_no_digits():
+    far = Target("real", ("time",), (1e9,), (2.0,))
+    likelihood = build_likelihood("gaussian", far, noise=1.0)
+    f = outputs(likelihood, 1, 50)
+    y = targets(ONE, 50).double() / 40 + 1e9
+    found = likelihood.metrics(scores(likelihood.terms(f, y)))
+    assert found["r2"] == pytest.approx(sk.r2_score(y - 1e9, likelihood.mean(f) - 1e9), rel=1e-6)
+
+
+def test_a_target_that_is_not_a_number_is_not_predicted():
+    likelihood = make("gaussian given")
+    y = targets(REAL, 4)
+    y[2, 1] = math.nan
+    assert likelihood.terms(outputs(likelihood, 2, 4), y)["nll"].isinf().tolist() == [
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
 def test_variance_explained_of_a_constant_and_of_one_sample():
     likelihood = build_likelihood("gaussian", ONE, noise=1.0)
     y = torch.full((4, 1), 290.0)
@@ -375,7 +397,7 @@ def test_outputs_that_are_not_finite_are_wrong(case, value):
     f[1, 3] = value
     terms = likelihood.terms(f, y)
     assert terms["nll"][3] == math.inf
-    for name in ("correct", "exact_match"):
+    for name in ("correct", "label_accuracy", "exact_match"):
         assert name not in terms or terms[name][3] == 0
     assert not any(term.isnan().any() for term in terms.values())
     others = torch.tensor([0, 1, 2, 4])
@@ -477,6 +499,8 @@ def test_intervals_of_quantiles_are_outputs():
     low, high = likelihood.interval(f, 0.5)
     assert (low.item(), high.item()) == (250 + 40 * 2, 250 + 40 * 4)
     assert likelihood.mean(f).tolist() == [[250 + 40 * 3]]
+    without_median = build_likelihood("quantile", ONE, levels=(0.25, 0.4, 0.7))
+    assert without_median.mean(f[:1, :, 2:]).tolist() == [[250 + 40 * 3]]
     with pytest.raises(ConfigError, match=r"level 0\.05, and task\.levels are 0\.1, 0\.25"):
         likelihood.interval(f, 0.9)
 
@@ -552,6 +576,9 @@ def test_outputs_and_heads_fit(case):
         assert [(n, p.shape) for n, p in likelihood.head().named_parameters()] == [
             ("log_std", (likelihood.target.columns,))
         ]
+        start = likelihood.std(likelihood.head()(torch.zeros(1, 1, likelihood.outputs))).total
+        noise = math.sqrt(2) if case == "student-t" else 1.0  # of four degrees of freedom
+        torch.testing.assert_close(start[0], noise * torch.tensor(likelihood.target.scale))
 
 
 def test_learnt_noise_works_as_a_function_and_in_files():
@@ -642,6 +669,15 @@ def test_names_are_known_without_pytorch():
     assert done.stdout.split()[-2:] == ["True", "7"]
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_likelihood_goes_to_other_processes_and_into_schemas(case):
+    likelihood = make(case)
+    assert pickle.loads(pickle.dumps(likelihood)) == likelihood
+    assert hash(likelihood) == hash(make(case))
+    settings = type(likelihood).model_json_schema()["properties"]
+    assert settings.keys() == {"target", *likelihood.model_dump()}
+
+
 def test_every_likelihood_says_what_it_is():
     for name, kind in LIKELIHOODS.items():
         assert kind.name == name
@@ -667,6 +703,11 @@ def test_settings_are_completed_before_there_is_a_target():
     assert complete_likelihood("gaussian") == {"noise": "learnt"}
     assert complete_likelihood("student-t", noise=2) == {"noise": 2.0, "df": 4.0}
     assert complete_likelihood("quantile", levels="0.1, 0.9") == {"levels": [0.1, 0.9], "noise": 1}
+    assert complete_likelihood("auto") == {}
+    with pytest.raises(ConfigError, match=r"task\.df is a setting of student-t; name"):
+        complete_likelihood("auto", df=4)
+    with pytest.raises(ConfigError, match=r"task\.dof is no setting of any likelihood"):
+        complete_likelihood("auto", dof=4)
     assert make("quantile").model_dump(mode="json").keys() == {"levels", "noise"}
 
 

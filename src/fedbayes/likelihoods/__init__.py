@@ -157,8 +157,17 @@ def complete_likelihood(name: str, **settings: Any) -> dict[str, Any]:
     """The settings of a likelihood with defaults filled in, before there is a target.
 
     Raises:
-        ConfigError: as for `build_likelihood`.
+        ConfigError: as for `build_likelihood`; or there are settings beside `auto`, of which it
+            is not known yet whose they are.
     """
+    if name == "auto":
+        for key in settings:
+            owners = [name for name, kind in LIKELIHOODS.items() if key in kind.model_fields]
+            whose = (
+                f"a setting of {', '.join(owners)}" if owners else "no setting of any likelihood"
+            )
+            raise ConfigError(f"task.{key} is {whose}; name the likelihood in task.likelihood")
+        return {}
     target = _SAMPLES[find_likelihood(name).kinds[0]]
     return build_likelihood(name, target, **settings).model_dump(mode="json")
 
