@@ -174,7 +174,7 @@ class Virtual(Method[Server, Client, Sum]):
         prior = (cavity * share).to(device, kind)
         start = self._start(posterior, factor, cavity, client, at)
         rest = cavity.to(device, kind).precision
-        given = {
+        given: Tree = {
             "cavity": vars(cavity),
             "factor": vars(factor),
             "rest": rest,
@@ -197,7 +197,8 @@ class Virtual(Method[Server, Client, Sum]):
                 plans[batch.x.shape] = requests = Requests()
                 x = torch.empty_like(batch.x, device="meta")
                 with torch.no_grad():
-                    self._outputs(run, shapes, _precision(shapes, others), x, requests)
+                    shared = _shared_weights(shapes, _precision(shapes, others))
+                    self._outputs(run, shared, self._own(shapes), shapes, x, requests)
             return {"draws": plans[batch.x.shape].draw(rng)}
 
         return draw
@@ -212,8 +213,9 @@ class Virtual(Method[Server, Client, Sum]):
     def _outputs(
         self,
         run: Run,
+        shared: Weights,
+        own: Weights | None,
         parameters: Tensors,
-        precision: Tensors,
         x: Tensor,
         source: Source,
         *,
@@ -223,17 +225,16 @@ class Virtual(Method[Server, Client, Sum]):
 
         Args:
             run: with the network.
-            parameters: of the E-step.
-            precision: of the shared weights.
+            shared: posterior of the shared weights.
+            own: posterior of the client's own.
+            parameters: of the E-step, for the gates.
             x: inputs [n, ...].
             source: where noise comes from.
             training: whether dropout is as in training.
         """
-        shared = Weights(part(parameters, "mean"), {n: p.rsqrt() for n, p in precision.items()})
         noise = Noise(self.samples, self.estimator, source)
         network = variational.stack(run.network.module)
         x, gates = variational.repeat(x, self.samples), part(parameters, "gate")
-        own = self._own(parameters)
         return _beside(network, shared, own, gates, x, noise, training=training)
 
     def loss(self, run: Run) -> Loss:
@@ -248,13 +249,15 @@ class Virtual(Method[Server, Client, Sum]):
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             precision = _precision(parameters, given["rest"])
             complexity = kl(part(parameters, "mean"), precision, Gaussian(**given["prior"]))
-            if own := self._own(parameters):
+            shared, own = _shared_weights(parameters, precision), self._own(parameters)
+            if own is not None:
                 first = next(iter(own.mean.values()))
                 private = standard(own.mean, self.prior_deviation).to(first.device, first.dtype)
                 inverse = {n: d.pow(-2) for n, d in own.deviation.items()}
                 complexity = complexity + kl(own.mean, inverse, private)
+            source = Given(noise["draws"])
             outputs, common = self._outputs(
-                run, parameters, precision, batch.x, Given(noise["draws"]), training=training
+                run, shared, own, parameters, batch.x, source, training=training
             )
             y = batch.y.repeat(self.samples, *[1] * (batch.y.ndim - 1))
             nll = run.likelihood.nll(outputs, y)
@@ -406,6 +409,11 @@ def _precision(parameters: Tensors, rest: Tensors) -> Tensors:
     """Precisions of the shared weights: the client's factor and the other factors."""
     log_precision = part(parameters, "log_precision")
     return {n: t.exp() + rest[n].to(t) for n, t in log_precision.items()}
+
+
+def _shared_weights(parameters: Tensors, precision: Tensors) -> Weights:
+    """Means and deviations of the shared weights."""
+    return Weights(part(parameters, "mean"), {n: p.rsqrt() for n, p in precision.items()})
 
 
 def _without_values(tensors: Tensors) -> Tensors:
