@@ -246,7 +246,7 @@ def units_remarks(name: str, network: Network, touched: Collection[Units]) -> li
     if not touched:
         return [
             f"{name} finds no units in this network that it could leave out: messages are as "
-            "long as under fedavg"
+            "long as the whole network"
         ]
     left = [f"{u.layer} ({u.kind})" for u in network.units if not u.last and u not in touched]
     left += network.unknown_layers
