@@ -236,6 +236,11 @@ def test_new_rows_are_read_as_the_model_was_trained(regression, tmp_path):
         find_tests(model, None, [f"data.path={moved}", "data.label=price"])
 
 
+def test_the_model_says_what_is_predicted(regression):
+    with pytest.raises(ConfigError, match=r"task.likelihood has no effect.*\(real: rent\)"):
+        find_tests(regression[0], None, ["data.path=t.csv", "task.likelihood=poisson"])
+
+
 def test_other_data_have_another_target(regression):
     with pytest.raises(ModelError, match="samples of shape"):
         find_tests(regression[0], None, ["data.name=diabetes"])
