@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, load_dataset
 from fedbayes.data.sources.own import has_columns
-from fedbayes.data.wording import listed
+from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.models import ModelSettings, read_program
 from fedbayes.runs.build import build_data, stored_data
@@ -62,6 +62,12 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
             )
         return _of_run(run, given)
     card, source = _known(model, run)
+    task = sorted(key for key in keys if key.startswith("task"))
+    if card is not None and task:
+        raise ConfigError(
+            f"{task[0]} has no effect: {source} says what is predicted "
+            f"({describe(card.preprocessing.target)}); leave it out"
+        )
     if card is not None and not named:
         if card.data.get("name") == "own":
             raise ConfigError(

@@ -120,6 +120,8 @@ def shared_card(paths: Sequence[Path]) -> Card | None:
         if one.target != other.target or not one.same_inputs(other):
             same = (one.target.kind, one.target.names) == (other.target.kind, other.target.names)
             kind = "standardized otherwise" if same else "of other classes"
+            if not same and not (one.classes and other.classes):
+                kind = "of other targets"
             warnings.warn(
                 f"{path} was trained on samples {kind} than those of {first}; fused models should "
                 "see the same inputs and tell the same classes",
