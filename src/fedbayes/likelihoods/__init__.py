@@ -147,6 +147,12 @@ def build_likelihood(name: str, target: Target, **settings: Any) -> "Likelihood"
     """
     name = default_likelihood(target) if name == "auto" else name
     kind = find_likelihood(name)
+    if target.kind not in kind.kinds:
+        takers = [other for other, one in LIKELIHOODS.items() if target.kind in one.kinds]
+        raise ConfigError(
+            f"the likelihood {name} is for {' or '.join(kind.kinds)} targets, and this target is "
+            f"of kind {target.kind}; choose {' or '.join(takers)}"
+        )
     try:
         return kind(target=target, **settings)
     except ValidationError as error:
