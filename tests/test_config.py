@@ -315,12 +315,14 @@ def test_numbers_are_finite(key, value):
 def test_dropout_is_for_networks_that_have_it():
     from fedbayes.errors import ModelError
     from fedbayes.models.construct import ModelSettings, build
-    from fedbayes.models.variational import stages
+    from fedbayes.models.variational import stack
 
     with pytest.raises(ModelError, match="'cnn' has none"):
         build(ModelSettings(name="cnn", dropout=0.5), (1, 28, 28), 10, seed=0)
     with_dropout = build(ModelSettings(name="lenet5", dropout=0.5), (1, 28, 28), 10, seed=0)
-    before = [[type(m).__name__ for m in stage.before] for stage in stages(with_dropout.module)]
+    before = [
+        [type(m).__name__ for m in stage.before] for stage in stack(with_dropout.module).stages
+    ]
     assert before == [[], ["MaxPool2d"], ["MaxPool2d", "Flatten", "Dropout"], ["Dropout"]]
 
 

@@ -322,7 +322,7 @@ def test_a_project_runs_by_flwr_run_on_data_that_only_its_node_has(tmp_path):
 
     with Simulation(config, engine=apart) as simulation:
         steps = [step.metrics for step in simulation]
-        assert same(ended.model, simulation.method.model(simulation.server))
+        assert same(ended.model, simulation.method.model(simulation.server, simulation.run))
     assert ended.summary["losses"] == []
     assert [line["local_accuracy"] for line in ended.metrics] == [
         line["local_accuracy"] for line in steps

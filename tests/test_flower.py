@@ -64,7 +64,7 @@ def without(config, losses=()):
     with Simulation(config, engine=lambda run: Losing(run.runtime, losses)) as simulation:
         for _ in simulation:
             pass
-        return simulation.method.model(simulation.server)
+        return simulation.method.model(simulation.server, simulation.run)
 
 
 def settings(label, **more):
@@ -140,15 +140,17 @@ def test_states_are_kept_as_long_as_a_checkpoint_may_name_them(tmp_path):
 def reply(**changes):
     parts = {
         "report": ArrayRecord({"bytes": Array("uint8", (3,), "fedbayes", b"abc")}),
-        "about": ConfigRecord({"ticket": b"", "correct": 1, "tested": 2}),
-        "figures": MetricRecord({"loss": 0.5}),
+        "about": ConfigRecord({"ticket": b""}),
+        "metrics": MetricRecord({"loss": 0.5}),
+        "scores": MetricRecord({"count": 2.0, "nll": 1.5, "correct": 1.0}),
     } | changes
     return RecordDict({name: part for name, part in parts.items() if part is not None})
 
 
 def test_a_proper_reply_is_read():
-    outcome = read_reply(reply(figures=MetricRecord({"loss": 0.5, "odd": math.nan})))
-    assert (outcome.report, outcome.correct, outcome.tested) == (b"abc", 1, 2)
+    outcome = read_reply(reply(metrics=MetricRecord({"loss": 0.5, "odd": math.nan})))
+    assert outcome.report == b"abc"
+    assert outcome.scores == {"count": 2, "nll": 1.5, "correct": 1}
     assert outcome.info == {"loss": 0.5}
 
 
@@ -157,19 +159,21 @@ def test_a_proper_reply_is_read():
     [
         ({"report": None}, "lacks the report"),
         ({"about": None}, "lacks the report"),
-        ({"figures": None}, "lacks the report"),
+        ({"metrics": None}, "lacks the report"),
+        ({"scores": None}, "lacks the report"),
+        ({"scores": ConfigRecord({"count": 1.0})}, "lacks the report"),
         ({"report": ConfigRecord({"bytes": b"abc"})}, "lacks the report"),
         ({"report": ArrayRecord({})}, "lacks the report"),
-        ({"about": ConfigRecord({"ticket": "x", "correct": 1, "tested": 2})}, "ticket"),
-        ({"about": ConfigRecord({"ticket": b"x" * 999, "correct": 1, "tested": 2})}, "ticket"),
-        ({"about": ConfigRecord({"ticket": b"", "correct": 3, "tested": 2})}, "right"),
-        ({"about": ConfigRecord({"ticket": b"", "correct": -1, "tested": 2})}, "right"),
-        ({"about": ConfigRecord({"ticket": b"", "correct": 1.0, "tested": 2})}, "right"),
-        ({"figures": MetricRecord({"loss": [1.0]})}, "figures"),
-        ({"figures": MetricRecord({str(i): 1.0 for i in range(999)})}, "figures"),
+        ({"about": ConfigRecord({"ticket": "x"})}, "ticket"),
+        ({"about": ConfigRecord({"ticket": b"x" * 999})}, "ticket"),
+        ({"metrics": MetricRecord({"loss": [1.0]})}, "metrics"),
+        ({"metrics": MetricRecord({str(i): 1.0 for i in range(999)})}, "metrics"),
+        ({"metrics": MetricRecord({"x" * 101: 1.0})}, "metrics"),
+        ({"scores": MetricRecord({"count": [1.0]})}, "scores"),
+        ({"scores": MetricRecord({str(i): 1.0 for i in range(999)})}, "scores"),
     ],
 )
-def test_a_reply_that_is_none_is_refused(changes, words):
+def test_an_invalid_reply_is_refused(changes, words):
     with pytest.raises(MessageError, match=words):
         read_reply(reply(**changes))
 
@@ -298,7 +302,9 @@ def over(tmp_path, monkeypatch):
         with Simulation(config, tmp_path / "run", engine=engine) as simulation:
             (step,) = simulation
             losses = simulation.summary()["losses"]
-            assert same(simulation.method.model(simulation.server), without(config, losses))
+            assert same(
+                simulation.method.model(simulation.server, simulation.run), without(config, losses)
+            )
         return made[-1], step.metrics
 
     return run_over

@@ -130,10 +130,10 @@ class Mine(PointEstimate[Weights]):
     summary = "averages"
     server_state = Weights
 
-    def init(self, network, federation):
-        return Weights(network.initial)
+    def init(self, run):
+        return Weights(run.network.initial)
 
-    def update(self, server, reports):
+    def update(self, server, reports, at):
         return Weights(reports.mean()), {}
 
 def network(shape, classes, width):
@@ -340,32 +340,33 @@ def test_accuracies_are_what_they_are_said_to_be(tmp_path):
     with Simulation(small(cohort=2, rounds=4), tmp_path) as simulation:
         reported = {}
         list(simulation)
-        data, network = simulation.data, simulation.runtime.network
-        predict = simulation.method.predict(simulation.method.model(simulation.server), network)
+        data, method, run = simulation.data, simulation.method, simulation.run
+        predict = method.draws(method.model(simulation.server, run), run)
         right = total = 0
         for client in range(data.clients):
             samples = data.test(client)
-            right += int((predict(samples.x).argmax(1) == samples.y).sum())
+            right += int((predict(samples.x)[0].argmax(1) == samples.y).sum())
             total += len(samples.y)
         assert simulation.summary()["global_accuracy"] == right / total
         # Train the cohorts again, by hand, and try what each client last reported.
-        server = simulation.method.init(network, None)
+        server = method.init(run)
+        from fedbayes.contracts import At
         from fedbayes.federation.checks import decode_report
         from fedbayes.federation.client_runtime import Task
         from fedbayes.federation.round import sample_cohort
         from fedbayes.messages import encode
 
         for number in range(1, 5):
-            reports = simulation.method.reduction()
+            reports = method.reduction()
             for client in sample_cohort(0, number, 4, 2):
-                message = simulation.method.message(server, client)
+                message = method.message(server, At(run, number, client))
                 outcome = simulation.runtime.train(Task(client, number, encode(message), None))
                 report = decode_report(outcome.report, message)
                 reports.add(client, report)
                 samples = data.test(client)
-                guess = network(report.tensors, samples.x).argmax(1)
+                guess = run.network(report.tensors, samples.x).argmax(1)
                 reported[client] = float((guess == samples.y).double().mean())
-            server, _ = simulation.method.update(server, reports)
+            server, _ = method.update(server, reports, At(run, number))
         expected = sum(reported.values()) / len(reported)
         assert simulation.local_accuracy() == pytest.approx(expected, rel=1e-12)
 
@@ -374,11 +375,11 @@ def test_the_global_baseline_is_training_on_the_pooled_data(tmp_path):
     run = fedbayes.run(small(method={"name": "global"}), tmp_path)
     assert run.summary["bytes_down"] == run.summary["bytes_up"] == 0
     with Simulation(None, tmp_path) as simulation:
-        predict = simulation.method.predict(run.model, simulation.runtime.network)
+        predict = simulation.method.draws(run.model, simulation.run)
         shares = []
         for client in range(4):
             samples = simulation.data.test(client)
-            shares.append(float((predict(samples.x).argmax(1) == samples.y).double().mean()))
+            shares.append(float((predict(samples.x)[0].argmax(1) == samples.y).double().mean()))
     assert run.summary["local_accuracy"] == pytest.approx(sum(shares) / 4)
 
 

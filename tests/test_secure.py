@@ -83,10 +83,10 @@ COARSE = {"levels": 2**16, "range": 2, "shares": 3}
 def test_the_mean_is_that_of_the_open_round_up_to_rounding(method, secure):
     config = settings(method, secure)
     with Simulation(config) as simulation:
-        before = simulation.method.model(simulation.server)
+        before = simulation.method.model(simulation.server, simulation.run)
         sizes = simulation.data.train_sizes()
         (step,) = simulation
-        hidden = simulation.method.model(simulation.server)
+        hidden = simulation.method.model(simulation.server, simulation.run)
     weights = sizes if config.build_method().model_dump().get("weighting") == "samples" else 1
     shown = run(open_sum(config)).model
     off = [(hidden[name] - shown[name]).abs() for name in shown]

@@ -107,7 +107,7 @@ def test_a_dead_worker_is_replaced_and_nothing_changes(tmp_path):
         killer.join()
         assert engine.replaced == 1
         assert engine.pids != before
-        model = simulation.method.model(simulation.server)
+        model = simulation.method.model(simulation.server, simulation.run)
     assert_identical(run(config("Slow", "sequential"), tmp_path / "calm").model, model)
 
 
