@@ -24,7 +24,7 @@ from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked, Message
 from fedbayes.metrics import Predictor
 from fedbayes.models import Network, units
-from fedbayes.models.units import Units
+from fedbayes.models.units import Group
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -71,7 +71,7 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         few = [u for u in dropped if not self._dropped(u)]
         found = units_remarks(self.name, network, dropped)
         if few:
-            layers = ", ".join(f"{u.layer} ({u.count // u.norm_groups})" for u in few)
+            layers = ", ".join(f"{u.layer} ({u.step})" for u in few)
             found.append(
                 f"{self.name} drops nothing of {'these' if len(few) < len(dropped) else 'all'} "
                 "layers, which have too few units for their rate (units drawn from in brackets): "
@@ -79,8 +79,8 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
             )
         return found
 
-    def _droppable(self, network: Network) -> tuple[Units, ...]:
-        return tuple(u for u in network.units if u.reader is not None and not u.last)
+    def _droppable(self, network: Network) -> tuple[Group, ...]:
+        return network.narrowing
 
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization."""
@@ -97,25 +97,23 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         dropped = units.load_units(server.structure)
         alive = {u.layer: self._kept(u, stream) for u in dropped}
         found = units.masks(dropped, alive, running=True)
-        return units.restrict({**server.weights, **server.buffers}, found)
+        return units.mask({**server.weights, **server.buffers}, found)
 
-    def _kept(self, layer: Units, stream: torch.Generator) -> Tensor:
-        """The units that stay, bool [count]: as many in every group of a normalization."""
-        size = layer.count // layer.norm_groups
-        order = torch.rand(layer.norm_groups, size, generator=stream).argsort(dim=1)
-        return (order >= self._dropped(layer)).flatten()
+    def _kept(self, layer: Group, stream: torch.Generator) -> Tensor:
+        """The units that stay, bool [count]: the same share of every cell."""
+        return layer.thinned(self._dropped(layer), torch.rand(layer.count, generator=stream))
 
-    def _dropped(self, layer: Units) -> int:
-        """How many units go, of every group of a normalization."""
+    def _dropped(self, layer: Group) -> int:
+        """How many units go, of every `step`."""
         rate = self.conv_rate if layer.kind == "conv" else self.dense_rate
-        return floor(rate * (layer.count // layer.norm_groups))
+        return floor(rate * layer.step)
 
     def local(
         self, message: Message, client: Nothing, data: Samples, site: Site
     ) -> tuple[Report, Nothing, Info]:
         """Train the smaller network."""
         weights, info = site.fit(
-            units.cut(message),
+            units.slice(message),
             cross_entropy(site.network),
             data,
             validation=cross_entropy(site.network, training=False),
@@ -154,4 +152,4 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         self, message: Message, report: Report, client: Nothing, network: Network
     ) -> Predictor:
         """The smaller network that the client reported."""
-        return point_predictor(units.cut(report.tensors), network)
+        return point_predictor(units.slice(report.tensors), network)

@@ -28,7 +28,7 @@ from fedbayes.inference.local import LocalTraining, Objective
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.metrics import Predictor
 from fedbayes.models import Network, units
-from fedbayes.models.units import Units
+from fedbayes.models.units import Group
 from fedbayes.tensors import Samples, Tensors
 
 STRENGTHS = {"low": 5e-7, "mid": 5e-6, "high": 5e-5}
@@ -102,8 +102,8 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         """Layers that have no gates."""
         return units_remarks(self.name, network, self._gateable(network))
 
-    def _gateable(self, network: Network) -> tuple[Units, ...]:
-        return tuple(u for u in network.units if self.output_gates or not u.last)
+    def _gateable(self, network: Network) -> tuple[Group, ...]:
+        return tuple(u for u in network.groups if self.output_gates or not u.output)
 
     def init(self, network: Network, federation: Federation) -> Server:
         """The network's initialization, with thresholds that leave every gate open."""
@@ -116,7 +116,7 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         }
         return Server(weights, buffers, thresholds, {}, {}, units.store_units(gated))
 
-    def _levels(self, weights: Tensors, thresholds: Tensors, layer: Units) -> Tensor:
+    def _levels(self, weights: Tensors, thresholds: Tensors, layer: Group) -> Tensor:
         """Logits of a layer's gates; detached from the weights."""
         norms = units.row_norms(weights, layer).detach()
         return gates.logits(norms, thresholds[layer.layer], self.temperature)
@@ -125,7 +125,7 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         """Weights and thresholds of the units that survive, and buffers."""
         gated = units.load_units(server.structure)
         alive = _alive(server.weights, gated)
-        message = units.restrict(server.weights, units.masks(gated, alive)) | server.buffers
+        message = units.mask(server.weights, units.masks(gated, alive)) | server.buffers
         for layer, keep in alive.items():
             message[_THRESHOLD + layer] = Masked.keep(server.thresholds[layer], {(0,): keep})
         return message
@@ -164,18 +164,19 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
                     divergence = size * divergence
                 price = self.strength * size * probability + self.cross_entropy * divergence
                 penalty = penalty + price.sum()
-                for name in layer.owned:
-                    tensor = parameters[name]
-                    weights[name] = tensor * _along(z, tensor)
+                for axis in layer.owned:
+                    name, tensor = axis.tensor, parameters[axis.tensor]
+                    weights[name] = weights[name] * axis.along(z, tensor)
                     if self.drift:
-                        square = (tensor - prior[name]).square() * _along(probability, tensor)
+                        open_ = axis.along(probability, tensor, 0)
+                        square = (tensor - prior[name]).square() * open_
                         penalty = penalty + 0.5 * self.drift * square.sum()
             return nll(weights, batch) + penalty
 
         return loss
 
-    def _gated(self, network: Network, start: Tensors) -> list[Units]:
-        return [u for u in network.units if _THRESHOLD + u.layer in start]
+    def _gated(self, network: Network, start: Tensors) -> list[Group]:
+        return [u for u in network.groups if _THRESHOLD + u.layer in start]
 
     def train(
         self, message: Message, objective: Objective, data: Samples, site: Site
@@ -196,13 +197,14 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
             shifts.append((pi - prior.to(pi.device)).abs())
         weights = {n: t for n, t in ended.items() if not n.startswith(_THRESHOLD)}
         found = units.masks(tuple(gated), kept, readers=False)
+        read = {axis.tensor: axis.axis for layer in gated for axis in layer.readers}
         for name, item in message.items():
-            if isinstance(item, Masked) and (1,) in item.masks:
-                found.setdefault(name, {})[(1,)] = item.masks[(1,)]
+            if isinstance(item, Masked) and (read.get(name),) in item.masks:
+                found.setdefault(name, {})[(read[name],)] = item.masks[(read[name],)]
         if shifts:
             shift = torch.cat(shifts)
             info |= {"gate_shift_mean": float(shift.mean()), "gate_shift_max": float(shift.max())}
-        return units.restrict(weights, found), weights, info
+        return units.mask(weights, found), weights, info
 
     def update(self, server: Server, reports: Sum) -> tuple[Server, Info]:
         """Steps on w and v, then pruning (Algorithm 1; sums over clients are means here).
@@ -215,7 +217,7 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         mean = reports.mean()
         shares = {name: reports.share(name).to(w.dtype) for name, w in server.weights.items()}
         thresholds = dict(server.thresholds)
-        opened = {u.layer: _rows(shares[u.weight]) for u in gated}
+        opened = {u.layer: _opened(shares, u) for u in gated}
         memory, threshold_memory = server.memory, server.threshold_memory
         if self.update_rule == "average":
             weights = {
@@ -242,7 +244,7 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
                     slopes,
                     threshold_memory,
                 )
-        weights = units.blank(weights, before)  # the optimizer's momentum revives nothing
+        weights = units.zero(weights, before)  # the optimizer's momentum revives nothing
         if self.prune:
             weights, thresholds = self._pruned(weights, thresholds, gated)
         alive = _alive(weights, gated)
@@ -252,9 +254,9 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         return state, info
 
     def _pruned(
-        self, weights: Tensors, thresholds: Tensors, gated: tuple[Units, ...]
+        self, weights: Tensors, thresholds: Tensors, gated: tuple[Group, ...]
     ) -> tuple[Tensors, Tensors]:
-        """Cut off the units that are too improbable, and what reads them.
+        """Zero the units that are too improbable, and what reads them.
 
         A reader's norm falls with the columns that it loses; its threshold falls by the same, so
         that its gates stay as they were.
@@ -262,14 +264,14 @@ class Gated(optimizers.ServerOptimizer, Method[Server, ClientState, Sum], Generi
         levels = {u.layer: self._levels(weights, thresholds, u) for u in gated}
         floor = torch.logit(torch.tensor(self.prune_below))
         keep = {u.layer: levels[u.layer] > floor for u in gated}
-        cut = units.blank(weights, units.masks(gated, keep))
+        pruned = units.zero(weights, units.masks(gated, keep))
         moved = {}
         for u in gated:
-            norms = units.row_norms(cut, u)
+            norms = units.row_norms(pruned, u)
             same = ~keep[u.layer] | (norms == units.row_norms(weights, u))
             following = gates.thresholds(norms, levels[u.layer], self.temperature)
             moved[u.layer] = torch.where(same, thresholds[u.layer], following)
-        return cut, moved
+        return pruned, moved
 
     def model(self, server: Server) -> Tensors:
         """The weights without the units that are too improbable, and the buffers."""
@@ -354,7 +356,7 @@ class ScaffoldFedSparse(Gated[Control]):
         assert isinstance(server, Controlled)
         gated = units.load_units(server.structure)
         found = units.masks(gated, _alive(server.weights, gated))
-        control = units.restrict(server.control, found)
+        control = units.mask(server.control, found)
         return super().message(server, client) | {_CONTROL + n: c for n, c in control.items()}
 
     def local(
@@ -397,21 +399,22 @@ def _thresholds(tensors: Mapping[str, Tensor]) -> Tensors:
     return {n.removeprefix(_THRESHOLD): t for n, t in tensors.items() if n.startswith(_THRESHOLD)}
 
 
-def _alive(weights: Tensors, gated: tuple[Units, ...]) -> dict[str, Tensor]:
+def _alive(weights: Tensors, gated: tuple[Group, ...]) -> dict[str, Tensor]:
     """Units that the server still has: those with a weight that is not zero, [units] by layer."""
     return {u.layer: units.row_norms(weights, u) > 0 for u in gated}
 
 
-def _along(factor: Tensor, tensor: Tensor) -> Tensor:
-    """A factor per unit, shaped to multiply a tensor whose axis 0 is the units."""
-    return factor.reshape(-1, *[1] * (tensor.ndim - 1))
-
-
-def _rows(shares: Tensor) -> Tensor:
+def _opened(shares: Tensors, layer: Group) -> Tensor:
     """Share of the clients whose gate was open, of each unit."""
-    return shares.flatten(1).amax(dim=1)
+    rows = [axis.rows(shares[axis.tensor], layer.count) for axis in layer.made]
+    return torch.cat(rows, dim=1).amax(dim=1)
 
 
-def _sizes(weights: Tensors, layer: Units) -> Tensor:
-    """Parameters of each group that are not cut off, [units]."""
-    return (weights[layer.weight] != 0).flatten(1).sum(dim=1) + len(layer.owned) - 1
+def _sizes(weights: Tensors, layer: Group) -> Tensor:
+    """Parameters of each group that are not pruned, [units]."""
+    sizes = torch.zeros(layer.count, dtype=torch.int64, device=weights[layer.weight].device)
+    for axis in layer.owned:
+        tensor = weights[axis.tensor]
+        counted = tensor != 0 if axis in layer.made else torch.ones_like(tensor, dtype=torch.bool)
+        sizes += axis.rows(counted.to(torch.int64), layer.count).sum(dim=1)
+    return sizes
