@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from fedbayes.inference.local import LocalTraining, train
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Report, Sum
-from fedbayes.inference.local import LocalTraining, train
 from fedbayes.messages import Masked, decode, dense
 from fedbayes.methods.fedsparse import FedSparse
 from fedbayes.methods.virtual import Client

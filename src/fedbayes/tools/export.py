@@ -102,11 +102,11 @@ def export(
             "need; export its weights, as in -o model.safetensors"
         )
     whole = with_weights(network.module, weights)
-    module = compact(network.module, weights) if small else whole
     order = None
     if preprocessing.permuted and chosen is not None:
         order = pixel_order(config.seed, chosen, preprocessing.shape)
     raw, seen, tried = _samples(data, trouble, preprocessing, chosen)
+    module = compact(network.module, weights, seen) if small else whole
     if suffix in WEIGHTS:
         content, answer = b"", _detached(module, seen)
     else:
