@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes.contracts import Report
-from fedbayes.federation.aggregation import Clipped, Private, Robust, clipped
+from fedbayes.federation.aggregation import Clipped, Private, Robust, clipped, epsilon
 
 CENTRE = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "steps": torch.tensor(3)}
 
@@ -116,3 +116,8 @@ def test_krum_tells_near_reports_apart_far_from_zero():
         reduction.add(client, Report({"w": torch.from_numpy(point)}))
     wanted = points[krum(points, 5)].mean(0)
     np.testing.assert_allclose(reduction.mean()["w"] - 1e6, wanted - 1e6, rtol=0, atol=1e-8)
+
+
+def test_who_was_never_sampled_has_told_nothing():
+    pytest.importorskip("dp_accounting")
+    assert epsilon(1.0, 1e-5, 0) == 0

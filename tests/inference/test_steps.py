@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from fedbayes.inference import gates
+from fedbayes.inference.combination import factors
 from fedbayes.inference.controls import mean_gradient
 from fedbayes.inference.optimizers import ServerOptimizer, Yogi
 from fedbayes.tensors import Samples
@@ -61,3 +63,11 @@ def test_noise_at_its_ends_gives_gates_with_gradients():
     torch.testing.assert_close(hot, 1.2 * soft - 0.1, rtol=1e-3, atol=0)
     hot.sum().backward()
     assert (levels.grad > 0).all()
+
+
+def test_factors_are_exact_for_sizes_of_any_type():
+    sizes = np.array([1, 2, 4], dtype=np.float32)
+    for rule in ("mean", "linear", "exp"):
+        found = factors(rule, 1 / 3, sizes)
+        assert found.dtype == np.float64
+        np.testing.assert_allclose(found, factors(rule, 1 / 3, [1, 2, 4]), rtol=1e-15)

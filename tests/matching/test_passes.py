@@ -102,23 +102,35 @@ def test_passes_go_up_then_down_on_one_clock_and_one_stream(monkeypatch):
     real = network._Networks._match
 
     def match(work, depth, layers, rng, joint):
-        # What the stream would give next tells which it is, and where it stands.
-        calls.append((depth, joint, rng, work.settings))
+        calls.append((depth, joint, rng))
         return real(work, depth, layers, rng, joint)
 
+    sweeps = []
+    one_layer = network.match_layer
+
+    def match_layer(*arrays, **named):
+        sweeps.append((named["iterations"], named["rng"]))
+        return one_layer(*arrays, **named)
+
     monkeypatch.setattr(network._Networks, "_match", match)
-    monkeypatch.setattr(network, "perf_counter", lambda: next(ticks))
-    settings = UNEVEN.model_copy(update={"alternations": 2, "starts": 2, "start_gamma": 30.0})
+    monkeypatch.setattr(network, "match_layer", match_layer)
+    # An objective that goes on falling, so that every pass is made.
+    monkeypatch.setattr(network._Networks, "value", lambda *_: -float(next(ticks)))
+    monkeypatch.setattr(network, "perf_counter", lambda: len(sweeps))
+    settings = UNEVEN.model_copy(update={"alternations": 4, "starts": 2, "iterations": 3})
     result = match_networks(networks, settings, counts=counts, seed=7, watch=told.append)
-    whole = [(1, False), (0, False), (0, True), (1, True), (1, True), (0, True)]
-    assert [call[:2] for call in calls] == 2 * whole
-    assert len({id(call[2]) for call in calls[:6]}) == 1
-    assert calls[0][2] is not calls[6][2]
-    # A tick for each visit of a layer: one from the top down, and one in each pass.
-    assert result.seconds == [len(result.objective)] * 2
-    head = ["layer 2 of 2", "layer 1 of 2"]
+    up, down = [(0, True), (1, True)], [(1, True), (0, True)]
+    assert [call[:2] for call in calls] == 2 * [(1, False), (0, False), *up, *down, *up, *down]
+    assert len({id(call[2]) for call in calls[:10]}) == 1
+    assert calls[0][2] is not calls[10][2]
+    assert all(call[2] is rng for call, (_, rng) in zip(calls, sweeps, strict=True))
+    assert [iterations for iterations, _ in sweeps] == 2 * [3, 3, *[1] * 8]
+    # On this clock a layer takes a second: one from the top down, and one in each pass.
+    assert len(result.objective) == 5
+    assert result.seconds == [5, 5]
+    head, passes = ["layer 2 of 2", "layer 1 of 2"], [f"pass {n}" for n in range(1, 5)]
     assert [line.split(", ")[0] for line in told] == [
-        f"start {start}/2: {what}" for start in (1, 2) for what in [*head, "pass 1", "pass 2"]
+        f"start {start}/2: {what}" for start in (1, 2) for what in [*head, *passes]
     ]
     told.clear()
     once = match_networks(networks, UNEVEN.model_copy(update={"starts": 3}), watch=told.append)
@@ -185,3 +197,31 @@ def test_layers_of_one_neuron_are_layers():
     assert fused.widths == [1, 1, 1]
     x = rng.normal(size=(9, 1))
     np.testing.assert_allclose(forward(fused, x), forward(net, x))
+
+
+def test_classes_count_by_who_saw_them():
+    """One that nobody saw says nothing of anybody; one sample decides, where it is the only one."""
+    rng = np.random.default_rng(6)
+    networks = [random_network(rng, [4, 3, 4]) for _ in range(3)]
+    counts = np.array([[0.0, 1.0, 4.0, 0.0], [0.0, 0.0, 12.0, 2.0], [0.0, 0.0, 0.0, 2.0]])
+    share = np.array([[1 / 3] * 3, [1, 0, 0], [0.25, 0.75, 0], [0, 0.5, 0.5]])
+    fused = match_networks(networks, MatchingSettings(), counts=counts).network
+    own = np.array([net.biases[1] for net in networks])
+    np.testing.assert_allclose(fused.biases[1], (share * own.T).sum(1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_network_is_its_own_fusion(bias):
+    rng = np.random.default_rng(7)
+    net = random_network(rng, [5, 4, 3], bias)
+    fused = match_networks([net], MatchingSettings(alternations=2)).network
+    x = rng.normal(size=(9, 5))
+    np.testing.assert_allclose(forward(fused, x), forward(net, x))
+
+
+def test_where_nobody_observed_anything_there_is_zero():
+    """And not what lay in memory."""
+    for _ in range(8):
+        np.full((3, 4), np.nan)
+        found = network._divide(np.zeros((3, 4)), np.eye(3, 4))
+        assert (found == 0).all()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes.matching import Objective, cost_matrix, layer
+from fedbayes.matching import Objective, assign, cost_matrix, layer
 from tests.matching.brute import data_terms, random_problem
 from tests.matching.test_layer import match, process
 
@@ -144,3 +144,13 @@ def test_a_single_client_keeps_its_atoms():
     atoms = [np.arange(6.0).reshape(2, 3)]
     result = match(atoms, np.ones((1, 3)), np.zeros(3), np.full(3, 0.5), Objective())
     np.testing.assert_allclose(result.atoms, atoms[0] / 1.5)
+
+
+def test_atoms_join_rather_than_be_the_fourth_new_one():
+    """Joining at 2 each: none costs 2 log 4! = 6.4, two 4 + 2 log 2! = 5.4, all 8."""
+    costs = np.full((4, 4), 9.0)
+    np.fill_diagonal(costs, 2.0)
+    columns = assign(costs)
+    joined = np.flatnonzero(columns < 4)
+    assert len(joined) == 2
+    assert (columns[joined] == joined).all()
