@@ -191,7 +191,9 @@ class MethodContract:
                 (step,) = list(simulation)
                 assert list(step.metrics["refused"]) == [str(victim[0])], what
                 assert step.metrics["refused"][str(victim[0])], what
-                for name, tensor in simulation.method.model(simulation.server, simulation.run).items():
+                for name, tensor in simulation.method.model(
+                    simulation.server, simulation.run
+                ).items():
                     if tensor.is_floating_point():
                         assert torch.isfinite(tensor).all(), name
 
