@@ -17,12 +17,12 @@ def network(hidden=(), inputs=4, classes=3, seed=0, dtype=torch.float32):
         return Network(MLP(inputs, hidden, classes).to(dtype))
 
 
-def run_of(net, *, clients=4, cohort=3, rounds=5, seed=7, classes=3, target=None, **training):
-    """A run of three classes, or of another target."""
-    target = target or Target("class", tuple(str(k) for k in range(classes)))
+def run_of(net, *, clients=4, cohort=3, rounds=5, seed=7, classes=3, likelihood=None, **training):
+    """A run of some classes, or under another likelihood."""
+    target = Target("class", tuple(str(k) for k in range(classes)))
     return Run(
         network=net,
-        likelihood=build_likelihood("auto", target),
+        likelihood=likelihood or build_likelihood("auto", target),
         training=LocalTraining(**training),
         clients=clients,
         cohort=cohort,
