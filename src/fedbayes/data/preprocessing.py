@@ -75,7 +75,7 @@ class Preprocessing:
         """The inverse of `dump`.
 
         Raises:
-            DataError: it is none.
+            DataError: it is invalid.
         """
         try:
             return TypeAdapter(cls).validate_json(data)

@@ -91,7 +91,7 @@ class Plan:
         centre = dense(broadcast)
         weight = float(mean[0]) / self.range
         if not (np.abs(mean) <= self.range + self.step).all() or weight <= 0:
-            raise MessageError("the sum is none of honest reports: some client spoilt it")
+            raise MessageError("the sum cannot be of honest reports: some client spoilt it")
         if not self.max_weight:
             weight = 1.0
         changes, start = torch.from_numpy(mean[1:] / weight), 0

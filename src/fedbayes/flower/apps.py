@@ -19,10 +19,12 @@ from fedbayes.errors import ConfigError, EngineError, FedbayesError
 from fedbayes.federation import secure
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.state_store import StateStore
-from fedbayes.flower.engine import Flower, Node, complaint
+from fedbayes.flower.engine import Flower
+from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.own_data import own_data
 from fedbayes.flower.project import Schema
-from fedbayes.flower.secagg import SecureFlower, secure_answer
+from fedbayes.flower.secagg import SecureFlower
+from fedbayes.flower.secagg_node import secure_answer
 from fedbayes.runs.build import build_data, build_runtime
 from fedbayes.runs.config import Config
 from fedbayes.runs.display import Display, outcome
