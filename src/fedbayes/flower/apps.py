@@ -22,7 +22,7 @@ from fedbayes.federation.state_store import StateStore
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.own_data import own_data
-from fedbayes.flower.project import Schema
+from fedbayes.flower.project import read_schema
 from fedbayes.flower.secagg import SecureFlower
 from fedbayes.flower.secagg_node import secure_answer
 from fedbayes.runs.build import build_data, build_runtime
@@ -96,8 +96,8 @@ def find_node(project: Path, context: Context) -> Node:
     def runtime() -> ClientRuntime:
         if "data" not in given:
             return build_runtime(config, build_data(config))
-        schema = Schema.read(project / "schema.json")
-        return build_runtime(config, own_data(config, Path(str(given["data"])), schema))
+        wanted = read_schema(project / "schema.json")
+        return build_runtime(config, own_data(config, Path(str(given["data"])), wanted))
 
     return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
 
