@@ -11,7 +11,7 @@ from fedbayes import Config, Simulation, resume, run
 from fedbayes.contracts import Report
 from fedbayes.errors import ConfigError, EngineError, MessageError
 from fedbayes.federation.aggregation import Aggregation
-from fedbayes.federation.secure import MODULUS, Plan, Secure
+from fedbayes.federation.secure import MODULUS, Plan, Secure, check
 from fedbayes.federation.secure import plan as make_plan
 from fedbayes.messages import Masked
 from fedbayes.methods.fedavg import FedAvg
@@ -406,7 +406,10 @@ def test_noise_goes_on_the_sum_with_the_same_epsilon():
     ("changes", "words"),
     [
         ({"engine": "sequential"}, "engine is 'sequential'"),
-        ({"engine": "workers"}, "engine = 'flower-simulation', or `fedbayes federate`"),
+        (
+            {"engine": "workers"},
+            "needs engine = 'flower-simulation' or `fedbayes federate`; engine is 'workers'",
+        ),
         ({"method": {"name": "gpi-fnm"}}, "gpi-fnm needs to see single reports"),
         ({"method": {"name": "fedsparse"}}, "fedsparse needs .* or reports are sparse"),
         ({"method": {"name": "virtual"}}, "virtual needs"),
@@ -431,8 +434,13 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, words, tmp_path
 def test_integers_of_a_model_are_refused():
     initial = {"weight": torch.zeros(3), "batches": torch.tensor(3)}
     with pytest.raises(ConfigError, match=r"'batches' of this model holds torch\.int64"):
-        Secure(enabled=True).check(
-            FedAvg(), Aggregation(), initial, engine="flower-simulation", cohort=4
+        check(
+            Secure(enabled=True),
+            FedAvg(),
+            Aggregation(),
+            initial,
+            engine="flower-simulation",
+            cohort=4,
         )
 
 

@@ -129,11 +129,12 @@ def check(
     if not settings.enabled:
         return
     if not ENGINES[engine].secure:
-        able = ", ".join(name for name, kind in ENGINES.items() if kind.secure)
-        raise ConfigError(
-            f"secure.enabled needs an engine that can (or `fedbayes federate`): {able}; engine is "
-            f"{engine!r}"
+        able = " or ".join(
+            f"`{kind.launcher}`" if kind.launcher else f"engine = {name!r}"
+            for name, kind in ENGINES.items()
+            if kind.secure
         )
+        raise ConfigError(f"secure.enabled needs {able}; engine is {engine!r}")
     if not method.summable or method.pooled:
         able = ", ".join(n for n, kind in METHODS.items() if kind.summable and not kind.pooled)
         raise ConfigError(

@@ -27,9 +27,10 @@ from fedbayes.flower.secagg import SecureFlower
 from fedbayes.flower.secagg_node import secure_answer
 from fedbayes.runs.build import build_data, build_runtime
 from fedbayes.runs.config import Config
-from fedbayes.runs.display import Display, outcome
+from fedbayes.runs.display import outcome
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
+from fedbayes.start import drive
 
 
 def client_app(node: Callable[[Context], Node]) -> ClientApp:
@@ -136,20 +137,13 @@ def server_app(project: Path) -> ServerApp:
             _same(settings, folder)
         config = None if there else settings
         console = Console(no_color=True, width=120)
-        with (
-            Display(console) as display,
-            Simulation(
-                config,
-                folder,
-                engine=lambda run: on_grid(run, _once(grid)),
-                notify=display.notify,
-            ) as simulation,
-        ):
-            display.begin(simulation)
-            for step in simulation:
-                display.show(simulation, step)
-            console.print(outcome(simulation.summary()))
-            simulation.require_an_update()
+        drive(
+            lambda notify: Simulation(
+                config, folder, engine=lambda run: on_grid(run, _once(grid)), notify=notify
+            ),
+            console,
+            conclude=lambda simulation: console.print(outcome(simulation.summary())),
+        )
 
     return app
 
