@@ -16,7 +16,6 @@ from fedbayes import Config, Simulation, run
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.flower.keys import make_keys
 from fedbayes.flower.own_data import own_data
-from fedbayes.flower.project import Schema
 from fedbayes.runs.build import build_data
 from fedbayes.runs.result import Result
 from tests.deployment import ROOT, Deployment, free_port, wait_for
@@ -314,7 +313,7 @@ def test_a_project_runs_by_flwr_run_on_data_that_only_its_node_has(tmp_path):
         ended = Result(project / "run")
 
     server = build_data(config)
-    schema = Schema.of(server)
+    schema = server.preprocessing.public()
     parts = [own_data(config, tmp_path / f"client-{client}.csv", schema) for client in range(3)]
 
     def apart(simulation):

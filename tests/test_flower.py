@@ -20,16 +20,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.state_store import StateStore
-from fedbayes.flower.engine import (
-    HELLO,
-    TRAIN,
-    Flower,
-    LinkError,
-    Node,
-    _bytes_record,
-    complaint,
-    read_reply,
-)
+from fedbayes.flower.engine import Flower
+from fedbayes.flower.node import Node, complaint
+from fedbayes.flower.poller import LinkError
+from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply
 from fedbayes.messages import decode, encode
 
 DATA = {"name": "digits", "clients": 3, "partition": "iid"}
@@ -181,13 +175,13 @@ def test_an_invalid_reply_is_refused(changes, words):
 class Hostile(Node):
     """A node that sends something else in place of its report, another thing every round."""
 
-    def _train(self, content):
-        honest = super()._train(content)
+    def train(self, content):
+        honest = super().train(content)
         number = content.config_records["about"]["round"]
         if self.client != 1:
             return honest
         report = decode(honest.array_records["report"]["bytes"].data)
-        honest.array_records["report"] = _bytes_record(HOSTILE[number - 1][0](report))
+        honest.array_records["report"] = bytes_record(HOSTILE[number - 1][0](report))
         return honest
 
 
@@ -283,7 +277,7 @@ def client_of(message):
 def over(tmp_path, monkeypatch):
     """Runs a round of SCAFFOLD over a wire that a test prepares: the wire, and the metrics."""
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
-    monkeypatch.setattr("fedbayes.flower.engine.ROLL_CALL", 0.0)
+    monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
 
     def run_over(breaks, nodes={10: 0, 11: 1, 12: 2}, timeout=2.0, wires=1):  # noqa: B006
         config = Config.create(**settings("scaffold", rounds=1))

@@ -15,7 +15,7 @@ from fedbayes.flower import superlink_at
 from fedbayes.flower.apps import _same, find_node, on_grid
 from fedbayes.flower.keys import make_keys, read_public_key
 from fedbayes.flower.own_data import own_data
-from fedbayes.flower.project import Schema, app_files, write_project
+from fedbayes.flower.project import app_files, read_schema, write_project
 from fedbayes.runs.build import build_data
 
 
@@ -38,7 +38,7 @@ def samples(stream, count, classes):
 
 def test_own_samples_are_put_in_the_federations_terms(table, tmp_path):
     server = build_data(table)
-    schema = Schema.of(server)
+    schema = server.preprocessing.public()
     path = tmp_path / "mine.csv"
     rows = list(samples(np.random.default_rng(1), 40, ("cat", "bee")))
     path.write_text("width,height,label\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
@@ -74,7 +74,7 @@ def test_a_silo_needs_no_group_and_its_columns_have_names(tmp_path):
     server = build_data(config)
     mine = tmp_path / "mine.csv"
     mine.write_text("label,height,width\n" + "".join(f"{c},{b},{a}\n" for a, b, c in rows[::3]))
-    found = own_data(config, mine, Schema.of(server))
+    found = own_data(config, mine, server.preprocessing.public())
     left, right = (
         sorted(map(tuple, torch.cat([side.train(0).x, side.test(0).x]).tolist()))
         for side in (found, server)
@@ -94,7 +94,7 @@ def test_samples_of_another_kind_are_refused(table, tmp_path, text, words):
     path = tmp_path / "mine.csv"
     path.write_text(text)
     with pytest.raises(DataError, match=words):
-        own_data(table, path, Schema.of(build_data(table)))
+        own_data(table, path, build_data(table).preprocessing.public())
 
 
 def test_images_keep_the_servers_standardization(tmp_path):
@@ -104,7 +104,7 @@ def test_images_keep_the_servers_standardization(tmp_path):
     np.savez(tmp_path / "mine.npz", x=pictures[:9] // 2, y=np.full(9, 2))
     config = Config.create(data={"path": str(tmp_path / "server.npz"), "clients": 2})
     server: FederatedData = build_data(config)
-    mine = own_data(config, tmp_path / "mine.npz", Schema.of(server))
+    mine = own_data(config, tmp_path / "mine.npz", server.preprocessing.public())
     x = torch.cat([mine.train(0).x, mine.test(0).x])
     raw = (pictures[:9] // 2 / 255 - float(server.mean[0])) / float(server.std[0])
     assert float(x.mean()) == pytest.approx(raw.mean(), abs=1e-4)
@@ -128,8 +128,8 @@ def test_the_schema_and_the_config_of_an_app_say_nothing_of_the_machine(table):
 def test_a_project_is_not_written_over(table, tmp_path):
     write_project(tmp_path / "1st-try", table, build_data(table))
     assert 'name = "federation-1st-try"' in (tmp_path / "1st-try" / "pyproject.toml").read_text()
-    schema = Schema.read(tmp_path / "1st-try" / "schema.json")
-    assert schema == Schema.of(build_data(table))
+    schema = read_schema(tmp_path / "1st-try" / "schema.json")
+    assert schema == build_data(table).preprocessing.public()
     with pytest.raises(RunError, match="is there already"):
         write_project(tmp_path / "1st-try", table, build_data(table))
 
@@ -230,7 +230,7 @@ def write_prices(path, y, names=("rent", "tax")):
 
 def test_own_targets_are_standardized_by_the_federations_numbers(prices, tmp_path):
     server = build_data(prices)
-    schema = Schema.of(server)
+    schema = server.preprocessing.public()
     y = np.random.default_rng(1).normal((30, 5), (2, 50), (40, 2))
     mine = own_data(prices, write_prices(tmp_path / "mine.csv", y), schema)
     assert mine.preprocessing.target == server.target
@@ -244,7 +244,10 @@ def test_own_targets_are_standardized_by_the_federations_numbers(prices, tmp_pat
 def test_own_targets_may_be_all_the_same(prices, tmp_path):
     """Of a single client nothing has to be learnt alone."""
     path = write_prices(tmp_path / "mine.csv", np.full((8, 2), 4.0))
-    assert own_data(prices, path, Schema.of(build_data(prices))).train(0).y.tolist() == [[4, 4]] * 6
+    assert (
+        own_data(prices, path, build_data(prices).preprocessing.public()).train(0).y.tolist()
+        == [[4, 4]] * 6
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,13 +262,13 @@ def test_targets_of_another_kind_are_refused(prices, tmp_path, text, words):
     path = tmp_path / "mine.csv"
     path.write_text(text)
     with pytest.raises(DataError, match=words):
-        own_data(prices, path, Schema.of(build_data(prices)))
+        own_data(prices, path, build_data(prices).preprocessing.public())
 
 
 def test_a_node_reads_labels_as_what_the_federation_has(prices, tmp_path):
     """By itself a column of three values would be classes."""
     config = prices.model_copy(update={"data": prices.data.model_copy(update={"label": ("rent",)})})
-    schema = Schema.of(build_data(config))
+    schema = build_data(config).preprocessing.public()
     assert schema.target.kind == "real"
     mine = write_prices(tmp_path / "mine.csv", np.resize([[1.0, 2.0], [2.0, 2.0]], (20, 2)))
     assert own_data(config, mine, schema).train(0).y.dtype == torch.float32
@@ -273,9 +276,9 @@ def test_a_node_reads_labels_as_what_the_federation_has(prices, tmp_path):
 
 @pytest.mark.parametrize("name", ["table", "prices"])
 def test_the_schema_is_kept_as_a_file(request, name, tmp_path):
-    schema = Schema.of(build_data(request.getfixturevalue(name)))
+    schema = build_data(request.getfixturevalue(name)).preprocessing.public()
     (tmp_path / "schema.json").write_bytes(schema.dump())
-    assert Schema.read(tmp_path / "schema.json") == schema
+    assert read_schema(tmp_path / "schema.json") == schema
     (tmp_path / "schema.json").write_text('{"shape": [2]}')
-    with pytest.raises(ConfigError, match=r"cannot read .*schema.json: target"):
-        Schema.read(tmp_path / "schema.json")
+    with pytest.raises(ConfigError, match=r"cannot read .*schema.json: .*scale"):
+        read_schema(tmp_path / "schema.json")

@@ -11,7 +11,7 @@ from fedbayes import Config, Simulation, resume, run
 from fedbayes.contracts import Report
 from fedbayes.errors import ConfigError, EngineError, MessageError
 from fedbayes.federation.aggregation import Aggregation
-from fedbayes.federation.secure import MODULUS, Plan, Secure
+from fedbayes.federation.secure import MODULUS, Plan, Secure, check
 from fedbayes.federation.secure import plan as make_plan
 from fedbayes.messages import Masked
 from fedbayes.methods.fedavg import FedAvg
@@ -27,8 +27,10 @@ from flwr.common.constant import PARTITION_ID_KEY
 from flwr.common.secure_aggregation.quantization import dequantize, quantize
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
-from fedbayes.flower import secagg
-from fedbayes.flower.engine import HELLO, LinkError, Node
+from fedbayes.flower import secagg_node, secagg_steps
+from fedbayes.flower.node import Node
+from fedbayes.flower.poller import LinkError
+from fedbayes.flower.wire import HELLO
 
 CLIENTS = 4
 
@@ -114,7 +116,7 @@ def test_rounding_keeps_numpys_own_stream():
 def seen(monkeypatch):
     """What the server saw of masked reports and what the clients had written, in their order."""
     found = {"answers": [], "vectors": []}
-    write, check = Plan.write, secagg._CHECKS[Stage.COLLECT_MASKED_VECTORS]
+    write, check = Plan.write, secagg_steps.CHECKS[Stage.COLLECT_MASKED_VECTORS]
 
     def writes(plan, report, broadcast):
         vector = write(plan, report, broadcast)
@@ -126,7 +128,7 @@ def seen(monkeypatch):
         check(answer, asked, entries)
 
     monkeypatch.setattr(Plan, "write", writes)
-    monkeypatch.setitem(secagg._CHECKS, Stage.COLLECT_MASKED_VECTORS, checks)
+    monkeypatch.setitem(secagg_steps.CHECKS, Stage.COLLECT_MASKED_VECTORS, checks)
     return found
 
 
@@ -195,7 +197,7 @@ def failing(monkeypatch):
     """Makes clients fail at a step of the protocol, in one round."""
 
     def fail(clients, stage, number=1, how=None):
-        mod, rounds = secagg.secaggplus_mod, {}
+        mod, rounds = secagg_node.secaggplus_mod, {}
 
         def failing_mod(message, context, call_next):
             client = context.node_config[PARTITION_ID_KEY]
@@ -210,7 +212,7 @@ def failing(monkeypatch):
                 how(answer.content.config_records[RECORD_KEY_CONFIGS])
             return answer
 
-        monkeypatch.setattr(secagg, "secaggplus_mod", failing_mod)
+        monkeypatch.setattr(secagg_node, "secaggplus_mod", failing_mod)
 
     return fail
 
@@ -320,14 +322,14 @@ def test_false_shares_cost_at_most_the_round(shares, failing):
 def test_a_spoilt_sum_is_told_and_changes_nothing(failing):
     def garbage(arrays):
         numbers = np.random.default_rng(1).integers(0, MODULUS, len(bytes_to_ndarray(arrays[1])))
-        return [arrays[0], secagg.ndarray_to_bytes(numbers)]
+        return [arrays[0], secagg_node.ndarray_to_bytes(numbers)]
 
     failing({1}, Stage.COLLECT_MASKED_VECTORS, how=changed(Key.MASKED_PARAMETERS, garbage))
     (line,) = rounds(settings())
     assert line["skipped"]
     assert set(line["lost"].values()) == {
-        "secure aggregation came to nothing: the sum is none of honest reports: some client "
-        "spoilt it"
+        "secure aggregation came to nothing: the sum cannot be of honest reports: some "
+        "client spoilt it"
     }
 
 
@@ -404,7 +406,10 @@ def test_noise_goes_on_the_sum_with_the_same_epsilon():
     ("changes", "words"),
     [
         ({"engine": "sequential"}, "engine is 'sequential'"),
-        ({"engine": "workers"}, "engine = 'flower-simulation', or `fedbayes federate`"),
+        (
+            {"engine": "workers"},
+            "needs engine = 'flower-simulation' or `fedbayes federate`; engine is 'workers'",
+        ),
         ({"method": {"name": "gpi-fnm"}}, "gpi-fnm needs to see single reports"),
         ({"method": {"name": "fedsparse"}}, "fedsparse needs .* or reports are sparse"),
         ({"method": {"name": "virtual"}}, "virtual needs"),
@@ -429,8 +434,13 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, words, tmp_path
 def test_integers_of_a_model_are_refused():
     initial = {"weight": torch.zeros(3), "batches": torch.tensor(3)}
     with pytest.raises(ConfigError, match=r"'batches' of this model holds torch\.int64"):
-        Secure(enabled=True).check(
-            FedAvg(), Aggregation(), initial, engine="flower-simulation", cohort=4
+        check(
+            Secure(enabled=True),
+            FedAvg(),
+            Aggregation(),
+            initial,
+            engine="flower-simulation",
+            cohort=4,
         )
 
 
@@ -477,10 +487,10 @@ def test_a_link_that_breaks_in_a_round_ends_the_run_which_can_be_resumed(monkeyp
             raise LinkError("connection refused")
         return honest(self, message)
 
-    honest = secagg._Line._push
+    honest = secagg_steps.Steps._push
     config = settings("scaffold", rounds=3)
     with monkeypatch.context() as broken:
-        broken.setattr(secagg._Line, "_push", push)
+        broken.setattr(secagg_steps.Steps, "_push", push)
         with pytest.raises(EngineError, match="the SuperLink was lost: connection refused"):
             run(config, tmp_path / "run")
     assert same(resume(tmp_path / "run").model, run(config).model)

@@ -169,7 +169,7 @@ def test_a_run_keeps_its_target(tmp_path):
     with pytest.warns(FedbayesWarning, match="some of their values or labels are others"):
         again = stored_data(config, folder)
     assert again.target == first.target
-    with pytest.raises(RunError, match=r"targets were real, label, and are class, 0, 1, 2, 3, 4"):
+    with pytest.raises(RunError, match=r"targets were real: label, and are class: 0, 1, 2, 3, 4"):
         stored_data(Config.create(data=data), folder)
 
 

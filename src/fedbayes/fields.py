@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic_core import PydanticCustomError, core_schema
 
 Item = TypeVar("Item")
 
@@ -34,6 +34,29 @@ def _several(value: Any) -> Any:
     if isinstance(value, Number):
         return [value]
     return value
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Takes a name in a table, which is looked up when a config is checked."""
+
+    table: Mapping[str, object]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {**handler(schema), "enum": list(self.table)}
+
+    def _known(self, name: str) -> str:
+        if name not in self.table:
+            known = ", ".join(self.table)
+            raise PydanticCustomError("one_of", "Input should be one of {known}", {"known": known})
+        return name
 
 
 class Only:

@@ -1,29 +1,36 @@
-"""Runs from Python: start one, go on with one, each to its end."""
+"""Runs to their end: started or gone on with from Python, driven from anywhere.
+
+Light to import (no PyTorch), so that a command shows something before it loads anything.
+"""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from fedbayes.runs.activity import Notify
-from fedbayes.runs.config import Config
-from fedbayes.runs.display import Display, console_for
-from fedbayes.runs.result import Result
-from fedbayes.runs.simulation import Simulation, Step
-from fedbayes.runs.tracking import check, tracking
+from fedbayes.runs.display import Display, console_for, stop_after_round
 
-Listener = Callable[[Simulation, Step], None]
+if TYPE_CHECKING:
+    from fedbayes.runs.config import Config
+    from fedbayes.runs.result import Result
+    from fedbayes.runs.simulation import Simulation, Step
+
+Listener = Callable[["Simulation", "Step"], None]
 """Is told of every round as soon as it is complete."""
 
 
 def run(
-    config: Config | None = None,
+    config: "Config | None" = None,
     folder: Path | str | None = None,
     *,
     listener: Listener | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
     **settings: Any,
-) -> Result:
+) -> "Result":
     """Run a config to its end.
 
     Args:
@@ -38,6 +45,10 @@ def run(
     Raises:
         FedbayesError: a setting, the data or the network will not do; or no round had an update.
     """
+    from fedbayes.runs.config import Config
+    from fedbayes.runs.simulation import Simulation
+    from fedbayes.runs.tracking import check
+
     check(track)
     settled = config or Config.create(**settings)
     return complete(
@@ -51,7 +62,7 @@ def resume(
     listener: Listener | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
-) -> Result:
+) -> "Result":
     """Go on with a run from its last complete round; the end is as if it had never stopped.
 
     Args:
@@ -60,19 +71,21 @@ def resume(
         track: as for `run`.
         progress: as for `run`.
     """
+    from fedbayes.runs.simulation import Simulation
+
     return complete(
         lambda notify: Simulation(None, folder, notify=notify), listener, track, progress
     )
 
 
 def complete(
-    start: Callable[[Notify], Simulation],
+    start: Callable[[Notify], "Simulation"],
     listener: Listener | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
     title: str = "",
-) -> Result:
-    """Run a simulation to its end.
+) -> "Result":
+    """Run a simulation to its end, and have what came of it.
 
     Args:
         start: makes the simulation.
@@ -81,16 +94,53 @@ def complete(
         progress: as for `run`.
         title: what is shown before the method's name.
     """
-    with (
-        Display(console_for(progress), title=title) as display,
-        start(display.notify) as simulation,
-        tracking(track, simulation) as tell,
-    ):
+    from fedbayes.runs.result import Result
+
+    simulation = drive(start, console_for(progress), listener=listener, track=track, title=title)
+    return Result(simulation.folder.path, simulation.temporary)
+
+
+def drive(
+    start: Callable[[Notify], "Simulation"],
+    console: Console | None,
+    *,
+    listener: Listener | None = None,
+    track: Sequence[str] = (),
+    busy: str = "starting",
+    title: str = "",
+    graceful: bool = False,
+    conclude: Callable[["Simulation"], None] = lambda simulation: None,
+) -> "Simulation":
+    """Run a simulation until its last round or until it is stopped: shown, tracked, and closed.
+
+    Args:
+        start: makes the simulation; the display stands before, since it may load a lot.
+        console: where the run is shown; None shows nothing.
+        listener: is called after every round with the simulation and the round.
+        track: names of trackers that are told of the rounds.
+        busy: what is shown until the simulation says what it is busy with.
+        title: what is shown before the method's name.
+        graceful: whether Ctrl-C and SIGTERM end the run after the round under way, a second one at
+            once. For the main thread, and where there is a console.
+        conclude: is called with the closed simulation, before a run without an update is an error.
+
+    Raises:
+        RunError: the run is over, and no round had an update.
+        KeyboardInterrupt: it was stopped at once.
+    """
+    with Display(console, busy, title=title) as display, ExitStack() as stack:
+        simulation = stack.enter_context(start(display.notify))
+        from fedbayes.runs.tracking import tracking
+
+        if graceful and console is not None:
+            stack.enter_context(stop_after_round(simulation, console))
+        tell = stack.enter_context(tracking(track, simulation))
         display.begin(simulation)
         for step in simulation:
             display.show(simulation, step)
             tell(step.metrics)
             if listener is not None:
                 listener(simulation, step)
-        simulation.require_an_update()
-    return Result(simulation.folder.path, simulation._temporary)
+    conclude(simulation)
+    simulation.require_an_update()
+    return simulation

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from fedbayes.cli.app import app
 from fedbayes.cli.options import Json, Setting, Track
-from fedbayes.cli.run import drive, new_folder
+from fedbayes.cli.run import new_folder, run_to_end
 from fedbayes.runs.activity import Notify
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def federate(
         folder = out or new_folder(settled.data.name, settled.method["name"])
         return federation(link, settled, folder, notify=notify)
 
-    drive(start, track, as_json)
+    run_to_end(start, track, as_json)
 
 
 @federate_app.command("resume")
@@ -90,7 +90,7 @@ def federate_resume(
         link = superlink_at(superlink, root_certificates, insecure, superexec_secret)
         return federation(link, None, folder, notify=notify)
 
-    drive(start, track, as_json)
+    run_to_end(start, track, as_json)
 
 
 @federate_app.command("init")

@@ -53,9 +53,7 @@ DataPartition = Annotated[
 ]
 Engine = Annotated[
     str | None,
-    typer.Option(
-        help="Who runs clients (flower: `federate` alone).", autocompletion=completes("engine")
-    ),
+    typer.Option(help="Who runs clients.", autocompletion=completes("engine")),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on stdout.")]
 Setting = Annotated[

@@ -27,6 +27,7 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.errors import RunError
+from fedbayes.federation.engine_table import ENGINES
 from fedbayes.runs.activity import Notify
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ def run(
         return SeedRuns(settled, seeds or 1, place)
 
     if seeds is None:
-        drive(start, track, as_json)
+        run_to_end(start, track, as_json)
     else:
-        drive_seeds(start_seeds, track, as_json)
+        run_seeds_to_end(start_seeds, track, as_json)
 
 
 @app.command()
@@ -123,9 +124,9 @@ def resume(
         return SeedRuns.stored(folder)
 
     if (folder / "seeds.toml").exists():
-        drive_seeds(start_seeds, track, as_json)
+        run_seeds_to_end(start_seeds, track, as_json)
     else:
-        drive(start, track, as_json)
+        run_to_end(start, track, as_json)
 
 
 def new_folder(dataset: str, method: str) -> Path:
@@ -138,7 +139,9 @@ def new_folder(dataset: str, method: str) -> Path:
     return folder
 
 
-def drive(start: Callable[[Notify], "Simulation"], track: list[str] | None, as_json: bool) -> None:
+def run_to_end(
+    start: Callable[[Notify], "Simulation"], track: list[str] | None, as_json: bool
+) -> None:
     """Run to the end with a display, and say what came of it.
 
     Args:
@@ -146,21 +149,25 @@ def drive(start: Callable[[Notify], "Simulation"], track: list[str] | None, as_j
         track: names of trackers.
         as_json: whether the summary is printed as JSON alone.
     """
-    from fedbayes.runs.display import outcome
 
-    simulation = _watch(start, track)
-    summary = simulation.summary()
-    if as_json:
-        print(json.dumps(summary))
-    else:
-        Console().print(outcome(summary))
-    simulation.require_an_update()
-    if summary["stopped_reason"] == "interrupted":
+    def conclude(simulation: "Simulation") -> None:
+        from fedbayes.runs.display import outcome
+
+        summary = simulation.summary()
+        if as_json:
+            print(json.dumps(summary))
+        else:
+            Console().print(outcome(summary))
+
+    simulation = _watch(start, track, conclude)
+    if not simulation.over:
         _stopped(f"go on with: {_again(simulation)}")
 
 
-def drive_seeds(start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool) -> None:
-    """As `drive`, for runs of several seeds, one after the other."""
+def run_seeds_to_end(
+    start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool
+) -> None:
+    """As `run_to_end`, for runs of several seeds, one after the other."""
     from fedbayes.runs.display import Display, outcome_of_seeds
 
     with Display(rich.get_console(), "loading PyTorch"):
@@ -170,7 +177,6 @@ def drive_seeds(start: Callable[[], "SeedRuns"], track: list[str] | None, as_jso
         begin = partial(repeated.open, seed)
         with repeated.naming(seed):
             simulation = _watch(begin, track, title=f"seed {seed}: ", again=again)
-            simulation.require_an_update()
         if not simulation.over:
             _stopped(f"go on with: {again}")
     table = repeated.conclude()
@@ -184,47 +190,52 @@ def drive_seeds(start: Callable[[], "SeedRuns"], track: list[str] | None, as_jso
 def _watch(
     start: Callable[[Notify], "Simulation"],
     track: list[str] | None,
+    conclude: Callable[["Simulation"], None] = lambda simulation: None,
     *,
     title: str = "",
     again: str = "",
 ) -> "Simulation":
-    """Show a run as it goes to its end.
+    """Show a run as it goes to its end, and let Ctrl-C end it.
 
     Args:
         start: makes the simulation.
         track: names of trackers.
+        conclude: says what came of it.
         title: what is shown before the method's name.
         again: the command to go on, if it is not the run's own.
     """
-    from fedbayes.runs.display import Display, stop_after_round
+    from fedbayes.start import drive
+
+    def begin(notify: Notify) -> "Simulation":
+        nonlocal again
+        simulation = start(notify)
+        again = again or _again(simulation)
+        return simulation
+
+    def end(simulation: "Simulation") -> None:
+        if not simulation.progress.round:
+            raise RunError(f"stopped before the first round; start with {again}")
+        conclude(simulation)
 
     console = rich.get_console()
     try:
-        with Display(console, "loading PyTorch", title=title) as display:
-            simulation = start(display.notify)
-            from fedbayes.runs.tracking import tracking
-
-            again = again or _again(simulation)
-            with (
-                simulation,
-                stop_after_round(simulation, console),
-                tracking(track or (), simulation) as tell,
-            ):
-                display.begin(simulation)
-                for step in simulation:
-                    display.show(simulation, step)
-                    tell(step.metrics)
-                if not simulation.progress.round:
-                    raise RunError(f"stopped before the first round; start with {again}")
-                return simulation
+        return drive(
+            begin,
+            console,
+            track=track or (),
+            busy="loading PyTorch",
+            title=title,
+            graceful=True,
+            conclude=end,
+        )
     except KeyboardInterrupt:
         _stopped(f"stopped; go on with: {again}" if again else "stopped before the run began")
 
 
 def _again(simulation: "Simulation") -> str:
     """The command that goes on with a run."""
-    federate = " federate" if simulation.config.engine == "flower" else ""
-    return f"fedbayes{federate} resume {simulation.folder.path}"
+    command = ENGINES[simulation.config.engine].launcher or "fedbayes"
+    return f"{command} resume {simulation.folder.path}"
 
 
 def _stopped(words: str) -> NoReturn:

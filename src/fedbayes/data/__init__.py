@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedbayes.data.catalogue import catalogue, load_dataset
 from fedbayes.data.dataset import Dataset
+from fedbayes.data.differences import differences
 from fedbayes.data.known import Entry
 from fedbayes.data.partition import Partition, partition
 from fedbayes.data.schemes import choose_scheme
@@ -31,6 +32,7 @@ __all__ = [
     "Samples",
     "catalogue",
     "choose_scheme",
+    "differences",
     "load_dataset",
     "partition",
     "pixel_order",

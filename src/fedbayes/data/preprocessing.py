@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -75,7 +75,7 @@ class Preprocessing:
         """The inverse of `dump`.
 
         Raises:
-            DataError: it is none.
+            DataError: it is invalid.
         """
         try:
             return TypeAdapter(cls).validate_json(data)
@@ -88,6 +88,12 @@ class Preprocessing:
     def dump(self) -> bytes:
         """As JSON."""
         return TypeAdapter(Preprocessing).dump_json(self, indent=2) + b"\n"
+
+    def public(self) -> "Preprocessing":
+        """The same without what tells of the data that its numbers are of: their name, digest and
+        number of samples. What nodes get, so that those that bring their own data agree.
+        """
+        return replace(self, dataset="", digest="", samples=0)
 
     @property
     def statistics(self) -> tuple[Array, Array]:

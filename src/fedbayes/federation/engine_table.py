@@ -25,12 +25,14 @@ class EngineKind:
     launcher: str = ""
     """The command that starts it and submits the run, where a run cannot."""
     exact: bool = True
-    """Whether it computes the same bits as `sequential`."""
+    """Whether it computes the same bits as `sequential`; a run on one that does not says so."""
     secure: bool = False
     """Whether it can aggregate so that the server sees the sum of the reports alone."""
     states: Literal["run", "nodes", "remote"] = "run"
     """Where clients' private states are: in the run folder, in the folders of nodes inside of it,
     or on other machines."""
+    settings: tuple[str, ...] = ()
+    """Keys of a config that have an effect on this engine, and not on all."""
 
 
 ENGINES: Mapping[str, EngineKind] = {
@@ -41,21 +43,29 @@ ENGINES: Mapping[str, EngineKind] = {
     "workers": EngineKind(
         "clients side by side in worker processes",
         start="fedbayes.federation.engines.workers:start",
+        settings=("workers",),
     ),
     "flower-simulation": EngineKind(
         "Flower's simulation in this process",
         start="fedbayes.flower.simulated:start",
         secure=True,
         states="nodes",
+        settings=("round_timeout",),
     ),
     "flower": EngineKind(
-        "the nodes of a SuperLink",
+        "the nodes of a SuperLink (fedbayes federate)",
         launcher="fedbayes federate",
         secure=True,
         states="remote",
+        settings=("round_timeout",),
     ),
 }
 """Every engine by its name."""
+
+
+def takers(key: str) -> tuple[str, ...]:
+    """Names of the engines on which a key of a config has an effect."""
+    return tuple(name for name, kind in ENGINES.items() if key in kind.settings)
 
 
 def start(name: str, simulation: Any) -> "Engine":

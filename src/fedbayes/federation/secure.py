@@ -91,7 +91,7 @@ class Plan:
         centre = dense(broadcast)
         weight = float(mean[0]) / self.range
         if not (np.abs(mean) <= self.range + self.step).all() or weight <= 0:
-            raise MessageError("the sum is none of honest reports: some client spoilt it")
+            raise MessageError("the sum cannot be of honest reports: some client spoilt it")
         if not self.max_weight:
             weight = 1.0
         changes, start = torch.from_numpy(mean[1:] / weight), 0
@@ -129,11 +129,12 @@ def check(
     if not settings.enabled:
         return
     if not ENGINES[engine].secure:
-        able = ", ".join(name for name, kind in ENGINES.items() if kind.secure)
-        raise ConfigError(
-            f"secure.enabled needs an engine that can (or `fedbayes federate`): {able}; engine is "
-            f"{engine!r}"
+        able = " or ".join(
+            f"`{kind.launcher}`" if kind.launcher else f"engine = {name!r}"
+            for name, kind in ENGINES.items()
+            if kind.secure
         )
+        raise ConfigError(f"secure.enabled needs {able}; engine is {engine!r}")
     if not method.summable or method.pooled:
         able = ", ".join(n for n, kind in METHODS.items() if kind.summable and not kind.pooled)
         raise ConfigError(

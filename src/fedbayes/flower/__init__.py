@@ -44,7 +44,7 @@ def superlink_at(
 
     Raises:
         EngineError: Flower is not installed, neither TLS nor its absence is asked for, or the
-            address or the certificates are none.
+            address or the certificates are invalid.
     """
     require_flower()
     from fedbayes.flower.superlink import SuperLink

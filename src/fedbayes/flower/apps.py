@@ -19,15 +19,18 @@ from fedbayes.errors import ConfigError, EngineError, FedbayesError
 from fedbayes.federation import secure
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.state_store import StateStore
-from fedbayes.flower.engine import Flower, Node, complaint
+from fedbayes.flower.engine import Flower
+from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.own_data import own_data
-from fedbayes.flower.project import Schema
-from fedbayes.flower.secagg import SecureFlower, secure_answer
+from fedbayes.flower.project import read_schema
+from fedbayes.flower.secagg import SecureFlower
+from fedbayes.flower.secagg_node import secure_answer
 from fedbayes.runs.build import build_data, build_runtime
 from fedbayes.runs.config import Config
-from fedbayes.runs.display import Display, outcome
+from fedbayes.runs.display import outcome
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
+from fedbayes.start import drive
 
 
 def client_app(node: Callable[[Context], Node]) -> ClientApp:
@@ -94,8 +97,8 @@ def find_node(project: Path, context: Context) -> Node:
     def runtime() -> ClientRuntime:
         if "data" not in given:
             return build_runtime(config, build_data(config))
-        schema = Schema.read(project / "schema.json")
-        return build_runtime(config, own_data(config, Path(str(given["data"])), schema))
+        wanted = read_schema(project / "schema.json")
+        return build_runtime(config, own_data(config, Path(str(given["data"])), wanted))
 
     return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
 
@@ -134,20 +137,13 @@ def server_app(project: Path) -> ServerApp:
             _same(settings, folder)
         config = None if there else settings
         console = Console(no_color=True, width=120)
-        with (
-            Display(console) as display,
-            Simulation(
-                config,
-                folder,
-                engine=lambda run: on_grid(run, _once(grid)),
-                notify=display.notify,
-            ) as simulation,
-        ):
-            display.begin(simulation)
-            for step in simulation:
-                display.show(simulation, step)
-            console.print(outcome(simulation.summary()))
-            simulation.require_an_update()
+        drive(
+            lambda notify: Simulation(
+                config, folder, engine=lambda run: on_grid(run, _once(grid)), notify=notify
+            ),
+            console,
+            conclude=lambda simulation: console.print(outcome(simulation.summary())),
+        )
 
     return app
 

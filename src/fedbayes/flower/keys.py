@@ -31,7 +31,7 @@ def make_keys(folder: Path, hosts: list[str], clients: int) -> list[Path]:
         `client-I.pub`, and `superexec.key`, the secret of whoever may take a run.
 
     Raises:
-        RunError: the folder is not empty or cannot be written, or a host is none.
+        RunError: the folder is not empty or cannot be written, or a host is invalid.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} is not empty; choose another folder, so that no key is lost")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbayes.data import Dataset, FederatedData, load_dataset, partition
-from fedbayes.data.wording import describe
+from fedbayes.data import Dataset, FederatedData, Preprocessing, load_dataset, partition
+from fedbayes.data.differences import CLASSES, differences
+from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
-from fedbayes.flower.project import Schema
 from fedbayes.runs.config import Config
 from fedbayes.tensors import Samples
 
@@ -25,53 +25,42 @@ class OwnData(FederatedData):
         return super().test(0)
 
 
-def own_data(config: Config, path: Path, schema: Schema) -> OwnData:
+def own_data(config: Config, path: Path, wanted: Preprocessing) -> OwnData:
     """Read a client's own samples and put them in the federation's terms.
 
     Args:
         config: the federation's settings; those of `[data]` say how files are read and split.
         path: a file or folder in one of the formats of `fedbayes data`.
-        schema: what samples look like in this federation.
+        wanted: what the network sees of a sample in this federation.
 
     Raises:
         DataError: the samples look otherwise.
     """
     read = {"name": "own", "path": path.expanduser().absolute(), "clients": 1}
-    classes = schema.target.names if schema.target.classes else ()
-    one_part = {"partition": "iid", "limit": None, "classes": classes}
+    one_part = {"partition": "iid", "limit": None, "classes": wanted.classes}
     # By name, in the federation's order; a column that says whose rows they are is not needed.
-    columns = {"features": schema.features, "drop": (), "group": None}
+    columns = {"features": wanted.features, "drop": (), "group": None}
     settings = config.data.model_copy(
-        update={**read, **one_part, **(columns if schema.features else {})}
+        update={**read, **one_part, **(columns if wanted.features else {})}
     )
-    dataset = load_dataset(settings, (schema.target.kind,))
-    dataset = fit(dataset, schema, path)
-    statistics = (np.array(schema.mean, np.float32), np.array(schema.std, np.float32))
+    dataset = load_dataset(settings, (wanted.target.kind,))
+    dataset = fit(dataset, wanted, path)
     divided = partition(dataset, settings, config.seed)
-    return OwnData(dataset, divided, config.seed, statistics, target=schema.target)
+    return OwnData(dataset, divided, config.seed, wanted.statistics, target=wanted.target)
 
 
-def fit(dataset: Dataset, schema: Schema, path: Path) -> Dataset:
-    """The data set, if it is of the federation's kind.
+def fit(dataset: Dataset, wanted: Preprocessing, path: Path) -> Dataset:
+    """The data set, if it is of the federation's kind. Classes may be some of the federation's.
 
     Raises:
         DataError: a sample's shape or features, or its target, is not the federation's.
     """
-    if dataset.shape != schema.shape or dataset.features != schema.features:
-        raise DataError(
-            f"{path}: samples are {dataset.features or dataset.shape}, but the federation's are "
-            f"{schema.features or schema.shape}"
-        )
-    if dataset.scale != schema.scale:
-        raise DataError(f"{path}: samples go up to {dataset.scale}, not {schema.scale}")
-    own, wanted = dataset.target, schema.target
-    if own.kind != wanted.kind or (own.kind != "class" and own.names != wanted.names):
-        raise DataError(
-            f"{path}: the target is {describe(own)}, but the federation's is {describe(wanted)}"
-        )
-    if own.kind != "class":
+    for what, theirs, own in differences(wanted, dataset):
+        if what != CLASSES:
+            raise DataError(f"{path} has {what} {own}; the federation's are {theirs}")
+    if not wanted.classes:
         return dataset
-    if not set(own.names) <= set(wanted.names):
-        raise DataError(f"{path}: classes are not all among {', '.join(wanted.names)}")
-    place = np.array([wanted.names.index(name) for name in own.names], np.int64)
-    return replace(dataset, y=place[dataset.y], target=wanted)
+    if not set(dataset.classes) <= set(wanted.classes):
+        raise DataError(f"{path}: classes are not all among {listed(wanted.classes)}")
+    place = np.array([wanted.classes.index(name) for name in dataset.classes], np.int64)
+    return replace(dataset, y=place[dataset.y], target=wanted.target)

@@ -1,17 +1,12 @@
 """The Flower app that nodes get: a few lines, our config, and what samples look like."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
-
-from fedbayes.data import FederatedData
-from fedbayes.errors import ConfigError, RunError
+from fedbayes.data import FederatedData, Preprocessing
+from fedbayes.errors import ConfigError, DataError, RunError
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import write_beside
-from fedbayes.targets import Target
 
 _PYPROJECT = """\
 [build-system]
@@ -52,50 +47,16 @@ client = node_app(HERE)
 '''
 
 
-@dataclass(frozen=True)
-class Schema:
-    """What samples look like, so that clients that bring their own data agree."""
+def read_schema(file: Path) -> Preprocessing:
+    """What the network sees of a sample in a federation, from the project's `schema.json`.
 
-    shape: tuple[int, ...]
-    """Of one sample."""
-    target: Target
-    """What is to be predicted; of a real target also center and scale."""
-    scale: float
-    """What a sample is divided by before all else."""
-    mean: tuple[float, ...]
-    """What is then subtracted, per channel or feature."""
-    std: tuple[float, ...]
-    """What it is then divided by."""
-    features: tuple[str, ...]
-    """Names of a table's features."""
-
-    @classmethod
-    def of(cls, data: FederatedData) -> Self:
-        """The schema of the server's data."""
-        return cls(
-            data.shape,
-            data.target,
-            float(data.dataset.scale),
-            tuple(np.asarray(data.mean, float).tolist()),
-            tuple(np.asarray(data.std, float).tolist()),
-            data.dataset.features,
-        )
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """The schema in a JSON file."""
-        try:
-            return TypeAdapter(cls).validate_json(file.read_bytes())
-        except ValidationError as error:
-            reason = error.errors()[0]
-            place = ".".join(map(str, reason["loc"]))
-            raise ConfigError(f"cannot read {file}: {place} {reason['msg']}") from None
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error}") from None
-
-    def dump(self) -> bytes:
-        """As JSON."""
-        return TypeAdapter(Schema).dump_json(self, indent=2) + b"\n"
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        return Preprocessing.load(file.read_bytes())
+    except (OSError, DataError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from None
 
 
 def app_files(
@@ -119,7 +80,7 @@ def app_files(
         "pyproject.toml": pyproject.encode(),
         "federation.py": _APP.encode(),
         "config.toml": settings.dump().encode(),
-        "schema.json": Schema.of(data).dump(),
+        "schema.json": data.preprocessing.public().dump(),
     }
 
 

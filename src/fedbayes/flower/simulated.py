@@ -29,7 +29,8 @@ from flwr.superlink.grid import InMemoryGrid
 
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.flower.apps import client_app, flower, state_store
-from fedbayes.flower.engine import Flower, Node
+from fedbayes.flower.engine import Flower
+from fedbayes.flower.node import Node
 from fedbayes.runs.config import Config
 
 

@@ -37,7 +37,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedbayes.errors import EngineError
-from fedbayes.flower.engine import LinkError
+from fedbayes.flower.poller import LinkError
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _PATIENCE = 10.0

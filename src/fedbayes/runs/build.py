@@ -13,6 +13,7 @@ from fedbayes.data import (
     FederatedData,
     Partition,
     Preprocessing,
+    differences,
     load_dataset,
     partition,
 )
@@ -73,23 +74,12 @@ def _label(config: Config) -> str:
 
 def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: str) -> None:
     """See whether the data are those that a run began with."""
-    kinds: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
-        "samples": (before.shape, now.shape),
-        "features": (before.features, now.features),
-    }
-    if before.classes and now.classes:
-        kinds["classes"] = (before.classes, now.classes)
-    else:
-        old, new = before.target, now.target
-        kinds["targets"] = (old.kind, *old.names), (new.kind, *new.names)
-    unfit = [
-        f"{kind} were {listed(then)}, and are {listed(here)}"
-        for kind, (then, here) in kinds.items()
-        if then != here
+    unlike = [
+        f"{what} were {then}, and are {here}" for what, then, here in differences(before, now)
     ]
-    if unfit:
+    if unlike:
         raise RunError(
-            f"the data have changed since {folder.path} began: {'; '.join(unfit)}. Put them back "
+            f"the data have changed since {folder.path} began: {'; '.join(unlike)}. Put them back "
             "as they were, or start a new run"
         )
     if before.samples and before.samples != now.samples:

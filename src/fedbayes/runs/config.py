@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedbayes.data import DataSettings
 from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.settings import Aggregation, Secure
-from fedbayes.fields import Only
+from fedbayes.fields import OneOf, Only
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods import LIKELIHOODS, complete_likelihood, find_likelihood
 from fedbayes.methods import METHODS
@@ -37,13 +38,14 @@ class Config(BaseModel):
         "uniform", description="who is in a round: drawn anew, or all in a fixed cycle"
     )
     min_reports: int = Field(1, ge=1, description="good reports that an update needs")
-    engine: Literal["sequential", "workers", "flower-simulation", "flower"] = Field(
-        "sequential", description="who runs clients; flower: nodes of `fedbayes federate`"
+    engine: Annotated[str, OneOf(ENGINES)] = Field(
+        "sequential",
+        description="; ".join(f"{name}: {kind.summary}" for name, kind in ENGINES.items()),
     )
-    round_timeout: Annotated[float, Only("engine", "flower", "flower-simulation")] = Field(
-        600.0, gt=0, allow_inf_nan=False, description="seconds that a round waits (flower engines)"
+    round_timeout: Annotated[float, Only("engine", *takers("round_timeout"))] = Field(
+        600.0, gt=0, allow_inf_nan=False, description="seconds that a round waits for its reports"
     )
-    workers: Annotated[int, Only("engine", "workers")] = Field(
+    workers: Annotated[int, Only("engine", *takers("workers"))] = Field(
         2, ge=1, description="processes of engine workers"
     )
     threads: int = Field(1, ge=1, description="threads of every process; part of the arithmetic")

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import OneOrSeveral, Only
+from fedbayes.fields import OneOf, OneOrSeveral, Only
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,14 @@ def find(settings: Sequence[Row], key: str) -> list[Row]:
 
 
 def _row(key: str, field: FieldInfo) -> Row:
-    choices = _words(field.annotation) or tuple(map(str, field.examples or ()))
+    named = [name for part in field.metadata if isinstance(part, OneOf) for name in part.table]
+    choices = tuple(named) or _words(field.annotation) or tuple(map(str, field.examples or ()))
     default = to_jsonable_python(field.get_default(call_default_factory=True))
     table = key.rpartition(".")[0]
     marks = [part for part in field.metadata if isinstance(part, Only)]
     return Row(
         key,
-        _type(field.annotation, field.metadata),
+        " | ".join(named) or _type(field.annotation, field.metadata),
         default,
         field.description or "",
         choices,

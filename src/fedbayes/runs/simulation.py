@@ -23,7 +23,7 @@ from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation import aggregation, secure
 from fedbayes.federation.aggregation import epsilon, noise_stream, require_accounting
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
-from fedbayes.federation.engine_table import start
+from fedbayes.federation.engine_table import ENGINES, start
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.round import Round, run_round, sample_cohort
 from fedbayes.fields import idle
@@ -94,10 +94,11 @@ class Simulation:
         notify: Notify = unnoticed,
     ) -> None:
         self._notify = notify
-        self._temporary = None
+        self.temporary: object = None
+        """Keeps a temporary folder as long as it lives; None where the folder is the user's."""
         if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
-            folder = self._temporary.name
+            self.temporary = temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
+            folder = temporary.name
         self.folder = RunFolder(Path(folder))
         if config is not None:
             self.folder.refuse_second_run()
@@ -181,6 +182,11 @@ class Simulation:
             told.append(f"cohort and min_reports have no effect: {method.name} pools all data")
         if not method.has_global_model and config.evaluate_every != 1:
             told.append(f"evaluate_every has no effect: {method.name} has no global model")
+        if not ENGINES[config.engine].exact:
+            told.append(
+                f"engine {config.engine!r} does not round as the others do: on them this config ends "
+                "with slightly other numbers"
+            )
         return [
             *told,
             *idle(self.config, resolved={"data.partition": self.scheme}),

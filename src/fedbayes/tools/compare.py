@@ -15,7 +15,7 @@ from torch import Tensor
 from fedbayes import models as networks
 from fedbayes.contracts import point_predictor
 from fedbayes.data import Preprocessing
-from fedbayes.data.wording import listed
+from fedbayes.data.differences import SCALE, differences
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.metrics import Predictor, evaluate
@@ -254,14 +254,9 @@ def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
         ModelError: it does not.
     """
     here, own = tests.preprocessing, model.preprocessing
-    if own.classes != here.classes or own.shape != here.shape or own.features != here.features:
-        raise ModelError(
-            f"{name} was trained on samples of shape {own.shape} and classes "
-            f"{listed(own.classes)}, not on {here.shape} and {listed(here.classes)}"
-            if own.features == here.features or own.shape != here.shape
-            else f"{name} was trained on features {listed(own.features)}; the samples have "
-            f"{listed(here.features)}"
-        )
+    for what, then, now in differences(own, here):
+        if what != SCALE:  # of which the next lines tell
+            raise ModelError(f"{name} was trained on {what} {then}; the samples have {now}")
     if not own.same_inputs(here):
         warnings.warn(
             f"{name} is tried as it was trained, on samples standardized by other numbers than "

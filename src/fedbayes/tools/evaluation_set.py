@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from fedbayes.data import Dataset, DataSettings, Preprocessing, load_dataset
+from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
 from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
@@ -253,18 +253,5 @@ def _fit(dataset: Dataset, before: Preprocessing, name: str) -> None:
     Raises:
         ModelError: it is not.
     """
-    kinds: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
-        "samples of shape": (before.shape, dataset.shape),
-        "samples that are divided by": ((before.scale,), (dataset.scale,)),
-        "features": (before.features, dataset.features or before.features),
-    }
-    if before.classes and dataset.classes:
-        kinds["classes"] = (before.classes, dataset.classes)
-    else:
-        old, new = before.target, dataset.target
-        kinds["targets"] = (old.kind, *old.names), (new.kind, *new.names)
-    for kind, (then, now) in kinds.items():
-        if then != now:
-            raise ModelError(
-                f"{name} has {kind} {listed(now)}; the model was trained on {listed(then)}"
-            )
+    for what, then, now in differences(before, dataset, may_lack_names=True):
+        raise ModelError(f"{name} has {what} {now}; the model was trained on {then}")

@@ -1,0 +1,81 @@
+"""Whether samples are of one kind: in the shape and scale of a sample, its features, its target."""
+
+from typing import NamedTuple, Protocol
+
+from fedbayes.data.wording import listed, size
+from fedbayes.targets import Target
+
+
+class Described(Protocol):
+    """What says of what kind samples are: a data set, or a model's preprocessing."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+
+    @property
+    def scale(self) -> float:
+        """What a raw sample is divided by before all else."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features of a table; empty if they have none."""
+
+    @property
+    def target(self) -> Target:
+        """What is to be predicted."""
+
+
+class Difference(NamedTuple):
+    """In what two kinds of samples differ, in words for a message."""
+
+    what: str
+    """SHAPE, SCALE, FEATURES, CLASSES or TARGETS."""
+    first: str
+    """How it is of the first."""
+    second: str
+    """How it is of the second."""
+
+
+SHAPE = "samples of shape"
+SCALE = "samples that are divided by"
+FEATURES = "features"
+CLASSES = "classes"
+TARGETS = "targets"
+
+
+def differences(
+    first: Described, second: Described, *, may_lack_names: bool = False
+) -> list[Difference]:
+    """In what the second kind of samples differs from the first; empty if they are alike.
+
+    Center and scale of a real target do not count: they are of certain rows.
+
+    Args:
+        first: what is wanted.
+        second: what there is.
+        may_lack_names: whether features without names count as those that are wanted.
+    """
+    found: list[Difference] = []
+    if first.shape != second.shape:
+        found.append(Difference(SHAPE, size(first.shape), size(second.shape)))
+    if first.scale != second.scale:
+        found.append(Difference(SCALE, f"{first.scale:g}", f"{second.scale:g}"))
+    named = second.features or not may_lack_names
+    if named and first.features != second.features:
+        found.append(Difference(FEATURES, _names(first.features), _names(second.features)))
+    old, new = first.target, second.target
+    if (old.kind, old.names) != (new.kind, new.names):
+        if old.classes and new.classes:
+            found.append(Difference(CLASSES, listed(old.names), listed(new.names)))
+        else:
+            found.append(Difference(TARGETS, _target(old), _target(new)))
+    return found
+
+
+def _names(features: tuple[str, ...]) -> str:
+    return listed(features) or "without names"
+
+
+def _target(target: Target) -> str:
+    return f"{target.kind}: {listed(target.names)}"

@@ -1,0 +1,70 @@
+"""A node's end of a round: what a ClientApp does with a message.
+
+A client's private state stays with the client (`StateStore`); the server holds a ticket in its
+place, which says which state of the client's is the current one. So a round whose report was lost
+or refused leaves the client where it was, and a run can resume.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flwr.app import Message, RecordDict
+
+from fedbayes.errors import DataError, EngineError, FedbayesError
+from fedbayes.federation.client_runtime import ClientRuntime, Outcome, Task
+from fedbayes.federation.state_store import StateStore
+from fedbayes.flower.wire import HELLO, read_task, write_complaint, write_hello, write_reply
+
+
+@dataclass(frozen=True)
+class Node:
+    """One client where its data are: what a ClientApp works with."""
+
+    client: int
+    runtime: Callable[[], ClientRuntime]
+    """Its runtime, built when there is work."""
+    states: StateStore
+
+    def answer(self, message: Message) -> Message:
+        """Do what a message asks for. What the user can mend is answered in plain words."""
+        if message.metadata.message_type == HELLO:
+            return Message(write_hello(self.client), reply_to=message)
+        try:
+            return Message(self.train(message.content), reply_to=message)
+        except FedbayesError as error:
+            return complaint(error, message)
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """Carry out the task in a message; the reply."""
+        return write_reply(self.work(read_task(content), self.runtime()))
+
+    def work(self, task: Task, runtime: ClientRuntime) -> Outcome:
+        """Carry out a task whose state is a ticket, and have one in the outcome.
+
+        Raises:
+            EngineError: it is another client's, or its state is not here.
+        """
+        if task.client != self.client:
+            raise EngineError(
+                f"a task for client {task.client} came to the node of client {self.client}"
+            )
+        ticket = task.state
+        state = self.states.load(ticket, self.client) if ticket else None
+        outcome = runtime.train(replace(task, state=state))
+        if not outcome.state:
+            return outcome
+        kept = self.states.save(outcome.state, ticket, self.client, task.round)
+        return replace(outcome, state=kept)
+
+
+def complaint(error: FedbayesError, message: Message) -> Message:
+    """The answer of a node that cannot do its work, in plain words.
+
+    What is wrong with data may quote them, so it stays in the node's own log.
+    """
+    text = str(error)
+    if isinstance(error, DataError):
+        logging.getLogger("flwr").error("%s", error)
+        text = "its data cannot be used; its own log says why"
+    return Message(write_complaint(text), reply_to=message)
