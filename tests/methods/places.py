@@ -14,7 +14,7 @@ FEDERATION = Federation(clients=4, cohort=3, rounds=5, classes=3, seed=7)
 def network(hidden=(), inputs=4, classes=3, seed=0, dtype=torch.float32):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Network(MLP(inputs, hidden, classes).to(dtype))
+        return Network(MLP(inputs, hidden, classes).to(dtype), shape=(inputs,))
 
 
 def site(net, client=0, round=1, **training):

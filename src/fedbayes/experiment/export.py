@@ -20,6 +20,7 @@ from fedbayes.experiment.silos import WEIGHTS, writable, write_model
 from fedbayes.metrics import Predictor
 from fedbayes.models import CARD, PROGRAMS
 from fedbayes.models.compact import compact, with_weights
+from fedbayes.models.units import find_units
 from fedbayes.tensors import parameter_count
 
 FORMATS = (*WEIGHTS, *PROGRAMS)
@@ -106,7 +107,9 @@ def export(
     if preprocessing.permuted and chosen is not None:
         order = pixel_order(config.seed, chosen, preprocessing.shape)
     raw, seen, tried = _samples(data, trouble, preprocessing, chosen)
-    module = compact(network.module, weights, seen) if small else whole
+    module = whole
+    if small:
+        module = compact(network.module, weights, find_units(whole, seen[:2]).groups, seen)
     if suffix in WEIGHTS:
         content, answer = b"", _detached(module, seen)
     else:

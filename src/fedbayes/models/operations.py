@@ -148,9 +148,7 @@ def _matmul(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow:
     first, second = len(one.shape), len(two.shape)
     batch = _BATCH[: max(first, second, 2) - 2]
     left = (batch[len(batch) - first + 2 :] if first > 1 else "") + ("mk" if first > 1 else "k")
-    right = (batch[len(batch) - second + 2 :] if second > 1 else "") + (
-        "kn" if second > 1 else "k"
-    )
+    right = (batch[len(batch) - second + 2 :] if second > 1 else "") + ("kn" if second > 1 else "k")
     out = batch + "m" * (first > 1) + "n" * (second > 1)
     return _multiply(trace, one, two, (left, right, out), shape)
 
@@ -173,8 +171,7 @@ def _convolution(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow
         letters = (batch + "i" + places, rows + taps, batch + "o" + after)
         result = _multiply(trace, x, kernel, letters, shape)
     elif groups == channels and not turned:
-        rows = kernel.at(0)
-        kernel = Flow(kernel.shape[:1], (rows,) if rows else ())
+        kernel = Flow(kernel.shape[:1], tuple(f for f in kernel.fields if f.axes == (0,)))
         times = kernel.shape[0] // channels
         wide = tuple(replace(f, atoms=_repeat(f, len(batch), times)) for f in x.fields)
         before = list(range(len(batch) + 1))
@@ -394,9 +391,7 @@ def _cat(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow:
     for flow in flows:
         rest = tuple(f for f in flow.fields if dim not in f.axes)
         others.append(Flow(tuple(1 if a == dim else n for a, n in enumerate(flow.shape)), rest))
-    merged = trace.elementwise(
-        others, others[0].shape, product=False, reason="cat()"
-    )
+    merged = trace.elementwise(others, others[0].shape, product=False, reason="cat()")
     return Flow(tuple(shape), fields + merged.fields)
 
 

@@ -137,7 +137,7 @@ class Trace:
             return atoms
         moved = np.moveaxis(atoms, axes, range(len(axes)))
         moved = moved.reshape(-1, *moved.shape[len(axes) :])
-        first = moved[0]
+        first: Atoms = moved[0]
         for row in moved[1:]:
             first = self.same(first, row)
         return first
@@ -188,7 +188,7 @@ class Trace:
         for index, (flow, letters) in enumerate(operands):
             for f in flow.fields:
                 named = tuple(letters[a] for a in f.axes)
-                if any(size != sizes[l] for size, l in zip(f.atoms.shape, named, strict=True)):
+                if f.atoms.shape != tuple(sizes[letter] for letter in named):
                     self.untouchable.append((f.atoms, f"{reason} broadcasts it"))
                 else:
                     found.append((frozenset(named), f, named, index))
@@ -254,23 +254,27 @@ class Trace:
                 reduced = merged
                 continue
             keep = [letter for letter in named if letter in common]
-            part = self.along(f.atoms, [a for a, l in enumerate(named) if l not in common])
+            gone = [place for place, letter in enumerate(named) if letter not in common]
+            part = self.along(f.atoms, gone)
             part = np.transpose(part, [keep.index(letter) for letter in sorted(common)])
             reduced = part if reduced is None else self.same(reduced, part)
         if product:
-            zero = any(f.zero for f in values) if summed and values else any(
-                f.zero for _, f, _, _ in cluster
+            zero = (
+                any(f.zero for f in values)
+                if summed and values
+                else any(f.zero for _, f, _, _ in cluster)
             )
         else:
             zero = not constant and len({at for _, _, _, at in cluster}) == len(operands)
             zero &= all(f.zero for _, f, _, _ in cluster)
         if summed:
-            left = [l for l in wide if l not in summed]
+            left = [letter for letter in wide if letter not in summed]
             if not left:
                 if not zero:
                     self.constant.append(merged)
                 return None
-            merged = self.along(merged, [a for a, l in enumerate(wide) if l in summed])
+            gone = [place for place, letter in enumerate(wide) if letter in summed]
+            merged = self.along(merged, gone)
             wide = tuple(left)
         source = sources[0] if len(operands) == 1 and sources else None
         return Field(tuple(list(out).index(letter) for letter in wide), merged, zero, source)
@@ -318,9 +322,7 @@ class Trace:
             whole = whole.reshape([shape[axis] for axis in after])
             kept = [i for i, axis in enumerate(after) if shape[axis] > 1] or [len(after) - 1]
             whole = whole.reshape([shape[after[i]] for i in kept])
-            result.append(
-                self.simple(replace(f, axes=tuple(after[i] for i in kept), atoms=whole))
-            )
+            result.append(self.simple(replace(f, axes=tuple(after[i] for i in kept), atoms=whole)))
         return Flow(tuple(shape), tuple(result))
 
     def spread(self, flow: Flow, shape: Sequence[int], keep: int, reason: str) -> Flow:
@@ -333,9 +335,16 @@ class Trace:
                 result.append(f)
         return Flow(tuple(shape), tuple(result))
 
-
-    def reduce(self, flow: Flow, axes: Sequence[int], keepdim: bool, shape: Sequence[int], *,
-               adds: bool, reason: str) -> Flow:
+    def reduce(
+        self,
+        flow: Flow,
+        axes: Sequence[int],
+        keepdim: bool,
+        shape: Sequence[int],
+        *,
+        adds: bool,
+        reason: str,
+    ) -> Flow:
         """A summary of some axes; `adds` says that a zero adds nothing to it."""
         gone = {axis % len(flow.shape) for axis in axes} or set(range(len(flow.shape)))
         left = [a for a in range(len(flow.shape)) if a not in gone]
@@ -356,7 +365,9 @@ class Trace:
             result = [replace(f, axes=tuple(left.index(a) for a in f.axes)) for f in result]
         return Flow(tuple(shape), tuple(replace(f, source=None) for f in result))
 
-    def pick(self, flow: Flow, axis: int, index: npt.NDArray[np.int64], shape: Sequence[int]) -> Flow:
+    def pick(
+        self, flow: Flow, axis: int, index: npt.NDArray[np.int64], shape: Sequence[int]
+    ) -> Flow:
         """Some entries of an axis; the units of a group then differ by what is picked of them."""
         axis %= len(flow.shape)
         result = []
@@ -371,13 +382,12 @@ class Trace:
         return Flow(tuple(shape), tuple(self.simple(f) for f in result))
 
 
-def _blocks(
-    one: tuple[int, ...], two: tuple[int, ...]
-) -> list[tuple[list[int], list[int]]]:
+def _blocks(one: tuple[int, ...], two: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     """Runs of axes of both shapes with the same product, as short as can be."""
     blocks, i, j = [], 0, 0
     while i < len(one) or j < len(two):
-        before, after = [], []
+        before: list[int] = []
+        after: list[int] = []
         a = b = 1
         while not before or not after or a != b:
             if (a <= b and i < len(one)) or j >= len(two):
