@@ -36,16 +36,18 @@ class PrunedGroupNorm(nn.Module):
         self.register_buffer("counts", torch.bincount(groups[~kept], minlength=self.groups))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, kept, h, w] to the same shape."""
-        pixels = x.shape[2] * x.shape[3]
+        """[n, kept, ...] to the same shape."""
+        shape, x = x.shape, x.flatten(2)
+        pixels = x.shape[2]
         total = self.size * pixels
         sums = x.new_zeros(x.shape[0], self.groups)
-        mean = sums.index_add(1, self.group, x.sum(dim=(2, 3))) / total
-        centred = x - mean[:, self.group, None, None]
-        squares = sums.index_add(1, self.group, centred.square().sum(dim=(2, 3)))
+        mean = sums.index_add(1, self.group, x.sum(dim=2)) / total
+        centred = x - mean[:, self.group, None]
+        squares = sums.index_add(1, self.group, centred.square().sum(dim=2))
         variance = (squares + self.counts * pixels * mean.square()) / total
-        scale = (variance + self.eps).rsqrt()[:, self.group, None, None]
-        return centred * scale * self.weight[:, None, None] + self.bias[:, None, None]
+        scale = (variance + self.eps).rsqrt()[:, self.group, None]
+        whole = centred * scale * self.weight[:, None] + self.bias[:, None]
+        return whole.reshape(shape)
 
 
 def with_weights(module: nn.Module, weights: Tensors) -> nn.Module:

@@ -20,7 +20,7 @@ that a rule that is missing costs units and never answers. Four more facts are n
 - the *outputs* of the network.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -194,19 +194,13 @@ class Trace:
                     found.append((frozenset(named), f, named, index))
         result: list[Field] = []
         while found:
-            cluster, rest = [found.pop(0)], found
+            cluster = [found.pop(0)]
             letters_of = set(cluster[0][0])
-            grown = True
-            while grown:
-                joined = [item for item in rest if item[0] & letters_of]
-                rest = [item for item in rest if not item[0] & letters_of]
+            while joined := [item for item in found if item[0] & letters_of]:
+                found = [item for item in found if not item[0] & letters_of]
                 cluster += joined
                 letters_of |= {letter for item in joined for letter in item[0]}
-                grown = bool(joined)
-            found = rest
-            merged = self._cluster(
-                cluster, letters_of, operands, out, product, constant, sizes, reason
-            )
+            merged = self._cluster(cluster, letters_of, operands, out, product, constant, reason)
             if merged is not None:
                 result.append(merged)
         return Flow(tuple(shape), tuple(self.simple(f) for f in result))
@@ -219,7 +213,6 @@ class Trace:
         out: Sequence[int],
         product: bool,
         constant: bool,
-        sizes: Mapping[int, int],
         reason: str,
     ) -> Field | None:
         """The field of the result that fields on the same letters become."""
