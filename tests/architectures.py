@@ -216,6 +216,32 @@ class Shuffle(nn.Module):
         return self.head(x.mean(dim=(2, 3)))
 
 
+class Grouped(nn.Module):
+    """Filters in groups, between layers that can be traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.groups = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=2)
+        self.after, self.head = nn.Conv2d(8, 6, 1), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = functional.relu(self.groups(functional.relu(self.stem(x))))
+        return self.head(functional.relu(self.after(x)).mean(dim=(2, 3)))
+
+
+class Recurrent(nn.Module):
+    """An LSTM between an embedding and dense layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(11, 6), nn.LSTM(6, 5, batch_first=True)
+        self.dense, self.head = nn.Linear(5, 7), nn.Linear(7, 3)
+
+    def forward(self, x):
+        x, _ = self.lstm(self.embedding(x))
+        return self.head(torch.relu(self.dense(x[:, -1])))
+
+
 class Odd(nn.Module):
     """A body whose units pass through a function that somebody wrote."""
 
@@ -315,6 +341,8 @@ ARCHITECTURES = {
     "parallel": (Parallel, flat),
     "depthwise": (Depthwise, image),
     "shuffle": (Shuffle, image),
+    "grouped": (Grouped, image),
+    "recurrent": (Recurrent, words),
     **{
         f"odd: {name}": (lambda function=function: Odd(function), flat)
         for name, function in ODD.items()

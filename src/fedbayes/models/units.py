@@ -8,6 +8,7 @@ are. All of it comes from a trace of the network (`fedbayes.models.trace`); noth
 hand. What the trace cannot follow is named with the reason and never touched.
 """
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -205,7 +206,9 @@ def find_units(module: nn.Module, example: Tensor) -> Groups:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it hides attention in one operation
     try:
-        program = torch.export.export(module.eval(), (example,), strict=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of attributes that an export needs no buffer for
+            program = torch.export.export(module.eval(), (example,), strict=False)
         trace = follow(program)
     except Exception as error:  # whatever a module of somebody's own may raise
         line = str(error).strip().partition("\n")[0] or type(error).__name__
