@@ -14,7 +14,7 @@ from fedbayes.tensors import Samples
 def network(hidden=(), inputs=4, classes=3, seed=0, dtype=torch.float32):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Network(MLP(inputs, hidden, classes).to(dtype))
+        return Network(MLP(inputs, hidden, classes).to(dtype), shape=(inputs,))
 
 
 def run_of(net, *, clients=4, cohort=3, rounds=5, seed=7, classes=3, likelihood=None, **training):

@@ -13,7 +13,7 @@ from tests.methods.places import at, difference, network, run_of, samples
 
 
 def test_every_client_drops_a_fixed_share_of_its_own():
-    net = Network(LeNet5(3, 32, 32, 10))
+    net = Network(LeNet5(3, 32, 32, 10), shape=(3, 32, 32))
     method = FedDrop(conv_rate=0.2, dense_rate=0.5)
     server = method.init(run_of(net))
     messages = [method.message(server, at(net, client)) for client in range(2)]
@@ -35,9 +35,9 @@ def test_the_small_network_answers_like_one_without_the_units():
     method = FedDrop()
     message = method.message(method.init(run_of(net)), at(net))
     x = torch.randn(5, 4)
-    torch.testing.assert_close(net(units.cut(message), x), net(dense(message), x))
+    torch.testing.assert_close(net(units.slice(message), x), net(dense(message), x))
     report, _, _ = method.local(message, Nothing(), samples(), at(net))
-    small = units.cut(report.tensors)
+    small = units.slice(report.tensors)
     assert small["1.weight"].shape == (4, 4)
     personal = method.personal_model(message, report, Nothing(), run_of(net))
     predicted = method.draws(personal, run_of(net))(x)
@@ -72,7 +72,7 @@ def test_a_weight_moves_to_the_mean_of_those_who_had_it():
 def test_bytes_of_dropped_networks():
     """ResNet-20 at rate 0.1: inner filters alone are dropped, and about 0.9 is sent, as in the
     paper's CIFAR-100 table (112 of 124 GB)."""
-    net = Network(ResNet20(3, 100))
+    net = Network(ResNet20(3, 100), shape=(3, 32, 32))
     method = FedDrop(conv_rate=0.1)
     message = method.message(method.init(run_of(net)), at(net))
     whole = len(encode(dict(net.initial)))
@@ -132,7 +132,7 @@ def test_the_server_steps_along_the_difference_of_sparse_models():
         total.add(client, Report(method._sparse(weights, method._groups(run_of(net)))))
         plain.append(dense(method._sparse(weights, method._groups(run_of(net)))))
     following, _ = method.update(server, total, at(net))
-    for layer in net.units:
+    for layer in net.groups:
         w = server.weights[layer.weight]
         stepped = w + 0.5 * (torch.stack([p[layer.weight] for p in plain]).mean(0) - w)
         stepped[stepped.flatten(1).norm(dim=1) <= 0.1] = 0

@@ -243,22 +243,22 @@ def units_remarks(name: str, network: Network, touched: Collection[Group]) -> li
         network: all clients' network.
         touched: groups whose units it may leave out.
     """
-    if not touched:
-        return [
-            f"{name} finds no units in this network that it could leave out: messages are as "
-            "long as the whole network"
-        ]
     reasons = {
-        group.layer: group.whole_because or "its code counts on its width"
+        group.layer: group.whole_because or "the network's code counts on its width"
         for group in network.groups
         if not group.output and group not in touched
     }
     reasons |= {n.removesuffix(".weight"): why for n, why in network.traced.untouched.items()}
-    if not reasons:
-        return []
     left = [f"{layer} ({why})" for layer, why in reasons.items()]
     shown = "; ".join(left[:8]) + (f"; and {len(left) - 8} more" if len(left) > 8 else "")
-    return [f"{name} sends these layers whole: {shown}"]
+    found = [f"{name} sends these layers whole: {shown}"] if left else []
+    if not touched:
+        found.insert(
+            0,
+            f"{name} finds no units in this network that it could leave out: messages are as "
+            "long as the whole network",
+        )
+    return found
 
 
 def single_draw(weights: Tensors, network: Network) -> Sampler:

@@ -45,8 +45,10 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
     network. Each weight moves to the mean over the clients that had it. Seen from the EM paper
     (section 4), the gates are the server's, with a fixed probability.
 
-    Units whose readers are not known are kept (filters that add into a residual stream, say),
-    and so are the outputs: the paper's rate of 0.01 on in- and outputs comes to less than one.
+    A residual stream is one layer of units, and loses them in every convolution that adds into it.
+    What group normalization counts loses the same share of every group. Units of which the trace
+    does not know all readers are kept (`remarks` names them), and so are the outputs: the paper's
+    rate of 0.01 on in- and outputs comes to less than one.
     """
 
     name = "feddrop"

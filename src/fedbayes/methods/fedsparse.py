@@ -63,7 +63,8 @@ class Gated(
     """What FedSparse is with control variates and without.
 
     A group g is a unit of a linear layer, or a filter, with its weights, its bias and its scale
-    and shift in the normalization that follows; norms are over the weights. The gate of a group
+    and shift in the normalization that follows; norms are over the weights. A unit of a residual
+    stream has all that adds into its place: one norm, one gate. The gate of a group
     is open with probability θ_g = sigmoid((‖w_g‖₂ − softplus(v_g))/T) at the server, and π_sg,
     the same of w_s and v_s, at a client; no gradient flows through the norm (Eq. 23).
     """

@@ -6,12 +6,13 @@ zeros, so that the outputs stay what they were.
 """
 
 import copy
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbayes.models.units import Group, find_groups
+from fedbayes.models.units import Group, masks
 from fedbayes.tensors import Tensors
 
 
@@ -35,16 +36,18 @@ class PrunedGroupNorm(nn.Module):
         self.register_buffer("counts", torch.bincount(groups[~kept], minlength=self.groups))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, kept, h, w] to the same shape."""
-        pixels = x.shape[2] * x.shape[3]
+        """[n, kept, ...] to the same shape."""
+        shape, x = x.shape, x.flatten(2)
+        pixels = x.shape[2]
         total = self.size * pixels
         sums = x.new_zeros(x.shape[0], self.groups)
-        mean = sums.index_add(1, self.group, x.sum(dim=(2, 3))) / total
-        centred = x - mean[:, self.group, None, None]
-        squares = sums.index_add(1, self.group, centred.square().sum(dim=(2, 3)))
+        mean = sums.index_add(1, self.group, x.sum(dim=2)) / total
+        centred = x - mean[:, self.group, None]
+        squares = sums.index_add(1, self.group, centred.square().sum(dim=2))
         variance = (squares + self.counts * pixels * mean.square()) / total
-        scale = (variance + self.eps).rsqrt()[:, self.group, None, None]
-        return centred * scale * self.weight[:, None, None] + self.bias[:, None, None]
+        scale = (variance + self.eps).rsqrt()[:, self.group, None]
+        whole = centred * scale * self.weight[:, None] + self.bias[:, None]
+        return whole.reshape(shape)
 
 
 def with_weights(module: nn.Module, weights: Tensors) -> nn.Module:
@@ -61,7 +64,7 @@ def with_weights(module: nn.Module, weights: Tensors) -> nn.Module:
     return whole
 
 
-def compact(module: nn.Module, weights: Tensors, x: Tensor) -> nn.Module:
+def compact(module: nn.Module, weights: Tensors, groups: Iterable[Group], x: Tensor) -> nn.Module:
     """A smaller module with the outputs of `module` under `weights`, in evaluation mode.
 
     Units whose readers are not known, or whose number counts, stay as zeros. So do those that the
@@ -70,15 +73,15 @@ def compact(module: nn.Module, weights: Tensors, x: Tensor) -> nn.Module:
     Args:
         module: the network; not changed.
         weights: its parameters and buffers by name.
-        x: inputs to try both on, [n, ...] with at least two samples.
+        groups: of its units.
+        x: inputs to try both on, [n, ...] with two samples at least.
     """
     small = with_weights(module, weights)
     gone = [
         (group, kept)
-        for group in find_groups(small, x).groups
+        for group in groups
         if group.sliceable and not (kept := _kept(small, group)).all()
     ]
-    small = with_weights(module, weights)
     together = _without(small, gone)
     if _alike(small, together, x):
         return together
@@ -125,31 +128,26 @@ def _alike(one: nn.Module, two: nn.Module, x: Tensor) -> bool:
 def _without(module: nn.Module, gone: list[tuple[Group, Tensor]]) -> nn.Module:
     """A copy of a module from which units are cut."""
     small = copy.deepcopy(module)
-    for group, kept in gone:
-        for norm in group.norms:
-            _prune_norm(small, norm, group, kept)
-        for axis in (*group.owned, *group.readers, *group.running):
-            index = axis.entries(kept, True).nonzero()[:, 0]
-            path, _, key = axis.tensor.rpartition(".")
-            owner = small.get_submodule(path)
-            if isinstance(owner, PrunedGroupNorm):
-                continue  # it is made of what is kept
-            shrunk = _tensor(small, axis.tensor).index_select(axis.axis, index)
-            if key in owner._parameters:
-                owner._parameters[key] = nn.Parameter(shrunk)
-            else:
-                owner._buffers[key] = shrunk
-            _resize(owner)
-    return small
-
-
-def _prune_norm(module: nn.Module, name: str, group: Group, kept: Tensor) -> None:
-    """Let a group normalization count the channels that go."""
-    norm = module.get_submodule(name)
-    axis = next((axis for axis in group.owned if axis.tensor == f"{name}.weight"), None)
-    if isinstance(norm, nn.GroupNorm) and axis is not None:
+    groups = [group for group, _ in gone]
+    found = masks(groups, {group.layer: kept for group, kept in gone}, running=True)
+    for name in {name for group in groups for name in group.norms}:
+        norm, keep = small.get_submodule(name), found.pop(f"{name}.weight", None)
+        if isinstance(norm, nn.GroupNorm) and keep is not None:
+            found.pop(f"{name}.bias")
+            path, _, key = name.rpartition(".")
+            setattr(small.get_submodule(path), key, PrunedGroupNorm(norm, keep[(0,)]))
+    for name, axes in found.items():
+        shrunk = _tensor(small, name)
+        for (axis,), kept in axes.items():
+            shrunk = shrunk.index_select(axis, kept.nonzero()[:, 0])
         path, _, key = name.rpartition(".")
-        setattr(module.get_submodule(path), key, PrunedGroupNorm(norm, axis.entries(kept, True)))
+        owner = small.get_submodule(path)
+        if key in owner._parameters:
+            owner._parameters[key] = nn.Parameter(shrunk)
+        else:
+            owner._buffers[key] = shrunk
+        _resize(owner)
+    return small
 
 
 def _resize(layer: nn.Module) -> None:

@@ -13,7 +13,7 @@ from fedbayes.models.settings import Precision
 from fedbayes.models.units import (
     Group,
     Groups,
-    find_groups,
+    find_units,
     mask,
     masks,
     slice,
@@ -107,8 +107,8 @@ class Network:
             raise ModelError("the units of a network are traced with a sample; give its shape")
         weights = self.prepare(self.initial)
         self._bind({n: w if n in self.buffers else nn.Parameter(w) for n, w in weights.items()})
-        example = torch.zeros(2, *self.shape, device=self.device)
-        return trained_groups(find_groups(self.module, example), self.initial.keys() - self.buffers)
+        example = self._samples(torch.zeros(2, *self.shape))
+        return trained_groups(find_units(self.module, example), self.initial.keys() - self.buffers)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -135,7 +135,7 @@ class Network:
         alive = {group.layer: group.thinned(1) for group in groups if group.step > 1}
         found = masks(groups, alive, running=True)
         stream = torch.Generator().manual_seed(0)
-        x = torch.randn(2, *self.shape, generator=stream).to(self.device)
+        x = self._samples(torch.randn(2, *self.shape, generator=stream))
         whole = self.prepare(zero(self.initial, masks(groups, alive)))
         small = self.prepare(slice(mask(self.initial, found)))
         with torch.no_grad():
@@ -196,6 +196,11 @@ class Network:
             else tensor.to(self.device)
             for name, tensor in weights.items()
         }
+
+    def _samples(self, x: Tensor) -> Tensor:
+        """Inputs where the weights are, of their type."""
+        types = [w.dtype for w in self.initial.values() if w.is_floating_point()]
+        return x.to(self.device, types[0] if types else None)
 
     def _bind(self, weights: Tensors) -> None:
         """Put tensors into their places in the module."""

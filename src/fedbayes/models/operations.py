@@ -71,6 +71,11 @@ def _of_each_entry(trace: Trace, args: Arguments, shape: Shape, name: str) -> Fl
     )
 
 
+@_rule("_assert_tensor_metadata", "_assert_async", "_assert_scalar")
+def _nothing(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow:
+    return Flow(())
+
+
 @_rule("add", "sub", "rsub", "maximum", "minimum", "where")
 def _sum(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow:
     operands = [args[k] for k in ("condition", "self", "other") if k in args]
@@ -171,8 +176,7 @@ def _convolution(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow
         letters = (batch + "i" + places, rows + taps, batch + "o" + after)
         result = _multiply(trace, x, kernel, letters, shape)
     elif groups == channels and not turned:
-        rows = kernel.at(0)
-        kernel = Flow(kernel.shape[:1], (rows,) if rows else ())
+        kernel = Flow(kernel.shape[:1], tuple(f for f in kernel.fields if f.axes == (0,)))
         times = kernel.shape[0] // channels
         wide = tuple(replace(f, atoms=_repeat(f, len(batch), times)) for f in x.fields)
         before = list(range(len(batch) + 1))

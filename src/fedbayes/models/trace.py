@@ -20,7 +20,7 @@ that a rule that is missing costs units and never answers. Four more facts are n
 - the *outputs* of the network.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -137,7 +137,7 @@ class Trace:
             return atoms
         moved = np.moveaxis(atoms, axes, range(len(axes)))
         moved = moved.reshape(-1, *moved.shape[len(axes) :])
-        first = moved[0]
+        first: Atoms = moved[0]
         for row in moved[1:]:
             first = self.same(first, row)
         return first
@@ -188,25 +188,19 @@ class Trace:
         for index, (flow, letters) in enumerate(operands):
             for f in flow.fields:
                 named = tuple(letters[a] for a in f.axes)
-                if any(size != sizes[l] for size, l in zip(f.atoms.shape, named, strict=True)):
+                if f.atoms.shape != tuple(sizes[letter] for letter in named):
                     self.untouchable.append((f.atoms, f"{reason} broadcasts it"))
                 else:
                     found.append((frozenset(named), f, named, index))
         result: list[Field] = []
         while found:
-            cluster, rest = [found.pop(0)], found
+            cluster = [found.pop(0)]
             letters_of = set(cluster[0][0])
-            grown = True
-            while grown:
-                joined = [item for item in rest if item[0] & letters_of]
-                rest = [item for item in rest if not item[0] & letters_of]
+            while joined := [item for item in found if item[0] & letters_of]:
+                found = [item for item in found if not item[0] & letters_of]
                 cluster += joined
                 letters_of |= {letter for item in joined for letter in item[0]}
-                grown = bool(joined)
-            found = rest
-            merged = self._cluster(
-                cluster, letters_of, operands, out, product, constant, sizes, reason
-            )
+            merged = self._cluster(cluster, letters_of, operands, out, product, constant, reason)
             if merged is not None:
                 result.append(merged)
         return Flow(tuple(shape), tuple(self.simple(f) for f in result))
@@ -219,7 +213,6 @@ class Trace:
         out: Sequence[int],
         product: bool,
         constant: bool,
-        sizes: Mapping[int, int],
         reason: str,
     ) -> Field | None:
         """The field of the result that fields on the same letters become."""
@@ -254,7 +247,8 @@ class Trace:
                 reduced = merged
                 continue
             keep = [letter for letter in named if letter in common]
-            part = self.along(f.atoms, [a for a, l in enumerate(named) if l not in common])
+            gone = [place for place, letter in enumerate(named) if letter not in common]
+            part = self.along(f.atoms, gone)
             part = np.transpose(part, [keep.index(letter) for letter in sorted(common)])
             reduced = part if reduced is None else self.same(reduced, part)
         if product:
@@ -267,12 +261,13 @@ class Trace:
             zero = not constant and len({at for _, _, _, at in cluster}) == len(operands)
             zero &= all(f.zero for _, f, _, _ in cluster)
         if summed:
-            left = [l for l in wide if l not in summed]
+            left = [letter for letter in wide if letter not in summed]
             if not left:
                 if not zero:
                     self.constant.append(merged)
                 return None
-            merged = self.along(merged, [a for a, l in enumerate(wide) if l in summed])
+            gone = [place for place, letter in enumerate(wide) if letter in summed]
+            merged = self.along(merged, gone)
             wide = tuple(left)
         source = sources[0] if len(operands) == 1 and sources else None
         return Field(tuple(list(out).index(letter) for letter in wide), merged, zero, source)
@@ -384,7 +379,8 @@ def _blocks(one: tuple[int, ...], two: tuple[int, ...]) -> list[tuple[list[int],
     """Runs of axes of both shapes with the same product, as short as can be."""
     blocks, i, j = [], 0, 0
     while i < len(one) or j < len(two):
-        before, after = [], []
+        before: list[int] = []
+        after: list[int] = []
         a = b = 1
         while not before or not after or a != b:
             if (a <= b and i < len(one)) or j >= len(two):

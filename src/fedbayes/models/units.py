@@ -8,6 +8,7 @@ are. All of it comes from a trace of the network (`fedbayes.models.trace`); noth
 hand. What the trace cannot follow is named with the reason and never touched.
 """
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -156,7 +157,7 @@ class Group:
         noise = -torch.arange(float(self.count)) if noise is None else noise
         keep = torch.ones(self.count, dtype=torch.bool)
         cells = torch.tensor(self.cells)
-        for cell in cells.unique():
+        for cell in set(self.cells):
             own = (cells == cell).nonzero()[:, 0]
             keep[own] = noise[own].argsort() >= gone * (len(own) // self.step)
         return keep
@@ -194,7 +195,7 @@ def load_units(text: str) -> tuple[Group, ...]:
     return _STORED.validate_json(text)
 
 
-def find_groups(module: nn.Module, example: Tensor) -> Groups:
+def find_units(module: nn.Module, example: Tensor) -> Groups:
     """The groups of units of a network.
 
     Args:
@@ -205,14 +206,16 @@ def find_groups(module: nn.Module, example: Tensor) -> Groups:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it hides attention in one operation
     try:
-        program = torch.export.export(module.eval(), (example,), strict=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of attributes that an export needs no buffer for
+            program = torch.export.export(module.eval(), (example,), strict=False)
         trace = follow(program)
     except Exception as error:  # whatever a module of somebody's own may raise
         line = str(error).strip().partition("\n")[0] or type(error).__name__
         return Groups((), dict.fromkeys(weights, f"it cannot be traced: {line}"))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return _Collected(trace, weights, dict(module.named_buffers())).result()
+    return _Collected(trace, weights, dict(module.named_buffers()).keys()).result()
 
 
 class _Collected:
@@ -246,83 +249,69 @@ class _Collected:
 
     def result(self) -> Groups:
         """Weights that make the same units form a group, in the order of the forward pass."""
-        order = self.trace.order
-        made = sorted(
+        order, readers = self.trace.order, self.trace.readers
+        makers = sorted(
             (order[name], axis, name)
             for name, axis in self.axes
-            if name in self.weights and name in order and (name, axis) not in self.trace.readers
+            if name in self.weights and name in order and (name, axis) not in readers
         )
-        groups: list[tuple[dict[int, int], list[tuple[str, int]]]] = []
-        for _, axis, name in made:
-            atoms = dict.fromkeys(self.axes[name, axis])
+        groups: list[tuple[list[int], list[str]]] = []
+        for _, axis, name in makers:
+            atoms = list(dict.fromkeys(self.axes[name, axis]))
             if all(self.reasons.get(atom) == "" for atom in atoms):
                 continue  # taps of a filter, say
-            own: tuple[dict[int, int], list[tuple[str, int]]] = ({}, [])
-            for group in [g for g in groups if not g[0].keys().isdisjoint(atoms)]:
-                groups.remove(group)
-                own[0].update(dict.fromkeys(group[0]))
-                own[1].extend(group[1])
-            own[0].update(dict.fromkeys(atoms))
-            own[1].append((name, axis))
-            groups.append(own)
-        found, reasons = [], dict.fromkeys(self.weights, "it is not used")
-        for name in order:
-            if name in reasons:
-                reasons[name] = "it has no units"
-        groups.sort(key=lambda group: order[group[1][0][0]])
-        for atoms, axes in groups:
-            reason = next((self.reasons[a] for a in atoms if a in self.reasons), None)
-            numbers = {atom: unit for unit, atom in enumerate(atoms)}
-            group = self._group(numbers, axes) if reason is None else None
-            if group is not None:
-                found.append(group)
-            for name, _ in axes:
-                if group is not None:
-                    reasons.pop(name, None)
-                elif name in reasons:
-                    reasons[name] = reason or "its weights are shared"
-        return Groups(tuple(found), reasons)
+            joined = [group for group in groups if not set(group[0]).isdisjoint(atoms)]
+            groups = [group for group in groups if group not in joined]
+            together = [atom for group in joined for atom in group[0]] + atoms
+            producers = [producer for group in joined for producer in group[1]]
+            groups.append((list(dict.fromkeys(together)), [*producers, name]))
+        groups.sort(key=lambda group: order[group[1][0]])
+        found = []
+        untouched = dict.fromkeys(self.weights, "its units are not used")
+        for atoms, names in groups:
+            reason = next((self.reasons[atom] for atom in atoms if atom in self.reasons), None)
+            if reason is None:
+                found.append(self._group(atoms, tuple(dict.fromkeys(names))))
+                for name in names:
+                    untouched.pop(name, None)
+            else:
+                untouched |= {name: reason for name in names if name in untouched}
+        return Groups(tuple(found), untouched)
 
-    def _group(self, numbers: dict[int, int], made: list[tuple[str, int]]) -> Group | None:
-        """These atoms as a group; None if they are on two axes of one tensor."""
-        touched = []
+    def _group(self, atoms: list[int], producers: tuple[str, ...]) -> Group:
+        """These atoms as the units of a group, with all axes on which they are."""
+        numbers = {atom: unit for unit, atom in enumerate(atoms)}
+        axes = []
         for (name, axis), roots in self.axes.items():
             units = tuple(numbers.get(root, -1) for root in roots)
             if any(unit >= 0 for unit in units):
-                touched.append(Axis(name, axis, units))
-        if len({axis.tensor for axis in touched}) < len(touched):
-            return None
-        producers = tuple(dict.fromkeys(name for name, _ in made))
+                axes.append(Axis(name, axis, units))
         order = self.trace.order
-        touched.sort(key=lambda axis: (order.get(axis.tensor, len(order)), axis.axis))
-        running = [axis for axis in touched if axis.tensor in self.buffers]
-        readers = [
-            a for a in touched if (a.tensor, a.axis) in self.trace.readers and a not in running
+        axes.sort(key=lambda axis: (order.get(axis.tensor, len(order)), axis.axis))
+        trained = [axis for axis in axes if axis.tensor not in self.buffers]
+        reading = [(axis.tensor, axis.axis) in self.trace.readers for axis in trained]
+        counts = [
+            np.bincount([unit for unit in axis.units if unit >= 0], minlength=len(atoms)).tolist()
+            for axis in axes
         ]
-        owned = [a for a in touched if a not in running and a not in readers]
-        signatures: dict[int, list[object]] = {atom: [] for atom in numbers}
-        for axis in touched:
-            counts = np.bincount([u for u in axis.units if u >= 0], minlength=len(numbers))
-            for atom, unit in numbers.items():
-                signatures[atom].append(int(counts[unit]))
         cells: dict[object, int] = {}
-        for atom in numbers:
-            key = (tuple(signatures[atom]), frozenset(self.marks.get(atom, ())))
-            signatures[atom] = [cells.setdefault(key, len(cells))]
-        shape = self.weights[producers[0]].ndim
+        cell = [
+            cells.setdefault((counted, frozenset(self.marks.get(atom, ()))), len(cells))
+            for atom, counted in zip(atoms, zip(*counts, strict=True), strict=True)
+        ]
         return Group(
             layer=producers[0].removesuffix(".weight"),
-            kind="conv" if shape > 2 else "dense",
-            count=len(numbers),
+            kind="conv" if self.weights[producers[0]].ndim > 2 else "dense",
+            count=len(atoms),
             producers=producers,
-            owned=tuple(owned),
-            readers=tuple(readers),
-            running=tuple(running),
-            cells=tuple(int(str(signatures[atom][0])) for atom in numbers),
-            output=not self.outputs.isdisjoint(numbers),
-            zero_safe=self.constant.isdisjoint(numbers),
-            mixed=next((self.mixed[a] for a in numbers if a in self.mixed), ""),
-            norms=tuple(dict.fromkeys(n for a in numbers for n in self.norms.get(a, ()))),
+            owned=tuple(axis for axis, reads in zip(trained, reading, strict=True) if not reads),
+            readers=tuple(axis for axis, reads in zip(trained, reading, strict=True) if reads),
+            running=tuple(axis for axis in axes if axis.tensor in self.buffers),
+            cells=tuple(cell),
+            output=not self.outputs.isdisjoint(atoms),
+            zero_safe=self.constant.isdisjoint(atoms),
+            mixed=next((self.mixed[atom] for atom in atoms if atom in self.mixed), ""),
+            norms=tuple(dict.fromkeys(n for atom in atoms for n in self.norms.get(atom, ()))),
         )
 
 

@@ -15,6 +15,7 @@ from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
 from fedbayes.metrics import Predictor
 from fedbayes.models import CARD, PROGRAMS
 from fedbayes.models.compact import compact, with_weights
+from fedbayes.models.units import find_units
 from fedbayes.runs.build import bind_frozen, build_network, stored_data
 from fedbayes.runs.card import PROGRAM_INPUTS, Card
 from fedbayes.runs.folder import RunFolder, writable, write_beside
@@ -106,7 +107,9 @@ def export(
     if preprocessing.permuted and chosen is not None:
         order = pixel_order(config.seed, chosen, preprocessing.shape)
     raw, seen, tried = _samples(data, trouble, preprocessing, chosen)
-    module = compact(network.module, weights, seen) if small else whole
+    module = whole
+    if small:
+        module = compact(network.module, weights, find_units(whole, seen[:2]).groups, seen)
     if suffix in WEIGHTS:
         content, answer = b"", _detached(module, seen)
     else:
