@@ -59,8 +59,10 @@ def test_ensembles_by_hand(tests):
     for name, p in (("uniform", uniform), ("by class share", weighted)):
         p = p / p.sum(1, keepdim=True)
         score = scores[f"ensemble, {name}"]
-        assert score.accuracy == pytest.approx(float((p.argmax(1) == y).double().mean()))
-        assert score.nll == pytest.approx(float(-p[torch.arange(len(y)), y].log().mean()), rel=1e-5)
+        assert score.metrics["accuracy"] == pytest.approx(float((p.argmax(1) == y).double().mean()))
+        assert score.metrics["nll"] == pytest.approx(
+            float(-p[torch.arange(len(y)), y].log().mean()), rel=1e-5
+        )
         assert score.rows == len(y)
     assert "average of the inputs" not in scores  # 5 and 6 units have no average
     assert scores["ensemble, uniform"].parameters == 64 * 11 + 11 + 10 * 11 + 20

@@ -3,13 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedbayes.inference.local import LocalTraining, batches, train
 from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional
 
 import fedbayes
 from fedbayes.contracts import cross_entropy
-from fedbayes.inference.local import LocalTraining, batches, train
 from fedbayes.inference.optimizers import Yogi, step
 from fedbayes.models import MLP, Network
 from fedbayes.runs.build import build_data, build_runtime

@@ -1,9 +1,9 @@
 """A client's place for tests of single methods, in float64 where derivatives are taken."""
 
 import torch
+from fedbayes.inference.local import LocalTraining
 
 from fedbayes.contracts import Federation, Site
-from fedbayes.inference.local import LocalTraining
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.tensors import Samples

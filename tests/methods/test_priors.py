@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from fedbayes.inference.local import LocalTraining, train
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
@@ -10,7 +11,6 @@ from scipy.optimize import minimize_scalar
 import fedbayes
 from fedbayes.contracts import Gathered, Nothing, Report, Weights
 from fedbayes.errors import ConfigError
-from fedbayes.inference.local import LocalTraining, train
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked
 from fedbayes.methods.laplace import Laplace, median, proximal

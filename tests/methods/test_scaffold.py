@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from fedbayes.inference.local import batches
 from torch.nn import functional
 
 import fedbayes
 from fedbayes import Simulation
 from fedbayes.errors import ConfigError
 from fedbayes.inference.controls import corrected, mean_gradient
-from fedbayes.inference.local import batches
 from fedbayes.messages import decode, dense
 from fedbayes.methods.scaffold import Control, Scaffold
 from fedbayes.tensors import unpack
