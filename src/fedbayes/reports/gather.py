@@ -178,7 +178,8 @@ def _record(run: RunFolder, label: str) -> Record:
         try:
             summary = run.summary()
             told["ending"] = summary.get("stopped_reason", "completed")
-            told["whose"] = summary.get("headline", "global_accuracy").partition("_")[0]
+            headline = summary.get("headline", "global_accuracy")
+            told["whose"], _, told["metric"] = headline.partition("_")
             if (best := summary.get("best_round", rounds)) != rounds:
                 notes.append(
                     f"what is told of models is of the last round; the saved one is of round {best}"

@@ -42,7 +42,7 @@ class Standing:
 
     def after(self, line: dict[str, Any]) -> Self:
         """The standing after a round, of which this is the line; it may not tell the metric."""
-        value = line["metrics"].get(self.whose, {}).get(self.metric)
+        value = flat(line).get(f"{self.whose}_{self.metric}")
         if value is None:
             return self
         value = value if self.higher_is_better else -value
