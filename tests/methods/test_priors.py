@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from fedbayes.inference.local import LocalTraining
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar

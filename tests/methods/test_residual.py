@@ -7,7 +7,7 @@ import torch
 import fedbayes
 from fedbayes.contracts import Nothing, Report, Sum
 from fedbayes.inference import gates
-from fedbayes.messages import Masked, dense, encode
+from fedbayes.messages import Masked, encode
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
 from fedbayes.methods.fedsparse import FedSparse, Server
@@ -15,7 +15,7 @@ from fedbayes.models import Network, ResNet20, units
 from fedbayes.models.compact import compact
 from fedbayes.tensors import Samples
 from fedbayes.tools.export import export
-from tests.methods.places import FEDERATION, site
+from tests.methods.places import at, run_of
 
 SHAPE = (3, 16, 16)
 
@@ -55,9 +55,9 @@ def assert_compact(net, weights):
 
 def test_fedsparse_prunes_the_stream_as_one(net):
     method = FedSparse(temperature=0.05)
-    server = method.init(net, FEDERATION)
+    server = method.init(run_of(net))
     stream = torch.Generator().manual_seed(0)
-    gated = units.load_units(server.structure)
+    gated = method._gated(run_of(net))
     assert [group.count for group in gated] == [64, 16, 16, 16, 32, 32, 32, 64, 64, 64]
     thresholds, dead = {}, {}
     for group in gated:
@@ -68,14 +68,14 @@ def test_fedsparse_prunes_the_stream_as_one(net):
     server = Server(**{**vars(server), "thresholds": thresholds})
     reported = Sum()
     reported.add(0, Report(dict(server.weights)))
-    following, info = method.update(server, reported)
+    following, info = method.update(server, reported, at(net))
     assert info["alive_0"] == int((~dead["0"]).sum())
-    message = method.message(following, 0)
+    message = method.message(following, at(net))
     assert_shrunk_everywhere(net, message)
     for name in ("0.weight", "3.conv2.weight", "6.conv2.weight"):  # one unit, all its rows
         rows = message[name].masks[(0,)]
         assert torch.equal(rows, ~dead["0"][: len(rows)])
-    model = method.model(following)
+    model = method.model(following, run_of(net))
     kept = assert_compact(net, model)
     assert kept < 0.6 * sum(w.numel() for w in model.values())
 
@@ -83,15 +83,16 @@ def test_fedsparse_prunes_the_stream_as_one(net):
 def test_a_client_of_fedsparse_gates_the_stream(net):
     """The relaxed loss has a gradient in the thresholds of every group; the report fits."""
     method = FedSparse(temperature=0.05, start=0.6)
-    server = method.init(net, FEDERATION)
-    message = method.message(server, 0)
+    server = method.init(run_of(net))
+    message = method.message(server, at(net))
     data = Samples(torch.randn(6, *SHAPE), torch.arange(6) % 3)
-    start = dense(message)
-    leaves = {n: t.clone().requires_grad_(t.is_floating_point()) for n, t in start.items()}
-    method.objective(start, site(net))(leaves, data).backward()
+    problem = method.problem(message, Nothing(), data, at(net))
+    leaves = {n: t.clone().requires_grad_(t.is_floating_point()) for n, t in problem.start.items()}
+    noise = problem.noise.draw(torch.Generator().manual_seed(0), data)
+    method.loss(run_of(net))(leaves, data, problem.given, noise).backward()
     for group in net.groups[:-1]:
         assert leaves[f"threshold/{group.layer}"].grad.abs().sum() > 0
-    report, _, _ = method.local(message, Nothing(), data, site(net, epochs=1))
+    report, _, _ = method.local(message, Nothing(), data, at(net, epochs=1))
     rows = report.tensors["0.weight"].masks[(0,)]
     assert 0 < int(rows.sum()) < 16
     for name in ("3.conv2.weight", "5.norm2.bias", "9.conv2.weight"):
@@ -103,27 +104,27 @@ def test_fedl1_leaves_small_units_of_the_stream_out(net):
     for share in (0.3, 0.6):
         level = float(norms.quantile(share))
         method = FedL1(l1=level)
-        server = method.init(net, FEDERATION)
-        message = method.message(server, 0)
+        server = method.init(run_of(net))
+        message = method.message(server, at(net))
         for group in net.groups[:-1]:
             alive = units.row_norms(net.initial, group) > level
             for axis in group.owned:
                 expected = alive[list(axis.units)]
                 assert torch.equal(message[axis.tensor].masks[(0,)], expected)
         assert len(encode(message)) < len(encode(dict(net.initial)))
-        assert_compact(net, method.model(server))
+        assert_compact(net, method.model(server, run_of(net)))
 
 
 def test_feddrop_trains_a_narrower_resnet(net):
     method = FedDrop(conv_rate=0.25)
-    assert method.remarks(net) == []
-    message = method.message(method.init(net, FEDERATION), 0)
+    assert method.remarks(run_of(net)) == []
+    message = method.message(method.init(run_of(net)), at(net))
     assert_shrunk_everywhere(net, message)
     small = units.slice(message)
     assert small["0.weight"].shape == (12, 3, 3, 3)
     assert small["9.conv2.weight"].shape == (48, 48, 3, 3)
     data = Samples(torch.randn(6, *SHAPE), torch.arange(6) % 3)
-    report, _, _ = method.local(message, Nothing(), data, site(net, epochs=1))
+    report, _, _ = method.local(message, Nothing(), data, at(net, epochs=1))
     trained = units.slice(report.tensors)
     assert all(not torch.equal(trained[name], small[name]) for name in inner(net))
     narrow = ResNet20(3, 3)
@@ -132,10 +133,11 @@ def test_feddrop_trains_a_narrower_resnet(net):
         narrow.get_submodule(path)._parameters[key] = torch.nn.Parameter(tensor)
     for norm in (m for m in narrow.modules() if isinstance(m, torch.nn.GroupNorm)):
         norm.num_channels = len(norm.weight)
-    predict = method.personal(message, report, Nothing(), net)
+    personal = method.personal_model(message, report, Nothing(), run_of(net))
+    draw = method.draws(personal, run_of(net))
     with torch.no_grad():
         torch.testing.assert_close(
-            predict(data.x).log_softmax(-1), narrow(data.x).log_softmax(-1), rtol=1e-4, atol=1e-4
+            draw(data.x)[0].log_softmax(-1), narrow(data.x).log_softmax(-1), rtol=1e-4, atol=1e-4
         )
 
 

@@ -11,13 +11,12 @@ hand. What the trace cannot follow is named with the reason and never touched.
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import gcd
 from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fedbayes.messages import Masked, Message
@@ -179,20 +178,6 @@ class Groups:
     """Inputs to outputs."""
     untouched: Mapping[str, str]
     """Weights whose rows belong to no group, with the reason."""
-
-
-_STORED = TypeAdapter(tuple[Group, ...])
-
-
-def store_units(groups: tuple[Group, ...]) -> str:
-    """Groups as text, for the state of a server."""
-    return _STORED.dump_json(groups).decode()
-
-
-@lru_cache(maxsize=8)
-def load_units(text: str) -> tuple[Group, ...]:
-    """The inverse of `store_units`."""
-    return _STORED.validate_json(text)
 
 
 def find_units(module: nn.Module, example: Tensor) -> Groups:

@@ -184,8 +184,8 @@ class Simulation:
             told.append(f"evaluate_every has no effect: {method.name} has no global model")
         if not ENGINES[config.engine].exact:
             told.append(
-                f"engine {config.engine!r} does not round as the others do: on them this config ends "
-                "with slightly other numbers"
+                f"engine {config.engine!r} does not round as the others do: on them this config "
+                "ends with slightly other numbers"
             )
         return [
             *told,
