@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 import fedbayes
-from fedbayes.contracts import Federation, Report, Sum
+from fedbayes.contracts import Report, Sum
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.models import LeNet5, ModelSettings, Network, ResNet20, build, units
 from fedbayes.models.networks import MLP
+from tests.methods.places import at, run_of
 from tests.toy_models import normalized, residual
 
 
@@ -146,12 +147,12 @@ def test_dropout_takes_running_statistics_along():
     """A dropped unit's running mean goes with it, and only those who had it move it."""
     network = Network(normalized((64,), 10), shape=(64,))
     method = FedDrop(dense_rate=0.7)
-    federation = Federation(clients=3, cohort=3, rounds=1, classes=10, seed=0)
-    server = method.init(network, federation)
+    run = run_of(network, clients=3, rounds=1, classes=10, seed=0)
+    server = method.init(run)
     total, had = Sum(), torch.zeros(10)
     sums = torch.zeros(10)
     for client in range(3):
-        message = method.message(server, client)
+        message = method.message(server, at(run, client))
         report = dict(message)
         kept = message["2.running_mean"].masks[(0,)]
         value = float(client + 1)
