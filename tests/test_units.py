@@ -104,6 +104,14 @@ def test_code_that_counts_on_widths_is_not_narrowed():
     ]
 
 
+def test_code_that_counts_on_widths_in_training_is_not_narrowed():
+    network = build(ModelSettings(name="tests.toy_models:auxiliary"), (64,), 10, seed=0)
+    before = torch.random.get_rng_state()
+    assert network.narrowing == ()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert network.traced.untouched == {"side.weight": "its units are not used"}
+
+
 def test_frozen_weights_are_never_cut():
     """Units that are made of frozen weights are not touched; those that these read, not sliced."""
     module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))

@@ -138,10 +138,11 @@ class Network:
         x = self._samples(torch.randn(2, *self.shape, generator=stream))
         whole = self.prepare(zero(self.initial, masks(groups, alive)))
         small = self.prepare(slice(mask(self.initial, found)))
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng():
             wanted = self(whole, x)
             try:
                 answer = self(small, x)
+                self({name: w.clone() for name, w in small.items()}, x, training=True)
             except Exception:  # whatever a module of somebody's own may raise
                 return False
         if answer.shape != wanted.shape:
