@@ -98,7 +98,7 @@ def test_code_that_counts_on_widths_is_not_narrowed():
     body, hidden, _ = network.groups
     assert body.sliceable
     assert network.narrowing == (hidden,)
-    with_drop = FedDrop().remarks(network)
+    with_drop = FedDrop().remarks(run_of(network))
     assert with_drop == [
         "feddrop sends these layers whole: body (the network's code counts on its width)"
     ]
@@ -122,7 +122,7 @@ def test_frozen_weights_are_never_cut():
     assert first.readers == ()
     assert not first.sliceable
     assert network.narrowing == ()
-    assert FedDrop().remarks(network)[1:] == [
+    assert FedDrop().remarks(run_of(network))[1:] == [
         "feddrop sends these layers whole: 0 (frozen weights read its units)"
     ]
 
@@ -171,7 +171,7 @@ def test_dropout_takes_running_statistics_along():
         had += kept
         sums += value * kept
     assert 0 < int((had == 0).sum()) < 10, "some that nobody had, for a test of something"
-    following, _ = method.update(server, total)
+    following, _ = method.update(server, total, at(run))
     before = server.buffers["2.running_mean"]
     expected = torch.where(had > 0, sums / had.clamp_min(1), before)
     torch.testing.assert_close(following.buffers["2.running_mean"], expected)
