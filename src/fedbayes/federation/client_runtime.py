@@ -44,7 +44,7 @@ class Outcome:
     state: bytes
     """The client's private state, which stays with the client."""
     info: Info
-    """Figures of the method."""
+    """Metrics of the method."""
     scores: Scores
     """Scores of the client's own model on its test samples; empty if it has none."""
     link_down: int = 0
@@ -62,6 +62,7 @@ class NoReport:
     """A task that no report came of: the client counts as if it had not taken part."""
 
     reason: str
+    """Why, in words for the user: `client 3 lost: REASON`."""
     link_down: int = 0
     """Bytes that a network carried to the client; 0: the task never got there."""
     link_up: int = 0

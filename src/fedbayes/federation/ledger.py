@@ -30,12 +30,22 @@ class Ledger:
     """Clients whose report came after all, and what went wrong before."""
     infos: list[Info] = field(default_factory=list)
     """Metrics of each client whose report counted."""
-    _missing: int = 0
+    _missing: int = field(default=0, init=False)
 
     def enter(
         self, client: int, outcome: Outcome | NoReport, broadcast: Broadcast, method: AnyMethod
     ) -> Report | None:
-        """Account for what came of one client's task; its report if it is a proper one."""
+        """Account for what came of one client's task.
+
+        Args:
+            client: whose.
+            outcome: what came of it. Bytes of a task that never got there do not count as sent.
+            broadcast: of the round.
+            method: which may refuse values that no client can have.
+
+        Returns:
+            The report, if it is a proper one.
+        """
         self.link_down += outcome.link_down
         self.link_up += outcome.link_up
         expected = broadcast.expected(client)
@@ -75,4 +85,4 @@ class Ledger:
         for info in self.infos:
             for name, value in info.items():
                 values.setdefault(name, []).append(value)
-        return {name: sum(found) / len(found) for name, found in values.items()}
+        return {name: sum(each) / len(each) for name, each in values.items()}
