@@ -1,10 +1,10 @@
 # make demo: install and watch a federation learn. make test: run the tests. make check: all
-# that must hold before a commit.
+# that must hold before a commit. make mutants: what the tests would not notice.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow check docs format clean
+.PHONY: demo test slow check mutants docs format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedbayes run
@@ -20,6 +20,9 @@ check: $(VENV)/.developing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(MAKE) docs test
+
+mutants: $(VENV)/.developing
+	$(BIN)/python -m tests.mutation
 
 docs: $(VENV)/.developing
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -40,4 +43,4 @@ $(VENV)/.developing: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist mutants

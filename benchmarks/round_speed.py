@@ -60,9 +60,9 @@ class PlainLoop:
     def __init__(self, simulation):
         config = simulation.config
         self.seed, self.training = config.seed, config.training
-        convolutional = simulation.runtime.network.convolutional
+        convolutional = simulation.network.convolutional
         self.module = LeNet5(3, 32, 32, 10) if convolutional else MLP(784, [100], 10)
-        self.module.load_state_dict(simulation.runtime.network.initial)
+        self.module.load_state_dict(simulation.network.initial)
         data = simulation.data
         self.train = [data.train(client) for client in range(data.clients)]
         self.test = [data.test(client) for client in range(data.clients)]

@@ -15,31 +15,35 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
-from fedbayes.contracts import Federation, Site, cross_entropy
-from fedbayes.inference.gaussian import standard
-from fedbayes.inference.local import LocalTraining, Objective
-from fedbayes.messages import dense
+from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.inference.settings import LocalTraining
+from fedbayes.likelihoods import build_likelihood
+from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedsparse import FedSparse
-from fedbayes.methods.virtual import Client, Virtual
+from fedbayes.methods.virtual import Virtual
 from fedbayes.models import MLP, LeNet5, Network
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.targets import Target
+from fedbayes.tensors import Samples
 
-FEDERATION = Federation(clients=10, cohort=10, rounds=1, classes=10, seed=0)
-
-
-def site(network: Network) -> Site:
-    """The place of a client."""
-    return Site(0, 1, 1, 0, network, LocalTraining(), lambda: network)
+DIGITS = build_likelihood("auto", Target("class", tuple("0123456789")))
 
 
-def step(parameters: Tensors, objective: Objective, batch: Samples) -> Callable[[], None]:
-    """One forward and backward pass."""
-    leaves = {n: t.clone().requires_grad_() for n, t in parameters.items()}
+def step(method: AnyMethod, network: Network, batch: Samples) -> Callable[[], None]:
+    """One forward and backward pass of a client's first problem, its noise included."""
+    run = Run(network, DIGITS, LocalTraining(), clients=10, cohort=10, rounds=1, seed=0)
+    at = At(run, 1, 0, own_network=lambda: network)
+    method.check(run)
+    message = method.message(method.init(run), at)
+    problem, loss = method.problem(message, method.join(at), batch, at), method.loss(run)
+    noise, rng = problem.noise, at.rng("noise")
+    leaves = {n: t.clone().requires_grad_() for n, t in problem.start.items()}
 
-    def run() -> None:
-        torch.autograd.grad(objective(leaves, batch), list(leaves.values()), allow_unused=True)
+    def once() -> None:
+        drawn = noise.draw(rng, batch) if noise else {}
+        value = loss(leaves, batch, problem.given, drawn)
+        torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
 
-    return run
+    return once
 
 
 def samples(count: int, *shape: int) -> Samples:
@@ -63,11 +67,8 @@ def race(one: Callable[[], None], two: Callable[[], None], repeats: int) -> floa
 def fedsparse(repeats: int) -> float:
     """FedSparse over FedAvg."""
     network = Network(LeNet5(3, 32, 32, 10))
-    method, batch = FedSparse(), samples(64, 3, 32, 32)
-    start = network.prepare(dense(method.message(method.init(network, FEDERATION), 0)))
-    sparse = step(start, method.objective(start, site(network)), batch)
-    plain = step(network.prepare(network.initial), cross_entropy(network), batch)
-    return race(sparse, plain, repeats)
+    batch = samples(64, 3, 32, 32)
+    return race(step(FedSparse(), network, batch), step(FedAvg(), network, batch), repeats)
 
 
 class Lateral(nn.Module):
@@ -96,16 +97,10 @@ class Lateral(nn.Module):
 def virtual(repeats: int, *, lateral: bool) -> float:
     """VIRTUAL over a deterministic step of the same networks on as many rows."""
     network = Network(MLP(784, [100, 100], 10))
-    method = Virtual(samples=20, lateral=lateral)
-    prior = standard(network.initial)
-    share, empty = prior**0.1, Client({}, {}, {}, {}, {})
-    place = site(network)
-    start = method._start(prior, share, prior / share, empty, 10, place)
-    bayes = step(start, method.objective(prior / share, share, 6000, place), samples(64, 784))
-    one = network
+    bayes = step(Virtual(samples=20, lateral=lateral), network, samples(64, 784))
     if lateral:
-        one = Network(Lateral(MLP(784, [100, 100], 10), MLP(784, [100, 100], 10)))
-    plain = step(one.initial, cross_entropy(one), samples(64 * 20, 784))
+        network = Network(Lateral(MLP(784, [100, 100], 10), MLP(784, [100, 100], 10)))
+    plain = step(FedAvg(), network, samples(64 * 20, 784))
     return race(bayes, plain, repeats)
 
 

@@ -6,7 +6,6 @@ script and no network. Comments are replaced:
     <!-- parameters: NAME -->            the parameters of a method
     <!-- fields: package.module:Class -->  the fields of a settings class
     <!-- settings -->                    every table of a config
-    <!-- likelihoods -->                 every likelihood with its settings
     <!-- command line -->                every command with its options
 """
 
@@ -21,7 +20,6 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from fedbayes.cli import app
-from fedbayes.likelihoods import LIKELIHOODS
 from fedbayes.methods import METHODS
 from fedbayes.runs.config import settings
 from fedbayes.runs.settings import Row, rows
@@ -39,8 +37,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = _INLINE.sub(lambda found: f"<span>{convert(found[1])}</span>", markdown)
     markdown = _PARAMETERS.sub(lambda found: parameters(found[1]), markdown)
     markdown = _FIELDS.sub(lambda found: table(rows(resolve_name(found[1]))), markdown)
-    places = (("settings", tables), ("likelihoods", likelihoods), ("command line", commands))
-    for comment, text in places:
+    for comment, text in (("settings", tables), ("command line", commands)):
         if f"<!-- {comment} -->" in markdown:
             markdown = markdown.replace(f"<!-- {comment} -->", text())
     return markdown
@@ -63,16 +60,6 @@ def tables() -> str:
         f"## {f'[{name}]' if name else 'Outside of tables'}\n\n{table(part)}"
         for name, part in parts.items()
     )
-
-
-def likelihoods() -> str:
-    """Every likelihood, with a Markdown table of its settings if it has any."""
-    parts = []
-    for name, kind in LIKELIHOODS.items():
-        own = list(rows(kind, without=("target",)))
-        about = f"`{name}` ({', '.join(kind.kinds)}): {kind.summary}."
-        parts.append(f"{about}\n\n{table(own)}" if own else about)
-    return "\n\n".join(parts)
 
 
 def table(part: Iterable[Row]) -> str:

@@ -3,17 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from fedbayes.inference.local import LocalTraining
 
-from fedbayes.contracts import Federation, Report, Site, Sum, Weights
+from fedbayes.contracts import Report, Sum, Weights
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedopt import FedAdam, FedAvgM, FedYogi, Reptile
 from fedbayes.methods.fedprox import FedProx
 from fedbayes.models import MLP, Network
 from fedbayes.tensors import Samples
-
-FEDERATION = Federation(clients=3, cohort=3, rounds=5, classes=3, seed=0)
+from tests.methods.places import at, run_of
 
 
 @pytest.fixture
@@ -28,18 +26,6 @@ def samples():
     return Samples(torch.randn(30, 4), torch.randint(0, 3, (30,)))
 
 
-def site(network, **training):
-    return Site(
-        client=1,
-        round=2,
-        rounds=5,
-        seed=0,
-        network=network,
-        training=LocalTraining(**training),
-        own_network=lambda: network,
-    )
-
-
 def summed(vectors, weights):
     reports = Sum()
     for client, (vector, weight) in enumerate(zip(vectors, weights, strict=True)):
@@ -51,7 +37,7 @@ def test_fedavg_is_the_weighted_mean():
     rng = np.random.default_rng(0)
     vectors, weights = rng.normal(size=(7, 4)), rng.integers(1, 50, 7)
     reports = summed([torch.tensor(v, dtype=torch.float32) for v in vectors], weights.tolist())
-    server, _ = FedAvg().update(Weights({"w": torch.zeros(4)}), reports)
+    server, _ = FedAvg().update(Weights({"w": torch.zeros(4)}), reports, None)
     expected = np.average(vectors.astype(np.float32), axis=0, weights=weights)
     np.testing.assert_allclose(server.weights["w"].numpy(), expected, rtol=1e-7)
     assert server.weights["w"].dtype == torch.float32
@@ -59,7 +45,7 @@ def test_fedavg_is_the_weighted_mean():
 
 def test_one_report_is_taken_exactly():
     vector = torch.randn(100)
-    server, _ = FedAvg().update(Weights({"w": torch.zeros(100)}), summed([vector], [37.0]))
+    server, _ = FedAvg().update(Weights({"w": torch.zeros(100)}), summed([vector], [37.0]), None)
     assert torch.equal(server.weights["w"], vector)
 
 
@@ -73,11 +59,19 @@ def test_the_mean_does_not_depend_on_the_scale_of_the_weights():
 @pytest.mark.parametrize(("weighting", "weight"), [("samples", 30.0), ("uniform", 1.0)])
 def test_weights_of_clients(network, samples, weighting, weight):
     method = FedAvg(weighting=weighting)
-    server = method.init(network, FEDERATION)
-    report, _, _ = method.local(
-        method.message(server, 1), method.join(site(network)), samples, site(network)
-    )
+    here = at(network, client=1)
+    server = method.init(here.run)
+    message = method.message(server, here)
+    report, _, _ = method.local(message, method.join(here), samples, here)
     assert report.weight == weight
+
+
+def loss_of(method, network, samples):
+    """A client's loss from the server's initial weights, of parameters and a batch."""
+    here = at(network, client=1)
+    problem = method.problem(network.initial, method.join(here), samples, here)
+    loss = method.loss(here.run)
+    return lambda parameters, batch: loss(parameters, batch, problem.given, {})
 
 
 def test_fedprox_gradient_by_finite_differences(samples):
@@ -85,7 +79,7 @@ def test_fedprox_gradient_by_finite_differences(samples):
     network = Network(MLP(4, [5], 3).double())
     samples = Samples(samples.x.double(), samples.y)
     weights = {n: w + 0.3 * torch.randn_like(w) for n, w in network.initial.items()}
-    objective = FedProx(proximal=0.7).objective(network.initial, site(network))
+    objective = loss_of(FedProx(proximal=0.7), network, samples)
     leaves = {n: w.clone().requires_grad_() for n, w in weights.items()}
     objective(leaves, samples).backward()
     for name, leaf in leaves.items():
@@ -103,8 +97,8 @@ def test_fedprox_gradient_by_finite_differences(samples):
 def test_fedprox_pull_in_closed_form(network, samples):
     """With the likelihood taken away, λ/2 ‖φ − w‖² is what remains."""
     weights = {n: w + 1.0 for n, w in network.initial.items()}
-    with_pull = FedProx(proximal=0.5).objective(network.initial, site(network))
-    without = FedProx(proximal=0.0).objective(network.initial, site(network))
+    with_pull = loss_of(FedProx(proximal=0.5), network, samples)
+    without = loss_of(FedProx(proximal=0.0), network, samples)
     count = sum(w.numel() for w in weights.values())
     pull = float(with_pull(weights, samples) - without(weights, samples))
     assert pull == pytest.approx(0.25 * count, rel=1e-4)
@@ -112,7 +106,7 @@ def test_fedprox_pull_in_closed_form(network, samples):
 
 def test_a_strong_prior_holds_clients_back(network, samples):
     def drift(proximal):
-        method, here = FedProx(proximal=proximal), site(network, epochs=100, lr=0.05)
+        method, here = FedProx(proximal=proximal), at(network, client=1, epochs=100, lr=0.05)
         report, _, _ = method.local(network.initial, method.join(here), samples, here)
         return sum(
             float((report.tensors[n] - w).square().sum()) for n, w in network.initial.items()
@@ -125,19 +119,18 @@ def test_a_strong_prior_holds_clients_back(network, samples):
 def test_limits_that_are_fedavg(network, samples, same):
     results = []
     for method in (FedAvg(), same):
-        server = method.init(network, FEDERATION)
-        for number in range(3):
+        server = method.init(run_of(network))
+        for number in range(1, 4):
             reports = Sum()
             for client in range(3):
-                here = site(network)
+                here = at(run_of(network), client, number)
                 rows = slice(10 * client, 10 * client + 5 + client)
                 part = Samples(samples.x[rows], samples.y[rows])
-                message = method.message(server, client)
+                message = method.message(server, here)
                 report, _, _ = method.local(message, method.join(here), part, here)
                 reports.add(client, report)
-            server, _ = method.update(server, reports)
-            del number
-        results.append(method.model(server))
+            server, _ = method.update(server, reports, here)
+        results.append(method.model(server, here.run))
     for name, tensor in results[0].items():
         torch.testing.assert_close(results[1][name], tensor, rtol=1e-5, atol=1e-6)
 
@@ -169,11 +162,11 @@ def test_server_optimizers_by_their_formulas(method, kind):
     means = [0.3, -0.5, 0.8, 0.1, 0.1]
     network = Network(torch.nn.Linear(1, 1, bias=False))
     start = float(network.initial["weight"])
-    server = method.init(network, FEDERATION)
+    server = method.init(run_of(network))
     for mean, expected in zip(means, reference(kind, means, start), strict=True):
         reports = Sum()
         reports.add(0, Report({"weight": torch.tensor([[mean]])}, 5.0))
-        server, info = method.update(server, reports)
+        server, info = method.update(server, reports, at(network))
         assert float(server.weights["weight"]) == pytest.approx(expected, rel=1e-5)
         assert info["pseudo_gradient"] >= 0
 
@@ -181,16 +174,16 @@ def test_server_optimizers_by_their_formulas(method, kind):
 def test_buffers_are_averaged_not_stepped():
     network = Network(torch.nn.BatchNorm1d(2))
     method = FedAdam()
-    server = method.init(network, FEDERATION)
+    server = method.init(run_of(network))
     assert set(server.weights) == {"weight", "bias"}
     reports = Sum()
     for client, value in enumerate((1.0, 3.0)):
         report = {n: torch.full_like(t, value) for n, t in network.initial.items()}
         reports.add(client, Report(report))
-    server, _ = method.update(server, reports)
+    server, _ = method.update(server, reports, at(network))
     assert (server.buffers["running_var"] == 2).all()
     assert int(server.buffers["num_batches_tracked"]) == 2
-    assert method.model(server).keys() == network.initial.keys()
+    assert method.model(server, run_of(network)).keys() == network.initial.keys()
 
 
 def test_every_method_tells_what_it_is():

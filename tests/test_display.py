@@ -138,6 +138,7 @@ def test_the_longest_of_rounds_keep_their_time_at_60_columns():
         config=SimpleNamespace(rounds=1000),
         progress=SimpleNamespace(bytes_down=10**12, bytes_up=10**12),
         method=FedAvg(),
+        likelihood=SimpleNamespace(metric="accuracy"),
     )
     pace = Pace(1000, 0.0)
     pace.round_ended(3600.0)

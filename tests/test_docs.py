@@ -84,10 +84,7 @@ def hooks():
 def test_the_page_of_settings_has_every_key(hooks):
     from fedbayes.runs.config import settings
 
-    whole = hooks.on_page_markdown((DOCS / "settings.md").read_text())
-    page, _, likelihoods = whole.partition("The other keys of `[task]`")
-    assert "`gaussian` (real): " in likelihoods
-    assert '| `noise` | `"learnt"` | number \\| learnt \\| each |' in likelihoods
+    page = hooks.on_page_markdown((DOCS / "settings.md").read_text())
     found, table = [], ""
     for line in page.splitlines():
         if line.startswith("## "):

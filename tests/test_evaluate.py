@@ -11,6 +11,7 @@ import fedbayes
 from fedbayes.cli import main
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.errors import DataError, ModelError, RunError
+from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.tensors import Samples
 from fedbayes.tools.compare import Candidate, compare, coordinate_average
@@ -25,7 +26,9 @@ def tests():
     data = FederatedData(dataset, partition(dataset, settings, 0), 0)
     raw = data.raw_test(0, data.test_total)
     labels = torch.as_tensor(data.test_labels())
-    return EvaluationSet(Samples(raw, labels), "digits", data.preprocessing, "as they are")
+    likelihood = build_likelihood("auto", data.target)
+    samples = Samples(raw, labels)
+    return EvaluationSet(samples, "digits", data.preprocessing, "as they are", likelihood)
 
 
 def networks(tests, *widths, inputs=64):
@@ -36,9 +39,11 @@ def networks(tests, *widths, inputs=64):
         size = sum(layer.weight.numel() + layer.bias.numel() for layer in layers)
 
         def predict(x, layers=layers):
-            return relu_network(layers, tests.preprocessing.apply(x))
+            return relu_network(layers, tests.preprocessing.apply(x))[None]
 
-        found[str(index)] = Candidate(predict, size, tests.preprocessing, "so", layers)
+        found[str(index)] = Candidate(
+            predict, tests.likelihood, size, tests.preprocessing, "so", layers
+        )
     return found
 
 
@@ -59,8 +64,10 @@ def test_ensembles_by_hand(tests):
     for name, p in (("uniform", uniform), ("by class share", weighted)):
         p = p / p.sum(1, keepdim=True)
         score = scores[f"ensemble, {name}"]
-        assert score.accuracy == pytest.approx(float((p.argmax(1) == y).double().mean()))
-        assert score.nll == pytest.approx(float(-p[torch.arange(len(y)), y].log().mean()), rel=1e-5)
+        assert score.metrics["accuracy"] == pytest.approx(float((p.argmax(1) == y).double().mean()))
+        assert score.metrics["nll"] == pytest.approx(
+            float(-p[torch.arange(len(y)), y].log().mean()), rel=1e-5
+        )
         assert score.rows == len(y)
     assert "average of the inputs" not in scores  # 5 and 6 units have no average
     assert scores["ensemble, uniform"].parameters == 64 * 11 + 11 + 10 * 11 + 20

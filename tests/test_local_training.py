@@ -3,18 +3,20 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedbayes.inference.local import LocalTraining, batches, train
 from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional
 
 import fedbayes
-from fedbayes.contracts import cross_entropy
+from fedbayes.contracts import Problem, nll
 from fedbayes.inference.optimizers import Yogi, step
+from fedbayes.inference.settings import LocalTraining
+from fedbayes.inference.solve import batches, solve
 from fedbayes.models import MLP, Network
 from fedbayes.runs.build import build_data, build_runtime
 from fedbayes.runs.config import Config
 from fedbayes.tensors import Samples
+from tests.methods.places import run_of
 
 
 @pytest.fixture
@@ -25,6 +27,11 @@ def samples():
 
 def stream(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def same(purpose):
+    """The same stream for every purpose."""
+    return stream()
 
 
 OPTIMIZERS = {
@@ -46,9 +53,10 @@ def test_the_loop_is_the_plain_pytorch_loop(samples, optimizer):
         epochs=3,
         batch_size=16,
     )
-    found, info = train(
-        network.initial, cross_entropy(network), samples, settings, lr=0.05, stream=stream()
+    solved = solve(
+        Problem(network.initial), nll(run_of(network)), samples, settings, lr=0.05, rng=same
     )
+    found = solved.parameters
 
     plain = MLP(6, [4], 3)
     plain.load_state_dict(network.initial)
@@ -65,7 +73,8 @@ def test_the_loop_is_the_plain_pytorch_loop(samples, optimizer):
             losses.append(loss.item())
     for name, tensor in plain.state_dict().items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
-    assert info["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert solved.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert (solved.steps, solved.count) == (len(losses), 50)
 
 
 def test_least_squares_reaches_the_closed_form():
@@ -74,26 +83,26 @@ def test_least_squares_reaches_the_closed_form():
     target = x @ w
     samples = Samples(torch.cat([x, target[:, None]], dim=1), torch.zeros(200, dtype=torch.int64))
 
-    def loss(parameters, batch):
+    def loss(parameters, batch, given, noise):
         return (batch.x[:, :4] @ parameters["w"] - batch.x[:, 4]).square().mean()
 
     settings = LocalTraining(epochs=200, batch_size=20)
-    found, _ = train({"w": torch.zeros(4)}, loss, samples, settings, lr=0.05, stream=stream())
-    torch.testing.assert_close(found["w"], w, rtol=1e-4, atol=1e-4)
+    solved = solve(Problem({"w": torch.zeros(4)}), loss, samples, settings, lr=0.05, rng=same)
+    torch.testing.assert_close(solved.parameters["w"], w, rtol=1e-4, atol=1e-4)
 
 
-def test_the_start_is_left_alone_and_fixed_names_stay(samples):
+def test_the_start_is_left_alone_and_buffers_have_no_gradients(samples):
     network = Network(MLP(6, [4], 3))
     before = {name: tensor.clone() for name, tensor in network.initial.items()}
-    found, _ = train(
-        network.initial,
-        cross_entropy(network),
+    found = solve(
+        Problem(network.initial),
+        nll(run_of(network)),
         samples,
         LocalTraining(),
         lr=0.1,
-        stream=stream(),
-        fixed=frozenset({"1.bias"}),
-    )
+        rng=same,
+        buffers=frozenset({"1.bias"}),
+    ).parameters
     for name, tensor in before.items():
         assert torch.equal(network.initial[name], tensor)
         assert not found[name].requires_grad
@@ -103,15 +112,15 @@ def test_the_start_is_left_alone_and_fixed_names_stay(samples):
 
 def test_running_statistics_move_without_gradients(samples):
     network = Network(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
-    found, _ = train(
-        network.initial,
-        cross_entropy(network),
+    found = solve(
+        Problem(network.initial),
+        nll(run_of(network)),
         samples,
         LocalTraining(batch_size=25),
         lr=0.1,
-        stream=stream(),
-        fixed=network.buffers,
-    )
+        rng=same,
+        buffers=network.buffers,
+    ).parameters
     assert not torch.equal(found["1.running_mean"], network.initial["1.running_mean"])
     assert int(found["1.num_batches_tracked"]) == 2
 
@@ -185,7 +194,7 @@ def test_yogi_by_its_formula_in_plain_numbers():
         assert leaf.item() == pytest.approx(theta, rel=1e-12)
 
 
-def scalar_loss(parameters, batch):
+def scalar_loss(parameters, batch, given, noise):
     return ((parameters["w"] - batch.x) ** 2).mean()
 
 
@@ -193,16 +202,17 @@ def test_patience_ends_training_on_a_plateau():
     data = Samples(torch.zeros(10, 1), torch.zeros(10, dtype=torch.int64))
     settings = LocalTraining(epochs=50, batch_size=4, patience=3)
     # At the minimum nothing improves after the first epoch.
-    _, info = train({"w": torch.zeros(1)}, scalar_loss, data, settings, lr=0.1, stream=stream())
-    assert info["steps"] == 4 * 3
+    start = Problem({"w": torch.zeros(1)})
+    solved = solve(start, scalar_loss, data, settings, lr=0.1, rng=same)
+    assert solved.steps == 4 * 3
     # While every epoch improves, all are done.
-    start = {"w": torch.full((1,), 8.0)}
+    start = Problem({"w": torch.full((1,), 8.0)})
     slow = LocalTraining(epochs=7, batch_size=4, patience=1)
-    _, info = train(start, scalar_loss, data, slow, lr=0.01, stream=stream())
-    assert info["steps"] == 7 * 3
+    solved = solve(start, scalar_loss, data, slow, lr=0.01, rng=same)
+    assert solved.steps == 7 * 3
     demanding = LocalTraining(epochs=7, batch_size=4, patience=1, min_improvement=100.0)
-    _, info = train(start, scalar_loss, data, demanding, lr=0.01, stream=stream())
-    assert info["steps"] == 2 * 3
+    solved = solve(start, scalar_loss, data, demanding, lr=0.01, rng=same)
+    assert solved.steps == 2 * 3
 
 
 def test_patience_returns_what_was_best_on_samples_held_out():
@@ -210,19 +220,54 @@ def test_patience_returns_what_was_best_on_samples_held_out():
     data = Samples(torch.ones(8, 1), torch.zeros(8, dtype=torch.int64))
     held_out = Samples(torch.full((6, 1), 0.5), torch.zeros(6, dtype=torch.int64))
     settings = LocalTraining(epochs=100, batch_size=8, patience=5, validation=0.4)
-    found, info = train(
-        {"w": torch.zeros(1)},
+    solved = solve(
+        Problem({"w": torch.zeros(1)}),
         scalar_loss,
         data,
         settings,
         lr=0.02,
-        stream=stream(),
+        rng=same,
         held_out=held_out,
     )
     path = [1 - 0.96**step for step in range(1, 101)]
     best = min(range(100), key=lambda step: abs(path[step] - 0.5))
-    assert info["steps"] == best + 1
-    assert float(found["w"]) == pytest.approx(path[best], abs=1e-5)
+    assert solved.steps == best + 1
+    assert float(solved.parameters["w"]) == pytest.approx(path[best], abs=1e-5)
+
+
+def test_what_is_held_out_counts_by_samples_and_not_by_batches():
+    """Seven samples in pieces of 3, 3 and 1: the last one's loss weighs a seventh.
+
+    The weight is 0 after the first epoch and 1 after the second. The mean over samples falls from
+    6/7 to 1/7, that over pieces only from 2/3 to 1/3: with 0.5 for an improvement they decide
+    differently.
+    """
+    data = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    held_out = Samples(
+        torch.tensor([1.0, 1, 1, 1, 1, 1, 0])[:, None], torch.zeros(7, dtype=torch.int64)
+    )
+
+    def pull(parameters, batch, given, noise):
+        return -parameters["w"].sum()
+
+    def watched(parameters, batch, given, noise):
+        return (batch.x[:, 0] != parameters["w"]).float().mean()
+
+    settings = LocalTraining(
+        epochs=2, batch_size=3, patience=1, validation=0.4, min_improvement=0.5
+    )
+    solved = solve(
+        Problem({"w": torch.full((1,), -1.0)}),
+        pull,
+        data,
+        settings,
+        lr=1.0,
+        rng=same,
+        held_out=held_out,
+        validation=watched,
+    )
+    assert solved.steps == 2
+    assert float(solved.parameters["w"]) == 1.0
 
 
 @pytest.mark.parametrize(

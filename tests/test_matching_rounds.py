@@ -8,7 +8,9 @@ import torch
 
 import fedbayes
 from fedbayes import Config, Simulation
+from fedbayes.contracts import At
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.federation.client_runtime import Task
 from fedbayes.messages import dense
 from fedbayes.methods.matching import GpiFnm
 from fedbayes.models import dense_layers, relu_network
@@ -30,15 +32,19 @@ def test_a_client_starts_from_its_own_columns(tmp_path):
     """w_sj = Σ_i A_ij θ_i; its size stays, while the global one is free."""
     with Simulation(config(), tmp_path) as simulation:
         method = simulation.method
-        first = dense(method.message(simulation.server, 0))
-        assert first["widths"].tolist() == [64, 12, 9, 10]
+        here = simulation.runtime.at(Task(0, 1, b"", None))
+        assert method.message(simulation.server, here) == {}, "a newcomer starts from its own"
+        own = here.own_network().initial
+        start = method.problem({}, method.join(here), simulation.data.train(0), here).start
+        assert all(torch.equal(start[name], tensor) for name, tensor in own.items())
+        assert not torch.equal(own["1.weight"], simulation.network.initial["1.weight"])
         step = next(iter(simulation))
-        layers = dense_layers(method.model(step.server), "m")
+        layers = dense_layers(method.model(step.server, simulation.run), "m")
         sizes = [len(layer.weight) for layer in layers[:-1]]
         assert sizes == [step.metrics["neurons_1"], step.metrics["neurons_2"]]
         assert 12 <= sizes[0] <= 48
         for client in range(4):
-            sent = dense(method.message(step.server, client))
+            sent = dense(method.message(step.server, At(simulation.run, 2, client)))
             places = [step.server.places[f"{client}/{depth}"] for depth in (0, 1)]
             assert [len(own) for own in places] == [12, 9]
             chosen = [torch.zeros(12, sizes[0]), torch.zeros(9, sizes[1])]
@@ -72,7 +78,8 @@ def test_one_round_is_one_shot_fusion(tmp_path):
         torch.testing.assert_close(one.bias, two.bias)
     x = torch.randint(17, (5, 64))
     seen = run.preprocessing.apply(x)
-    torch.testing.assert_close(run.predictor()(x), relu_network(fusion.layers, seen))
+    expected = torch.log_softmax(relu_network(fusion.layers, seen), dim=-1)
+    torch.testing.assert_close(run.predictor()(x), expected)
 
 
 def test_rounds_help(tmp_path):
@@ -96,24 +103,24 @@ def test_absent_clients_are_matched_by_their_last_report(tmp_path):
 
 
 def test_bytes_fall_with_the_own_columns(tmp_path):
-    """Down goes a client's own network and no more; the first time, only its widths."""
+    """Down goes a client's own network and no more; the first time nothing."""
     run = fedbayes.run(config(), tmp_path)
     weights = 4 * (64 * 12 + 12 + 12 * 9 + 9 + 9 * 10 + 10)
     first, second = run.metrics
-    assert first["bytes_down"] < 4 * 400
+    assert first["bytes_down"] < 4 * 40
     assert 4 * weights < second["bytes_down"] < 4 * (weights + 1000)
 
 
 def test_negative_counts_are_refused_by_name(tmp_path, monkeypatch):
-    honest = GpiFnm.local
+    honest = GpiFnm.report
 
-    def local(self, message, client, data, site):
-        report, state, info = honest(self, message, client, data, site)
-        if site.client == 1:
+    def report(self, solved, problem, client, at):
+        report, state, info = honest(self, solved, problem, client, at)
+        if at.client == 1:
             report.tensors["counts"] -= 1000
         return report, state, info
 
-    monkeypatch.setattr(GpiFnm, "local", local)
+    monkeypatch.setattr(GpiFnm, "report", report)
     config = {"data": {"name": "digits", "clients": 3}, "method": {"name": "gpi-fnm"}}
     ended = fedbayes.run(**config, rounds=1, training={"epochs": 1})
     assert ended.metrics[0]["refused"] == {"1": "its counts of classes are negative"}

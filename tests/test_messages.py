@@ -13,7 +13,9 @@ from fedbayes.errors import MessageError
 from fedbayes.messages import Masked, decode, encode
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
-names = st.text(st.characters(blacklist_characters="#", blacklist_categories=["Cs"]), min_size=1)
+names = st.text(
+    st.characters(blacklist_characters="#", blacklist_categories=["Cs"]), min_size=1
+).filter(lambda name: name != "__metadata__")
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 
@@ -98,9 +100,10 @@ def test_decoding_gives_one_order_and_aligned_memory():
         assert all(t.data_ptr() % 64 == 0 for t in back.values() if isinstance(t, torch.Tensor))
 
 
-def test_reserved_sign_is_refused():
-    with pytest.raises(MessageError, match="reserved"):
-        encode({"a#b": torch.ones(1)})
+def test_reserved_names_are_refused():
+    for name in ("a#b", "__metadata__"):
+        with pytest.raises(MessageError, match="reserved"):
+            encode({name: torch.ones(1)})
 
 
 @given(st.binary(max_size=300))

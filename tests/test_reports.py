@@ -47,7 +47,7 @@ def test_what_is_gathered(runs):
     whole = fedbayes.Result(runs[0])
     assert a.last("global_accuracy") == whole.summary["global_accuracy"]
     assert a.total("bytes_up") == whole.summary["bytes_up"]
-    assert np.mean(list(a.accuracies.values())) == pytest.approx(whole.summary["local_accuracy"])
+    assert np.mean(list(a.values.values())) == pytest.approx(whole.summary["local_accuracy"])
     # The confusion matrix, independently: predictions on the union of the test sets.
     with Simulation(None, runs[0]) as simulation:
         data = simulation.data
@@ -116,18 +116,18 @@ def test_clients_are_listed_by_name(runs):
     listed = re.findall(
         r"<tr><td>(client-\d)</td><td>(\d+)</td><td>(\d+)</td><td>([\d.]+)</td>", page
     )
-    assert [name for name, *_ in listed] == sorted(record.accuracies, key=record.accuracies.get)
+    assert [name for name, *_ in listed] == sorted(record.values, key=record.values.get)
     for name, train, test, accuracy in listed:
         client = record.clients.index(name)
         assert int(train) == record.counts[client].sum()
         assert int(test) == record.test_sizes[client]
-        assert float(accuracy) == pytest.approx(record.accuracies[name], abs=1e-4)
+        assert float(accuracy) == pytest.approx(record.values[name], abs=1e-4)
     # Of many, those with the lowest; the others are counted.
     many = [replace(record, label=str(n)) for n in range(8)]
     page = render(many)
     assert page.count("1 of 6 clients are not listed.") == 8
-    untried = dict(list(record.accuracies.items())[:4])
-    assert "2 have no accuracy" in render([replace(record, accuracies=untried)])
+    untried = dict(list(record.values.items())[:4])
+    assert "2 have no accuracy" in render([replace(record, values=untried)])
 
 
 def test_constant_sparsity_and_size_are_no_charts(runs):
@@ -192,6 +192,10 @@ def test_colours_stand_out(theme):
 @pytest.mark.parametrize("figure", [*FIGURES, "loss"])
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_single_figures(figure, form, runs, tmp_path):
+    if figure in ("metrics", "predictions", "coverage"):
+        with pytest.raises(RunError, match="nothing to draw"):
+            plot(runs, figure, tmp_path / "x.png")  # of numbers, and these are classes
+        return
     out = tmp_path / f"figure.{form}"
     plot(runs, figure, out)
     content = out.read_bytes()
@@ -213,8 +217,8 @@ def test_mistakes_are_named(runs, tmp_path, capsys):
     assert not out.exists()
     assert command("plot", runs[0], "-f", "beauty", "-o", tmp_path / "x.png") == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "there are accuracy" in told
-    assert all(told.split().count(f"{name},") == 1 for name in FIGURES if name != "accuracy")
+    assert "there are headline" in told
+    assert all(told.split().count(f"{name},") == 1 for name in FIGURES if name != "headline")
     assert command("plot", runs[0], "-o", tmp_path / "x.bmp") == 2
     assert ".svg" in capsys.readouterr().err
     with pytest.raises(RunError, match="its folders"):
@@ -248,7 +252,7 @@ def test_absent_data_leave_the_rest(runs, tmp_path):
     assert "Accuracy by class" not in render([whole]), "the confusion matrix tells it"
     (folder / "preprocessing.json").write_text("{")
     (record,) = gather([folder])
-    assert any("classes have no names" in note for note in record.notes)
+    assert any("what is predicted is not known" in note for note in record.notes)
     assert [name for name, _ in record.by_class()] == [str(label) for label in range(10)]
 
 
@@ -263,7 +267,7 @@ def test_damaged_folders_are_told_as_far_as_they_go(runs, tmp_path):
     assert "Global accuracy over rounds" in render(records)
     notes = " ".join(records[0].notes)
     assert "how it ended is not known" in notes
-    assert "no accuracies of clients" in notes
+    assert "no metrics of clients" in notes
     (folder / "summary.json").write_text("[]")
     (folder / "partition.npz").write_bytes((runs[0] / "partition.npz").read_bytes())
     (record,) = gather([folder])

@@ -17,6 +17,7 @@ from fedbayes import Config, SeedRuns, Simulation
 from fedbayes.cli import app
 from fedbayes.errors import ConfigError, EngineError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime, NoReport
+from fedbayes.runs.standing import flat
 
 SMALL = {"rounds": 2, "data": {"clients": 4, "alpha": 0.3}, "model": {"hidden": [8]}}
 ARGUMENTS = ["--clients", "4", "--alpha", "0.3", "--set", "model.hidden=[8]"]
@@ -42,7 +43,7 @@ def cli(*arguments, check=0):
 def assert_table_is_of(table, summaries):
     """Mean and standard deviation as NumPy has them."""
     for name, figure in table["figures"].items():
-        values = np.array([summary[name] for summary in summaries], dtype=float)
+        values = np.array([flat(summary)[name] for summary in summaries], dtype=float)
         assert figure["values"] == values.tolist()
         assert figure["mean"] == pytest.approx(values.mean(), rel=1e-12)
         assert figure["std"] == pytest.approx(values.std(ddof=1), rel=1e-9, abs=1e-12)

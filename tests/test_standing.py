@@ -201,23 +201,26 @@ def test_a_run_whose_headline_stands_still_stops(tmp_path, changes, patience, le
 
 
 def test_rounds_that_tell_nothing_do_not_count():
-    standing = Standing("a", 0.1).after_all(
+    standing = Standing("global", "a", min_improvement=0.1).after_all(
         [
-            {"round": 1, "a": 0.5},
+            {"round": 1, "global_a": 0.5},
             {"round": 2},
-            {"round": 3, "a": 0.55},
-            {"round": 4, "a": None},
-            {"round": 5, "a": 0.55},
+            {"round": 3, "global_a": 0.55},
+            {"round": 4, "global_a": None},
+            {"round": 5, "global_a": 0.55},
         ]
     )
     assert (standing.best, standing.best_round, standing.waited) == (0.55, 3, 2)
-    assert standing.after({"round": 6, "a": 0.61}).waited == 0
+    assert standing.after({"round": 6, "global_a": 0.61}).waited == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"stop_after": 3, "evaluate_every": 0}, "stop_after = 3 compares global accuracies"),
+        (
+            {"stop_after": 3, "evaluate_every": 0},
+            "stop_after = 3 compares metrics of the",
+        ),
         ({"keep_checkpoints": "best", "evaluate_every": 0}, "keep_checkpoints = 'best'"),
         ({"stop_min_improvement": 0.1}, "give stop_after too"),
         ({"stop_after": 0}, "stop_after"),
@@ -246,8 +249,8 @@ def test_personal_models_are_those_of_the_round_whose_figures_are_told(tmp_path)
     assert best < 5
     progress = run.folder.progress(best)
     right = trust(tmp_path / "run", personal=True).right
-    assert int(right.sum()) == int(progress.correct.sum())
-    assert int(right.sum()) != int(run.folder.progress(5).correct.sum())
+    assert int(right.sum()) == int(progress.clients.sums["correct"].sum())
+    assert int(right.sum()) != int(run.folder.progress(5).clients.sums["correct"].sum())
 
 
 def test_a_report_says_that_its_models_are_the_last(tmp_path):
@@ -272,7 +275,7 @@ def test_it_runs_on_flower_too(tmp_path):
     assert best < 5
     assert run.folder.rounds() == [best, 5]
     right = trust(tmp_path, personal=True).right
-    assert int(right.sum()) == int(run.folder.progress(best).correct.sum())
+    assert int(right.sum()) == int(run.folder.progress(best).clients.sums["correct"].sum())
 
 
 def test_means_over_other_clients_do_not_compare():
@@ -281,8 +284,8 @@ def test_means_over_other_clients_do_not_compare():
         {"round": number, "local_accuracy": value, "local_clients": clients}
         for number, value, clients in ((1, 0.99, 1), (2, 0.95, 2), (3, 0.6, 4), (4, 0.7, 4))
     ]
-    standing = Standing("local_accuracy").after_all(lines)
+    standing = Standing("local", "accuracy").after_all(lines)
     assert (standing.best_round, standing.best, standing.waited) == (4, 0.7, 0)
-    assert Standing("local_accuracy").after_all(lines[:3]).best_round == 3
+    assert Standing("local", "accuracy").after_all(lines[:3]).best_round == 3
     told = [{**line, "global_accuracy": line["local_accuracy"]} for line in lines]
-    assert Standing("global_accuracy").after_all(told).best_round == 1
+    assert Standing("global", "accuracy").after_all(told).best_round == 1

@@ -1,20 +1,27 @@
 """The `[task]` table of a config, and the likelihood that comes of it."""
 
+import dataclasses
 import subprocess
 import sys
 import tomllib
 import warnings
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 
-from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.likelihoods import LIKELIHOODS, find_likelihood
 from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.runs import build
 from fedbayes.runs.build import build_data, build_likelihood, stored_data
+from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config, schema, settings
 from fedbayes.runs.folder import RunFolder
 from fedbayes.targets import Target
+from fedbayes.tools.evaluation_set import find_tests
+from fedbayes.tools.model_files import read_with_card, shared_card, write_model
 
 CLASSES = Target("class", ("no", "yes"))
 REAL = Target("real", ("y",), (1.0,), (2.0,))
@@ -185,9 +192,71 @@ def test_weights_of_another_target_are_said(tmp_path, monkeypatch):
         Config.create(data=data, task={"likelihood": name}, model={"weights": tmp_path / "w"})
         for name in ("categorical", "gaussian")
     )
-    card = build.Card.of(classes, build_data(classes).preprocessing, 1)
+    card = Card.of(classes, build_data(classes).preprocessing, 1)
     monkeypatch.setattr(build, "read_model", lambda file: ({}, card.dump()))
     with pytest.warns(
         FedbayesWarning, match="trained for the classes 0, 1, 2, 3, and these are re"
     ):
         build.note_start(real, build_data(real).preprocessing)
+
+
+# What models of other targets are tried on.
+
+
+@pytest.fixture
+def regression(tmp_path):
+    """The model file of a run on a real target, whose card says how rows are read."""
+    stream = np.random.default_rng(0)
+    frame = pd.DataFrame(stream.normal(size=(80, 3)), columns=["a", "b", "rent"]).round(4)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = {"path": tmp_path / "t.csv", "label": "rent", "clients": 2, "partition": "iid"}
+    config = Config.create(data=data, task={"likelihood": "gaussian"})
+    preprocessing = build_data(config).preprocessing
+    model = tmp_path / "m.safetensors"
+    card = Card.of(config, preprocessing, 1)
+    write_model(model, {"0.weight": torch.zeros(1, 2)}, card)
+    assert read_with_card(model)[1] == card
+    return model, preprocessing
+
+
+def test_new_rows_are_read_as_the_model_was_trained(regression, tmp_path):
+    """By the card a column of few values is real, and found by its name."""
+    model, preprocessing = regression
+    new = tmp_path / "new.csv"
+    new.write_text("b,rent,a\n1,7,2\n3,7,4\n")
+    found = find_tests(model, None, [f"data.path={new}"])
+    assert found.preprocessing == preprocessing
+    assert found.samples.y.tolist() == [[7], [7]]
+    assert found.samples.x.tolist() == [[2, 1], [4, 3]]
+    moved = tmp_path / "moved.csv"
+    moved.write_text("b,price,a\n1,7,2\n3,8,4\n")
+    with pytest.raises(DataError, match="no column 'rent'"):
+        find_tests(model, None, [f"data.path={moved}"])
+    with pytest.raises(ModelError, match=r"has targets real, price; the model was trained on real"):
+        find_tests(model, None, [f"data.path={moved}", "data.label=price"])
+
+
+def test_the_model_says_what_is_predicted(regression):
+    with pytest.raises(ConfigError, match=r"task.likelihood has no effect.*\(real: rent\)"):
+        find_tests(regression[0], None, ["data.path=t.csv", "task.likelihood=poisson"])
+
+
+def test_other_data_have_another_target(regression):
+    with pytest.raises(ModelError, match="samples of shape"):
+        find_tests(regression[0], None, ["data.name=diabetes"])
+
+
+def test_models_of_other_targets_are_not_fused(regression, tmp_path):
+    model, preprocessing = regression
+    card = read_with_card(model)[1]
+    scaled = dataclasses.replace(preprocessing.target, scale=(9.0,))
+    for target, says in (
+        (scaled, "standardized otherwise"),
+        (Target("real", ("tax",), (0.0,), (1.0,)), "of other targets"),
+    ):
+        changed = dataclasses.replace(preprocessing, target=target)
+        other = tmp_path / "other.safetensors"
+        weights = {"0.weight": torch.zeros(1, 2)}
+        write_model(other, weights, dataclasses.replace(card, preprocessing=changed))
+        with pytest.warns(FedbayesWarning, match=says):
+            assert shared_card([model, other]) is None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedbayes.errors import MessageError
 from fedbayes.messages import decode, dense, encode
-from fedbayes.tensors import Tensors, pack, parameter_count, sparsity, unpack
+from fedbayes.tensors import Tensors, named, pack, parameter_count, part, sparsity, unpack
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,78 @@ class Told:
 def test_text_survives(text):
     stored = dense(decode(encode(dict(pack(Told(text))))))
     assert unpack(Told, stored) == Told(text)
+
+
+@dataclass(frozen=True)
+class Inner:
+    tensors: Tensors
+    one: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Middle:
+    inner: Inner
+    tensors: Tensors
+    note: str
+
+
+@dataclass(frozen=True)
+class Outer:
+    first: Middle
+    second: Middle
+    tensors: Tensors
+    count: int
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="#"), min_size=1, max_size=8)
+"""Any but with the sign that messages reserve."""
+NUMBERS = st.lists(st.floats(width=32, allow_nan=False), max_size=4)
+TENSOR = st.builds(torch.tensor, NUMBERS, dtype=st.just(torch.float32))
+TENSORS = st.dictionaries(NAMES, TENSOR, max_size=3)
+MIDDLE = st.builds(Middle, st.builds(Inner, TENSORS, TENSOR), TENSORS, st.text("aé/ ", max_size=3))
+
+
+def alike(left, right):
+    """The same kind of thing with the same values all the way down."""
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(alike(left[n], right[n]) for n in left)
+    if hasattr(left, "__dataclass_fields__"):
+        return type(left) is type(right) and alike(vars(left), vars(right))
+    return left == right
+
+
+@given(st.builds(Outer, MIDDLE, MIDDLE, TENSORS, st.integers(-(2**63), 2**63 - 1)))
+def test_nested_states_survive_storage_whatever_tensors_are_called(state):
+    """Names with slashes and names of fields among them."""
+    stored = dense(decode(encode(dict(pack(state)))))
+    assert alike(unpack(Outer, stored), state)
+
+
+def test_nested_names_are_paths():
+    inner = Inner({"a/b": torch.ones(1)}, torch.zeros(2))
+    state = Middle(inner, {"inner/one": torch.ones(3)}, "x")
+    assert list(pack(state)) == ["inner/tensors/a/b", "inner/one", "tensors/inner/one", "note"]
+
+
+def test_what_is_wrong_with_a_nested_state_is_named():
+    flat = pack(Middle(Inner({}, torch.ones(1)), {}, "x"))
+    with pytest.raises(MessageError, match="a stored Inner lacks its field 'one'"):
+        unpack(Middle, {n: t for n, t in flat.items() if n != "inner/one"})
+    with pytest.raises(MessageError, match=r"a stored Inner has unknown fields \['two'\]"):
+        unpack(Middle, {**flat, "inner/two": torch.ones(1)})
+
+    with pytest.raises(TypeError, match=r"Inner\.one is a list"):
+        pack(Middle(Inner({}, [7]), {}, "x"))
+
+
+@given(NAMES, st.dictionaries(NAMES, st.integers()), st.dictionaries(NAMES, st.integers()))
+def test_part_is_the_inverse_of_named(prefix, tensors, others):
+    assert part(named(prefix, tensors), prefix) == tensors
+    # Beside others, whose names begin otherwise.
+    beside = {n: t for n, t in others.items() if not n.startswith(f"{prefix}/")}
+    assert part(beside | named(prefix, tensors), prefix) == tensors
 
 
 def test_sparsity_counts_zeros():

@@ -9,71 +9,37 @@ from torch import nn
 
 import fedbayes
 from fedbayes.contracts import Federation, Report, Sum
-from fedbayes.errors import FedbayesWarning
+from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.models import LeNet5, ModelSettings, Network, ResNet20, build, units
 from fedbayes.models.networks import MLP
-from tests.toy_models import head_first, normalized, residual, sequence
-
-
-def kept(network, share=0.5, seed=0):
-    stream = torch.Generator().manual_seed(seed)
-    found = {}
-    for layer in network.units:
-        if layer.reader is None or layer.last:
-            continue
-        size = layer.count // layer.norm_groups
-        order = torch.rand(layer.norm_groups, size, generator=stream).argsort(dim=1)
-        found[layer.layer] = (order >= int(share * size)).flatten()
-    return found
+from tests.toy_models import normalized, residual
 
 
 def test_lenet():
-    first, second, hidden, last = units.find_units(LeNet5(3, 32, 32, 10))
-    assert (first.kind, first.count, first.reader, first.repeats) == ("conv", 20, "3.weight", 1)
-    assert (second.count, second.reader, second.repeats) == (50, "7.weight", 25)
-    assert (hidden.kind, hidden.owned) == ("dense", ("7.weight", "7.bias"))
-    assert last.last
-    assert last.reader is None
-    assert not any(layer.last for layer in (first, second, hidden))
+    network = Network(LeNet5(3, 32, 32, 10), shape=(3, 32, 32))
+    first, second, hidden, last = network.groups
+    assert (first.kind, first.count, first.layer) == ("conv", 20, "0")
+    assert first.readers == (units.Axis("3.weight", 1, tuple(range(20))),)
+    assert second.readers == (units.Axis("7.weight", 1, tuple(j // 25 for j in range(1250))),)
+    assert hidden.kind == "dense"
+    assert [axis.tensor for axis in hidden.owned] == ["7.weight", "7.bias"]
+    assert last.output
+    assert last.readers == ()
+    assert not any(group.output for group in (first, second, hidden))
+    assert network.traced.untouched == {}
 
 
-def test_a_residual_stream_has_no_known_reader():
-    found = {layer.layer: layer for layer in units.find_units(ResNet20(3, 10))}
-    assert found["3.conv1"].reader == "3.conv2.weight"
-    assert found["3.conv1"].owned == ("3.conv1.weight", "3.norm1.weight", "3.norm1.bias")
-    assert found["3.conv2"].reader is None
-    assert found["0"].reader is None
-    assert found["14"].last
-
-
-class Odd(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.two(torch.sigmoid(self.one(x)))
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        Odd(),
-        nn.Sequential(nn.Linear(4, 6), nn.Sigmoid(), nn.Linear(6, 3)),
-        nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
-    ],
-)
-def test_where_zero_does_not_stay_zero_no_reader_is_claimed(module):
-    first, last = units.find_units(module)
-    assert first.reader is None
-    assert last.last
-
-
-def test_shared_weights_are_left_alone():
-    one, two = nn.Linear(4, 4), nn.Linear(4, 4)
-    two.weight = one.weight
-    assert units.find_units(nn.Sequential(one, nn.ReLU(), two)) == ()
+def test_norms_are_over_all_that_makes_a_unit():
+    """Against loops; a stream has producers of some of its units only."""
+    network = Network(ResNet20(3, 10), shape=(3, 16, 16))
+    stream = network.groups[0]
+    squares = torch.zeros(64)
+    for name in stream.producers:
+        for unit, row in enumerate(network.initial[name]):
+            squares[unit] += row.square().sum()
+    found = units.row_norms(network.initial, stream)
+    torch.testing.assert_close(found, squares.sqrt())
 
 
 @pytest.mark.parametrize(
@@ -82,37 +48,74 @@ def test_shared_weights_are_left_alone():
     ids=["mlp", "lenet", "residual"],
 )
 def test_a_small_network_answers_like_one_with_zeros(module, shape):
-    """Rows and columns of missing units may go: the outputs stay (without normalization)."""
-    network = Network(module)
-    alive = kept(network)
-    if any(layer.norm for layer in network.units):
-        alive = {u.layer: alive[u.layer] for u in network.units if u.layer in alive and not u.norm}
-        assert alive
-    found = units.masks(network.units, alive)
-    message = units.restrict(network.initial, found)
+    """What belongs to missing units may go: the outputs stay (without normalization)."""
+    network = Network(module, shape=shape)
+    stream = torch.Generator().manual_seed(0)
+    alive = {
+        group.layer: group.thinned(group.step // 2, torch.rand(group.count, generator=stream))
+        for group in network.narrowing
+        if not group.norms
+    }
+    assert alive
+    found = units.masks(network.groups, alive)
+    message = units.mask(network.initial, found)
     x = torch.randn(5, *shape)
-    blank = units.blank(network.initial, found)
-    small = units.cut(message)
-    assert sum(t.numel() for t in small.values()) < sum(t.numel() for t in blank.values())
-    torch.testing.assert_close(network(small, x), network(blank, x))
-    for name, tensor in blank.items():
+    zeroed = units.zero(network.initial, found)
+    small = units.slice(message)
+    assert sum(t.numel() for t in small.values()) < sum(t.numel() for t in zeroed.values())
+    torch.testing.assert_close(network(small, x), network(zeroed, x))
+    for name, tensor in zeroed.items():
         item = message[name]
         dense = item.dense() if name in found else item
         assert torch.equal(dense, tensor)
-    assert units.load_units(units.store_units(network.units)) == network.units
+
+
+def test_the_same_share_of_every_cell_stays():
+    network = Network(ResNet20(3, 10), shape=(3, 16, 16))
+    stream = network.groups[0]
+    assert stream.step == 8
+    keep = stream.thinned(3, torch.rand(64))
+    counts = [int(keep[torch.tensor(stream.cells) == cell].sum()) for cell in range(4)]
+    assert counts == [5, 5, 10, 20]
 
 
 def test_outputs_are_those_that_compute_last():
     network = build(ModelSettings(name="tests.toy_models:head_first"), (64,), 10, seed=0)
-    assert {layer.layer: layer.last for layer in network.units} == {"head": True, "body": False}
-    assert units.find_units(head_first((64,), 10))[1].last, "by registration it is the body"
+    assert [(group.layer, group.output) for group in network.groups] == [
+        ("body", False),
+        ("head", True),
+    ]
 
 
-def test_layers_of_unknown_units_are_named():
-    network = Network(sequence((64,), 10))
-    assert network.unknown_layers == ["2 (Conv1d)"]
-    network(network.initial, torch.zeros(2, 64))
-    assert Network(residual((64,), 3)).unknown_layers == []
+def test_a_network_without_a_shape_says_what_is_missing():
+    with pytest.raises(ModelError, match="give its shape"):
+        Network(MLP(4, [3], 2)).groups  # noqa: B018
+
+
+def test_code_that_counts_on_widths_is_not_narrowed():
+    network = build(ModelSettings(name="tests.toy_models:fixed"), (64,), 10, seed=0)
+    body, hidden, _ = network.groups
+    assert body.sliceable
+    assert network.narrowing == (hidden,)
+    with_drop = FedDrop().remarks(network)
+    assert with_drop == [
+        "feddrop sends these layers whole: body (the network's code counts on its width)"
+    ]
+
+
+def test_frozen_weights_are_never_cut():
+    """Units that are made of frozen weights are not touched; those that these read, not sliced."""
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    module[2].requires_grad_(False)
+    network = Network(module, shape=(6,))
+    first, last = network.groups
+    assert (first.layer, last.layer) == ("0", "4")
+    assert first.readers == ()
+    assert not first.sliceable
+    assert network.narrowing == ()
+    assert FedDrop().remarks(network)[1:] == [
+        "feddrop sends these layers whole: 0 (frozen weights read its units)"
+    ]
 
 
 @pytest.mark.parametrize("method", ["fedsparse", "scaffold-fedsparse", "fedl1", "feddrop"])
@@ -123,7 +126,7 @@ def test_a_method_that_will_save_nothing_says_so(method):
         "method": {"name": method},
     }
     with pytest.warns(FedbayesWarning, match="no units in this network"):
-        fedbayes.run(model={"name": "tests.toy_models:sequence"}, **settings)
+        fedbayes.run(model={"name": "tests.toy_models:rolled"}, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)
         fedbayes.run(model={"hidden": [20]}, **settings)
@@ -141,7 +144,7 @@ def test_dropout_says_where_it_drops_nothing():
 
 def test_dropout_takes_running_statistics_along():
     """A dropped unit's running mean goes with it, and only those who had it move it."""
-    network = Network(normalized((64,), 10))
+    network = Network(normalized((64,), 10), shape=(64,))
     method = FedDrop(dense_rate=0.7)
     federation = Federation(clients=3, cohort=3, rounds=1, classes=10, seed=0)
     server = method.init(network, federation)

@@ -9,11 +9,10 @@ from fedbayes.contracts import (
     Gathered,
     Method,
     PointEstimate,
+    Problem,
     Report,
     Sum,
     Weights,
-    cross_entropy,
-    point_predictor,
 )
 from fedbayes.messages import Masked, dense
 from fedbayes.methods.fedavg import FedAvg
@@ -28,28 +27,30 @@ class Median(Method[Weights, Weights, Gathered]):
     server_state = Weights
     reduction = Gathered
 
-    def init(self, network, federation):
-        return Weights(network.initial)
+    def init(self, run):
+        return Weights(run.network.initial)
 
-    def message(self, server, client):
+    def message(self, server, at):
         return dict(server.weights)
 
-    def local(self, message, client, data, site):
-        weights, info = site.fit(dense(message), cross_entropy(site.network), data)
-        return Report(dict(weights)), client, info
+    def problem(self, message, client, samples, at):
+        return Problem(dense(message))
 
-    def update(self, server, reports):
+    def report(self, solved, problem, client, at):
+        return Report(dict(solved.parameters)), client, solved.info
+
+    def update(self, server, reports, at):
         stacks = {
             name: torch.stack([dense(r.tensors)[name] for r in reports.reports.values()])
             for name in server.weights
         }
         return Weights({name: s.median(dim=0).values for name, s in stacks.items()}), {}
 
-    def model(self, server):
+    def model(self, server, run):
         return server.weights
 
-    def personal(self, message, report, client, network):
-        return point_predictor(dense(report.tensors), network)
+    def personal_model(self, message, report, client, run):
+        return None if report is None else dense(report.tensors)
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,23 @@ class Growing(Method[GrowingServer, Visits, Gathered]):
     client_state = Visits
     reduction = Gathered
 
-    def init(self, network, federation):
-        return GrowingServer(network.initial, 0)
+    def init(self, run):
+        return GrowingServer(run.network.initial, 0)
 
-    def join(self, site):
-        return Visits(0, torch.rand(2, generator=site.stream("own")))
+    def join(self, at):
+        return Visits(0, torch.rand(2, generator=at.rng("own")))
 
-    def message(self, server, client):
-        return columns(server.weights, slice(client, client + 3))
+    def message(self, server, at):
+        return columns(server.weights, slice(at.client, at.client + 3))
 
-    def local(self, message, client, data, site):
-        weights, info = site.fit(dense(message), cross_entropy(site.network), data)
-        info["visits"] = client.count + 1.0
-        return Report(dict(weights)), Visits(client.count + 1, client.own + 1), info
+    def problem(self, message, client, samples, at):
+        return Problem(dense(message))
 
-    def update(self, server, reports):
+    def report(self, solved, problem, client, at):
+        info = {**solved.info, "visits": client.count + 1.0}
+        return Report(dict(solved.parameters)), Visits(client.count + 1, client.own + 1), info
+
+    def update(self, server, reports, at):
         first = dense(reports.reports[min(reports.reports)].tensors)
         unit = columns(first, slice(0, 1))
         weights = {
@@ -106,11 +109,11 @@ class Growing(Method[GrowingServer, Visits, Gathered]):
         }
         return GrowingServer(weights, server.rounds + 1), {"width": float(len(weights["1.bias"]))}
 
-    def model(self, server):
+    def model(self, server, run):
         return server.weights
 
-    def personal(self, message, report, client, network):
-        return point_predictor(dense(report.tensors), network)
+    def personal_model(self, message, report, client, run):
+        return None if report is None else dense(report.tensors)
 
 
 def columns(weights, units):
@@ -145,25 +148,27 @@ class Controlled(Method[Controls, Control, Sum]):
     server_state = Controls
     client_state = Control
 
-    def init(self, network, federation):
-        zeros = {name: torch.zeros_like(w) for name, w in network.initial.items()}
-        return Controls(network.initial, zeros)
+    def init(self, run):
+        zeros = {name: torch.zeros_like(w) for name, w in run.network.initial.items()}
+        return Controls(run.network.initial, zeros)
 
-    def join(self, site):
-        return Control({n: torch.zeros_like(w) for n, w in site.network.initial.items()})
+    def join(self, at):
+        return Control({n: torch.zeros_like(w) for n, w in at.run.network.initial.items()})
 
-    def message(self, server, client):
+    def message(self, server, at):
         controls = {f"c/{name}": c for name, c in server.control.items()}
         return {**server.weights, **controls}
 
-    def local(self, message, client, data, site):
-        start = {n: t for n, t in dense(message).items() if not n.startswith("c/")}
-        weights, info = site.fit(start, cross_entropy(site.network), data)
+    def problem(self, message, client, samples, at):
+        return Problem({n: t for n, t in dense(message).items() if not n.startswith("c/")})
+
+    def report(self, solved, problem, client, at):
+        weights, start = solved.parameters, problem.start
         control = {n: client.control[n] + start[n] - weights[n] for n in weights}
         change = {f"c/{n}": control[n] - client.control[n] for n in control}
-        return Report({**weights, **change}), Control(control), info
+        return Report({**weights, **change}), Control(control), solved.info
 
-    def update(self, server, reports):
+    def update(self, server, reports, at):
         mean = reports.mean()
         weights = {name: mean[name] for name in server.weights}
         control = {
@@ -171,12 +176,13 @@ class Controlled(Method[Controls, Control, Sum]):
         }
         return Controls(weights, control), {}
 
-    def model(self, server):
+    def model(self, server, run):
         return server.weights
 
-    def personal(self, message, report, client, network):
-        weights = {n: t for n, t in dense(report.tensors).items() if not n.startswith("c/")}
-        return point_predictor(weights, network)
+    def personal_model(self, message, report, client, run):
+        if report is None:
+            return None
+        return {n: t for n, t in dense(report.tensors).items() if not n.startswith("c/")}
 
 
 class HalfSilent(PointEstimate[Weights]):
@@ -186,17 +192,17 @@ class HalfSilent(PointEstimate[Weights]):
     summary = "messages with masks"
     server_state = Weights
 
-    def init(self, network, federation):
-        return Weights(network.initial)
+    def init(self, run):
+        return Weights(run.network.initial)
 
-    def message(self, server, client):
+    def message(self, server, at):
         return halve(server.weights)
 
-    def local(self, message, client, data, site):
-        report, client, info = super().local(message, client, data, site)
+    def report(self, solved, problem, client, at):
+        report, client, info = super().report(solved, problem, client, at)
         return Report(halve(dense(report.tensors)), report.weight), client, info
 
-    def update(self, server, reports):
+    def update(self, server, reports, at):
         return Weights(reports.mean()), {}
 
 
@@ -219,7 +225,7 @@ class Straggler(FedAvg):
     round: int = 1
     seconds: float = 60.0
 
-    def local(self, message, client, data, site):
-        if (site.client, site.round) == (self.client, self.round):
+    def local(self, message, client, samples, at):
+        if (at.client, at.round) == (self.client, self.round):
             time.sleep(self.seconds)
-        return super().local(message, client, data, site)
+        return super().local(message, client, samples, at)

@@ -80,7 +80,7 @@ def head_first(shape, classes):
 
 
 def sequence(shape, classes):
-    """A convolution over a sequence, whose units nobody here knows."""
+    """A convolution over a sequence."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Unflatten(1, (1, prod(shape))),
@@ -89,6 +89,40 @@ def sequence(shape, classes):
         nn.Flatten(),
         nn.Linear(4 * (prod(shape) - 4), classes),
     )
+
+
+class Fixed(nn.Module):
+    """A network whose code has a width in it."""
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.body, self.hidden = nn.Linear(inputs, 12), nn.Linear(12, 8)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = torch.relu(self.body(x.flatten(1))).view(-1, 12)
+        return self.head(torch.relu(self.hidden(x)))
+
+
+def fixed(shape, classes):
+    """A network whose code has a width in it."""
+    return Fixed(prod(shape), classes)
+
+
+class Rolled(nn.Module):
+    """A network whose units change places, which no trace follows."""
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.body, self.head = nn.Linear(inputs, 12), nn.Linear(12, classes)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x.flatten(1))).roll(1, dims=1))
+
+
+def rolled(shape, classes):
+    """A network whose units change places."""
+    return Rolled(prod(shape), classes)
 
 
 def stone(shape, classes):

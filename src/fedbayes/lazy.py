@@ -1,10 +1,12 @@
 """Packages whose names are imported when they are asked for: PyTorch takes a second or two."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+Kind = TypeVar("Kind")
 
 
 def attributes(
@@ -30,3 +32,29 @@ def attributes(
         return sorted({*own["__all__"], *shown})
 
     return get, names
+
+
+class Catalogue(Mapping[str, Kind], Generic[Kind]):
+    """Classes by name; a file is imported when its class is asked for, so names cost nothing.
+
+    Args:
+        package: whose files they are in.
+        places: of each name, the file and the class.
+    """
+
+    def __init__(self, package: str, places: Mapping[str, tuple[str, str]]) -> None:
+        self._package, self._places = package, places
+
+    def __getitem__(self, name: str) -> Kind:
+        file, kind = self._places[name]
+        found: Kind = getattr(import_module(f"{self._package}.{file}"), kind)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)

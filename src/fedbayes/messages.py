@@ -117,7 +117,7 @@ def dtype_of(item: Tensor | Masked) -> torch.dtype:
 
 _UNREADABLE = (KeyError, TypeError, ValueError, RuntimeError, OverflowError)
 """What the reader of safetensors raises on bytes that are none, besides its own error."""
-_SHAPE, _MASK = "#shape", "#mask:"
+_SHAPE, _MASK, _METADATA = "#shape", "#mask:", "__metadata__"
 
 
 _DEFLATED = 1 << 63
@@ -140,12 +140,15 @@ def encode(
         metadata: text for the header, which `decode` passes over.
 
     Raises:
-        MessageError: a name contains `#`, which marks the parts of sparse tensors.
+        MessageError: a name contains `#`, which marks the parts of sparse tensors, or is
+            `__metadata__`, under which a safetensors file has its text.
     """
     flat: Tensors = {}
     for name, item in message.items():
         if "#" in name:
             raise MessageError(f"the name {name!r} of a tensor contains the reserved sign '#'")
+        if name == _METADATA:
+            raise MessageError(f"the name {name!r} of a tensor is reserved for text in the header")
         if isinstance(item, Masked):
             flat[name] = item.values
             flat[name + _SHAPE] = torch.tensor(item.shape, dtype=torch.int32)
@@ -181,7 +184,7 @@ def metadata(data: bytes) -> dict[str, str]:
         header = json.loads(data[8 : 8 + size])
     except ValueError:
         return {}
-    found = header.get("__metadata__") if isinstance(header, dict) else None
+    found = header.get(_METADATA) if isinstance(header, dict) else None
     return found if isinstance(found, dict) else {}
 
 

@@ -93,8 +93,24 @@ def calibrate(confidence: Tensor, right: Tensor, bins: int = 15) -> Calibration:
     )
 
 
-Sampler = Callable[[Tensor], Tensor]
-"""Inputs [n, ...] to log-probabilities [draws, n, classes] under draws from a posterior."""
+@dataclass(frozen=True)
+class Coverage:
+    """How often targets lie in their central predictive intervals."""
+
+    levels: tuple[float, ...]
+    """Probabilities of the intervals, rising."""
+    inside: tuple[float, ...]
+    """Share of the targets inside, of each level."""
+    width: tuple[float, ...]
+    """Median width of the intervals of each level, in the unit of the target."""
+    count: int
+    """Number of targets, those of all columns."""
+
+    @property
+    def error(self) -> float:
+        """Mean over levels of |share inside − level|."""
+        gaps = [abs(a - b) for a, b in zip(self.inside, self.levels, strict=True)]
+        return sum(gaps) / len(gaps)
 
 
 @dataclass(frozen=True)

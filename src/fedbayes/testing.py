@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import AnyMethod, Report
+from fedbayes.contracts import AnyMethod, At, Report
 from fedbayes.errors import RunError
 from fedbayes.federation.checks import decode_report, encode_report
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
@@ -29,7 +29,7 @@ from fedbayes.messages import Masked, Message, decode, dense, encode
 from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import resume, run
-from fedbayes.tensors import Tensors, pack, unpack
+from fedbayes.tensors import Samples, Tensors, pack, unpack
 
 
 def assert_identical(left: Tensors, right: Tensors) -> None:
@@ -102,23 +102,24 @@ class MethodContract:
     def test_functions_are_pure(self, tmp_path: Path) -> None:
         """`message`, `local` and `update` leave their arguments alone and repeat themselves."""
         with self.after_one_round(tmp_path) as simulation:
-            method, runtime, server = simulation.method, simulation.runtime, simulation.server
+            method, server = simulation.method, simulation.server
             before = _copy(pack(server))
-            site = runtime._site(Task(0, 2, b"", None))
-            message = method.message(server, 0)
+            at = simulation.runtime.at(Task(0, 2, b"", None))
+            message = method.message(server, at)
             sent = _copy(dense(message))
-            client = method.join(site)
+            client = method.join(at)
             kept = _copy(pack(client))
-            data = simulation.data.train(0)
-            results = [_local(method, message, client, data, site) for _ in range(2)]
+            samples = simulation.data.train(0)
+            results = [_local(method, message, client, samples, at) for _ in range(2)]
             assert results[0] == results[1], "local gave two answers to one question"
             assert_identical(sent, dense(message))
             assert_identical(kept, pack(client))
             updates = []
             for _ in range(2):
                 reports = method.reduction()
-                reports.add(0, decode_report(results[0][0], method.expected(message)))
-                updates.append(pack(method.update(server, reports)[0]))
+                expected = method.expected(message, simulation.run)
+                reports.add(0, decode_report(results[0][0], expected))
+                updates.append(pack(method.update(server, reports, At(simulation.run, 2))[0]))
             assert_identical(updates[0], updates[1])
             assert_identical(before, pack(server))
 
@@ -164,8 +165,8 @@ class MethodContract:
             if simulation.method.pooled:
                 engine.down = engine.up = 0
             copies = 0
-            if simulation.method.hands_out:
-                model = simulation.method.model(simulation.server)
+            if simulation.method.sends_final_model:
+                model = simulation.method.model(simulation.server, simulation.run)
                 copies = simulation.data.clients * len(encode(dict(model)))
             sent = {
                 key: first.metrics[key] + last.metrics[key] for key in ("bytes_down", "bytes_up")
@@ -190,7 +191,9 @@ class MethodContract:
                 (step,) = list(simulation)
                 assert list(step.metrics["refused"]) == [str(victim[0])], what
                 assert step.metrics["refused"][str(victim[0])], what
-                for name, tensor in simulation.method.model(simulation.server).items():
+                for name, tensor in simulation.method.model(
+                    simulation.server, simulation.run
+                ).items():
                     if tensor.is_floating_point():
                         assert torch.isfinite(tensor).all(), name
 
@@ -216,12 +219,12 @@ def _copy(tensors: Tensors) -> Tensors:
 
 
 def _local(
-    method: AnyMethod, message: Message, client: Any, data: Any, site: Any
+    method: AnyMethod, message: Message, client: Any, samples: Samples, at: At
 ) -> tuple[bytes, bytes, str]:
     """One E-step in a form that can be compared."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        report, state, info = method.local(message, client, data, site)
+        report, state, info = method.local(message, client, samples, at)
     return encode_report(report), encode(dict(pack(state))), json.dumps(info)
 
 

@@ -1,32 +1,41 @@
-"""A client's place for tests of single methods, in float64 where derivatives are taken."""
+"""Runs and places in them for tests of single methods; float64 where derivatives are taken."""
 
 import torch
-from fedbayes.inference.local import LocalTraining
 
-from fedbayes.contracts import Federation, Site
+from fedbayes.contracts import At, Run
+from fedbayes.inference.settings import LocalTraining
+from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
+from fedbayes.targets import Target
 from fedbayes.tensors import Samples
-
-FEDERATION = Federation(clients=4, cohort=3, rounds=5, classes=3, seed=7)
 
 
 def network(hidden=(), inputs=4, classes=3, seed=0, dtype=torch.float32):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Network(MLP(inputs, hidden, classes).to(dtype))
+        return Network(MLP(inputs, hidden, classes).to(dtype), shape=(inputs,))
 
 
-def site(net, client=0, round=1, **training):
-    return Site(
-        client=client,
-        round=round,
-        rounds=5,
-        seed=7,
+def run_of(net, *, clients=4, cohort=3, rounds=5, seed=7, classes=3, likelihood=None, **training):
+    """A run of some classes, or under another likelihood."""
+    target = Target("class", tuple(str(k) for k in range(classes)))
+    return Run(
         network=net,
+        likelihood=likelihood or build_likelihood("auto", target),
         training=LocalTraining(**training),
-        own_network=lambda: net,
+        clients=clients,
+        cohort=cohort,
+        rounds=rounds,
+        seed=seed,
     )
+
+
+def at(run, client=0, round=1, **more):
+    """A client's place in a round: of a run, or of one over this network with these settings."""
+    if isinstance(run, Network):
+        run, more = run_of(run, **more), {}
+    return At(run, round=round, client=client, own_network=lambda: run.network, **more)
 
 
 def samples(n=12, inputs=4, classes=3, seed=0, dtype=torch.float32):

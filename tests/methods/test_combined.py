@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
-from fedbayes.contracts import Federation, Gathered, Report
+from fedbayes.contracts import Gathered, Report
 from fedbayes.inference.combination import factors
 from fedbayes.methods.combined import Combined, amplification
 from fedbayes.models import MLP, Network
 from fedbayes.runs.simulation import Simulation
-from tests.methods.places import samples, site
+from tests.methods.places import at, run_of, samples
 from tests.test_fusion import command
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=8)
@@ -35,18 +35,19 @@ def test_sums_of_factors():
     assert factors("exp", 1e-3, [3, 5]).sum() == pytest.approx(2, abs=2e-3)
 
 
-def federation(clients=2):
-    return Federation(clients=clients, cohort=clients, rounds=30, classes=3, seed=0)
+def place(network):
+    """Where two clients take part."""
+    return at(run_of(network, clients=2, cohort=2, rounds=30, seed=0))
 
 
-def heard(method, server, changes, sizes, overflowed=False, accuracy=0.5):
+def heard(method, server, here, changes, sizes, overflowed=False, metric=0.5):
     """Reports of weights moved by constants."""
     reports = Gathered()
     for client, (change, size) in enumerate(zip(changes, sizes, strict=True)):
-        message = method.message(server, client)
+        message = method.message(server, here)
         tensors = {name: tensor + change for name, tensor in message.items()}
         for name, value in (
-            ("accuracy", accuracy),
+            ("metric", metric),
             ("loss", 1.0),
             ("overflowed", float(overflowed and client == 1)),
         ):
@@ -59,13 +60,14 @@ def heard(method, server, changes, sizes, overflowed=False, accuracy=0.5):
 def test_update_is_the_combination(alpha, c):
     network = Network(MLP(4, [3], 3))
     method = Combined(alpha=alpha, c=c)
-    server = method.init(network, federation())
-    after, info = method.update(server, heard(method, server, (0.5, -2.0), (30, 10)))
+    here = place(network)
+    server = method.init(here.run)
+    after, info = method.update(server, heard(method, server, here, (0.5, -2.0), (30, 10)), here)
     r = np.array([0.75, 0.25])
     weights = {"mean": [0.5, 0.5], "linear": c + r, "exp": np.exp(c * r)}[alpha]
     for name, start in network.initial.items():
         expected = weights[0] * (start + 0.5) + weights[1] * (start - 2.0)
-        torch.testing.assert_close(method.model(after)[name], expected.float())
+        torch.testing.assert_close(method.model(after, here.run)[name], expected.float())
     assert info["alpha_sum"] == pytest.approx(sum(weights))
 
 
@@ -73,8 +75,9 @@ def test_buffers_are_averaged():
     """Statistics of a batch normalization are no weights to be scaled."""
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
     method = Combined(alpha="linear", c=5.0)
-    server = method.init(Network(module), federation())
-    after, _ = method.update(server, heard(method, server, (1.0, 3.0), (10, 30)))
+    here = place(Network(module))
+    server = method.init(here.run)
+    after, _ = method.update(server, heard(method, server, here, (1.0, 3.0), (10, 30)), here)
     assert torch.equal(after.buffers["1.running_mean"], torch.full((4,), 2.5))
 
 
@@ -92,11 +95,12 @@ def test_amplification_bounds_what_a_network_does():
 def test_the_last_sound_model_is_kept():
     network = Network(MLP(4, [3], 3))
     method = Combined(alpha="linear", c=1.0, safe=4.0)
-    server = method.init(network, federation())
+    here = place(network)
+    server = method.init(here.run)
     sound = None
     for _ in range(20):
         sound = server
-        server, _ = method.update(server, heard(method, server, (0.0, 0.0), (1, 1)))
+        server, _ = method.update(server, heard(method, server, here, (0.0, 0.0), (1, 1)), here)
         if method.stopped(server):
             break
     assert "overflow" in method.stopped(server)
@@ -111,9 +115,10 @@ def test_the_mean_is_never_ended_by_the_bound():
     """A convex combination is no larger than the largest model, however loose the bound is."""
     network = Network(MLP(4, [3], 3))
     method = Combined(alpha="mean", safe=1e-3)
-    server = method.init(network, federation())
+    here = place(network)
+    server = method.init(here.run)
     assert amplification(server.weights) > 1e-3
-    after, info = method.update(server, heard(method, server, (1.0, 1.0), (1, 1)))
+    after, info = method.update(server, heard(method, server, here, (1.0, 1.0), (1, 1)), here)
     assert not method.stopped(after)
     assert info["amplification"] > 1e-3
 
@@ -121,13 +126,16 @@ def test_the_mean_is_never_ended_by_the_bound():
 def test_a_client_that_overflows_says_so():
     network = Network(MLP(4, [3], 3))
     method = Combined()
-    server = method.init(network, federation())
-    huge = {name: 1e30 * torch.ones_like(w) for name, w in method.message(server, 0).items()}
-    here = site(network, lr=1.0)
+    here = place(network)
+    server = method.init(here.run)
+    huge = {name: 1e30 * torch.ones_like(w) for name, w in method.message(server, here).items()}
+    here = at(network, lr=1.0)
     report, _, _ = method.local(huge, method.join(here), samples(), here)
     assert float(report.tensors["received/overflowed"]) == 1
     assert all(bool(torch.isfinite(tensor).all()) for tensor in report.tensors.values())
-    after, _ = method.update(server, heard(method, server, (1.0, 1.0), (1, 1), overflowed=True))
+    after, _ = method.update(
+        server, heard(method, server, here, (1.0, 1.0), (1, 1), overflowed=True), here
+    )
     assert "overflow" in method.stopped(after)
     for name, tensor in server.weights.items():
         assert torch.equal(after.weights[name], tensor)
@@ -136,11 +144,12 @@ def test_a_client_that_overflows_says_so():
 def test_the_coordinator_sees_a_plateau():
     network = Network(MLP(4, [3], 3))
     method = Combined(alpha="mean", tolerance=0.011, window=3)
-    server = method.init(network, federation())
+    here = place(network)
+    server = method.init(here.run)
     accuracies = [0.5, 0.7, 0.80, 0.82, 0.82, 0.825]
     for number, accuracy in enumerate(accuracies, start=1):
-        reports = heard(method, server, (0.0, 0.0), (1, 3), accuracy=accuracy)
-        server, _ = method.update(server, reports)
+        reports = heard(method, server, here, (0.0, 0.0), (1, 3), metric=accuracy)
+        server, _ = method.update(server, reports, here)
         assert bool(method.stopped(server)) == (number == 6)
     assert "stable point" in method.stopped(server)
 
@@ -165,7 +174,7 @@ def test_a_run_ends_at_its_stable_point(tmp_path):
     # Every client has a copy, on its own test set, and its bytes are counted.
     with Simulation(None, tmp_path / "run") as simulation:
         sizes = simulation.data.test_sizes()
-        copy = simulation.evaluate(run.model)[1].numpy()
+        copy = simulation.evaluate(run.model).clients.sums["correct"].numpy()
     assert summary["local_accuracy"] == pytest.approx(float(np.mean(copy / sizes)))
     size = run.metrics[0]["bytes_down"] / 2
     assert run.metrics[-1]["bytes_down"] == pytest.approx(4 * size, rel=0.01)

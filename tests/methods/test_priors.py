@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from fedbayes.inference.local import LocalTraining, train
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
@@ -12,13 +11,16 @@ import fedbayes
 from fedbayes.contracts import Gathered, Nothing, Report, Weights
 from fedbayes.errors import ConfigError
 from fedbayes.inference.optimizers import ServerOptimizer
+from fedbayes.inference.problem import Problem
+from fedbayes.inference.settings import LocalTraining
+from fedbayes.inference.solve import solve
 from fedbayes.messages import Masked
 from fedbayes.methods.laplace import Laplace, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.metrics import evaluate
 from fedbayes.runs.build import build_data
 from fedbayes.tensors import Samples
-from tests.methods.places import FEDERATION, difference, network, samples, site
+from tests.methods.places import at, difference, network, run_of, samples
 
 
 @given(
@@ -30,7 +32,7 @@ from tests.methods.places import FEDERATION, difference, network, samples, site
 def test_the_proximal_map_is_the_minimum(a, w, lr, scale):
     weights = {"x": torch.tensor([a], dtype=torch.double)}
     centre = torch.tensor([w], dtype=torch.double)
-    proximal({"x": centre}, scale)(weights, lr)
+    proximal(scale)(weights, {"centre": {"x": centre}}, lr)
 
     def cost(phi):
         return (phi - a) ** 2 / (2 * lr) + scale * abs(phi - w)
@@ -67,10 +69,10 @@ def test_the_m_steps_of_the_laplace_prior():
     ]
     sent = [{"w": Masked.keep(phi, {(0,): phi != w})} for phi in found]
     assert sent[0]["w"].values.tolist() == [0.5, 3.0]
-    following, _ = Laplace().update(Weights({"w": w}), gathered(sent))
+    following, _ = Laplace().update(Weights({"w": w}), gathered(sent), at(network()))
     np.testing.assert_allclose(following.weights["w"], np.median(np.stack(found), axis=0))
     method = Laplace(m_step="sign", server_lr=0.3)
-    following, _ = method.update(Weights({"w": w}), gathered(sent))
+    following, _ = method.update(Weights({"w": w}), gathered(sent), at(network()))
     expected = w + 0.3 * torch.tensor([1 / 3, 2 / 3, 0.0])
     torch.testing.assert_close(following.weights["w"], expected)
 
@@ -81,9 +83,9 @@ def test_the_laplace_report_is_what_has_changed():
     sizes = []
     for scale in (0.0, 0.02, 0.05, 10.0):
         method = Laplace(scale=scale)
-        server = method.init(net, FEDERATION)
-        place = site(net, lr=0.1, epochs=3)
-        report, _, info = method.local(method.message(server, 0), Nothing(), data, place)
+        server = method.init(run_of(net))
+        place = at(net, lr=0.1, epochs=3)
+        report, _, info = method.local(method.message(server, place), Nothing(), data, place)
         sizes.append(sum(item.values.numel() for item in report.tensors.values()))
         total = sum(w.numel() for w in server.weights.values())
         assert info["changed"] == pytest.approx(sizes[-1] / total)
@@ -94,9 +96,9 @@ def test_laplace_at_the_optimum_is_the_lasso_around_the_server():
     """Entries at the server's value have |gradient| ≤ λ, the others gradient −λ sign (Eq. 43)."""
     net, data = network(dtype=torch.double), samples(30, dtype=torch.double)
     method = Laplace(scale=0.03)
-    server = method.init(net, FEDERATION)
-    place = site(net, lr=0.5, steps=3000, batch_size=30)
-    report, _, _ = method.local(method.message(server, 0), Nothing(), data, place)
+    server = method.init(run_of(net))
+    place = at(net, lr=0.5, steps=3000, batch_size=30)
+    report, _, _ = method.local(method.message(server, place), Nothing(), data, place)
     phi = {
         n: torch.where(i.mask(), i.dense(), server.weights[n]) for n, i in report.tensors.items()
     }
@@ -121,33 +123,39 @@ def test_the_local_objective_of_the_mixture():
     """Value and gradient of Eq. 48, per sample."""
     net, data = network(dtype=torch.double), samples(dtype=torch.double)
     method = Mixture(components=3, precision=0.8)
-    server = method.init(net, FEDERATION)
+    server = method.init(run_of(net))
     centres = [
         {n.removeprefix(f"{k}/"): t for n, t in server.components.items() if n.startswith(f"{k}/")}
         for k in range(3)
     ]
-    objective = method.objective(centres, 12, site(net))
+    place = at(net)
+    problem = method.problem(method.message(server, place), Nothing(), data, place)
+    loss = method.loss(place.run)
+
+    def objective(parameters):
+        return loss(parameters, data, problem.given, {})
+
     phi = {n: 0.3 * torch.randn(t.shape).double() for n, t in centres[0].items()}
 
-    def at(weight):
-        return objective({**phi, "1.weight": weight}, data)
+    def value(weight):
+        return objective({**phi, "1.weight": weight})
 
     leaf = phi["1.weight"].clone().requires_grad_()
-    at(leaf).backward()
-    torch.testing.assert_close(leaf.grad, difference(at, phi["1.weight"]), rtol=1e-5, atol=1e-7)
+    value(leaf).backward()
+    torch.testing.assert_close(leaf.grad, difference(value, phi["1.weight"]), rtol=1e-5, atol=1e-7)
     alone = torch.nn.functional.cross_entropy(net(phi, data.x), data.y)
     squares = [sum(float(((phi[n] - c[n]) ** 2).sum()) for n in phi) for c in centres]
     expected = float(alone) - np.log(sum(np.exp(-0.4 * d) for d in squares)) / 12
-    assert float(objective(phi, data)) == pytest.approx(expected, rel=1e-9)
+    assert float(objective(phi)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_m_step_of_the_mixture():
     """Eq. 51 and 52 in plain arrays."""
     method = Mixture(components=2, precision=1.5, weighting="uniform")
     net = network()
-    server = method.init(net, FEDERATION)
+    server = method.init(run_of(net))
     found = [{n: w + 0.3 * torch.randn(w.shape) for n, w in net.initial.items()} for _ in range(4)]
-    following, info = method.update(server, gathered(found))
+    following, info = method.update(server, gathered(found), at(net))
     flat = np.stack([np.concatenate([t.flatten() for t in phi.values()]) for phi in found])
     centres = np.stack(
         [
@@ -174,9 +182,9 @@ def test_responsibilities_far_away_are_stable():
 def test_a_component_of_nobody_stays():
     method = Mixture(components=2, precision=1e4)
     net = network()
-    server = method.init(net, FEDERATION)
+    server = method.init(run_of(net))
     first = {n: server.components[f"0/{n}"] + 0.01 for n in net.initial}
-    following, _ = method.update(server, gathered([first, first]))
+    following, _ = method.update(server, gathered([first, first]), at(net))
     for name in net.initial:
         torch.testing.assert_close(following.components[f"0/{name}"], first[name])
         assert torch.equal(following.components[f"1/{name}"], server.components[f"1/{name}"])
@@ -235,17 +243,19 @@ def test_single_step_em_climbs_the_marginal_likelihood():
     w = {"w": torch.tensor([5.0, -5.0], dtype=torch.double)}
     settings = LocalTraining(lr=0.3, steps=200, batch_size=1)
     server, memory = ServerOptimizer(server_lr=lr), {}
+    stream = torch.Generator().manual_seed(0)
     for _ in range(40):
         means = []
         for own in data:
 
-            def negative(p, _, own=own, centre=w["w"]):
+            def negative(p, batch, given, noise, own=own):
                 fit = (own - p["w"]).square().sum() / variance
-                return 0.5 * (fit + precision * (p["w"] - centre).square().sum())
+                return 0.5 * (fit + precision * (p["w"] - given["centre"]).square().sum())
 
             batch = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
-            stream = torch.Generator().manual_seed(0)
-            means.append(train(w, negative, batch, settings, lr=0.3, stream=stream)[0]["w"])
+            problem = Problem(w, given={"centre": w["w"]})
+            solved = solve(problem, negative, batch, settings, lr=0.3, rng=lambda _: stream)
+            means.append(solved.parameters["w"])
         step = {"w": -precision * (torch.stack(means) - w["w"]).sum(dim=0)}
         marginal = (data - w["w"]).sum(dim=0) / (variance + 1 / precision)
         torch.testing.assert_close(step["w"], -marginal, rtol=1e-9, atol=1e-9)

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from fedbayes.inference.local import batches
 from torch.nn import functional
 
 import fedbayes
 from fedbayes import Simulation
 from fedbayes.errors import ConfigError
 from fedbayes.inference.controls import corrected, mean_gradient
+from fedbayes.inference.solve import batches
 from fedbayes.messages import decode, dense
 from fedbayes.methods.scaffold import Control, Scaffold
 from fedbayes.tensors import unpack
-from tests.methods.places import FEDERATION, network, samples, site
+from tests.methods.places import at, network, run_of, samples
 
 
 def gradient(weights, x, y):
@@ -24,7 +24,7 @@ def gradient(weights, x, y):
 def setting(option, **training):
     net = network(dtype=torch.double)
     method = Scaffold(control=option, damping=0.7)
-    server = method.init(net, FEDERATION)
+    server = method.init(run_of(net))
     stream = torch.Generator().manual_seed(0)
 
     def random():
@@ -33,18 +33,18 @@ def setting(option, **training):
         }
 
     server = type(server)(**{**vars(server), "control": random()})
-    place = site(net, batch_size=5, epochs=2, lr=0.1, **training)
+    place = at(net, batch_size=5, epochs=2, lr=0.1, **training)
     return method, server, Control(random()), place, samples(dtype=torch.double)
 
 
 def test_the_new_variate_is_the_mean_gradient_on_the_way():
     method, server, own, place, data = setting("path")
-    report, after, _ = method.local(method.message(server, 0), own, data, place)
+    report, after, _ = method.local(method.message(server, place), own, data, place)
     names = ["1.weight", "1.bias"]
     weights = [server.weights[n].clone() for n in names]
     add = [0.7 * (server.control[n] - own.control[n]) for n in names]
     total = [torch.zeros_like(w) for w in weights]
-    steps = list(batches(data, 5, 6, place.stream("batches")))
+    steps = list(batches(data, 5, 6, place.rng("batches")))
     for batch in steps:
         found = gradient(weights, batch.x, batch.y)
         total = [t + g for t, g in zip(total, found, strict=True)]
@@ -58,7 +58,7 @@ def test_the_new_variate_is_the_mean_gradient_on_the_way():
 
 def test_the_other_option_is_the_gradient_at_the_servers_weights():
     method, server, own, place, data = setting("gradient", momentum=0.9)
-    _, after, _ = method.local(method.message(server, 0), own, data, place)
+    _, after, _ = method.local(method.message(server, place), own, data, place)
     names = ["1.weight", "1.bias"]
     found = gradient([server.weights[n] for n in names], data.x, data.y)
     for name, expected in zip(names, found, strict=True):
@@ -67,8 +67,8 @@ def test_the_other_option_is_the_gradient_at_the_servers_weights():
 
 def test_a_linear_term_adds_to_every_gradient():
     weights = {"a": torch.randn(3, requires_grad=True)}
-    loss = corrected(lambda w, _: w["a"].square().sum(), {"a": torch.tensor([1.0, 2.0, 3.0])})
-    loss(weights, samples()).backward()
+    loss = corrected(lambda w, *_: w["a"].square().sum())
+    loss(weights, samples(), {"correction": {"a": torch.tensor([1.0, 2.0, 3.0])}}, {}).backward()
     expected = 2 * weights["a"].detach() + torch.tensor([1.0, 2.0, 3.0])
     torch.testing.assert_close(weights["a"].grad, expected)
 
@@ -76,7 +76,7 @@ def test_a_linear_term_adds_to_every_gradient():
 def test_the_gradient_over_pieces_is_that_of_the_whole():
     net, data = network(dtype=torch.double), samples(13, dtype=torch.double)
 
-    def objective(weights, batch):
+    def objective(weights, batch, given, noise):
         return functional.cross_entropy(net(weights, batch.x), batch.y)
 
     pieces = mean_gradient(net.initial, objective, data, 4, ["1.bias"])

@@ -9,14 +9,14 @@ from fedbayes.messages import Masked, dense, encode
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
 from fedbayes.models import LeNet5, Network, ResNet20, units
-from tests.methods.places import FEDERATION, difference, network, samples, site
+from tests.methods.places import at, difference, network, run_of, samples
 
 
 def test_every_client_drops_a_fixed_share_of_its_own():
-    net = Network(LeNet5(3, 32, 32, 10))
+    net = Network(LeNet5(3, 32, 32, 10), shape=(3, 32, 32))
     method = FedDrop(conv_rate=0.2, dense_rate=0.5)
-    server = method.init(net, FEDERATION)
-    messages = [method.message(server, client) for client in range(2)]
+    server = method.init(run_of(net))
+    messages = [method.message(server, at(net, client)) for client in range(2)]
     for message in messages:
         alive = {n: int(message[n].masks[(0,)].sum()) for n in ("0.weight", "3.weight", "7.weight")}
         assert alive == {"0.weight": 16, "3.weight": 40, "7.weight": 250}
@@ -25,37 +25,36 @@ def test_every_client_drops_a_fixed_share_of_its_own():
         assert isinstance(message["9.bias"], torch.Tensor), "outputs are never dropped"
     one, two = (message["7.weight"].masks[(0,)] for message in messages)
     assert not torch.equal(one, two)
-    again = method.message(server, 0)["7.weight"].masks[(0,)]
+    again = method.message(server, at(net))["7.weight"].masks[(0,)]
     assert torch.equal(one, again)
-    later = type(server)(**{**vars(server), "round": 1})
-    assert not torch.equal(one, method.message(later, 0)["7.weight"].masks[(0,)])
+    assert not torch.equal(one, method.message(server, at(net, round=2))["7.weight"].masks[(0,)])
 
 
 def test_the_small_network_answers_like_one_without_the_units():
     net = network([8, 6])
     method = FedDrop()
-    message = method.message(method.init(net, FEDERATION), 0)
+    message = method.message(method.init(run_of(net)), at(net))
     x = torch.randn(5, 4)
-    torch.testing.assert_close(net(units.cut(message), x), net(dense(message), x))
-    report, _, _ = method.local(message, Nothing(), samples(), site(net))
-    small = units.cut(report.tensors)
+    torch.testing.assert_close(net(units.slice(message), x), net(dense(message), x))
+    report, _, _ = method.local(message, Nothing(), samples(), at(net))
+    small = units.slice(report.tensors)
     assert small["1.weight"].shape == (4, 4)
-    torch.testing.assert_close(
-        method.personal(message, report, Nothing(), net)(x), net(dense(report.tensors), x)
-    )
+    personal = method.personal_model(message, report, Nothing(), run_of(net))
+    predicted = method.draws(personal, run_of(net))(x)
+    torch.testing.assert_close(predicted, net(dense(report.tensors), x)[None])
 
 
 def test_a_weight_moves_to_the_mean_of_those_who_had_it():
     net = network([6])
     method = FedDrop(dense_rate=0.7)
-    server = method.init(net, FEDERATION)
+    server = method.init(run_of(net))
     total, found = Sum(), []
     for client in range(3):
-        message = method.message(server, client)
-        report, _, _ = method.local(message, Nothing(), samples(seed=client), site(net, client))
+        message = method.message(server, at(net, client))
+        report, _, _ = method.local(message, Nothing(), samples(seed=client), at(net, client))
         total.add(client, report)
         found.append(report.tensors)
-    following, _ = method.update(server, total)
+    following, _ = method.update(server, total, at(net))
     for name, w in server.weights.items():
         expected = w.clone()
         for index in range(w.numel()):
@@ -73,9 +72,9 @@ def test_a_weight_moves_to_the_mean_of_those_who_had_it():
 def test_bytes_of_dropped_networks():
     """ResNet-20 at rate 0.1: inner filters alone are dropped, and about 0.9 is sent, as in the
     paper's CIFAR-100 table (112 of 124 GB)."""
-    net = Network(ResNet20(3, 100))
+    net = Network(ResNet20(3, 100), shape=(3, 32, 32))
     method = FedDrop(conv_rate=0.1)
-    message = method.message(method.init(net, FEDERATION), 0)
+    message = method.message(method.init(run_of(net)), at(net))
     whole = len(encode(dict(net.initial)))
     assert len(encode(message)) / whole == pytest.approx(112 / 124, abs=0.03)
 
@@ -84,20 +83,26 @@ def test_group_lasso_and_its_gradient():
     """Eq. 24, and a zero group with a gradient that is finite."""
     net, data = network(dtype=torch.double), samples(dtype=torch.double)
     method = FedL1(l1=0.4, output_groups=True)
-    objective = method.objective(site(net))
+    loss = method.loss(run_of(net))
+
+    def objective(parameters):
+        return loss(parameters, data, {}, {})
+
     start = {n: t.clone() for n, t in net.initial.items()}
     alone = torch.nn.functional.cross_entropy(net(start, data.x), data.y)
     expected = float(alone) + 0.4 * sum(float(row.norm()) for row in start["1.weight"])
-    assert float(objective(start, data)) == pytest.approx(expected)
+    assert float(objective(start)) == pytest.approx(expected)
     leaf = start["1.weight"].clone().requires_grad_()
 
-    def at(weight):
-        return objective({**start, "1.weight": weight}, data)
+    def value(weight):
+        return objective({**start, "1.weight": weight})
 
-    at(leaf).backward()
-    torch.testing.assert_close(leaf.grad, difference(at, start["1.weight"]), rtol=1e-5, atol=1e-7)
+    value(leaf).backward()
+    torch.testing.assert_close(
+        leaf.grad, difference(value, start["1.weight"]), rtol=1e-5, atol=1e-7
+    )
     zero = torch.zeros_like(leaf, requires_grad=True)
-    at(zero).backward()
+    value(zero).backward()
     assert torch.isfinite(zero.grad).all()
 
 
@@ -106,8 +111,8 @@ def test_groups_below_the_threshold_are_not_sent():
     norms = net.initial["1.weight"].norm(dim=1)
     level = float(norms.sort().values[2])  # three groups are at most this
     method = FedL1(l1=level, output_groups=False)
-    server = method.init(net, FEDERATION)
-    message = method.message(server, 0)
+    server = method.init(run_of(net))
+    message = method.message(server, at(net))
     kept = norms > level
     assert int(kept.sum()) == 2
     assert torch.equal(message["1.weight"].masks[(0,)], kept)
@@ -120,14 +125,14 @@ def test_groups_below_the_threshold_are_not_sent():
 def test_the_server_steps_along_the_difference_of_sparse_models():
     net = network([5])
     method = FedL1(l1=0.1, server_optimizer="sgd", server_lr=0.5)
-    server = method.init(net, FEDERATION)
+    server = method.init(run_of(net))
     total, plain = Sum(), []
     for client in range(3):
         weights = {n: w * (0.3 + client) for n, w in net.initial.items()}
-        total.add(client, Report(method._sparse(weights, method._groups(net))))
-        plain.append(dense(method._sparse(weights, method._groups(net))))
-    following, _ = method.update(server, total)
-    for layer in net.units:
+        total.add(client, Report(method._sparse(weights, method._groups(run_of(net)))))
+        plain.append(dense(method._sparse(weights, method._groups(run_of(net)))))
+    following, _ = method.update(server, total, at(net))
+    for layer in net.groups:
         w = server.weights[layer.weight]
         stepped = w + 0.5 * (torch.stack([p[layer.weight] for p in plain]).mean(0) - w)
         stepped[stepped.flatten(1).norm(dim=1) <= 0.1] = 0

@@ -45,6 +45,7 @@ def evaluate(
     from dataclasses import asdict
 
     from fedbayes.runs.config import Config
+    from fedbayes.runs.display import number, words
     from fedbayes.tools.compare import compare, open_model
     from fedbayes.tools.evaluation_set import find_tests
     from fedbayes.tools.model_files import read_counts
@@ -67,15 +68,17 @@ def evaluate(
         counts=read_counts(counts, files) if counts is not None else None,
     )
     if as_json:
-        print(json.dumps([asdict(score) for score in scores]))
+        flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
+        print(json.dumps([{k: v for k, v in one.items() if k != "metrics"} for one in flat]))
         return
     Console().print(
         f"{tests.what}, standardized {scores[0].standardized}", highlight=False, soft_wrap=True
     )
-    table = Table("model", "accuracy", "nll", "parameters", pad_edge=False)
+    metrics = list(dict.fromkeys(name for score in scores for name in score.metrics))
+    table = Table("model", *map(words, metrics), "parameters", pad_edge=False)
     for score in scores:
-        row = (f"{score.accuracy:.4f}", f"{score.nll:.4f}", f"{score.parameters:,}")
-        table.add_row(score.name, *row)
+        values = [number(score.metrics.get(name)) for name in metrics]
+        table.add_row(score.name, *values, f"{score.parameters:,}")
     Console().print(table)
 
 

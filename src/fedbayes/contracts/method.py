@@ -44,7 +44,7 @@ from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Problem, Solved
 from fedbayes.messages import Message
 from fedbayes.models import Network
-from fedbayes.models.units import Units
+from fedbayes.models.units import Group
 from fedbayes.tensors import Samples, Tensors
 
 Info = dict[str, float]
@@ -235,25 +235,30 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         return single_draw(model, run.network)
 
 
-def units_remarks(name: str, network: Network, touched: Collection[Units]) -> list[str]:
+def units_remarks(name: str, network: Network, touched: Collection[Group]) -> list[str]:
     """What a method that leaves units out says of a network in which it cannot everywhere.
 
     Args:
         name: the method.
         network: all clients' network.
-        touched: units that it may leave out.
+        touched: groups whose units it may leave out.
     """
+    reasons = {
+        group.layer: group.whole_because or "the network's code counts on its width"
+        for group in network.groups
+        if not group.output and group not in touched
+    }
+    reasons |= {n.removesuffix(".weight"): why for n, why in network.traced.untouched.items()}
+    left = [f"{layer} ({why})" for layer, why in reasons.items()]
+    shown = "; ".join(left[:8]) + (f"; and {len(left) - 8} more" if len(left) > 8 else "")
+    found = [f"{name} sends these layers whole: {shown}"] if left else []
     if not touched:
-        return [
+        found.insert(
+            0,
             f"{name} finds no units in this network that it could leave out: messages are as "
-            "long as under fedavg"
-        ]
-    left = [f"{u.layer} ({u.kind})" for u in network.units if not u.last and u not in touched]
-    left += network.unknown_layers
-    if not left:
-        return []
-    shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
-    return [f"{name} sends these layers whole, since their units or readers are unknown: {shown}"]
+            "long as the whole network",
+        )
+    return found
 
 
 def single_draw(weights: Tensors, network: Network) -> Sampler:

@@ -3,7 +3,7 @@
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -108,39 +108,42 @@ def _distributions(figure: "Figure", data: FederatedData) -> None:
         figure.set_figheight(_height(data.clients))
     y = [data.dataset.y[data.partition.train_rows(client)] for client in range(data.clients)]
     points = np.stack([np.percentile(rows, (5, 25, 50, 75, 95), axis=0) for rows in y], axis=1)
-    for index, (axes, column) in enumerate(
-        zip(np.atleast_1d(figure.subplots(1, len(columns), sharey=few)), columns, strict=True)
-    ):
-        low, lower, middle, upper, high = points[..., index]
-        if not few:
-            clients = np.arange(data.clients)
-            band = {"step": "mid", "color": "C0", "linewidth": 0.0}
-            axes.fill_between(
-                clients, low, high, alpha=0.25, label="5th to 95th percentile", **band
-            )
-            axes.fill_between(clients, lower, upper, alpha=0.5, label="25th to 75th", **band)
-            axes.step(clients, middle, where="mid", color="black", linewidth=1.0, label="median")
-            axes.set_xlabel("client")
-            axes.set_ylabel(column)
-            continue
-        quartiles = zip(low, lower, middle, upper, high, strict=True)
-        names = ("whislo", "q1", "med", "q3", "whishi")
-        axes.bxp(
-            [dict(zip(names, values, strict=True)) for values in quartiles],
-            positions=range(data.clients),
-            orientation="horizontal",
-            manage_ticks=False,
-            showfliers=False,
-            medianprops={"color": "black"},
-        )
-        axes.set_xlabel(column)
-        axes.grid(axis="x", alpha=0.3)
-        if index == 0:
-            axes.set_yticks(range(data.clients), _clients(data))
-            axes.set_ylabel("client (training samples)")
-            axes.invert_yaxis()
-    if not few:
-        axes.legend(fontsize="small")
+    panels = figure.subplots(1, len(columns), sharey=few, squeeze=False)[0]
+    for axes, column, percentiles in zip(panels, columns, np.moveaxis(points, 2, 0), strict=True):
+        (_boxes if few else _bands)(axes, column, percentiles)
+    if few:
+        panels[0].set_yticks(range(data.clients), _clients(data))
+        panels[0].set_ylabel("client (training samples)")
+        panels[0].invert_yaxis()
+    else:
+        panels[-1].legend(fontsize="small")
+
+
+def _boxes(axes: "Axes", column: str, percentiles: Array) -> None:
+    """A box plot for each client, of percentiles [5, S]."""
+    names = ("whislo", "q1", "med", "q3", "whishi")
+    axes.bxp(
+        [dict(zip(names, values, strict=True)) for values in percentiles.T],
+        positions=range(percentiles.shape[1]),
+        orientation="horizontal",
+        manage_ticks=False,
+        showfliers=False,
+        medianprops={"color": "black"},
+    )
+    axes.set_xlabel(column)
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _bands(axes: "Axes", column: str, percentiles: Array) -> None:
+    """Bands over the clients, of percentiles [5, S]."""
+    low, lower, middle, upper, high = percentiles
+    clients = np.arange(len(middle))
+    band: dict[str, Any] = {"step": "mid", "color": "C0", "linewidth": 0.0}
+    axes.fill_between(clients, low, high, alpha=0.25, label="5th to 95th percentile", **band)
+    axes.fill_between(clients, lower, upper, alpha=0.5, label="25th to 75th", **band)
+    axes.step(clients, middle, where="mid", color="black", linewidth=1.0, label="median")
+    axes.set_xlabel("client")
+    axes.set_ylabel(column)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:

@@ -52,7 +52,7 @@ def require_plain_sgd(training: LocalTraining) -> None:
     if training.optimizer != "sgd" or training.momentum:
         raise ConfigError(
             "control variates along the path need training.optimizer = 'sgd' with momentum 0; "
-            "with other optimizers use scaffold with method.control = 'gradient'"
+            "variates from gradients (method.control = 'gradient', where a method has it) do not"
         )
 
 

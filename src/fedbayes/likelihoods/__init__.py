@@ -1,14 +1,13 @@
 """The likelihoods: how outputs of a network and a target belong together; one file each."""
 
-from collections.abc import Iterator, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from fedbayes.errors import ConfigError, did_you_mean
-from fedbayes.lazy import attributes
+from fedbayes.lazy import Catalogue, attributes
 from fedbayes.targets import Target
 
 if TYPE_CHECKING:
@@ -58,10 +57,9 @@ __getattr__, __dir__ = attributes(
 )
 
 
-class _Likelihoods(Mapping[str, "type[Likelihood]"]):
-    """Classes by name; a file is imported when its likelihood is asked for."""
-
-    _places: Mapping[str, tuple[str, str]] = {
+LIKELIHOODS: Mapping[str, "type[Likelihood]"] = Catalogue(
+    "fedbayes.likelihoods",
+    {
         "categorical": ("categorical", "Categorical"),
         "bernoulli": ("bernoulli", "Bernoulli"),
         "multilabel": ("multilabel", "Multilabel"),
@@ -69,24 +67,8 @@ class _Likelihoods(Mapping[str, "type[Likelihood]"]):
         "poisson": ("poisson", "Poisson"),
         "student-t": ("student", "StudentT"),
         "quantile": ("quantile", "Quantile"),
-    }
-
-    def __getitem__(self, name: str) -> "type[Likelihood]":
-        module, kind = self._places[name]
-        found: type[Likelihood] = getattr(import_module(f"fedbayes.likelihoods.{module}"), kind)
-        return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
-LIKELIHOODS: Mapping[str, "type[Likelihood]"] = _Likelihoods()
+    },
+)
 """Every built-in likelihood by its name; the names are known without importing PyTorch."""
 
 _DEFAULTS = {
@@ -147,6 +129,12 @@ def build_likelihood(name: str, target: Target, **settings: Any) -> "Likelihood"
     """
     name = default_likelihood(target) if name == "auto" else name
     kind = find_likelihood(name)
+    if target.kind not in kind.kinds:
+        takers = [other for other, one in LIKELIHOODS.items() if target.kind in one.kinds]
+        raise ConfigError(
+            f"the likelihood {name} is for {' or '.join(kind.kinds)} targets, and this target is "
+            f"of kind {target.kind}; choose {' or '.join(takers)}"
+        )
     try:
         return kind(target=target, **settings)
     except ValidationError as error:

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError
-from fedbayes.likelihoods import LIKELIHOODS
 from fedbayes.metrics import Uncertainty, uncertainty
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors
@@ -47,13 +46,12 @@ class Likelihood(BaseModel):
         """See that the likelihood takes such a target.
 
         Raises:
-            ConfigError: it does not; says which likelihoods do.
+            ConfigError: it does not.
         """
         if target.kind not in cls.kinds:
-            takers = [name for name, kind in LIKELIHOODS.items() if target.kind in kind.kinds]
             raise ConfigError(
                 f"the likelihood {cls.name} is for {' or '.join(cls.kinds)} targets, and this "
-                f"target is of kind {target.kind}; choose {' or '.join(takers)}"
+                f"target is of kind {target.kind}"
             )
         if target.kind == "real" and not (target.center and target.scale):
             raise ConfigError(
@@ -160,7 +158,7 @@ class Classes(Likelihood):
         """Counts, "nll", "correct": 1 where the most probable class is the true one, and
         "confidence", the probability of that class.
         """
-        log_probabilities = self.log_probabilities(draws.float())
+        log_probabilities = self.log_probabilities(draws)
         true = log_probabilities.gather(1, y[:, None])[:, 0].double()
         correct = (log_probabilities.argmax(dim=-1) == y) & finite(draws)
         nll = torch.where(finite(draws), -true, torch.inf)

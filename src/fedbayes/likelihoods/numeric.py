@@ -13,6 +13,9 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.likelihoods.base import Likelihood, mean_of
 from fedbayes.tensors import Tensors
 
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+"""Probabilities of central intervals."""
+
 
 class Numeric(Likelihood):
     """Likelihoods of one or more columns of numbers, which are independent given f."""
@@ -23,6 +26,11 @@ class Numeric(Likelihood):
     def width(self) -> int:
         """Columns of the outputs behind the head."""
         return self.outputs
+
+    @property
+    def interval_levels(self) -> tuple[float, ...]:
+        """Levels of central intervals to look at for calibration, of those that there are."""
+        return LEVELS
 
     @abstractmethod
     def interval(self, draws: Tensor, level: float) -> tuple[Tensor, Tensor]:

@@ -95,6 +95,16 @@ class Quantile(Numeric):
         combined = self.combined(draws.double())
         return combined[..., ends[0]], combined[..., ends[1]]
 
+    @property
+    def interval_levels(self) -> tuple[float, ...]:
+        """Levels of the intervals between two of its quantiles, rising."""
+        low = [level for level in self.levels if level < 0.5]
+        return tuple(
+            round(1 - 2 * level, 12)
+            for level in reversed(low)
+            if any(math.isclose(1 - level, other, abs_tol=1e-9) for other in self.levels)
+        )
+
     def _place(self, p: float) -> int:
         for place, level in enumerate(self.levels):
             if math.isclose(level, p, abs_tol=1e-9):

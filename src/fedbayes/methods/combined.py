@@ -77,6 +77,16 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         "float32 holds 38",
     )
 
+    def remarks(self, run: Run) -> list[str]:
+        """The non-convex rules scale what the network puts out."""
+        if self.alpha == "mean" or run.likelihood.target.classes:
+            return []
+        return [
+            f"{self.name} with alpha = {self.alpha!r} scales a network's outputs, which leaves the "
+            f"most probable class as it is, but no other prediction ({run.likelihood.name}); "
+            "method.alpha = 'mean' does not"
+        ]
+
     def init(self, run: Run) -> Server:
         """The network's initialization."""
         weights, buffers = run.network.split()

@@ -22,7 +22,7 @@ from fedbayes.contracts import (
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked, Message
 from fedbayes.models import units
-from fedbayes.models.units import Units
+from fedbayes.models.units import Group
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -45,8 +45,10 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
     network. Each weight moves to the mean over the clients that had it. Seen from the EM paper
     (section 4), the gates are the server's, with a fixed probability.
 
-    Units whose readers are not known are kept (filters that add into a residual stream, say),
-    and so are the outputs: the paper's rate of 0.01 on in- and outputs comes to less than one.
+    A residual stream is one layer of units, and loses them in every convolution that adds into it.
+    What group normalization counts loses the same share of every group. Units of which the trace
+    does not know all readers are kept (`remarks` names them), and so are the outputs: the paper's
+    rate of 0.01 on in- and outputs comes to less than one.
     """
 
     name = "feddrop"
@@ -63,7 +65,7 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         few = [u for u in dropped if not self._dropped(u)]
         found = units_remarks(self.name, run.network, dropped)
         if few:
-            layers = ", ".join(f"{u.layer} ({u.count // u.norm_groups})" for u in few)
+            layers = ", ".join(f"{u.layer} ({u.step})" for u in few)
             found.append(
                 f"{self.name} drops nothing of {'these' if len(few) < len(dropped) else 'all'} "
                 "layers, which have too few units for their rate (units drawn from in brackets): "
@@ -71,8 +73,8 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
             )
         return found
 
-    def _droppable(self, run: Run) -> tuple[Units, ...]:
-        return tuple(u for u in run.network.units if u.reader is not None and not u.last)
+    def _droppable(self, run: Run) -> tuple[Group, ...]:
+        return run.network.narrowing
 
     def init(self, run: Run) -> Server:
         """The network's initialization."""
@@ -81,26 +83,24 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
 
     def message(self, server: Server, at: At) -> Message:
         """The client's smaller network of the round."""
-        stream = at.rng("dropped units")
+        rng = at.rng("dropped units")
         dropped = self._droppable(at.run)
-        alive = {u.layer: self._kept(u, stream) for u in dropped}
+        alive = {u.layer: self._kept(u, rng) for u in dropped}
         found = units.masks(dropped, alive, running=True)
-        return units.restrict({**server.weights, **server.buffers}, found)
+        return units.mask({**server.weights, **server.buffers}, found)
 
-    def _kept(self, layer: Units, stream: torch.Generator) -> Tensor:
-        """The units that stay, bool [count]: as many in every group of a normalization."""
-        size = layer.count // layer.norm_groups
-        order = torch.rand(layer.norm_groups, size, generator=stream).argsort(dim=1)
-        return (order >= self._dropped(layer)).flatten()
+    def _kept(self, layer: Group, rng: torch.Generator) -> Tensor:
+        """The units that stay, bool [count]: the same share of every cell."""
+        return layer.thinned(self._dropped(layer), torch.rand(layer.count, generator=rng))
 
-    def _dropped(self, layer: Units) -> int:
-        """How many units go, of every group of a normalization."""
+    def _dropped(self, layer: Group) -> int:
+        """How many units go, of every `step`."""
         rate = self.conv_rate if layer.kind == "conv" else self.dense_rate
-        return floor(rate * (layer.count // layer.norm_groups))
+        return floor(rate * layer.step)
 
     def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
         """Train the smaller network."""
-        return Problem(at.run.network.prepare(units.cut(message)), message=message)
+        return Problem(at.run.network.prepare(units.slice(message)), message=message)
 
     def report(
         self, solved: Solved, problem: Problem, client: Nothing, at: At
@@ -138,4 +138,4 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         self, message: Message, report: Report | None, client: Nothing, run: Run
     ) -> Tensors | None:
         """The smaller network that the client reported."""
-        return units.cut(report.tensors) if report is not None else None
+        return units.slice(report.tensors) if report is not None else None

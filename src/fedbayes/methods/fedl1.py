@@ -25,7 +25,7 @@ from fedbayes.contracts import (
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Message, dense
 from fedbayes.models import units
-from fedbayes.models.units import Units
+from fedbayes.models.units import Group
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -74,19 +74,19 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
         """The groups above the threshold, and what belongs to none."""
         return self._sparse({**server.weights, **server.buffers}, self._groups(at.run))
 
-    def _above(self, weights: Tensors, groups: tuple[Units, ...]) -> units.Masks:
+    def _above(self, weights: Tensors, groups: tuple[Group, ...]) -> units.Masks:
         """The groups that stay (Eq. 25)."""
         alive = {u.layer: units.row_norms(weights, u) > self.l1 for u in groups}
         return units.masks(groups, alive, readers=False)
 
-    def _sparse(self, weights: Tensors, groups: tuple[Units, ...]) -> Message:
-        return units.restrict(weights, self._above(weights, groups))
+    def _sparse(self, weights: Tensors, groups: tuple[Group, ...]) -> Message:
+        return units.mask(weights, self._above(weights, groups))
 
-    def _thresholded(self, weights: Tensors, groups: tuple[Units, ...]) -> Tensors:
-        return units.blank(weights, self._above(weights, groups))
+    def _thresholded(self, weights: Tensors, groups: tuple[Group, ...]) -> Tensors:
+        return units.zero(weights, self._above(weights, groups))
 
-    def _groups(self, run: Run) -> tuple[Units, ...]:
-        return tuple(u for u in run.network.units if self.output_groups or not u.last)
+    def _groups(self, run: Run) -> tuple[Group, ...]:
+        return tuple(u for u in run.network.groups if self.output_groups or not u.output)
 
     def loss(self, run: Run) -> Loss:
         """Nll + λ Σ_g ‖φ_g‖₂ (Eq. 24); the subgradient at a zero group is zero."""

@@ -29,7 +29,7 @@ from fedbayes.inference import gates, optimizers
 from fedbayes.inference.controls import along_path, corrected, moved, require_plain_sgd, zeros
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.models import units
-from fedbayes.models.units import Units
+from fedbayes.models.units import Group
 from fedbayes.tensors import Samples, Tensors, named, part
 
 STRENGTHS = {"low": 5e-7, "mid": 5e-6, "high": 5e-5}
@@ -63,7 +63,8 @@ class Gated(
     """What FedSparse is with control variates and without.
 
     A group g is a unit of a linear layer, or a filter, with its weights, its bias and its scale
-    and shift in the normalization that follows; norms are over the weights. The gate of a group
+    and shift in the normalization that follows; norms are over the weights. A unit of a residual
+    stream has all that adds into its place: one norm, one gate. The gate of a group
     is open with probability θ_g = sigmoid((‖w_g‖₂ − softplus(v_g))/T) at the server, and π_sg,
     the same of w_s and v_s, at a client; no gradient flows through the norm (Eq. 23).
     """
@@ -108,8 +109,8 @@ class Gated(
         """Layers that have no gates."""
         return units_remarks(self.name, run.network, self._gated(run))
 
-    def _gated(self, run: Run) -> tuple[Units, ...]:
-        return tuple(u for u in run.network.units if self.output_gates or not u.last)
+    def _gated(self, run: Run) -> tuple[Group, ...]:
+        return tuple(u for u in run.network.groups if self.output_gates or not u.output)
 
     def _init(self, run: Run) -> Server:
         """The network's initialization, with thresholds that leave every gate open."""
@@ -121,7 +122,7 @@ class Gated(
         }
         return Server(weights, buffers, thresholds, {}, {})
 
-    def _logits(self, weights: Tensors, thresholds: Tensors, layer: Units) -> Tensor:
+    def _logits(self, weights: Tensors, thresholds: Tensors, layer: Group) -> Tensor:
         """Logits of a layer's gates; detached from the weights."""
         norms = units.row_norms(weights, layer).detach()
         return gates.logits(norms, thresholds[layer.layer], self.temperature)
@@ -130,7 +131,7 @@ class Gated(
         """Weights and thresholds of the units that survive, and buffers."""
         gated = self._gated(at.run)
         alive = _alive(server.weights, gated)
-        message = units.restrict(server.weights, units.masks(gated, alive)) | server.buffers
+        message = units.mask(server.weights, units.masks(gated, alive)) | server.buffers
         thresholds = {
             layer: Masked.keep(server.thresholds[layer], {(0,): keep})
             for layer, keep in alive.items()
@@ -188,12 +189,12 @@ class Gated(
                     divergence = size * divergence
                 price = self.strength * size * probability + self.cross_entropy * divergence
                 penalty = penalty + price.sum()
-                for name in layer.owned:
-                    tensor = parameters[name]
-                    weights[name] = tensor * _along(z, tensor)
+                for axis in layer.owned:
+                    name, tensor = axis.tensor, parameters[axis.tensor]
+                    weights[name] = weights[name] * axis.along(z, tensor)
                     if self.drift:
                         change = (tensor - given["prior"][name]).square()
-                        square = change * _along(probability, tensor)
+                        square = change * axis.along(probability, tensor, 0)
                         penalty = penalty + 0.5 * self.drift * square.sum()
             return likelihood(weights, batch, given, noise) + penalty
 
@@ -214,14 +215,15 @@ class Gated(
             shifts.append((pi - prior).abs())
         weights = {n: t for n, t in ended.items() if not n.startswith("threshold/")}
         found = units.masks(gated, kept, readers=False)
+        read = {axis.tensor: axis.axis for layer in gated for axis in layer.readers}
         for name, item in problem.message.items():
-            if isinstance(item, Masked) and (1,) in item.masks:
-                found.setdefault(name, {})[(1,)] = item.masks[(1,)]
+            if isinstance(item, Masked) and (read.get(name),) in item.masks:
+                found.setdefault(name, {})[(read[name],)] = item.masks[(read[name],)]
         info = solved.info
         if shifts:
             shift = torch.cat(shifts)
             info |= {"gate_shift_mean": float(shift.mean()), "gate_shift_max": float(shift.max())}
-        return units.restrict(weights, found), info
+        return units.mask(weights, found), info
 
     def _update(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Server, Info]:
         """Steps on w and v, then pruning (Algorithm 1; sums over clients are means here).
@@ -234,7 +236,7 @@ class Gated(
         mean = reports.mean()
         shares = {name: reports.share(name).to(w.dtype) for name, w in server.weights.items()}
         thresholds = dict(server.thresholds)
-        opened = {u.layer: _rows(shares[u.weight]) for u in gated}
+        opened = {u.layer: _opened(shares, u) for u in gated}
         optimizer, gate_optimizer = server.optimizer, server.gate_optimizer
         if self.update_rule == "average":
             weights = {
@@ -261,7 +263,7 @@ class Gated(
                     slopes,
                     gate_optimizer,
                 )
-        weights = units.blank(weights, before)  # the optimizer's momentum revives nothing
+        weights = units.zero(weights, before)  # the optimizer's momentum revives nothing
         if self.prune:
             weights, thresholds = self._pruned(weights, thresholds, gated)
         alive = _alive(weights, gated)
@@ -270,9 +272,9 @@ class Gated(
         return Server(weights, buffers, thresholds, optimizer, gate_optimizer), info
 
     def _pruned(
-        self, weights: Tensors, thresholds: Tensors, gated: tuple[Units, ...]
+        self, weights: Tensors, thresholds: Tensors, gated: tuple[Group, ...]
     ) -> tuple[Tensors, Tensors]:
-        """Cut off the units that are too improbable, and what reads them.
+        """Zero the units that are too improbable, and what reads them.
 
         A reader's norm falls with the columns that it loses; its threshold falls by the same, so
         that its gates stay as they were.
@@ -280,14 +282,14 @@ class Gated(
         logits = {u.layer: self._logits(weights, thresholds, u) for u in gated}
         floor = torch.logit(torch.tensor(self.prune_below))
         keep = {u.layer: logits[u.layer] > floor for u in gated}
-        cut = units.blank(weights, units.masks(gated, keep))
+        pruned = units.zero(weights, units.masks(gated, keep))
         moved = {}
         for u in gated:
-            norms = units.row_norms(cut, u)
+            norms = units.row_norms(pruned, u)
             same = ~keep[u.layer] | (norms == units.row_norms(weights, u))
             following = gates.thresholds(norms, logits[u.layer], self.temperature)
             moved[u.layer] = torch.where(same, thresholds[u.layer], following)
-        return cut, moved
+        return pruned, moved
 
     def model(self, server: AnyServer, run: Run) -> Tensors:
         """The weights without the units that are too improbable, and the buffers."""
@@ -374,7 +376,7 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         """As FedSparse, and the control variate of what survives."""
         gated = self._gated(at.run)
         found = units.masks(gated, _alive(server.weights, gated))
-        return super().message(server, at) | named("control", units.restrict(server.control, found))
+        return super().message(server, at) | named("control", units.mask(server.control, found))
 
     def loss(self, run: Run) -> Loss:
         """As FedSparse, with ⟨c − c_s, φ⟩."""
@@ -409,21 +411,22 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         return Controlled(**vars(following), control=control), info
 
 
-def _alive(weights: Tensors, gated: tuple[Units, ...]) -> dict[str, Tensor]:
+def _alive(weights: Tensors, gated: tuple[Group, ...]) -> dict[str, Tensor]:
     """Units that the server still has: those with a weight that is not zero, [units] by layer."""
     return {u.layer: units.row_norms(weights, u) > 0 for u in gated}
 
 
-def _along(factor: Tensor, tensor: Tensor) -> Tensor:
-    """A factor per unit, shaped to multiply a tensor whose axis 0 is the units."""
-    return factor.reshape(-1, *[1] * (tensor.ndim - 1))
-
-
-def _rows(shares: Tensor) -> Tensor:
+def _opened(shares: Tensors, layer: Group) -> Tensor:
     """Share of the clients whose gate was open, of each unit."""
-    return shares.flatten(1).amax(dim=1)
+    rows = [axis.rows(shares[axis.tensor], layer.count) for axis in layer.made]
+    return torch.cat(rows, dim=1).amax(dim=1)
 
 
-def _sizes(weights: Tensors, layer: Units) -> Tensor:
-    """Parameters of each group that are not cut off, [units]."""
-    return (weights[layer.weight] != 0).flatten(1).sum(dim=1) + len(layer.owned) - 1
+def _sizes(weights: Tensors, layer: Group) -> Tensor:
+    """Parameters of each group that are not pruned, [units]."""
+    sizes = torch.zeros(layer.count, dtype=torch.int64, device=weights[layer.weight].device)
+    for axis in layer.owned:
+        tensor = weights[axis.tensor]
+        counted = tensor != 0 if axis in layer.made else torch.ones_like(tensor, dtype=torch.bool)
+        sizes += axis.rows(counted.to(torch.int64), layer.count).sum(dim=1)
+    return sizes

@@ -72,12 +72,17 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
                 f"{self.name} matches the neurons of whole networks, but frozen are "
                 f"{', '.join(run.network.constants)}"
             )
-        _layers(run)
-        if self.class_shares and not run.likelihood.target.classes:
+        if run.likelihood.head() is not None:
             raise ConfigError(
-                f"{self.name} weights clients' outputs by their samples of each class, and a "
-                f"{run.likelihood.target.kind} target has no classes; set method.class_shares = "
-                "false"
+                f"{self.name} matches neurons, and has no place for noise that is learnt behind "
+                "the network; set task.noise = 'each', or to a number"
+            )
+        _layers(run)
+        if self.class_shares and run.likelihood.outputs != run.likelihood.target.classes:
+            raise ConfigError(
+                f"{self.name} weights clients' outputs by their samples of each class, and under "
+                f"the likelihood {run.likelihood.name} there is no output for each class; set "
+                "method.class_shares = false"
             )
 
     def init(self, run: Run) -> Server:

@@ -15,7 +15,6 @@ from fedbayes.models.files import named_as, read_model, unlike
 from fedbayes.models.network import Network
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
 from fedbayes.models.settings import BUILT_IN, ModelSettings, Precision
-from fedbayes.models.units import last_layer, mark_outputs
 
 
 def build(
@@ -56,9 +55,8 @@ def build(
         module = _with_head(module, head)
     if settings.weights is not None:
         _load(module, settings, settings.weights)
-    network = Network(module, device=device, precision=precision)
-    last = last_layer(network.module, lambda: _try_out(network, settings.name, shape, width))
-    network.units = mark_outputs(network.units, last)
+    network = Network(module, device=device, precision=precision, shape=shape)
+    _try_out(network, settings.name, shape, width)
     return network
 
 

@@ -1,5 +1,6 @@
 """A network as a pure function of its weights."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from hashlib import sha256
@@ -7,8 +8,18 @@ from hashlib import sha256
 import torch
 from torch import Tensor, nn
 
+from fedbayes.errors import ModelError
 from fedbayes.models.settings import Precision
-from fedbayes.models.units import find_units, trained_units, unknown_layers
+from fedbayes.models.units import (
+    Group,
+    Groups,
+    find_units,
+    mask,
+    masks,
+    slice,
+    trained_groups,
+    zero,
+)
 from fedbayes.tensors import Tensors
 
 
@@ -35,7 +46,17 @@ class Network:
         *,
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
+        shape: tuple[int, ...] | None = None,
     ) -> None:
+        """Take a module over.
+
+        Args:
+            module: maps inputs [n, ...] to logits.
+            device: where it computes.
+            precision: of its computations.
+            shape: of a sample; wanted where somebody asks for `groups`.
+        """
+        self.shape = shape
         self.module = module.to(device)
         self.device = torch.device(device)
         self.precision = precision
@@ -51,10 +72,6 @@ class Network:
         )
         """Frozen parameters."""
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in module.modules())
-        self.units = trained_units(find_units(module), trained.keys())
-        """Units of each layer that is trained, inputs to outputs."""
-        self.unknown_layers = unknown_layers(module, self.units)
-        """Trained layers whose units are not known, as `name (Type)`."""
         self._slots = self._find_slots()
         if self.convolutional:
             for name, parameter in self.module.named_parameters():
@@ -78,6 +95,59 @@ class Network:
                     if name in self.initial:
                         slots.append((table, key, name))
         return slots
+
+    @cached_property
+    def traced(self) -> Groups:
+        """Groups of units of the weights that are trained, and what belongs to none.
+
+        Raises:
+            ModelError: the network was made without the shape of a sample.
+        """
+        if self.shape is None:
+            raise ModelError("the units of a network are traced with a sample; give its shape")
+        weights = self.prepare(self.initial)
+        self._bind({n: w if n in self.buffers else nn.Parameter(w) for n, w in weights.items()})
+        example = self._samples(torch.zeros(2, *self.shape))
+        return trained_groups(find_units(self.module, example), self.initial.keys() - self.buffers)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Groups of units, inputs to outputs."""
+        return self.traced.groups
+
+    @cached_property
+    def narrowing(self) -> tuple[Group, ...]:
+        """Groups from which units can be sliced out, and the module still computes.
+
+        The code of a module may count on its widths, so each is tried.
+        """
+        able = [group for group in self.groups if group.sliceable]
+        if self._computes_without(able):
+            return tuple(able)
+        return tuple(group for group in able if self._computes_without([group]))
+
+    def _computes_without(self, groups: Sequence[Group]) -> bool:
+        """Whether the module computes the same without units as with zeros in their place.
+
+        Group normalization counts its channels, so there it is enough that it computes.
+        """
+        assert self.shape is not None
+        alive = {group.layer: group.thinned(1) for group in groups if group.step > 1}
+        found = masks(groups, alive, running=True)
+        stream = torch.Generator().manual_seed(0)
+        x = self._samples(torch.randn(2, *self.shape, generator=stream))
+        whole = self.prepare(zero(self.initial, masks(groups, alive)))
+        small = self.prepare(slice(mask(self.initial, found)))
+        with torch.no_grad():
+            wanted = self(whole, x)
+            try:
+                answer = self(small, x)
+            except Exception:  # whatever a module of somebody's own may raise
+                return False
+        if answer.shape != wanted.shape:
+            return False
+        counted = any(group.norms for group in groups)
+        return counted or torch.allclose(answer, wanted, rtol=1e-3, atol=1e-3)
 
     def split(self) -> tuple[Tensors, Tensors]:
         """The initial tensors: those that gradients train, and the others (running means, say)."""
@@ -127,10 +197,19 @@ class Network:
             for name, tensor in weights.items()
         }
 
-    def __call__(self, weights: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
-        """Logits [n, classes] of the inputs [n, ...] under these weights, at least float32."""
+    def _samples(self, x: Tensor) -> Tensor:
+        """Inputs where the weights are, of their type."""
+        types = [w.dtype for w in self.initial.values() if w.is_floating_point()]
+        return x.to(self.device, types[0] if types else None)
+
+    def _bind(self, weights: Tensors) -> None:
+        """Put tensors into their places in the module."""
         for table, key, name in self._slots:
             table[key] = weights[name]
+
+    def __call__(self, weights: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
+        """Logits [n, classes] of the inputs [n, ...] under these weights, at least float32."""
+        self._bind(weights)
         if self.module.training != training:
             self.module.train(training)
         if self.convolutional and x.ndim == 4:

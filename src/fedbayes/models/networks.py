@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -97,9 +96,6 @@ class ResidualBlock(nn.Module):
     with zeros, so that it has no weights (option A of the residual networks for CIFAR).
     """
 
-    links: ClassVar = {"conv1": ("norm1", "conv2"), "conv2": ("norm2", None)}
-    """See `fedbayes.models.units`."""
-
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
@@ -107,15 +103,15 @@ class ResidualBlock(nn.Module):
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
         self.norm2 = nn.GroupNorm(groups, after)
         self.stride = stride
-        self.extra = after - before
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, before, h, w] to [n, after, h / stride, w / stride]."""
         out = functional.relu(self.norm1(self.conv1(x)))
         out = self.norm2(self.conv2(out))
         shortcut = x[:, :, :: self.stride, :: self.stride]
-        if self.extra:
-            shortcut = functional.pad(shortcut, (0, 0, 0, 0, 0, self.extra))
+        extra = out.shape[1] - shortcut.shape[1]  # of a smaller network's own channels
+        if extra:
+            shortcut = functional.pad(shortcut, (0, 0, 0, 0, 0, extra))
         return functional.relu(out + shortcut)
 
 

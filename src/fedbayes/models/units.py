@@ -1,282 +1,356 @@
-"""The units of a network: which tensors a unit or filter owns, and who reads its output.
+"""Groups of units: which entries of which tensors belong to a unit, and what can be done to it.
 
-Methods that leave units out (sparse, dropped, cut away) ask here. A unit of a linear layer, or
-a filter of a convolution, owns its row of the weights, its bias, and its scale and shift in the
-normalization that follows. Where the layer that reads the unit is known, so are the columns
-there that a missing unit leaves without input.
-
-The chain from layer to layer is followed through `nn.Sequential`. A module of another kind may
-tell its own as a class attribute: `links = {"conv1": ("norm1", "conv2")}` says that `norm1`
-follows the convolution `conv1` and that `conv2` alone reads it, with nothing between but what
-maps zero to zero; None stands for "nobody known". Layers in other modules have owners but no
-known readers.
+Methods that leave units out (sparse, dropped, cut away) ask here. A unit of a linear layer, or a
+filter of a convolution, owns its row of the weights, its bias, its scale and shift in a
+normalization that follows, and what else adds into the same place: a residual stream is one
+group, and so are the heads of attention. The columns that read it are known too, wherever they
+are. All of it comes from a trace of the network (`fedbayes.models.trace`); nothing is told by
+hand. What the trace cannot follow is named with the reason and never touched.
 """
 
-from collections.abc import Callable, Mapping, Set
+import warnings
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
+from math import gcd
 from typing import Literal
 
+import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fedbayes.messages import Masked, Message
+from fedbayes.models.operations import follow
+from fedbayes.models.trace import Trace
 from fedbayes.tensors import Tensors
-
-_ZERO_TO_ZERO = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Dropout,
-    nn.Dropout2d,
-    nn.MaxPool2d,
-    nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveMaxPool2d,
-    nn.Flatten,
-    nn.Identity,
-)
-"""Modules after which the output of a unit that is gone is still zero."""
-
-_NORMS = (nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 @dataclass(frozen=True)
-class Units:
-    """The units of one layer."""
+class Axis:
+    """An axis of a tensor whose entries belong to units."""
+
+    tensor: str
+    """Name of the tensor."""
+    axis: int
+    units: tuple[int, ...]
+    """The unit of every entry; -1 for entries of other groups."""
+
+    @cached_property
+    def index(self) -> Tensor:
+        """The same as a tensor, int64 [entries]."""
+        return torch.tensor(self.units, dtype=torch.int64)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether entry j is unit j, up to the last entry."""
+        return self.units == tuple(range(len(self.units)))
+
+    def entries(self, values: Tensor, otherwise: float | bool = 1) -> Tensor:
+        """Values of the units [count] for every entry of the axis [entries].
+
+        Args:
+            values: of the units.
+            otherwise: what entries of other groups get.
+        """
+        if self.plain and len(values) == len(self.units):
+            return values
+        rest = values.new_full((1,), otherwise)
+        return torch.cat([values, rest])[self.index.to(values.device)]
+
+    def along(self, values: Tensor, like: Tensor, otherwise: float = 1) -> Tensor:
+        """`entries`, shaped to multiply a tensor."""
+        shape = [-1 if index == self.axis else 1 for index in range(like.ndim)]
+        return self.entries(values, otherwise).reshape(shape)
+
+    def rows(self, tensor: Tensor, count: int) -> Tensor:
+        """All entries of the tensor by unit, [count, most that a unit has]; zeros elsewhere."""
+        rows = tensor.movedim(self.axis, 0).flatten(1) if tensor.ndim > 1 else tensor[:, None]
+        if self.plain and count == len(self.units):
+            return rows
+        places, most = self._places
+        own = [entry for entry, unit in enumerate(self.units) if unit >= 0]
+        if len(own) < len(self.units):
+            rows = rows[torch.tensor(own, device=rows.device)]
+        whole = rows.new_zeros(count * most, rows.shape[1])
+        return whole.index_copy(0, places.to(rows.device), rows).reshape(count, -1)
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, int]:
+        """Where entries go in rows by unit, and how many a unit has at most."""
+        seen: dict[int, int] = {}
+        ranks = []
+        for unit in self.units:
+            ranks.append(seen.get(unit, 0))
+            seen[unit] = ranks[-1] + 1
+        most = max(number for unit, number in seen.items() if unit >= 0)
+        own = [u * most + r for u, r in zip(self.units, ranks, strict=True) if u >= 0]
+        return torch.tensor(own, dtype=torch.int64), most
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that are made in the same place: of one layer, of a residual stream, heads."""
 
     layer: str
-    """Name of the layer in the module."""
+    """Name of the first layer that makes them."""
     kind: Literal["conv", "dense"]
     count: int
-    """Number of units or filters."""
-    owned: tuple[str, ...]
-    """Tensors of which unit j owns slice j along axis 0; the weights come first."""
-    norm: str | None
-    """Name of the normalization that follows, if any."""
-    norm_groups: int
-    """Channels are normalized in so many groups (1 if alone, or not at all)."""
-    reader: str | None
-    """The weights that read these units along axis 1, if that layer is known."""
-    repeats: int
-    """Inputs of the reader per unit: pixels of a flattened map, or 1."""
-    last: bool
-    """Whether these are the network's outputs: the units of the last layer."""
-    running: tuple[str, ...] = ()
-    """Buffers of which unit j owns entry j: running statistics of the normalization."""
+    """Number of units."""
+    producers: tuple[str, ...]
+    """Names of the weights whose rows make them, inputs to outputs."""
+    owned: tuple[Axis, ...]
+    """Axes of parameters that make the units or normalize them; the first producer's first."""
+    readers: tuple[Axis, ...]
+    """Axes of the weights that read them."""
+    running: tuple[Axis, ...]
+    """Axes of buffers that are by unit: running statistics."""
+    cells: tuple[int, ...]
+    """Of every unit; units can be exchanged with those of the same cell only."""
+    output: bool
+    """Whether these are outputs of the network."""
+    zero_safe: bool
+    """Whether readers see zeros in the place of a unit of which all that it owns is zero."""
+    mixed: str
+    """Why their number counts (layer normalization, say), so that none can be sliced out; empty
+    if it does not."""
+    norms: tuple[str, ...] = ()
+    """Modules of group normalization that count them."""
+    frozen_readers: bool = False
+    """Whether weights that are not trained read them as well."""
 
     @property
     def weight(self) -> str:
-        """Name of the layer's weights, [count, ...]."""
-        return self.owned[0]
+        """Name of the first producer."""
+        return self.producers[0]
+
+    @cached_property
+    def made(self) -> tuple[Axis, ...]:
+        """The axes of the producers."""
+        return tuple(axis for axis in self.owned if axis.tensor in self.producers)
+
+    @property
+    def sliceable(self) -> bool:
+        """Whether the network without a unit is the network with zeros in its place.
+
+        Group normalization counts its channels, however.
+        """
+        safe = self.zero_safe and not self.mixed and not self.output
+        return safe and bool(self.readers) and not self.frozen_readers
+
+    @property
+    def whole_because(self) -> str:
+        """Why no unit can be sliced out of the group; empty if the trace knows no reason."""
+        if self.mixed:
+            return self.mixed
+        if not self.zero_safe:
+            return "what reads its units does not see zeros where one is gone"
+        return "frozen weights read its units" if self.frozen_readers else ""
+
+    def thinned(self, gone: int, noise: Tensor | None = None) -> Tensor:
+        """Units that stay when so many of every `step` go, from every cell, bool [count].
+
+        Args:
+            gone: how many of `step` units go.
+            noise: numbers [count] whose order says which; else they are the last.
+        """
+        noise = -torch.arange(float(self.count)) if noise is None else noise
+        keep = torch.ones(self.count, dtype=torch.bool)
+        cells = torch.tensor(self.cells)
+        for cell in set(self.cells):
+            own = (cells == cell).nonzero()[:, 0]
+            keep[own] = noise[own].argsort() >= gone * (len(own) // self.step)
+        return keep
+
+    @cached_property
+    def step(self) -> int:
+        """Units can be left out by the same share of every cell: this many to choose from.
+
+        The largest number that divides the sizes of all cells.
+        """
+        return gcd(*(self.cells.count(cell) for cell in set(self.cells)))
 
 
-_STORED = TypeAdapter(tuple[Units, ...])
+@dataclass(frozen=True)
+class Groups:
+    """What a trace found."""
+
+    groups: tuple[Group, ...]
+    """Inputs to outputs."""
+    untouched: Mapping[str, str]
+    """Weights whose rows belong to no group, with the reason."""
 
 
-def store_units(units: tuple[Units, ...]) -> str:
-    """Units as text, for the state of a server."""
-    return _STORED.dump_json(units).decode()
+def find_units(module: nn.Module, example: Tensor) -> Groups:
+    """The groups of units of a network.
 
-
-@lru_cache(maxsize=8)
-def load_units(text: str) -> tuple[Units, ...]:
-    """The inverse of `store_units`."""
-    return _STORED.validate_json(text)
-
-
-Alive = Mapping[str, Tensor]
-"""Which units remain: layer to a boolean tensor [count]; layers that are missing are whole."""
-
-
-def find_units(module: nn.Module) -> tuple[Units, ...]:
-    """The units of every linear and convolutional layer, inputs to outputs.
-
-    Layers that share their weights with another, and convolutions in groups, are left out.
+    Args:
+        module: the network; it is left in evaluation mode.
+        example: a batch of at least two samples; only its shape and type count.
     """
-    finder = _Finder(module)
-    finder.walk(module, "")
-    return finder.result()
+    weights = {n: p for n, p in module.named_parameters() if p.ndim > 1}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it hides attention in one operation
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of attributes that an export needs no buffer for
+            program = torch.export.export(module.eval(), (example,), strict=False)
+        trace = follow(program)
+    except Exception as error:  # whatever a module of somebody's own may raise
+        line = str(error).strip().partition("\n")[0] or type(error).__name__
+        return Groups((), dict.fromkeys(weights, f"it cannot be traced: {line}"))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return _Collected(trace, weights, dict(module.named_buffers()).keys()).result()
 
 
-class _Finder:
-    """Walks through a module in the order of its data."""
+class _Collected:
+    """Groups from a trace."""
 
-    def __init__(self, root: nn.Module) -> None:
-        self.modules = dict(root.named_modules())
-        owners: dict[int, int] = {}
-        for child in self.modules.values():
-            for parameter in child._parameters.values():
-                if parameter is not None:
-                    owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-        self.shared = {key for key, count in owners.items() if count > 1}
-        self.found: dict[str, dict[str, str | None]] = {}
-        self.open: str | None = None
-        """The layer whose output is what flows, if a single one's."""
+    def __init__(self, trace: Trace, weights: Mapping[str, Tensor], buffers: Set[str]) -> None:
+        self.trace, self.weights, self.buffers = trace, weights, buffers
+        self.axes = {key: trace.roots(atoms).tolist() for key, atoms in trace.axes.items()}
+        self.reasons: dict[int, str] = {}
+        for atoms, reason in trace.untouchable:
+            for atom in self._atoms(atoms):
+                self.reasons[atom] = self.reasons.get(atom) or reason
+        self.constant = {atom for atoms in trace.constant for atom in self._atoms(atoms)}
+        self.outputs = {atom for atoms in trace.outputs for atom in self._atoms(atoms)}
+        self.mixed = {atom: why for atoms, why in trace.mixed for atom in self._atoms(atoms)}
+        self.norms: dict[int, list[str]] = {}
+        for atoms, name in trace.group_norms:
+            for atom in set(self._atoms(atoms)):
+                self.norms.setdefault(atom, []).append(name)
+        self.marks: dict[int, set[tuple[int, int]]] = {}
+        for number, (atoms, marks) in enumerate(trace.cells):
+            for atom, mark in zip(
+                trace.roots(atoms).ravel().tolist(),
+                np.broadcast_to(marks, atoms.shape).ravel().tolist(),
+                strict=True,
+            ):
+                self.marks.setdefault(atom, set()).add((number, mark))
 
-    def walk(self, module: nn.Module, name: str) -> None:
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            self._layer(module, name)
-        elif isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-            for key, child in module.named_children():
-                self.walk(child, f"{name}.{key}" if name else key)
-        elif isinstance(module, _NORMS):
-            self._norm(module, name)
-        elif not isinstance(module, _ZERO_TO_ZERO):
-            self._unknown(module, name)
+    def _atoms(self, atoms: np.ndarray) -> list[int]:
+        return [atom for atom in self.trace.roots(atoms).ravel().tolist() if atom >= 0]
 
-    def _layer(self, layer: nn.Linear | nn.Conv2d, name: str) -> None:
-        grouped = isinstance(layer, nn.Conv2d) and layer.groups > 1
-        if id(layer.weight) in self.shared or grouped:
-            self.open = None
-            return
-        if self.open is not None:
-            self.found[self.open]["reader"] = name
-        self.found[name] = {"norm": None, "reader": None}
-        self.open = name
+    def result(self) -> Groups:
+        """Weights that make the same units form a group, in the order of the forward pass."""
+        order, readers = self.trace.order, self.trace.readers
+        makers = sorted(
+            (order[name], axis, name)
+            for name, axis in self.axes
+            if name in self.weights and name in order and (name, axis) not in readers
+        )
+        groups: list[tuple[list[int], list[str]]] = []
+        for _, axis, name in makers:
+            atoms = list(dict.fromkeys(self.axes[name, axis]))
+            if all(self.reasons.get(atom) == "" for atom in atoms):
+                continue  # taps of a filter, say
+            joined = [group for group in groups if not set(group[0]).isdisjoint(atoms)]
+            groups = [group for group in groups if group not in joined]
+            together = [atom for group in joined for atom in group[0]] + atoms
+            producers = [producer for group in joined for producer in group[1]]
+            groups.append((list(dict.fromkeys(together)), [*producers, name]))
+        groups.sort(key=lambda group: order[group[1][0]])
+        found = []
+        untouched = dict.fromkeys(self.weights, "its units are not used")
+        for atoms, names in groups:
+            reason = next((self.reasons[atom] for atom in atoms if atom in self.reasons), None)
+            if reason is None:
+                found.append(self._group(atoms, tuple(dict.fromkeys(names))))
+                for name in names:
+                    untouched.pop(name, None)
+            else:
+                untouched |= {name: reason for name in names if name in untouched}
+        return Groups(tuple(found), untouched)
 
-    def _norm(self, norm: nn.Module, name: str) -> None:
-        if self.open is None:
-            return
-        owner = self.modules[self.open]
-        size = norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
-        fits = size == len(owner.weight)
-        if fits and norm.weight is not None and self.found[self.open]["norm"] is None:
-            self.found[self.open]["norm"] = name
-        else:
-            self.open = None
-
-    def _unknown(self, module: nn.Module, name: str) -> None:
-        """A module with a forward of its own: its layers, and the links that it declares."""
-        links = getattr(type(module), "links", {})
-        prefix = f"{name}." if name else ""
-        self.open = None
-        for path, child in module.named_modules():
-            if isinstance(child, nn.Linear | nn.Conv2d):
-                self._layer(child, prefix + path)
-                self.open = None
-        for path, (norm, reader) in links.items():
-            if prefix + path in self.found:
-                self.found[prefix + path] = {
-                    "norm": None if norm is None else prefix + norm,
-                    "reader": None if reader is None else prefix + reader,
-                }
-
-    def result(self) -> tuple[Units, ...]:
-        layers = list(self.found)
-        return tuple(self._units(name, last=name == layers[-1]) for name in layers)
-
-    def _units(self, name: str, *, last: bool) -> Units:
-        layer, norm, reader = self.modules[name], *self.found[name].values()
-        owned = [f"{name}.weight"] + [f"{name}.bias"] * (layer.bias is not None)
-        groups, repeats = 1, 1
-        running: tuple[str, ...] = ()
-        if norm is not None:
-            module = self.modules[norm]
-            running = tuple(f"{norm}.{key}" for key, b in module.named_buffers() if b.ndim)
-            owned += [f"{norm}.weight", f"{norm}.bias"]
-            groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
-        count = len(layer.weight)
-        if reader is not None:
-            inputs = self.modules[reader].weight.shape[1]
-            repeats = inputs // count
-            if repeats * count != inputs:
-                reader, repeats = None, 1
-        return Units(
-            layer=name,
-            kind="conv" if isinstance(layer, nn.Conv2d) else "dense",
-            count=count,
-            owned=tuple(owned),
-            norm=norm,
-            norm_groups=groups,
-            reader=f"{reader}.weight" if reader is not None else None,
-            repeats=repeats,
-            last=last,
-            running=running,
+    def _group(self, atoms: list[int], producers: tuple[str, ...]) -> Group:
+        """These atoms as the units of a group, with all axes on which they are."""
+        numbers = {atom: unit for unit, atom in enumerate(atoms)}
+        axes = []
+        for (name, axis), roots in self.axes.items():
+            units = tuple(numbers.get(root, -1) for root in roots)
+            if any(unit >= 0 for unit in units):
+                axes.append(Axis(name, axis, units))
+        order = self.trace.order
+        axes.sort(key=lambda axis: (order.get(axis.tensor, len(order)), axis.axis))
+        trained = [axis for axis in axes if axis.tensor not in self.buffers]
+        reading = [(axis.tensor, axis.axis) in self.trace.readers for axis in trained]
+        counts = [
+            np.bincount([unit for unit in axis.units if unit >= 0], minlength=len(atoms)).tolist()
+            for axis in axes
+        ]
+        cells: dict[object, int] = {}
+        cell = [
+            cells.setdefault((counted, frozenset(self.marks.get(atom, ()))), len(cells))
+            for atom, counted in zip(atoms, zip(*counts, strict=True), strict=True)
+        ]
+        return Group(
+            layer=producers[0].removesuffix(".weight"),
+            kind="conv" if self.weights[producers[0]].ndim > 2 else "dense",
+            count=len(atoms),
+            producers=producers,
+            owned=tuple(axis for axis, reads in zip(trained, reading, strict=True) if not reads),
+            readers=tuple(axis for axis, reads in zip(trained, reading, strict=True) if reads),
+            running=tuple(axis for axis in axes if axis.tensor in self.buffers),
+            cells=tuple(cell),
+            output=not self.outputs.isdisjoint(atoms),
+            zero_safe=self.constant.isdisjoint(atoms),
+            mixed=next((self.mixed[atom] for atom in atoms if atom in self.mixed), ""),
+            norms=tuple(dict.fromkeys(n for atom in atoms for n in self.norms.get(atom, ()))),
         )
 
 
-def trained_units(units: tuple[Units, ...], trained: Set[str]) -> tuple[Units, ...]:
-    """Of these units those whose tensors are all trained; a reader that is not is none."""
-    return tuple(
-        layer if layer.reader in trained else replace(layer, reader=None, repeats=1)
-        for layer in units
-        if trained >= set(layer.owned)
-    )
+def trained_groups(found: Groups, trained: Set[str]) -> Groups:
+    """Of these groups those that own trained tensors alone; readers that are not are none."""
+    groups = []
+    untouched = {name: why for name, why in found.untouched.items() if name in trained}
+    for group in found.groups:
+        if not trained >= {axis.tensor for axis in group.owned}:
+            frozen = "it adds to what is not trained"
+            untouched |= {name: frozen for name in group.producers if name in trained}
+            continue
+        readers = tuple(axis for axis in group.readers if axis.tensor in trained)
+        frozen_readers = len(readers) < len(group.readers)
+        groups.append(replace(group, readers=readers, frozen_readers=frozen_readers))
+    return Groups(tuple(groups), untouched)
 
 
-def mark_outputs(units: tuple[Units, ...], layer: str) -> tuple[Units, ...]:
-    """The units with `layer` as the network's last, whether it is among them or not."""
-    return tuple(replace(found, last=found.layer == layer) for found in units)
-
-
-def last_layer(module: nn.Module, run: Callable[[], object]) -> str:
-    """Name of the module with weights that computes last in a forward pass.
-
-    The order in which modules were registered may be another.
-
-    Args:
-        module: the network.
-        run: makes a forward pass.
-    """
-    called = [""]
-    hooks = [
-        child.register_forward_hook(lambda *_, name=name: called.append(name))
-        for name, child in module.named_modules()
-        if any(parameter.ndim > 1 for parameter in child.parameters(recurse=False))
-    ]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return called[-1]
-
-
-def unknown_layers(module: nn.Module, units: tuple[Units, ...]) -> list[str]:
-    """Layers with weights whose units are not among these, as `name (Type)`."""
-    known = {layer.layer for layer in units}
-    return [
-        f"{name or 'the network'} ({type(child).__name__})"
-        for name, child in module.named_modules()
-        if name not in known
-        and any(p.requires_grad and p.ndim > 1 for p in child.parameters(recurse=False))
-    ]
-
+Alive = Mapping[str, Tensor]
+"""Which units remain: group by its layer to a boolean tensor [count]; others are whole."""
 
 Masks = dict[str, dict[tuple[int, ...], Tensor]]
 """By tensor, the masks of its axes, as `Masked` takes them."""
 
 
 def masks(
-    units: tuple[Units, ...], alive: Alive, *, readers: bool = True, running: bool = False
+    groups: Iterable[Group], alive: Alive, *, readers: bool = True, running: bool = False
 ) -> Masks:
     """What remains of each tensor when only these units do.
 
     Args:
-        units: of the network.
+        groups: of the network.
         alive: units that remain.
-        readers: whether the columns that read a missing unit go as well.
+        readers: whether the columns that read a missing unit go as well, where they would read
+            zeros.
         running: whether its running statistics go as well.
     """
     found: Masks = {}
-    for layer in units:
-        keep = alive.get(layer.layer)
+    for group in groups:
+        keep = alive.get(group.layer)
         if keep is None:
             continue
-        for name in layer.owned + (layer.running if running else ()):
-            found.setdefault(name, {})[(0,)] = keep
-        if readers and layer.reader is not None:
-            found.setdefault(layer.reader, {})[(1,)] = keep.repeat_interleave(layer.repeats)
+        touched = group.owned + (group.running if running else ())
+        if readers and group.zero_safe:
+            touched += group.readers
+        for axis in touched:
+            of_tensor = found.setdefault(axis.tensor, {})
+            kept = axis.entries(keep, True)
+            before = of_tensor.get((axis.axis,))
+            of_tensor[(axis.axis,)] = kept if before is None else before & kept
     return found
 
 
-def restrict(weights: Tensors, found: Masks) -> Message:
+def mask(weights: Tensors, found: Masks) -> Message:
     """The weights as a message from which everything that is masked is left out."""
     return {
         name: Masked.keep(tensor, found[name]) if name in found else tensor
@@ -284,7 +358,7 @@ def restrict(weights: Tensors, found: Masks) -> Message:
     }
 
 
-def cut(message: Message) -> Tensors:
+def slice(message: Message) -> Tensors:
     """The weights of the smaller network that a message of whole units stands for.
 
     Every masked tensor shrinks to the slices that its masks keep.
@@ -294,19 +368,46 @@ def cut(message: Message) -> Tensors:
     }
 
 
-def blank(weights: Tensors, found: Masks) -> Tensors:
+def zero(weights: Tensors, found: Masks) -> Tensors:
     """The weights with zeros where they are masked."""
     result = dict(weights)
     for name, axes in found.items():
         tensor = result[name]
-        for (axis,), mask in axes.items():
+        for (axis,), kept in axes.items():
             shape = [-1 if index == axis else 1 for index in range(tensor.ndim)]
-            tensor = tensor * mask.to(tensor.dtype).reshape(shape)
+            tensor = tensor * kept.to(tensor.dtype).reshape(shape)
         result[name] = tensor
     return result
 
 
-def row_norms(weights: Tensors, layer: Units) -> Tensor:
-    """‖w_g‖₂ of each unit's weights, [count]."""
-    norms: Tensor = torch.linalg.vector_norm(weights[layer.weight].flatten(1), dim=1)
-    return norms
+def permute(weights: Tensors, group: Group, order: Sequence[int]) -> Tensors:
+    """The weights of the same function with a group's units in another order.
+
+    Args:
+        weights: of the network.
+        group: whose units change places.
+        order: unit j becomes what unit `order[j]` was, of the same cell.
+    """
+    result = dict(weights)
+    for axis in group.owned + group.running + group.readers:
+        entries: dict[int, list[int]] = {}
+        for entry, unit in enumerate(axis.units):
+            entries.setdefault(unit, []).append(entry)
+        index = list(range(len(axis.units)))
+        for unit, places in entries.items():
+            if unit >= 0:
+                for place, came in zip(places, entries[order[unit]], strict=True):
+                    index[place] = came
+        tensor = result[axis.tensor]
+        result[axis.tensor] = tensor.index_select(
+            axis.axis, torch.tensor(index, device=tensor.device)
+        )
+    return result
+
+
+def row_norms(weights: Tensors, group: Group) -> Tensor:
+    """‖w_g‖₂ of each unit's weights in the layers that make it, [count]."""
+    made = [axis.rows(weights[axis.tensor], group.count) for axis in group.made]
+    rows = made[0] if len(made) == 1 else torch.cat(made, dim=1)
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return found

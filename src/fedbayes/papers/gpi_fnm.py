@@ -487,7 +487,8 @@ def _followed(place: Path, config: Config, measured: int) -> Iterator[tuple[int,
     with opened(place, config) as simulation:
         _, test = split(simulation.data, config.seed)
         for step in simulation:
-            layers = dense_layers(simulation.method.model(step.server), "the global model")
+            model = simulation.method.model(step.server, simulation.run)
+            layers = dense_layers(model, "the global model")
             found = evaluate(partial(relu_network, layers), test)
             sizes = [len(layer.weight) for layer in layers[:-1]]
             yield step.number, found.correct / found.count, sizes

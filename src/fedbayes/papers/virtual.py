@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
 
 from fedbayes.papers.experiment import (
     Experiment,
@@ -92,16 +91,14 @@ def settings(method: str, dataset: str, seed: int, scale: Scale) -> Row:
 
 def accuracies(simulation: Simulation, method: str) -> Row:
     """Mean over tasks and pooled; of VIRTUAL's server network alone, pooled too."""
-    progress = simulation.progress
-    figures, right = simulation.evaluate(simulation.method.model(simulation.server))
-    correct, tested = progress.correct, progress.tested
-    if method == "FedAvg":
-        correct, tested = right, torch.as_tensor(simulation.data.test_sizes())
+    evaluated = simulation.evaluate(simulation.method.model(simulation.server, simulation.run))
+    clients = evaluated.clients if method == "FedAvg" else simulation.progress.clients
+    correct, tested = clients.sums["correct"], clients.sums["count"]
     row = {
         "accuracy": float((correct / tested).mean()),
         "pooled": float(correct.sum() / tested.sum()),
     }
-    return row | ({"server": figures["global_accuracy"]} if method == "VIRTUAL" else {})
+    return row | ({"server": evaluated.metrics["accuracy"]} if method == "VIRTUAL" else {})
 
 
 def table2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:

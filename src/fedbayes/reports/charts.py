@@ -6,15 +6,16 @@ in what they draw with.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
 from fedbayes.data.dataset import Rows
 from fedbayes.errors import RunError
-from fedbayes.metrics import Calibration
+from fedbayes.metrics import Calibration, Coverage
 from fedbayes.reports.gather import Record
+from fedbayes.runs.display import words
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Lines:
     note: str = ""
     log: bool = False
     """Whether the values are of such different sizes that their axis is logarithmic."""
+    styles: str = ""
+    """What solid and dashed curves are."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,21 @@ class Heat:
 
 
 @dataclass(frozen=True)
+class Points:
+    """True values and predictions of them, one point for each sample."""
+
+    key: str
+    title: str
+    runs: list[int]
+    """The run that it is true of."""
+    x_label: str
+    y_label: str
+    x: list[float]
+    y: list[float]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Bin:
     """Predictions of about the same confidence."""
 
@@ -111,8 +129,12 @@ class Reliability:
     note: str = ""
 
 
-Chart = Lines | Spread | Heat | Reliability
+Chart = Lines | Spread | Heat | Points | Reliability
 
+MOST_POINTS = 1000
+"""Samples whose predictions are shown; of more, as many evenly spaced ones."""
+MOST_TARGETS = 4
+"""Target columns that have a chart of predictions."""
 MOST_COLUMNS = 200
 """Clients that a heat map shows; of more, as many evenly spaced ones."""
 LEAST_SAMPLES, LEAST_SHARE = 10, 0.01
@@ -121,54 +143,90 @@ WIDE = 100.0
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 
-def accuracy(records: Sequence[Record]) -> list[Chart]:
-    """Global accuracy over rounds."""
-    return [
-        Lines(
-            "accuracy",
-            "Global accuracy over rounds",
-            "round",
-            "accuracy on all clients' test samples",
-            _curves(records, "global_accuracy"),
-        )
+def headline(records: Sequence[Record]) -> list[Chart]:
+    """The headline metric of global models over rounds; a chart for each metric that there is."""
+    return [_global(records, metric, "headline") for metric in _metrics(records)]
+
+
+def others(records: Sequence[Record]) -> list[Chart]:
+    """The other metrics of global models over rounds, those that have no chart of their own."""
+    known = {*_metrics(records), "nll", "ece"}
+    names = [
+        figure.removeprefix("global_")
+        for record in records
+        if not record.classes
+        for figure in figures([record])
+        if figure.startswith("global_") and "/" not in figure
     ]
+    return [_global(records, name, "metrics") for name in dict.fromkeys(names) if name not in known]
+
+
+def _metrics(records: Sequence[Record]) -> list[str]:
+    """The headline metrics of the runs, each once."""
+    return list(dict.fromkeys(record.metric for record in records))
+
+
+def _global(records: Sequence[Record], metric: str, key: str) -> Lines:
+    """A metric of the global model over rounds."""
+    name = words(metric)
+    return Lines(
+        key,
+        f"Global {name} over rounds",
+        "round",
+        f"{name} on all clients' test samples",
+        _curves(records, f"global_{metric}"),
+        _direction(records, metric),
+    )
+
+
+def _direction(records: Sequence[Record], metric: str) -> str:
+    """A note where a lower value of a headline metric is a better one."""
+    lower = any(one.metric == metric and not one.higher_is_better for one in records)
+    return "Lower is better." if lower else ""
 
 
 def over_bytes(records: Sequence[Record]) -> list[Chart]:
-    """Global accuracy over what was sent up to then, to clients and back."""
+    """The headline metric over what was sent up to then, to clients and back."""
     unit, factor = _unit(
         max((_sent(record)[-1] for record in records if record.metrics), default=0)
     )
-    curves = []
-    for curve in _curves(records, "global_accuracy"):
-        record = records[curve.run]
-        sent = dict(zip((line["round"] for line in record.metrics), _sent(record), strict=True))
-        curves.append(Curve(curve.run, [float(sent[int(x)]) / factor for x in curve.x], curve.y))
-    return [
-        Lines(
-            "bytes",
-            "Global accuracy over bytes",
-            f"sent to clients and back, {unit}",
-            "accuracy on all clients' test samples",
-            curves,
+    charts: list[Chart] = []
+    for metric in _metrics(records):
+        chart, curves = _global(records, metric, "bytes"), []
+        for curve in chart.curves:
+            record = records[curve.run]
+            sent = dict(zip((line["round"] for line in record.metrics), _sent(record), strict=True))
+            x = [float(sent[int(number)]) / factor for number in curve.x]
+            curves.append(Curve(curve.run, x, curve.y))
+        charts.append(
+            replace(
+                chart,
+                title=f"Global {words(metric)} over bytes",
+                x_label=f"sent to clients and back, {unit}",
+                curves=curves,
+            )
         )
-    ]
+    return charts
 
 
 def local(records: Sequence[Record]) -> list[Chart]:
-    """Local accuracy over rounds, beside the global one."""
-    dashed = [Curve(c.run, c.x, c.y, dashed=True) for c in _curves(records, "global_accuracy")]
-    return [
-        Lines(
-            "local",
-            "Local against global",
-            "round",
-            "accuracy",
-            [*_curves(records, "local_accuracy"), *dashed],
-            "Solid: clients' own models on their own test samples, mean over clients. Dashed: the "
-            "global model on all of them.",
+    """The headline metric of clients' own models over rounds, beside the global one."""
+    charts: list[Chart] = []
+    for metric in _metrics(records):
+        dashed = [Curve(c.run, c.x, c.y, dashed=True) for c in _curves(records, f"global_{metric}")]
+        charts.append(
+            Lines(
+                "local",
+                "Local against global",
+                "round",
+                words(metric),
+                [*_curves(records, f"local_{metric}"), *dashed],
+                "Solid: clients' own models on their own test samples, mean over clients. Dashed: "
+                "the global model on all of them.",
+                styles="solid: local, dashed: global",
+            )
         )
-    ]
+    return charts
 
 
 def nll(records: Sequence[Record]) -> list[Chart]:
@@ -231,19 +289,20 @@ def size(records: Sequence[Record]) -> list[Chart]:
 
 
 def clients(records: Sequence[Record]) -> list[Chart]:
-    """Accuracies of the clients, each on its own test samples."""
-    groups = [
-        Group(run, list(record.accuracies), list(record.accuracies.values()))
-        for run, record in enumerate(records)
-        if record.accuracies
-    ]
+    """The headline metric of the clients, each on its own test samples."""
     return [
         Spread(
             "clients",
             "Clients one by one",
-            "accuracy of the model a client last reported, on its own test samples",
-            groups,
+            f"{words(metric)} of the model a client last reported, on its own test samples",
+            [
+                Group(run, list(record.values), list(record.values.values()))
+                for run, record in enumerate(records)
+                if record.values and record.metric == metric
+            ],
+            _direction(records, metric),
         )
+        for metric in _metrics(records)
     ]
 
 
@@ -303,6 +362,60 @@ def confusion(records: Sequence[Record]) -> list[Chart]:
     ]
 
 
+def predictions(records: Sequence[Record]) -> list[Chart]:
+    """True numbers and what each global model predicts, a chart for each target column."""
+    charts: list[Chart] = []
+    for run, record in enumerate(records):
+        if record.predictions is None or record.target is None:
+            continue
+        true, mean = record.predictions
+        shown = np.unique(np.linspace(0, len(true) - 1, min(len(true), MOST_POINTS)).round())
+        rows = shown.astype(int)
+        note = "The global model on clients' test samples; on the line both are the same."
+        if len(rows) < len(true):
+            note += f" {len(rows):,} of {len(true):,} samples are shown, evenly spaced."
+        for column, name in enumerate(record.target.names[:MOST_TARGETS]):
+            x, y = true[rows, column], mean[rows, column]
+            finite = np.isfinite(y)
+            charts.append(
+                Points(
+                    "predictions",
+                    f"Predicted against true: {name}",
+                    [run],
+                    f"true {name}",
+                    f"predicted {name}",
+                    x[finite].tolist(),
+                    y[finite].tolist(),
+                    note,
+                )
+            )
+    return charts
+
+
+def coverage(records: Sequence[Record]) -> list[Chart]:
+    """How many targets lie in predictive intervals, of each global model."""
+    known = [(run, record.coverage) for run, record in enumerate(records) if record.coverage]
+    if not known:
+        return []
+    curves = [curve for run, found in known for curve in coverage_curve(found, run).curves]
+    return [replace(coverage_curve(known[0][1]), curves=curves)]
+
+
+def coverage_curve(found: Coverage, run: int = 0) -> Lines:
+    """The share of targets inside intervals over the probability that these have."""
+    levels, inside = [0.0, *found.levels, 1.0], [0.0, *found.inside, 1.0]
+    return Lines(
+        "coverage",
+        "Coverage of intervals",
+        "probability of a central interval",
+        "share of targets inside",
+        [Curve(run, levels, inside), Curve(run, [0.0, 1.0], [0.0, 1.0], dashed=True)],
+        "Below the dashed line, intervals are too narrow: predictions are surer than they should "
+        "be.",
+        styles=f"mean distance from the dashed line {found.error:.4f}",
+    )
+
+
 def reliability(records: Sequence[Record]) -> list[Chart]:
     """Confidence and accuracy of each global model."""
     return [
@@ -360,7 +473,8 @@ def _merged(a: Bin, b: Bin) -> Bin:
 
 
 FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
-    "accuracy": accuracy,
+    "headline": headline,
+    "metrics": others,
     "bytes": over_bytes,
     "local": local,
     "nll": nll,
@@ -370,9 +484,12 @@ FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
     "clients": clients,
     "split": split,
     "confusion": confusion,
+    "predictions": predictions,
+    "coverage": coverage,
     "reliability": reliability,
 }
-"""The charts by the name of the figure. Any figure of `metrics.jsonl` can be named too."""
+"""The charts by the name of the figure. Any metric can be named too: `rmse` of the global model, or
+any figure of `metrics.jsonl`."""
 
 
 def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
@@ -383,6 +500,8 @@ def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
     """
     if figure in FIGURES:
         found = FIGURES[figure](records)
+    elif f"global_{figure}" in figures(records):
+        found = [_global(records, figure, figure)]
     elif figure in figures(records):
         found = [Lines(figure, figure, "round", figure, _curves(records, figure))]
     else:
@@ -415,6 +534,8 @@ def filled(chart: Chart) -> bool:
             return bool(chart.groups)
         case Heat():
             return bool(chart.counts)
+        case Points():
+            return bool(chart.x)
         case Reliability():
             return bool(chart.bins)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import RunError
-from fedbayes.reports.charts import Chart, Heat, Lines, Reliability, Spread, charts
+from fedbayes.reports.charts import Chart, Heat, Lines, Points, Reliability, Spread, charts
 from fedbayes.reports.gather import Watch, gather
 from fedbayes.reports.palette import LIGHT, MARKERS
 from fedbayes.runs.folder import writable, write_beside
@@ -73,7 +73,7 @@ def draw(found: Sequence[Chart], names: Sequence[str], form: str) -> bytes:
         for chart, axes in zip(found, panels, strict=False):
             match chart:
                 case Lines():
-                    _lines(axes, chart, names)
+                    draw_lines(axes, chart, names)
                 case Spread():
                     _spread(axes, chart, names)
                 case Heat():
@@ -81,6 +81,8 @@ def draw(found: Sequence[Chart], names: Sequence[str], form: str) -> bytes:
                     if len(names) > 1:
                         title = ", ".join(names[run] for run in chart.runs)
                         axes.set_title(title, fontsize="medium", wrap=True)
+                case Points():
+                    _points(axes, chart, names)
                 case Reliability():
                     (run,) = chart.runs
                     reliability(axes, chart, run, names[run] if len(names) > 1 else "")
@@ -98,7 +100,14 @@ def _taller(found: Sequence[Chart]) -> int:
     return max(0, len(chart.rows) - 8) // 2 if isinstance(chart, Heat) else 0
 
 
-def _lines(axes: "Axes", chart: Lines, names: Sequence[str]) -> None:
+def draw_lines(axes: "Axes", chart: Lines, names: Sequence[str] = ("",)) -> None:
+    """Curves with markers.
+
+    Args:
+        axes: where.
+        chart: what is drawn.
+        names: of the runs, for a legend if there are several.
+    """
     from matplotlib.ticker import MaxNLocator
 
     named = set()
@@ -127,8 +136,21 @@ def _lines(axes: "Axes", chart: Lines, names: Sequence[str]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(names) > 1:
         axes.legend(fontsize="small", frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    if any(curve.dashed for curve in chart.curves):
-        axes.set_title("solid: local, dashed: global", fontsize="medium")
+    if chart.styles:
+        axes.set_title(chart.styles, fontsize="medium")
+
+
+def _points(axes: "Axes", chart: Points, names: Sequence[str]) -> None:
+    (run,) = chart.runs
+    ends = [min(*chart.x, *chart.y), max(*chart.x, *chart.y)]
+    axes.plot(ends, ends, color=LIGHT.faint, linestyle=":", linewidth=1)
+    marker = MARKERS[run % len(MARKERS)]
+    axes.scatter(chart.x, chart.y, s=14, color=_colour(run), alpha=0.6, linewidths=0, marker=marker)
+    axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(names) > 1:
+        axes.set_title(names[run], fontsize="medium", wrap=True)
 
 
 def _spread(axes: "Axes", chart: Spread, names: Sequence[str]) -> None:

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedbayes.data import FederatedData, Partition
-from fedbayes.data.dataset import Rows
+from fedbayes.data.dataset import Array, Rows
 from fedbayes.errors import FedbayesError, RunError
-from fedbayes.metrics import Calibration, calibrate, evaluate
+from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.likelihoods import Likelihood, build_likelihood
+from fedbayes.likelihoods.trust import examine
+from fedbayes.metrics import Calibration, Coverage
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
-from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, Progress, RunFolder
+from fedbayes.runs.standing import flat
+from fedbayes.targets import Target
 from fedbayes.tensors import Tensors, to, unpack
 
 
@@ -31,9 +34,15 @@ class Record:
     settings: dict[str, Any]
     """Its config, flat: `training.lr` to 0.05."""
     metrics: list[Metrics]
-    """The lines of its rounds."""
-    accuracies: dict[str, float] = field(default_factory=dict)
-    """Of each client that was tried, the accuracy of the model it last reported, by name."""
+    """The lines of its rounds, their metrics as entries: `global_accuracy`, `local_rmse`."""
+    target: Target | None = None
+    """What is predicted; None in folders of old versions."""
+    metric: str = "accuracy"
+    """The headline metric of its likelihood."""
+    higher_is_better: bool = True
+    """Whether a higher value of it is a better one."""
+    values: dict[str, float] = field(default_factory=dict)
+    """Of each client that was tried, the headline metric of the model it last reported, by name."""
     clients: tuple[str, ...] = ()
     """Names of the clients [S]."""
     train_sizes: Rows | None = None
@@ -47,9 +56,13 @@ class Record:
     confusion: Rows | None = None
     """Of the global model on all clients' test samples: true and predicted class, int64 [K, K]."""
     calibration: Calibration | None = None
-    """Of the global model on all clients' test samples."""
-    headline: str = "global_accuracy"
-    """Name of the accuracy that the method is judged by."""
+    """Of the global model's probabilities on all clients' test samples."""
+    coverage: Coverage | None = None
+    """Of the global model's intervals of numbers likewise."""
+    predictions: tuple[Array, Array] | None = None
+    """Of numbers: true values, and the global model's, of all clients' test samples [n, T]."""
+    whose: str = "global"
+    """`global` or `local`: the model that the method is judged by, or the clients' own."""
     started: datetime | None = None
     """When its config was written, by the time of the file."""
     changed: datetime | None = None
@@ -58,6 +71,11 @@ class Record:
     """Why the run ended; `so far` if it has not."""
     notes: tuple[str, ...] = ()
     """What is not told, and why."""
+
+    @property
+    def headline(self) -> str:
+        """Name of the metric that the run is judged by, such as `global_accuracy`."""
+        return f"{self.whose}_{self.metric}"
 
     @property
     def rounds(self) -> int:
@@ -141,7 +159,7 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 
 def _record(run: RunFolder, label: str) -> Record:
     settings = _settings(run)
-    metrics = run.metrics()
+    metrics = [flat(line) for line in run.metrics()]
     notes = []
     rounds, planned = metrics[-1]["round"] if metrics else 0, settings.get("rounds", 0)
     if not rounds:
@@ -160,14 +178,23 @@ def _record(run: RunFolder, label: str) -> Record:
         try:
             summary = run.summary()
             told["ending"] = summary.get("stopped_reason", "completed")
-            told["headline"] = summary.get("headline", "global_accuracy")
+            headline = summary.get("headline", "global_accuracy")
+            told["whose"], _, told["metric"] = headline.partition("_")
             if (best := summary.get("best_round", rounds)) != rounds:
                 notes.append(
                     f"what is told of models is of the last round; the saved one is of round {best}"
                 )
         except FedbayesError as error:
             notes.append(f"how it ended is not known: {error}")
-    progress = None
+    likelihood, progress = None, None
+    try:
+        preprocessing = run.preprocessing()
+        if preprocessing is not None:
+            told |= {"classes": preprocessing.classes, "target": preprocessing.target}
+            likelihood = _likelihood(settings, preprocessing.target)
+            told |= {"metric": likelihood.metric, "higher_is_better": likelihood.higher_is_better}
+    except FedbayesError as error:
+        notes.append(f"what is predicted is not known: {error}")
     try:
         division = Partition.load(run.partition_file)
         names = division.names
@@ -177,22 +204,17 @@ def _record(run: RunFolder, label: str) -> Record:
             "test_sizes": np.diff(division.test_offsets),
         }
         progress = run.progress()
-        if progress is not None:
-            told["accuracies"] = _accuracies(progress, names)
+        if progress is not None and likelihood is not None:
+            each = progress.clients.each(likelihood)
+            told["values"] = {names[c]: found[likelihood.metric] for c, found in each.items()}
         elif rounds:
-            notes.append("no accuracies of clients: it has no checkpoint")
+            notes.append("no metrics of clients: it has no checkpoint")
     except FedbayesError as error:
-        notes.append(f"no accuracies of clients: {error}")
-    try:
-        preprocessing = run.preprocessing()
-        if preprocessing is not None:
-            told["classes"] = preprocessing.classes
-    except FedbayesError as error:
-        notes.append(f"classes have no names: {error}")
+        notes.append(f"no metrics of clients: {error}")
     try:
         config = run.config().model_copy(update={"device": "auto"})
         method = config.build_method()
-        told["headline"] = method.headline
+        told["whose"] = method.headline
         if not method.has_global_model:
             notes.append(f"under {method.name} only clients have models: there is no global one")
         data = stored_data(config, run)
@@ -201,20 +223,33 @@ def _record(run: RunFolder, label: str) -> Record:
             "train_sizes": data.train_sizes(),
             "test_sizes": data.test_sizes(),
             "classes": data.classes,
+            "target": data.target,
             "counts": data.counts() if data.classes else None,
         }
-        model = _model(run, config, progress)
+        runtime = build_runtime(config, data, quiet=True)
+        model = _model(run, runtime, progress)
         if model is not None and data.test_total:
-            told["confusion"], told["calibration"] = _predicted(run, config, data, model)
-            lost = data.test_total - int(told["confusion"].sum())
+            bind_frozen(run, runtime.run.network)
+            told |= _predicted(runtime, data, model)
+            lost = data.test_total - int(told["confusion"].sum()) if "confusion" in told else 0
             if lost:
                 notes.append(f"{lost} predictions of the global model are not finite")
     except FedbayesError as error:
-        missing = "confusion matrix and no reliability diagram"
+        missing = "predictions of the global model"
         if "counts" not in told:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
     return Record(label, run.path, settings, metrics, notes=tuple(notes), **told)
+
+
+def _likelihood(settings: Mapping[str, Any], target: Target) -> Likelihood:
+    """The likelihood of a run, whether its method is installed here or not."""
+    task = {
+        key.removeprefix("task."): value
+        for key, value in settings.items()
+        if key.startswith("task.")
+    }
+    return build_likelihood(task.pop("likelihood", "auto"), target, **task)
 
 
 def _written(file: Path) -> datetime | None:
@@ -242,46 +277,35 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return entries
 
 
-def _accuracies(progress: Progress, names: Sequence[str]) -> dict[str, float]:
-    tried = (progress.tested > 0).nonzero()[:, 0].tolist()
-    shares = progress.correct.double() / progress.tested.clamp_min(1)
-    return {names[client]: float(shares[client]) for client in tried}
-
-
-def _model(run: RunFolder, config: Config, progress: Progress | None) -> Tensors | None:
+def _model(run: RunFolder, runtime: ClientRuntime, progress: Progress | None) -> Tensors | None:
     """The newest global model; None before the first round, or where there is never one."""
+    method = runtime.method
     if progress is not None:
-        method = config.build_method()
         if not method.has_global_model:
             return None
-        return method.model(unpack(method.server_state, progress.server))
+        return method.model(unpack(method.server_state, progress.server), runtime.run)
     return run.model() if run.model_file.exists() else None
 
 
-def _predicted(
-    run: RunFolder, config: Config, data: FederatedData, model: Tensors
-) -> tuple[Rows, Calibration]:
-    """What the global model says of all clients' test samples.
+def _predicted(runtime: ClientRuntime, data: FederatedData, model: Tensors) -> dict[str, Any]:
+    """What the global model says of all clients' test samples, as entries of a record.
 
-    Returns:
-        True and predicted classes [K, K], without predictions that are not finite; and the
-        calibration of all, where these have confidence 0.
+    Of classes `confusion`, true and predicted classes [K, K], without predictions that are not
+    finite; of numbers `predictions`; calibration and coverage as far as there are any.
     """
-    runtime = build_runtime(config, data)
-    bind_frozen(run, runtime.network)
-    device = runtime.network.device
-    predict = runtime.method.predict(to(model, device), runtime.network)
+    run = runtime.run
+    device = run.network.device
+    draw = runtime.method.draws(to(model, device), run)
+    samples = data.test_union(0, data.test_total).to(device)
+    found = examine(run.likelihood, [(draw, samples)])
+    if found is None:
+        return {}
+    told: dict[str, Any] = {"calibration": found.calibration, "coverage": found.coverage}
+    if found.predicted is None:
+        return told
+    if not data.classes:
+        return told | {"predictions": (found.true.numpy(), found.predicted.numpy())}
     matrix = np.zeros((len(data.classes),) * 2, dtype=np.int64)
-    confidence, right = [], []
-    for start in range(0, data.test_total, _PIECE):
-        samples = data.test_union(start, start + _PIECE)
-        predictions = evaluate(predict, samples.to(device))
-        finite = predictions.confidence > 0
-        np.add.at(matrix, (samples.y[finite].numpy(), predictions.labels[finite].numpy()), 1)
-        confidence.append(predictions.confidence)
-        right.append(predictions.labels == samples.y)
-    return matrix, calibrate(torch.cat(confidence), torch.cat(right))
-
-
-_PIECE = 1000
-"""Test samples that are predicted at a time."""
+    finite = found.finite
+    np.add.at(matrix, (found.true[finite].numpy(), found.predicted[finite].numpy()), 1)
+    return told | {"confusion": matrix}

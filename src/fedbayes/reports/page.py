@@ -16,22 +16,21 @@ from rich.filesize import decimal
 from fedbayes.reports.charts import FIGURES, Chart, Heat, telling
 from fedbayes.reports.gather import Record, Watch, gather
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
+from fedbayes.runs.display import number, words
 from fedbayes.runs.folder import writable, write_beside
 
 COLUMNS: dict[str, tuple[str, str]] = {
-    "global_accuracy": ("global accuracy", ".4f"),
-    "local_accuracy": ("local accuracy", ".4f"),
     "global_nll": ("NLL", ".4g"),
     "global_ece": ("calibration error", ".4f"),
     "sparsity": ("sparsity", ".3f"),
     "model_parameters": ("parameters", ",.0f"),
 }
-"""Newest figures in the table of runs: heading and format."""
+"""Newest figures in the table of runs beside the headline metrics: heading and format."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Training": ("accuracy", "bytes", "local", "nll", "loss", "sparsity", "size"),
+    "Training": ("headline", "metrics", "bytes", "local", "nll", "loss", "sparsity", "size"),
     "Clients": ("clients", "split"),
-    "Predictions of the global model": ("confusion", "reliability"),
+    "Predictions of the global model": ("confusion", "predictions", "coverage", "reliability"),
 }
 """Figures that stand together."""
 
@@ -53,11 +52,13 @@ class Headline:
 
 @dataclass(frozen=True)
 class Clients:
-    """Clients of a run by name, those with the lowest accuracy first."""
+    """Clients of a run by name, those that do worst first."""
 
     run: int
+    metric: str
+    """The headline metric, in words."""
     rows: list[tuple[str, ...]]
-    """Name, training samples, test samples, accuracy."""
+    """Name, training samples, test samples, headline metric."""
     many: bool
     """Whether the run has so many clients that they have the width of the page."""
     note: str
@@ -186,9 +187,9 @@ def _dataset(record: Record) -> str:
 
 
 def headlines(records: Sequence[Record]) -> list[Headline]:
-    """Of a run, the accuracy that its method is judged by; of several, the highest.
+    """Of a run, the metric that it is judged by; of several, the best.
 
-    Runs on other data, or judged by the other accuracy, are not compared.
+    Runs on other data, or judged by another metric, are not compared.
     """
     groups: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for run, record in enumerate(records):
@@ -197,18 +198,19 @@ def headlines(records: Sequence[Record]) -> list[Headline]:
             groups.setdefault((_dataset(record), record.headline), []).append((value, run))
     found = []
     for (dataset, figure), values in groups.items():
-        value, run = max(values, key=lambda pair: pair[0])
+        higher = records[values[0][1]].higher_is_better
+        value, run = (max if higher else min)(values, key=lambda pair: pair[0])
         name, text = (
-            figure.replace("_", " "),
+            words(figure),
             f"after {_count(records[run].last_round(figure), 'round')}",
         )
         if len(records) > 1:
             text = f"{records[run].label}, {text}"
         if len(values) > 1:
-            name = f"highest {name} of {len(values)} runs"
+            name = f"{'highest' if higher else 'lowest'} {name} of {len(values)} runs"
         if len(records) > 1:
             name += f" on {dataset}"
-        found.append(Headline(f"{value:.4f}", name, text, run))
+        found.append(Headline(number(value), name, text, run))
     return found
 
 
@@ -227,9 +229,12 @@ def _sections(charts: Sequence[Chart]) -> list[tuple[str, list[tuple[int, Chart,
 
 
 def _clients(run: int, record: Record, most: int) -> Clients:
-    """The clients of a run that do worst; those without an accuracy come last."""
-    known = record.accuracies
-    order = sorted(range(len(record.clients)), key=lambda i: known.get(record.clients[i], 2.0))
+    """The clients of a run that do worst; those without a metric come last."""
+    known, worse = record.values, 1 if record.higher_is_better else -1
+    order = sorted(
+        range(len(record.clients)),
+        key=lambda i: worse * known.get(record.clients[i], worse * math.inf),
+    )
     rows = []
     for client in order[:most]:
         name = record.clients[client]
@@ -237,14 +242,16 @@ def _clients(run: int, record: Record, most: int) -> Clients:
             "–" if counts is None else f"{counts[client]:,}"
             for counts in (record.train_sizes, record.test_sizes)
         ]
-        rows.append((name, *sizes, f"{known[name]:.4f}" if name in known else "–"))
+        rows.append((name, *sizes, number(known.get(name))))
     notes = []
     if len(order) > most:
         notes.append(f"{len(order) - most:,} of {len(order):,} clients are not listed.")
     untried = len(order) - len(known)
     if known and untried:
-        notes.append(f"{untried:,} have no accuracy: no report yet, or no test samples.")
-    return Clients(run, rows, len(order) > WIDE_COLUMNS, " ".join(notes))
+        notes.append(
+            f"{untried:,} have no {words(record.metric)}: no report yet, or no test samples."
+        )
+    return Clients(run, words(record.metric), rows, len(order) > WIDE_COLUMNS, " ".join(notes))
 
 
 def differences(records: Sequence[Record]) -> list[tuple[str, list[str]]]:
@@ -264,7 +271,8 @@ def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
     A column is left out if no run has a value for it, or if `_about` has told it already. A cell
     is what is shown and what is sorted by, which is empty where there is no value.
     """
-    every = [_cells(record) for record in records]
+    metrics = list(dict.fromkeys(record.metric for record in records))
+    every = [_cells(record, metrics) for record in records]
     told = {"method", "data", "clients", "rounds"} if len(records) == 1 else set()
     told |= {"last round"} if _same(records, _day) else set()
     told |= {"ended"} if _same(records, _ending) else set()
@@ -284,7 +292,13 @@ def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
     return headings, rows
 
 
-def _cells(record: Record) -> dict[str, tuple[str, float | str]]:
+def _cells(record: Record, metrics: Sequence[str]) -> dict[str, tuple[str, float | str]]:
+    """What the table says of a run.
+
+    Args:
+        record: the run.
+        metrics: headline metrics of all runs.
+    """
     none = ("–", "")
     method = str(record.settings.get("method.name", ""))
     cells: dict[str, tuple[str, float | str]] = {
@@ -293,12 +307,11 @@ def _cells(record: Record) -> dict[str, tuple[str, float | str]]:
         "clients": (f"{len(record.clients):,}", len(record.clients)),
         "rounds": (f"{record.rounds:,}", record.rounds),
     }
+    for metric in metrics:
+        for figure in (f"global_{metric}", f"local_{metric}"):
+            cells[words(figure)] = _cell(record.last(figure), number)
     for key, (heading, form) in COLUMNS.items():
-        value = record.last(key)
-        if value is not None and math.isinf(value):
-            cells[heading] = (format(value, form), "Infinity" if value > 0 else "-Infinity")
-        else:
-            cells[heading] = none if value is None else (format(value, form), value)
+        cells[heading] = _cell(record.last(key), f"{{:{form}}}".format)
     for heading, key in (("sent down", "bytes_down"), ("sent up", "bytes_up")):
         total = record.total(key)
         cells[heading] = (decimal(int(total)), total)
@@ -308,3 +321,12 @@ def _cells(record: Record) -> dict[str, tuple[str, float | str]]:
     cells["last round"] = none if time is None else (_day(record), time.isoformat())
     cells["ended"] = (record.ending, record.ending)
     return cells
+
+
+def _cell(value: float | None, text: Callable[[float], str]) -> tuple[str, float | str]:
+    """A number as it is shown and sorted by; sorting knows infinity by its name."""
+    if value is None or math.isnan(value):
+        return ("–", "")
+    if math.isinf(value):
+        return (text(value), "Infinity" if value > 0 else "-Infinity")
+    return (text(value), value)

@@ -1,6 +1,6 @@
 """What a model file says of the model in it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -8,7 +8,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedbayes.data import Preprocessing
 from fedbayes.data.settings import SourceSettings
+from fedbayes.data.wording import listed
 from fedbayes.errors import ModelError
+from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_likelihood
+from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.runs.config import Config
 
 WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std; 0 where missing"
@@ -16,7 +19,6 @@ WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std;
 PROGRAM_INPUTS = "raw samples [n, ...], NaN where a value is missing"
 """What a program takes."""
 _READING = set(SourceSettings.model_fields) - {"dir", "path"}
-_OUTPUTS = "logits [n, classes]; their softmax is the probability of each class"
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,10 @@ class Card:
     """Whose own network it is; empty for the global model."""
     inputs: str = WEIGHTS_INPUTS
     """What goes in."""
-    outputs: str = _OUTPUTS
+    outputs: str = ""
     """What comes out."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """The `[task]` table of its config, its likelihood by name; empty before 0.2: classes."""
     fedbayes: str = ""
     """Version of the package that wrote it."""
 
@@ -55,15 +59,30 @@ class Card:
             number: rounds done.
             client: name of the client, where it is one's own network.
         """
-        return cls(
+        task = dict(config.task)
+        if task["likelihood"] == "auto":
+            task["likelihood"] = default_likelihood(preprocessing.target)
+        card = cls(
             preprocessing,
             config.model.model_dump(mode="json", exclude={"weights"}),
             dict(config.method),
             config.data.model_dump(mode="json", include=_READING, exclude_none=True),
             number,
             client,
+            task=task,
             fedbayes=_version(),
         )
+        return replace(card, outputs=network_outputs(card.likelihood))
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What the outputs of the network mean for the target.
+
+        Raises:
+            ConfigError: it is not installed here.
+        """
+        task = {"likelihood": "auto", **self.task}
+        return build_likelihood(task.pop("likelihood"), self.preprocessing.target, **task)
 
     @classmethod
     def load(cls, text: str, source: str) -> "Card":
@@ -82,6 +101,28 @@ class Card:
     def dump(self) -> str:
         """As JSON."""
         return TypeAdapter(Card).dump_json(self).decode()
+
+
+def network_outputs(likelihood: Likelihood) -> str:
+    """What to say of the outputs of a network of this likelihood."""
+    if isinstance(likelihood, Categorical):
+        return "logits [n, classes]; their softmax is the probability of each class"
+    return (
+        f"outputs of the network [n, width]; the likelihood {likelihood.name} says what they mean "
+        f"for {listed(likelihood.target.names)}"
+    )
+
+
+def program_outputs(likelihood: Likelihood) -> str:
+    """What to say of the answers of a program, which are in the unit of the target."""
+    names = listed(likelihood.target.names)
+    if isinstance(likelihood, Categorical):
+        return network_outputs(likelihood)
+    if isinstance(likelihood, Classes):
+        return "log-probabilities [n, classes]"
+    if likelihood.target.kind == "labels":
+        return f"probability of each label [n, labels]: {names}"
+    return f"predictive mean [n, columns] in the unit of the target: {names}"
 
 
 def _version() -> str:

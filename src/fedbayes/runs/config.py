@@ -208,7 +208,7 @@ def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Ro
     )
     task = [Row("task.likelihood", "text", "auto", about, ("auto", *LIKELIHOODS))]
     if likelihood != "auto":
-        task += rows(find_likelihood(likelihood), "task.", without=("target",))
+        task += rows(find_likelihood(likelihood), "task.")
     about = f"{', '.join(METHODS)}, or package.module:Class"
     name = Row("method.name", "text", "fedavg", about, tuple(METHODS))
     parameters = rows(find_method(method), "method.") if method else ()

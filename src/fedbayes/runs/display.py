@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
+from fedbayes.runs.standing import flat
 
 if TYPE_CHECKING:
     from fedbayes.runs.folder import Metrics
@@ -59,9 +60,21 @@ def console_for(progress: bool | None) -> Console | None:
     return plain if console.is_jupyter else console
 
 
-def share(value: float | None) -> str:
-    """An accuracy for people, or a dash where there is none yet."""
-    return "–" if value is None else f"{value:.4f}"
+def number(value: float | None) -> str:
+    """A metric for people, in any unit, or a dash where there is none yet."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    if size == 0 or 1e-3 <= size < 10:
+        return f"{value:.4f}"
+    if 10 <= size < 1e4:
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if 1e4 <= size < 1e7 else f"{value:.4g}"
+
+
+def words(metric: str) -> str:
+    """The name of a metric for people, as in `global accuracy`."""
+    return metric.replace("_", " ").replace("nll", "NLL")
 
 
 def clock(seconds: float) -> str:
@@ -179,19 +192,19 @@ class Display:
             f"{config.model.name}, {config.engine}"
         )
         lines = simulation.folder.metrics()
-        self._metrics = {name: value for line in lines for name, value in line.items()}
+        self._metrics = {name: value for line in lines for name, value in flat(line).items()}
         self._simulation = simulation
         self._activity = Activity(TRAINING, simulation.progress.round)
         self._pace = Pace(config.rounds, time.monotonic())
 
     def show(self, simulation: "Simulation", step: "Step") -> None:
         """Show a round that is complete."""
-        self._metrics = {**self._metrics, **step.metrics}
+        self._metrics = {**self._metrics, **flat(step.metrics)}
         self._activity = Activity(TRAINING, step.number)
         if self._pace is not None:
             self._pace.round_ended(time.monotonic())
         if self._live is None:
-            self._print(_line(step, simulation.config.rounds))
+            self._print(_line(step, simulation))
         else:
             for line in _troubles(step.metrics):
                 self._print(line)
@@ -257,15 +270,13 @@ def _row(
     if busy.what != TRAINING:
         doing, done = busy.what.ljust(len(doing)), float(busy.round)
     taken, progress = clock(pace.elapsed(now)), simulation.progress
-    figures = sorted(("global", "local"), key=lambda name: name not in simulation.method.headline)
     parts = [
         Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
         Text(f"{taken}, {clock(left)} left" if left is not None and done < rounds else taken),
         Text(doing),
         *(
-            Text.assemble(f"{name} ", (share(metrics.get(f"{name}_accuracy")), "bold"))
-            for name in figures
-            if name == "local" or simulation.method.has_global_model
+            Text.assemble(f"{name} ", (value, "bold"))
+            for name, value in _headlines(simulation, metrics)
         ),
         Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
     ]
@@ -287,13 +298,25 @@ def _row(
     return row
 
 
-def _line(step: "Step", rounds: int) -> str:
-    metrics = step.metrics
+def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, str]]:
+    """The headline metric of the global model and of clients' own, the method's own first."""
+    metric, method = simulation.likelihood.metric, simulation.method
+    found = []
+    for whose in sorted(("global", "local"), key=method.headline.__ne__):
+        if whose == "local" or method.has_global_model:
+            # Accuracy goes without saying.
+            name = whose if metric == "accuracy" else words(f"{whose}_{metric}")
+            found.append((name, number(metrics.get(f"{whose}_{metric}"))))
+    return found
+
+
+def _line(step: "Step", simulation: "Simulation") -> str:
+    metrics, rounds = step.metrics, simulation.config.rounds
     troubles = "".join(f"\n  {line}" for line in _troubles(metrics))
+    headlines = _headlines(simulation, flat(metrics))
     return (
         f"round {step.number:>{len(str(rounds))}}/{rounds}  "
-        f"global {share(metrics.get('global_accuracy'))}  "
-        f"local {share(metrics['local_accuracy'])}  "
+        f"{'  '.join(map(' '.join, headlines))}  "
         f"down {decimal(metrics['bytes_down'])}  up {decimal(metrics['bytes_up'])}  "
         f"{metrics['seconds']:.2f} s{troubles}"
     )
@@ -315,9 +338,11 @@ def _troubles(metrics: "Metrics") -> list[str]:
 def outcome(summary: "Metrics") -> Table:
     """The summary as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    accuracies = sorted(("global_accuracy", "local_accuracy"), key=summary["headline"].__ne__)
+    metrics, headline = flat(summary), summary["headline"]
+    metric = headline.partition("_")[2]
+    names = sorted((f"global_{metric}", f"local_{metric}"), key=headline.__ne__)
     rows = {
-        **{name.replace("_", " "): share(summary[name]) for name in accuracies},
+        **{words(name): number(metrics.get(name)) for name in names},
         "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}",
         "on the link": f"{decimal(summary['link_down'])} / {decimal(summary['link_up'])}",
         "parameters": f"{summary['model_parameters']:,} ({summary['sparsity']:.1%} zero)",
@@ -330,10 +355,9 @@ def outcome(summary: "Metrics") -> Table:
         "folder": summary["folder"],
     }
     if "best_round" in summary:
-        best = share(summary[f"best_{summary['headline']}"])
+        best = number(flat({"metrics": summary["best_metrics"]})[headline])
         rows["best round"] = (
-            f"{summary['best_round']} ({summary['headline'].replace('_', ' ')} {best}); the "
-            "checkpoint is kept"
+            f"{summary['best_round']} ({words(headline)} {best}); the checkpoint is kept"
             + (", and model.safetensors is its model" if "model_round" in summary else "")
         )
     if "epsilon" in summary:
@@ -358,7 +382,7 @@ def outcome_of_seeds(summary: "Metrics") -> Table:
     for name, figure in summary["figures"].items():
         values = (figure["mean"], figure["std"])
         table.add_row(
-            f"[bold]{name.replace('_', ' ').replace('nll', 'NLL')}",
+            f"[bold]{escape(words(name))}",
             *("–" if value is None else _written(name, value) for value in values),
         )
     return table
@@ -368,7 +392,7 @@ def _written(name: str, value: float) -> str:
     """A figure of a summary for people."""
     if name.startswith("bytes"):
         return decimal(round(value))
-    return f"{value:.1f}" if name in ("rounds", "seconds") else f"{value:.4f}"
+    return f"{value:.1f}" if name in ("rounds", "seconds") else number(value)
 
 
 @contextmanager

@@ -15,7 +15,11 @@ from fedbayes.tensors import Tensors, to, unpack
 
 
 def own_models(
-    folder: RunFolder, method: AnyMethod, run: Run, client: int | None = None
+    folder: RunFolder,
+    method: AnyMethod,
+    run: Run,
+    client: int | None = None,
+    number: int | None = None,
 ) -> Iterator[tuple[int, Tensors]]:
     """Clients that keep a model, and the model, as `Method.draws` takes it.
 
@@ -26,6 +30,8 @@ def own_models(
         method: of the run.
         run: what no round changed.
         client: this one alone, in place of all.
+        number: the round that its private state is of, in place of the one that counts; only of
+            a client.
 
     Raises:
         RunError: there is no checkpoint, the states are elsewhere or damaged, or the client has
@@ -34,6 +40,9 @@ def own_models(
     progress = folder.progress(folder.best_round())
     if progress is None:
         raise RunError(f"{folder.path} has no checkpoint")
+    if number is not None and client is not None and int(progress.stored[client]) != number:
+        progress = folder.progress(number)
+        assert progress is not None
     place = ENGINES[folder.config().engine].states
     if place == "remote":
         raise RunError(f"the clients' own models of {folder.path} are with their nodes")
@@ -73,13 +82,15 @@ def _keepers() -> str:
     return " and ".join(name for name, kind in METHODS.items() if kind.keeps_models)
 
 
-def own_weights(folder: RunFolder, method: AnyMethod, run: Run, client: int) -> Tensors:
-    """A client's own network, as weights.
+def own_weights(
+    folder: RunFolder, method: AnyMethod, run: Run, client: int, number: int | None = None
+) -> Tensors:
+    """A client's own network, as weights; arguments as for `own_models`.
 
     Raises:
         RunError: it has none, or none that single weights say.
     """
-    ((_, model),) = own_models(folder, method, run, client)
+    ((_, model),) = own_models(folder, method, run, client, number)
     if model.keys() != run.network.initial.keys():
         raise RunError(
             f"clients under {method.name} keep no network of their own as weights between rounds; "

@@ -39,16 +39,13 @@ class Row:
         return "unset" if self.default is None else toml_value(self.default)
 
 
-def rows(kind: type[BaseModel], prefix: str = "", without: Sequence[str] = ()) -> Iterator[Row]:
+def rows(kind: type[BaseModel], prefix: str = "") -> Iterator[Row]:
     """Every setting of a table and of the tables in it, in the order of the fields.
 
-    Args:
-        kind: the table.
-        prefix: its place, with a dot at the end.
-        without: fields that are no settings.
+    Fields that are excluded from a dump are no settings.
     """
     for name, field in kind.model_fields.items():
-        if name in without:
+        if field.exclude:
             continue
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):

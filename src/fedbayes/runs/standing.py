@@ -1,9 +1,20 @@
-"""How the headline metric of a run stands: which round was best, and how long ago it rose."""
+"""The metrics of rounds by name, and how the headline among them stands: which round was best."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
+
+
+def flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `metrics.jsonl` with its tables of metrics as entries, such as `global_rmse`.
+
+    Lines of fedbayes 0.1 have no tables: theirs are entries already.
+    """
+    entries = {name: value for name, value in line.items() if name != "metrics"}
+    for whose, table in line.get("metrics", {}).items():
+        entries |= {f"{whose}_{name}": value for name, value in table.items()}
+    return entries
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Standing:
 
     def after(self, line: dict[str, Any]) -> Self:
         """The standing after a round, of which this is the line; it may not tell the metric."""
-        value = line["metrics"].get(self.whose, {}).get(self.metric)
+        value = flat(line).get(f"{self.whose}_{self.metric}")
         if value is None:
             return self
         value = value if self.higher_is_better else -value

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedbayes.errors import ConfigError
 from fedbayes.runs.folder import Metrics, write_beside
+from fedbayes.runs.standing import flat
 
 if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation
@@ -103,7 +105,11 @@ def _mlflow(simulation: "Simulation") -> Iterator[Tell]:
 
     def tell(line: Metrics) -> None:
         if line["round"] > told:
-            values = [Metric(k, v, 0, line["round"]) for k, v in _figures(line).items()]
+            values = [
+                # Names of target columns are free, those of MLflow's metrics are not.
+                Metric(re.sub(r"[^\w\-. :/]", "_", name), value, 0, line["round"])
+                for name, value in _figures(line).items()
+            ]
             client.log_batch(run, metrics=values)
 
     status = "FAILED"
@@ -125,7 +131,7 @@ def _figures(line: Metrics) -> dict[str, float]:
     """The finite numbers of a round."""
     return {
         key: float(value)
-        for key, value in line.items()
+        for key, value in flat(line).items()
         if isinstance(value, int | float) and key != "round" and math.isfinite(value)
     }
 

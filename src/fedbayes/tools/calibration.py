@@ -1,46 +1,18 @@
 """How far the predictions of a run's model can be trusted."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import log
 from pathlib import Path
 
 import torch
 
 from fedbayes.data.plot import save_figure
 from fedbayes.errors import DataError, RunError
-from fedbayes.metrics import (
-    Calibration,
-    Predictions,
-    Sampler,
-    Uncertainty,
-    calibrate,
-    evaluate,
-    uncertainty,
-)
-from fedbayes.reports.charts import diagram
-from fedbayes.reports.draw import reliability
-from fedbayes.runs.build import bind_frozen, build_network, stored_data
+from fedbayes.likelihoods.trust import Trust, examine
+from fedbayes.reports.charts import coverage_curve, diagram
+from fedbayes.reports.draw import draw_lines, reliability
+from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.personal import own_samplers, require_global
-from fedbayes.tensors import Samples
-
-PIECE = 500
-"""Test samples that are predicted at a time."""
-
-
-@dataclass(frozen=True)
-class Trust:
-    """Predictions on the union of the clients' test sets."""
-
-    accuracy: float
-    nll: float
-    """Mean negative log-likelihood, in nats."""
-    calibration: Calibration
-    right: torch.Tensor
-    """Whether each prediction is right, bool [n]."""
-    uncertainty: Uncertainty | None
-    """For methods with a posterior, or an ensemble."""
+from fedbayes.runs.personal import own_models, require_global
+from fedbayes.tensors import to
 
 
 def trust(folder: Path, *, personal: bool = False, client: str | int | None = None) -> Trust:
@@ -54,99 +26,77 @@ def trust(folder: Path, *, personal: bool = False, client: str | int | None = No
     Raises:
         RunError: it has not ended, there are no test samples, or clients keep no own models.
     """
-    run = RunFolder(folder)
-    config = run.config()
-    run.summary()  # it has ended
+    folder_of_run = RunFolder(folder)
+    config = folder_of_run.config()
+    folder_of_run.summary()  # it has ended
     method = config.build_method()
-    chosen = None if client is None else run.find_client(client)
+    chosen = None if client is None else folder_of_run.find_client(client)
     if not personal and chosen is None:
-        require_global(run, method)
+        require_global(folder_of_run, method)
     try:
-        data = stored_data(config, run)
+        data = stored_data(config, folder_of_run)
     except DataError as error:
         raise RunError(
             f"calibration is measured on the test samples of {folder}, which are not here: {error}"
         ) from None
     if not data.test_total:
         raise RunError(f"the clients of {folder} hold no test samples")
-    network = build_network(config, data.shape, len(data.classes))
-    bind_frozen(run, network)
+    run = stored_run(folder_of_run, config, data.preprocessing)
+    device = run.network.device
     if personal or chosen is not None:
-        own = list(own_samplers(run, method, network, chosen))
-        tests = [(draw, data.test(number).to(network.device)) for number, draw in own]
-        tried = [_try(draw, samples) for draw, samples in tests if len(samples.y)]
-        if not tried:
-            raise RunError(f"the clients asked for in {folder} hold no test samples")
-        return _joined(tried)
-    model = run.model()
-    samples = data.test_union(0, data.test_total).to(network.device)
-    draw = method.sampler(model, network)
-    if draw is not None:
-        return _joined([_try(draw, samples)])
-    return _joined([_Tried(evaluate(method.predict(model, network), samples), samples)])
-
-
-@dataclass(frozen=True)
-class _Tried:
-    """What was predicted for some samples."""
-
-    found: Predictions
-    samples: Samples
-    uncertainty: Uncertainty | None = None
-
-
-def _try(draw: Sampler, samples: Samples) -> _Tried:
-    """The mean prediction of the draws, and how they disagree."""
-    parts: list[Uncertainty] = []
-
-    def predict(x: torch.Tensor) -> torch.Tensor:
-        each = draw(x)
-        parts.append(uncertainty(each))
-        return torch.logsumexp(each, dim=0) - log(len(each))
-
-    found = evaluate(predict, samples, PIECE)
-    joined = Uncertainty(
-        torch.cat([part.entropy for part in parts]).cpu(),
-        torch.cat([part.information for part in parts]).cpu(),
-    )
-    return _Tried(found, samples, joined)
-
-
-def _joined(parts: Sequence[_Tried]) -> Trust:
-    right = torch.cat([part.found.labels == part.samples.y.cpu() for part in parts])
-    confidence = torch.cat([part.found.confidence for part in parts])
-    unsure = [part.uncertainty for part in parts if part.uncertainty is not None]
-    return Trust(
-        sum(part.found.correct for part in parts) / len(right),
-        sum(part.found.nll for part in parts) / len(right),
-        calibrate(confidence, right),
-        right,
-        Uncertainty(
-            torch.cat([one.entropy for one in unsure]),
-            torch.cat([one.information for one in unsure]),
-        )
-        if unsure
-        else None,
-    )
+        models = own_models(folder_of_run, method, run, chosen)
+        pairs = [(model, data.test(number)) for number, model in models]
+    else:
+        model = to(folder_of_run.model(), device)
+        pairs = [(model, data.test_union(0, data.test_total))]
+    found = examine(run.likelihood, [(method.draws(m, run), s.to(device)) for m, s in pairs])
+    if found is None:
+        raise RunError(f"the clients asked for in {folder} hold no test samples")
+    return found
 
 
 def summary(found: Trust) -> dict[str, float]:
-    """Figures by name; entropy and mutual information (nats) of right and wrong predictions."""
-    figures = {
-        "accuracy": found.accuracy,
-        "nll": found.nll,
-        "ece": found.calibration.error,
-    }
-    if found.uncertainty is not None:
+    """Metrics by name, and what there is of calibration and uncertainty.
+
+    Of probabilities the expected calibration error `ece`, and with a posterior the mean entropy
+    and mutual information (nats) of right and wrong predictions. Of numbers the share of targets
+    in the central intervals of each level (`coverage_0.9`), its mean distance from the level
+    (`coverage_error`), the median width of the interval of 90 % (`width_0.9`), and the median
+    standard deviation of predictions, with a posterior that between draws too. None is told of
+    right and wrong numbers: no prediction of one is either.
+    """
+    figures = dict(found.metrics)
+    if found.calibration is not None:
+        figures["ece"] = found.calibration.error
+    if found.uncertainty is not None and found.right is not None:
         for name, values in vars(found.uncertainty).items():
             for kind, chosen in (("right", found.right), ("wrong", ~found.right)):
                 if chosen.any():
                     figures[f"{name}_{kind}"] = float(values[chosen].mean())
+    if found.coverage is not None:
+        places = {level: place for place, level in enumerate(found.coverage.levels)}
+        shown = [level for level in _SHOWN if level in places] or list(places)
+        figures |= {f"coverage_{level:g}": found.coverage.inside[places[level]] for level in shown}
+        figures["coverage_error"] = found.coverage.error
+        widest = shown[-1] if 0.9 not in places else 0.9
+        figures[f"width_{widest:g}"] = found.coverage.width[places[widest]]
+    for name, std in (("std", found.std), ("std_between", found.between)):
+        if std is not None:
+            figures[name] = float(std.median())
     return figures
 
 
+_SHOWN = (0.5, 0.8, 0.9, 0.95)
+"""Levels of intervals in a summary, of those that there are."""
+
+
 def plot(found: Trust, path: Path) -> None:
-    """A reliability diagram; with a posterior, the uncertainty of right and wrong predictions."""
+    """A reliability diagram of probabilities, beside it with a posterior the uncertainty of right
+    and wrong predictions; or of intervals of numbers how many targets are inside.
+
+    Raises:
+        RunError: there is nothing to draw.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -154,8 +104,13 @@ def plot(found: Trust, path: Path) -> None:
     figure = Figure(figsize=(4.6 * columns, 5.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, columns, squeeze=False)[0]
-    reliability(panels[0], diagram(found.calibration))
-    if found.uncertainty is not None:
+    if found.coverage is not None:
+        draw_lines(panels[0], coverage_curve(found.coverage))
+    elif found.calibration is not None:
+        reliability(panels[0], diagram(found.calibration))
+    else:
+        raise RunError("the likelihood gives neither probabilities nor intervals to draw")
+    if found.uncertainty is not None and found.right is not None:
         axes = panels[1]
         values = found.uncertainty.entropy
         edges = torch.linspace(0, max(float(values.max()), 1e-6), 31).tolist()

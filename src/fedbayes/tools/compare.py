@@ -2,9 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from math import prod
+from dataclasses import dataclass, replace
+from math import lcm, prod
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +12,29 @@ import torch
 from torch import Tensor
 
 from fedbayes import models as networks
-from fedbayes.contracts import point_predictor
+from fedbayes.contracts import Sampler, single_draw
 from fedbayes.data import Preprocessing
 from fedbayes.data.differences import SCALE, differences
+from fedbayes.data.wording import describe
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion import Layers, coordinate_average
-from fedbayes.metrics import Predictor, evaluate
+from fedbayes.likelihoods import Likelihood, Predictor, evaluate, predictor, total
+from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.gaussian import Gaussian
+from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import (
     ModelSettings,
+    Network,
     dense_layers,
     named_as,
     read_program,
     relu_network,
     unlike,
 )
+from fedbayes.runs.build import build_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
+from fedbayes.targets import Target
 from fedbayes.tensors import Tensors, parameter_count
 from fedbayes.tools.evaluation_set import EvaluationSet, is_program, trained_in
 from fedbayes.tools.model_files import read_with_card
@@ -39,9 +45,8 @@ class Score:
     """How one predictor did on the test samples."""
 
     name: str
-    accuracy: float
-    nll: float
-    """Mean negative log-likelihood, in nats."""
+    metrics: dict[str, float]
+    """Those of its likelihood, the headline first."""
     parameters: int
     """Scalars that a prediction needs."""
     rows: int
@@ -54,8 +59,10 @@ class Score:
 class Candidate:
     """A model to try."""
 
-    predict: Predictor
-    """Of raw samples."""
+    draw: Sampler
+    """Raw samples [n, ...] to outputs [draws, n, width]."""
+    likelihood: Likelihood
+    """What the outputs mean."""
     parameters: int
     preprocessing: Preprocessing
     """What its network sees."""
@@ -63,8 +70,10 @@ class Candidate:
     layers: Layers | None = None
     """Of a fully connected ReLU network."""
     weights: Tensors | None = None
-    """Of another network, and the predictor of raw samples that other weights are."""
-    rebuild: Callable[[Tensors], Predictor] | None = None
+    """Of another network, and what `draw` is under other weights."""
+    rebuild: Callable[[Tensors], Sampler] | None = None
+    means: bool = False
+    """Whether it gives predictive means alone, which have no likelihood."""
 
 
 def open_model(
@@ -86,9 +95,9 @@ def open_model(
     stored, card = read_with_card(path)
     weights = {n: t.float() if t.is_floating_point() else t for n, t in stored.items()}
     _refuse_own_order(card, name)
-    preprocessing, whose = tests.preprocessing, tests.standardized
+    preprocessing, whose, likelihood = tests.preprocessing, tests.standardized, tests.likelihood
     if card is not None:
-        preprocessing, whose = card.preprocessing, trained_in(name)
+        preprocessing, whose, likelihood = card.preprocessing, trained_in(name), card.likelihood
     count = parameter_count(weights)
     given = settings
     if settings is None and card is not None and card.model:
@@ -97,9 +106,10 @@ def open_model(
         settings = tests.model
     if settings is None:
         layers = dense_layers(weights, name)
-        predict = _raw(partial(relu_network, layers), preprocessing)
-        return Candidate(predict, count, preprocessing, whose, layers)
-    network = networks.build(settings, preprocessing.shape, len(preprocessing.classes), seed=0)
+        return Candidate(
+            _dense(layers, preprocessing), likelihood, count, preprocessing, whose, layers
+        )
+    network = _network(settings, preprocessing, likelihood)
     wanted = network.whole(network.initial)
     named = named_as(weights, wanted)
     cut = settings.name == "mlp" or (card is not None and given is None)
@@ -108,34 +118,50 @@ def open_model(
     network.adopt(weights if named is None else named)
     if named is not None and (given is not None or card is None or card.client):
 
-        def rebuild(tensors: Tensors) -> Predictor:
-            own = networks.build(settings, preprocessing.shape, len(preprocessing.classes), seed=0)
+        def rebuild(tensors: Tensors) -> Sampler:
+            own = _network(settings, preprocessing, likelihood)
             own.adopt(tensors)
-            return _raw(point_predictor(tensors, own), preprocessing)
+            return _raw(single_draw(tensors, own), preprocessing)
     elif card is not None and given is None:
-        method = Config.create(method=card.method).build_method()
+        config = Config.create(method=card.method)
+        method, run = config.build_method(), build_run(config, network, likelihood, 1)
 
-        def rebuild(tensors: Tensors) -> Predictor:
-            return _raw(method.predict(tensors, network), preprocessing)
+        def rebuild(tensors: Tensors) -> Sampler:
+            return _raw(method.draws(tensors, run), preprocessing)
     else:
         raise ModelError(
             f"{name} holds no weights of model {settings.name!r}: {unlike(weights, wanted)}"
         )
     named = weights if named is None else named
-    predict = rebuild(named)
+    draw = rebuild(named)
     try:
         with torch.no_grad():
-            predict(preprocessing.example(2, torch.Generator().manual_seed(0)))
+            draw(preprocessing.example(2, torch.Generator().manual_seed(0)))
     except (KeyError, RuntimeError, IndexError) as error:
         raise ModelError(
             f"{name} does not fit model {settings.name!r}: {str(error).splitlines()[0]}. Weights "
             "that were cut (--compact) may fit no longer; a .pt2 does"
         ) from None
     plain = named.keys() == wanted.keys()
-    if plain and settings.name == "mlp":
-        return Candidate(predict, count, preprocessing, whose, dense_layers(named, name))
+    if plain and settings.name == "mlp" and likelihood.head() is None:
+        layers = dense_layers(named, name)
+        return Candidate(draw, likelihood, count, preprocessing, whose, layers)
     mixed = (named, rebuild) if plain else (None, None)
-    return Candidate(predict, count, preprocessing, whose, None, *mixed)
+    return Candidate(draw, likelihood, count, preprocessing, whose, None, *mixed)
+
+
+def _network(
+    settings: ModelSettings, preprocessing: Preprocessing, likelihood: Likelihood
+) -> Network:
+    """The network that these settings name, for such samples."""
+    return networks.build(
+        settings, preprocessing.shape, likelihood.outputs, head=likelihood.head(), seed=0
+    )
+
+
+def _dense(layers: Layers, preprocessing: Preprocessing) -> Sampler:
+    """A fully connected ReLU network of raw samples."""
+    return _raw(lambda x: relu_network(layers, x)[None], preprocessing)
 
 
 def _refuse_own_order(card: Card | None, name: str) -> None:
@@ -156,9 +182,9 @@ def _shapes(weights: Tensors) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in weights.items()}
 
 
-def _raw(predict: Predictor, preprocessing: Preprocessing) -> Predictor:
-    """A predictor of raw samples."""
-    return lambda x: predict(preprocessing.apply(x))
+def _raw(draw: Sampler, preprocessing: Preprocessing) -> Sampler:
+    """The same of raw samples."""
+    return lambda x: draw(preprocessing.apply(x))
 
 
 def _program(path: Path, tests: EvaluationSet) -> Candidate:
@@ -167,28 +193,50 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     size = sum(parameter.numel() for parameter in module.parameters())
     card = Card.load(text, str(path)) if text else None
     _refuse_own_order(card, str(path))
+    seen, whose = tests.preprocessing, tests.standardized
+    answer: Predictor = module
     if card is None:
-        seen, predict, whose = (
-            tests.preprocessing,
-            _raw(module, tests.preprocessing),
-            tests.standardized,
-        )
+        answer = lambda x: module(seen.apply(x))  # noqa: E731
     else:
-        seen, predict, whose = card.preprocessing, module, trained_in(str(path))
-    logits: object = None
+        seen, whose = card.preprocessing, trained_in(str(path))
+    found: object = None
     reason = ""
     try:
         with torch.no_grad():
-            logits = predict(seen.example(2, torch.Generator().manual_seed(0)))
+            found = answer(seen.example(2, torch.Generator().manual_seed(0)))
     except Exception as error:  # a program's own, of any class
         reason = f": {(str(error).strip() or type(error).__name__).splitlines()[0]}"
-    shape = (2, len(seen.classes))
-    if not isinstance(logits, Tensor) or tuple(logits.shape) != shape:
+    target = seen.target
+    shape = (2, len(target.names))
+    if not isinstance(found, Tensor) or tuple(found.shape) != shape:
+        what = f"logits of {shape[1]} classes" if target.classes else f"{shape[1]} predictions"
         raise ModelError(
-            f"{path} gives no logits of {shape[1]} classes for samples of shape "
+            f"{path} gives no {what} for samples of shape "
             f"({', '.join(map(str, ('n', *seen.shape)))}) and type float32{reason}"
         )
-    return Candidate(predict, size, seen, whose)
+    return _answering(answer, size, seen, whose)
+
+
+def _answering(
+    answer: Predictor, parameters: int, preprocessing: Preprocessing, standardized: str
+) -> Candidate:
+    """A candidate that gives log-probabilities (or logits) of classes, probabilities of labels, or
+    predictive means.
+    """
+    target = preprocessing.target
+    draw: Sampler = lambda x: answer(x)[None]  # noqa: E731
+    if target.kind == "class":
+        likelihood: Likelihood = Categorical(target=target)
+    elif target.kind == "labels":
+        draw = lambda x: answer(x).logit(eps=1e-7)[None]  # noqa: E731
+        likelihood = Multilabel(target=target)
+    else:
+        # In its own unit, with any noise: none is known.
+        columns = target.columns
+        own = Target("real", target.names, (0.0,) * columns, (1.0,) * columns)
+        likelihood = Gaussian(target=own, noise=1.0)
+    means = target.kind in ("real", "count")
+    return Candidate(draw, likelihood, parameters, preprocessing, standardized, means=means)
 
 
 def compare(
@@ -198,13 +246,13 @@ def compare(
     inputs: Sequence[str] = (),
     counts: npt.NDArray[np.int64] | None = None,
 ) -> list[Score]:
-    """Accuracy of models on test samples.
+    """Metrics of models on test samples.
 
     Args:
         models: by name.
         tests: the samples.
         inputs: names of those models that were fused: their average (where their shapes agree)
-            and their ensemble (the mean of their softmaxes) are tried as well.
+            and their ensemble (the mean of their predictive distributions) are tried as well.
         counts: training samples of each input and class [S, K]; with them, an ensemble weighted
             by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk.
 
@@ -213,37 +261,41 @@ def compare(
     """
     if not len(tests.samples.y):
         raise ModelError(f"there is nothing to try the models on: {tests.what}")
-    classes = len(tests.preprocessing.classes)
+    target = tests.preprocessing.target
     for name, model in models.items():
         _check(name, model, tests)
     fused = [models[name] for name in inputs]
-    if counts is not None and counts.shape != (len(fused), classes):
+    if counts is not None and not target.classes:
         raise ModelError(
-            f"the counts are of shape {counts.shape}; {(len(fused), classes)} is wanted: a row "
-            "for each input model, a column for each class"
+            f"counts weight an ensemble by shares of classes, and the target is {describe(target)}"
+            "; leave them out: the ensemble has equal weights"
         )
-    candidates = {
-        name: (model.predict, model.parameters, model.standardized)
-        for name, model in models.items()
-    }
+    if counts is not None and counts.shape != (len(fused), target.classes):
+        raise ModelError(
+            f"the counts are of shape {counts.shape}; {(len(fused), target.classes)} is wanted: a "
+            "row for each input model, a column for each class"
+        )
+    candidates = dict(models)
     if fused:
-        alike = all(one.preprocessing.same_inputs(fused[0].preprocessing) for one in fused)
-        whose = fused[0].standardized if alike else "each by its own"
+        first = fused[0]
+        alike = all(one.preprocessing.same_inputs(first.preprocessing) for one in fused)
         average = _average(fused) if alike else None
         if average is not None:
-            candidates["average of the inputs"] = (average, fused[0].parameters, whose)
-        size = sum(model.parameters for model in fused)
-        uniform = torch.ones(len(fused), classes)
-        alone = [model.predict for model in fused]
-        candidates["ensemble, uniform"] = (ensemble(alone, uniform), size, whose)
+            candidates["average of the inputs"] = replace(
+                first, draw=average, layers=None, weights=None, rebuild=None
+            )
+        candidates["ensemble, uniform"] = _ensemble(fused, alike)
         if counts is not None:
             shares = torch.as_tensor(counts / np.maximum(counts.sum(0), 1), dtype=torch.float32)
-            candidates["ensemble, by class share"] = (ensemble(alone, shares), size, whose)
+            candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
     scores = []
-    for name, (predict, parameters, whose) in candidates.items():
-        found = evaluate(predict, tests.samples)
-        accuracy, nll = found.correct / found.count, found.nll / found.count
-        scores.append(Score(name, accuracy, nll, parameters, found.count, whose))
+    for name, one in candidates.items():
+        terms = evaluate(one.likelihood, one.draw, tests.samples)
+        metrics = one.likelihood.metrics(total(terms))
+        if one.means:
+            del metrics["nll"]
+        rows = len(tests.samples.y)
+        scores.append(Score(name, metrics, one.parameters, rows, one.standardized))
     return scores
 
 
@@ -265,23 +317,26 @@ def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
             stacklevel=3,
         )
     if model.layers is not None:
-        shape = (prod(here.shape), len(here.classes))
+        shape = (prod(here.shape), model.likelihood.outputs)
         fits = (model.layers[0].weight.shape[1], len(model.layers[-1].weight))
         if fits != shape:
+            what = "classes" if here.classes else "outputs"
             raise ModelError(
-                f"{name} maps {fits[0]} inputs to {fits[1]} classes, "
+                f"{name} maps {fits[0]} inputs to {fits[1]} {what}, "
                 f"{here.dataset} has {shape[0]} and {shape[1]}"
             )
 
 
-def _average(models: Sequence[Candidate]) -> Predictor | None:
-    """The mean weight by weight; None where networks differ."""
+def _average(models: Sequence[Candidate]) -> Sampler | None:
+    """The mean weight by weight; None where networks differ, or what their outputs mean."""
+    if any(model.likelihood != models[0].likelihood for model in models):
+        return None
     layers = [model.layers for model in models if model.layers is not None]
     if len(layers) == len(models):
         average = coordinate_average(layers)
         if average is None:
             return None
-        return _raw(partial(relu_network, average), models[0].preprocessing)
+        return _dense(average, models[0].preprocessing)
     weights = [model.weights for model in models if model.weights is not None]
     shapes = [_shapes(one) for one in weights]
     rebuild = models[0].rebuild
@@ -293,6 +348,38 @@ def _average(models: Sequence[Candidate]) -> Predictor | None:
             for name, tensor in weights[0].items()
         }
     )
+
+
+def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = None) -> Candidate:
+    """The mean of the predictive distributions.
+
+    Args:
+        models: the candidates.
+        alike: whether they see the same of a sample.
+        shares: weights of each model and class, [S, K].
+    """
+    first, size = models[0], sum(model.parameters for model in models)
+    whose = first.standardized if alike else "each by its own"
+    alone = [predictor(model.likelihood, model.draw) for model in models]
+    if first.likelihood.target.classes:
+        if shares is None:
+            shares = torch.ones(len(models), first.likelihood.target.classes)
+        return _answering(ensemble(alone, shares), size, first.preprocessing, whose)
+    if any(model.means or model.likelihood != first.likelihood for model in models):
+        # Their outputs are in other units, or unknown: what is left is the mean of their means.
+        return _answering(
+            lambda x: torch.stack([predict(x) for predict in alone]).mean(dim=0),
+            size,
+            first.preprocessing,
+            whose,
+        )
+
+    def draw(x: Tensor) -> Tensor:
+        each = [model.draw(x) for model in models]
+        draws = lcm(*map(len, each))
+        return torch.cat([one.repeat(draws // len(one), 1, 1) for one in each])
+
+    return Candidate(draw, first.likelihood, size, first.preprocessing, whose)
 
 
 def ensemble(models: Sequence[Predictor], shares: Tensor) -> Predictor:

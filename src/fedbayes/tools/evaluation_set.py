@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
 from fedbayes.data.sources.own import has_columns
-from fedbayes.data.wording import listed
+from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
+from fedbayes.likelihoods import Likelihood
 from fedbayes.models import ModelSettings, read_program
-from fedbayes.runs.build import build_data, stored_data
+from fedbayes.runs.build import build_data, build_likelihood, stored_data
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
@@ -35,6 +36,8 @@ class EvaluationSet:
     """Of models that bring none of their own; its classes are those of the labels."""
     standardized: str
     """By whose numbers that is."""
+    likelihood: Likelihood
+    """Of models that bring none of their own."""
     model: ModelSettings | None = None
     """The network of models that do not say theirs, where a run is known that they are of."""
 
@@ -62,6 +65,12 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
             )
         return _of_run(run, given)
     card, source = _known(model, run)
+    task = sorted(key for key in keys if key.startswith("task"))
+    if card is not None and task:
+        raise ConfigError(
+            f"{task[0]} has no effect: {source} says what is predicted "
+            f"({describe(card.preprocessing.target)}); leave it out"
+        )
     if card is not None and not named:
         if card.data.get("name") == "own":
             raise ConfigError(
@@ -120,6 +129,7 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
         f"{data.test_total:,} test samples of the clients of {run}",
         data.preprocessing,
         trained_in(str(run)),
+        build_likelihood(config, data.target, quiet=True),
         config.model,
     )
 
@@ -153,6 +163,7 @@ def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
         f"{data.test_total:,} of {data.dataset.samples:,} samples of {name}",
         preprocessing,
         whose,
+        _likelihood(config, card, preprocessing),
     )
 
 
@@ -228,7 +239,15 @@ def _new_rows(config: Config, path: Path, card: Card | None, source: str) -> Eva
     )
     x, y = np.array(dataset.x[first:]), np.array(dataset.y[first:])
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
-    return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose)
+    likelihood = _likelihood(config, card, preprocessing)
+    return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose, likelihood)
+
+
+def _likelihood(config: Config, card: Card | None, preprocessing: Preprocessing) -> Likelihood:
+    """That of the card, or else that of the settings for these targets."""
+    if card is not None:
+        return card.likelihood
+    return build_likelihood(config, preprocessing.target)
 
 
 def _same(path: Path, card: Card) -> bool:

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from fedbayes.data import FederatedData, Preprocessing, pixel_order
 from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
-from fedbayes.metrics import Predictor
+from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
+from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import CARD, PROGRAMS
 from fedbayes.models.compact import compact, with_weights
-from fedbayes.runs.build import bind_frozen, build_network, stored_data
-from fedbayes.runs.card import PROGRAM_INPUTS, Card
+from fedbayes.models.units import find_units
+from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.runs.card import PROGRAM_INPUTS, Card, program_outputs
 from fedbayes.runs.folder import RunFolder, writable, write_beside
 from fedbayes.runs.personal import own_weights, require_global
 from fedbayes.tensors import parameter_count
@@ -28,7 +30,7 @@ CARD_FILE = f"{CARD}.json"
 TRIED = 64
 """Samples that the exported model is tried on."""
 _TOLERANCE = 1e-3
-"""Largest difference of log-probabilities, relative to their size, that passes for rounding."""
+"""Largest difference of predictions, relative to their size, that passes for rounding."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Export:
     kept: int
     """Of the exported one."""
     difference: float
-    """Largest difference of log-probabilities between both, on the samples that were tried."""
+    """Largest difference between what both predict, on the samples that were tried: of
+    log-probabilities, or of means in units of the target's std."""
     tried: str = ""
     """What both were tried on; empty where the weights were written as they are."""
 
@@ -76,10 +79,10 @@ def export(
     method = config.build_method()
     if client is None:
         require_global(run, method)
-        chosen, name, weights = None, "", run.model()
+        chosen, name = None, ""
     else:
         chosen = run.find_client(client)
-        name, weights = run.client_names()[chosen], own_weights(run, method, chosen)
+        name = run.client_names()[chosen]
     data, trouble = _data(run)
     stored = run.preprocessing()
     if stored is None and data is None:
@@ -89,9 +92,10 @@ def export(
         )
     preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
     card = Card.of(config, preprocessing, rounds, name)
-    network = build_network(config, preprocessing.shape, len(preprocessing.classes))
-    bind_frozen(run, network)
-    weights = network.whole(weights)
+    kept = stored_run(run, config, preprocessing)
+    network, likelihood = kept.network, kept.likelihood
+    model = run.model() if chosen is None else own_weights(run, method, kept, chosen)
+    weights = network.whole(model)
     size = parameter_count(network.parameters(weights))
     if suffix in WEIGHTS and not small:
         write_model(path, weights, card)
@@ -102,19 +106,24 @@ def export(
             "need; export its weights, as in -o model.safetensors"
         )
     whole = with_weights(network.module, weights)
-    module = compact(network.module, weights) if small else whole
     order = None
     if preprocessing.permuted and chosen is not None:
         order = pixel_order(config.seed, chosen, preprocessing.shape)
     raw, seen, tried = _samples(data, trouble, preprocessing, chosen)
+    module = whole
+    if small:
+        module = compact(network.module, weights, find_units(whole, seen[:2]).groups, seen)
     if suffix in WEIGHTS:
-        content, answer = b"", _detached(module, seen)
+        content, answer = b"", _detached(_answering(module, likelihood), seen)
     else:
-        program = nn.Sequential(preprocessing.module(order), module).eval()
-        card = replace(card, inputs=_inputs(preprocessing, chosen is not None))
+        answering = _answering(module, likelihood)
+        program = nn.Sequential(preprocessing.module(order), answering).eval()
+        inputs = _inputs(preprocessing, chosen is not None)
+        card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
         write = _onnx if suffix == ".onnx" else _program
         content, answer = write(program, card, raw)
-    difference = _difference(_detached(whole, seen)[: len(answer)], answer)
+    wanted = _detached(_answering(whole, likelihood), seen)
+    difference = _difference(wanted[: len(answer)], answer, likelihood)
     if content:
         write_beside(path, content)
     else:
@@ -126,8 +135,29 @@ def export(
             FedbayesWarning,
             stacklevel=2,
         )
-    kept = sum(parameter.numel() for parameter in module.parameters())
-    return Export(path, size, kept, difference, tried)
+    left = sum(parameter.numel() for parameter in module.parameters())
+    return Export(path, size, left, difference, tried)
+
+
+def _answering(network: nn.Module, likelihood: Likelihood) -> nn.Module:
+    """A module that gives what a network predicts; logits of classes are that already."""
+    if isinstance(likelihood, Categorical):
+        return network
+    return nn.Sequential(network, _Answer(likelihood)).eval()
+
+
+class _Answer(nn.Module):
+    """Outputs of a network to what they predict: log-probabilities, or means in the unit of the
+    target.
+    """
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        super().__init__()
+        self._predict = predictor(likelihood, lambda f: f[None])
+
+    def forward(self, f: Tensor) -> Tensor:
+        """[n, width] to [n, classes] or [n, columns]."""
+        return self._predict(f)
 
 
 def _data(run: RunFolder) -> tuple[FederatedData | None, str]:
@@ -168,18 +198,28 @@ def _detached(predict: Predictor, x: Tensor) -> Tensor:
         return predict(x)
 
 
-def _difference(one: Tensor, two: Tensor) -> float:
-    """The largest difference of log-probabilities.
+def _difference(one: Tensor, two: Tensor, likelihood: Likelihood) -> float:
+    """The largest difference of log-probabilities, or of means in units of the target's std.
 
     Raises:
         RunError: it is more than rounding makes.
     """
-    left, right = one.float().log_softmax(-1), two.float().log_softmax(-1)
+    what, rounding = "log-probabilities differ by", 0.0
+    if isinstance(likelihood, Classes):
+        left, right = one.float().log_softmax(-1), two.float().log_softmax(-1)
+    else:
+        what, target = "predictions differ by", likelihood.target
+        scale = torch.tensor(target.scale or (1.0,), dtype=torch.float64)
+        center = torch.tensor(target.center if target.scale else (0.0,), dtype=torch.float64)
+        left, right = ((mean.double() - center) / scale for mean in (one, two))
+        # Far from zero, single numbers are coarse.
+        rounding = 8 * torch.finfo(torch.float32).eps * float((center / scale).abs().max())
+        what += " standard deviations" if target.scale else ""
     difference = float((left - right).abs().max())
-    if not difference <= _TOLERANCE * max(1.0, float(left.abs().max())):
+    if not difference <= _TOLERANCE * max(1.0, float(left.abs().max())) + rounding:
         raise RunError(
-            f"the exported model would answer otherwise than the run's (log-probabilities differ "
-            f"by {difference:.2g}); nothing was written"
+            f"the exported model would answer otherwise than the run's ({what} {difference:.2g}); "
+            "nothing was written"
         )
     return difference
 
@@ -197,6 +237,7 @@ def _onnx(module: nn.Module, card: Card, raw: Tensor) -> tuple[bytes, Tensor]:
     """The module in ONNX, and its answer to the first raw samples."""
     from onnx.reference import ReferenceEvaluator
 
+    answer = "logits" if isinstance(card.likelihood, Categorical) else "predictions"
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -210,7 +251,7 @@ def _onnx(module: nn.Module, card: Card, raw: Tensor) -> tuple[bytes, Tensor]:
                 verbose=False,
                 dynamic_shapes=_any_number(),
                 input_names=["samples"],
-                output_names=["logits"],
+                output_names=[answer],
             )
     finally:
         log.setLevel(level)
@@ -218,8 +259,8 @@ def _onnx(module: nn.Module, card: Card, raw: Tensor) -> tuple[bytes, Tensor]:
     model = program.model_proto
     model.metadata_props.add(key=CARD, value=card.dump())
     few = raw[:4].to(torch.float32).numpy()
-    (answer,) = ReferenceEvaluator(model).run(None, {"samples": few})
-    return model.SerializeToString(), torch.as_tensor(answer)
+    (found,) = ReferenceEvaluator(model).run(None, {"samples": few})
+    return model.SerializeToString(), torch.as_tensor(found)
 
 
 def _example(raw: Tensor) -> Tensor:

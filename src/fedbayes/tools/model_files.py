@@ -6,22 +6,22 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedbayes.contracts import Method
 from fedbayes.data import Preprocessing
-from fedbayes.errors import DataError, FedbayesWarning, MessageError, ModelError
-from fedbayes.messages import decode, dense, encode
+from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
+from fedbayes.federation.engine_table import ENGINES
+from fedbayes.messages import encode
 from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
-from fedbayes.runs.build import bind_frozen, build_network
+from fedbayes.runs.build import stored_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.folder import RunFolder, write_beside
-from fedbayes.tensors import Samples, Tensors, unpack
+from fedbayes.runs.personal import own_weights
+from fedbayes.tensors import Samples, Tensors
 
 
 def read_with_card(path: Path) -> tuple[Tensors, Card | None]:
@@ -50,31 +50,28 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     """
     config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
     method = config.build_method()
-    if type(method).personal_model is Method.personal_model:
+    if not method.keeps_models:
         raise ModelError(
             f"{path} is the private state of a client, and no network: under {method.name} clients "
             "keep none of their own as weights"
         )
-    if config.engine.startswith("flower"):
+    if ENGINES[config.engine].states != "run":
         raise ModelError(
             f"{path} is no network: private states of {run.path} are with their nodes; take a "
             f"client's network with fedbayes export {run.path} --client NAME"
         )
-    try:
-        state: Any = unpack(method.client_state, dense(decode(path.read_bytes())))
-    except (OSError, MessageError) as error:
-        raise ModelError(f"the private state {path} is damaged: {error}") from None
-    weights = method.personal_model(state)
-    if weights is None:
-        raise ModelError(f"{path} is the private state of a client, and holds no network")
-    network = build_network(config, preprocessing.shape, len(preprocessing.classes))
-    bind_frozen(run, network)
-    whole = network.whole(weights)
-    order = {name: place for place, name in enumerate(network.module.state_dict())}
     client, _, number = path.stem.partition("-")
     names = run.client_names()
     if not (client.isdecimal() and number.isdecimal() and int(client) < len(names)):
         raise ModelError(f"{path} is named as no state of a client of {run.path}")
+    kept = stored_run(run, config, preprocessing)
+    try:
+        weights = own_weights(run, method, kept, int(client), int(number))
+    except RunError as error:
+        raise ModelError(f"{path} is the private state of a client: {error}") from None
+    network = kept.network
+    whole = network.whole(weights)
+    order = {name: place for place, name in enumerate(network.module.state_dict())}
     return (
         {name: whole[name] for name in sorted(whole, key=lambda name: order.get(name, len(order)))},
         Card.of(config, preprocessing, int(number), names[int(client)]),
@@ -120,6 +117,8 @@ def shared_card(paths: Sequence[Path]) -> Card | None:
         if one.target != other.target or not one.same_inputs(other):
             same = (one.target.kind, one.target.names) == (other.target.kind, other.target.names)
             kind = "standardized otherwise" if same else "of other classes"
+            if not same and not (one.classes and other.classes):
+                kind = "of other targets"
             warnings.warn(
                 f"{path} was trained on samples {kind} than those of {first}; fused models should "
                 "see the same inputs and tell the same classes",

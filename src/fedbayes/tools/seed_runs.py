@@ -27,21 +27,12 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder, write_beside
 from fedbayes.runs.result import Result
 from fedbayes.runs.simulation import Simulation
+from fedbayes.runs.standing import flat
 from fedbayes.runs.tracking import check
 from fedbayes.start import Listener, complete
 
-FIGURES = (
-    "global_accuracy",
-    "local_accuracy",
-    "global_nll",
-    "best_global_accuracy",
-    "best_local_accuracy",
-    "rounds",
-    "bytes_down",
-    "bytes_up",
-    "seconds",
-)
-"""Figures of a run's summary of which there are mean and standard deviation."""
+FIGURES = ("rounds", "bytes_down", "bytes_up", "seconds")
+"""Figures of a summary, beside its metrics, of which there are mean and standard deviation."""
 
 
 class SeedRuns:
@@ -174,7 +165,9 @@ class SeedRuns:
             raise RunError(f"{self.folder}: the run of seed {missing[0]} has not ended")
         summaries = [RunFolder(self.place(seed)).summary() for seed in self.seeds]
         first = summaries[0]
-        figures = {name: [found.get(name) for found in summaries] for name in FIGURES}
+        every = [_figures(summary) for summary in summaries]
+        names = list(dict.fromkeys(name for figures in every for name in figures))
+        figures = {name: [found.get(name) for found in every] for name in names}
         table = {
             **{name: first[name] for name in ("method", "headline", "dataset", "model")},
             "seeds": self.seeds,
@@ -317,6 +310,16 @@ def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
 def _whole(value: object) -> TypeGuard[int]:
     """Whether this is an integer; true and false are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _figures(summary: Metrics) -> dict[str, float]:
+    """The metrics of a run, its headline first, that of its best round, and `FIGURES`."""
+    tables = {"metrics": summary["metrics"]}
+    metrics, headline = flat(tables), summary["headline"]
+    found = {name: metrics[name] for name in sorted(metrics, key=headline.__ne__)}
+    if "best_round" in summary:
+        found[f"best_{headline}"] = flat({"metrics": summary["best_metrics"]})[headline]
+    return found | {name: summary[name] for name in FIGURES}
 
 
 def _with_seed(config: Config, seed: int) -> Config:

@@ -1,0 +1,70 @@
+"""Natural parameters against means, variances and integrals on a grid."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributions import Normal, kl_divergence
+
+from fedbayes.inference.gaussian import Gaussian, kl, standard
+
+reals = st.floats(-5, 5)
+positive = st.floats(0.05, 5)
+
+
+def one(value):
+    return {"w": torch.tensor([value, 2 * value], dtype=torch.float64)}
+
+
+@settings(deadline=None, max_examples=50)
+@given(reals, positive)
+def test_means_and_variances_come_back(mean, variance):
+    gaussian = Gaussian.of(one(mean), one(variance))
+    torch.testing.assert_close(gaussian.mean, one(mean))
+    torch.testing.assert_close(gaussian.deviation["w"].square(), one(variance)["w"])
+
+
+@settings(deadline=None, max_examples=50)
+@given(reals, positive, reals, positive, st.floats(0.1, 3))
+def test_densities_multiply_divide_and_have_powers(mean, variance, other_mean, other, exponent):
+    x = torch.linspace(-3, 3, 5, dtype=torch.float64)[:, None]
+
+    def log(gaussian):
+        """The density up to a constant, whether it can be normalized or not."""
+        return gaussian.shift["w"] * x - 0.5 * gaussian.precision["w"] * x.square()
+
+    first, second = Gaussian.of(one(mean), one(variance)), Gaussian.of(one(other_mean), one(other))
+    exact = Normal(one(mean)["w"], one(variance)["w"].sqrt()).log_prob(x)
+    torch.testing.assert_close(log(first) - log(first)[0], exact - exact[0])
+    torch.testing.assert_close(log(first * second), log(first) + log(second))
+    torch.testing.assert_close(log(first / second), log(first) - log(second))
+    torch.testing.assert_close(log(first**exponent), exponent * log(first))
+
+
+def test_the_standard_ones_deviation():
+    like = {"w": torch.ones(2, 3, dtype=torch.float16)}
+    for deviation in (1.0, 0.2):
+        gaussian = standard(like, deviation) if deviation != 1.0 else standard(like)
+        assert gaussian.mean["w"].tolist() == [[0.0] * 3] * 2
+        torch.testing.assert_close(
+            gaussian.deviation["w"], torch.full((2, 3), deviation, dtype=torch.float64)
+        )
+
+
+@settings(deadline=None, max_examples=50)
+@given(reals, positive, reals, positive)
+def test_kl_is_that_of_torch_over_all_names(mean, variance, other_mean, other):
+    m, v = {**one(mean), "b": torch.tensor([[0.3]]).double()}, {**one(variance), "b": one(1.0)["w"]}
+    v["b"] = v["b"][:1, None]
+    prior = Gaussian.of({**one(other_mean), "b": m["b"] + 1}, {**one(other), "b": 2 * v["b"]})
+    wanted = sum(
+        kl_divergence(Normal(m[n], v[n].sqrt()), Normal(prior.mean[n], prior.deviation[n])).sum()
+        for n in m
+    )
+    found = kl(m, {n: 1 / t for n, t in v.items()}, prior)
+    assert found.shape == ()
+    torch.testing.assert_close(found, wanted)
+
+
+def test_another_type_is_for_both_parameters():
+    gaussian = standard(one(1.0)).to("cpu", torch.float16)
+    assert gaussian.precision["w"].dtype == gaussian.shift["w"].dtype == torch.float16
