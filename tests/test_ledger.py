@@ -1,5 +1,6 @@
 """What the server sends in a round, and its accounts of what came back."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +17,7 @@ from fedbayes.messages import decode, encode
 from fedbayes.methods.fedavg import FedAvg
 
 COHORT = [0, 1, 3]
+ODD = {"loss": math.nan, "norm": math.inf}
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +185,9 @@ def test_a_client_that_was_there_makes_it_a_round(books, how):
     books.ledger.require_someone(2, COHORT)
 
 
-def test_metrics_are_means_over_the_clients_that_gave_them(books, run):
+def test_metrics_are_means_over_the_clients_that_gave_finite_ones(books, run):
     report = good(run).report
-    for client, info in zip(COHORT, [{"loss": 1.0}, {"loss": 2.0, "norm": 5.0}, {}], strict=True):
+    for client, info in zip(COHORT, [{"loss": 1.0}, {"loss": 2.0, "norm": 5.0}, ODD], strict=True):
         books.enter(client, Outcome(report, b"", info, {}))
     assert books.ledger.info() == {"loss": 1.5, "norm": 5.0}
 

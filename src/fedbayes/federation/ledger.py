@@ -1,5 +1,6 @@
 """The accounts of a round: who reported, what it weighed, who was refused or lost."""
 
+import math
 from dataclasses import dataclass, field
 
 from fedbayes.contracts import AnyMethod, Info, Report
@@ -29,7 +30,7 @@ class Ledger:
     troubles: dict[int, str] = field(default_factory=dict)
     """Clients whose report came after all, and what went wrong before."""
     infos: list[Info] = field(default_factory=list)
-    """Metrics of each client whose report counted."""
+    """Metrics of each client whose report counted, those that are finite."""
     _missing: int = field(default=0, init=False)
 
     def enter(
@@ -65,7 +66,8 @@ class Ledger:
         except MessageError as error:
             self.refused[client] = str(error)
             return None
-        self.infos.append(outcome.info)
+        finite = {name: value for name, value in outcome.info.items() if math.isfinite(value)}
+        self.infos.append(finite)
         self.scores[client] = outcome.scores
         return report
 
