@@ -13,8 +13,11 @@ from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.checks import encode_report
 from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.ledger import Ledger
+from fedbayes.likelihoods import build_likelihood
 from fedbayes.messages import decode, encode
 from fedbayes.methods.fedavg import FedAvg
+from fedbayes.runs.scores import ClientScores
+from fedbayes.targets import Target
 
 COHORT = [0, 1, 3]
 ODD = {"loss": math.nan, "norm": math.inf}
@@ -204,3 +207,12 @@ def test_the_place_of_a_message_is_the_rounds(run):
     assert issubclass(Noting, Method)
     list(broadcast(run, Noting(), number=5).tasks(COHORT, {}))
     assert seen == [(5, client) for client in COHORT]
+
+
+def test_a_client_without_test_samples_is_in_no_mean():
+    likelihood = build_likelihood("categorical", Target("class", ("ant", "bee")))
+    scores = {"count": 4.0, "correct": 3.0, "nll": 2.0, "confidence": 2.0}
+    clients = ClientScores.none(3).after({0: {}, 2: scores})
+    assert clients.tested == 1
+    assert clients.means(likelihood) == {"accuracy": 0.75, "nll": 0.5}
+    assert ClientScores.none(3).after({0: {}}).means(likelihood) == {}

@@ -178,8 +178,8 @@ class ClientRuntime:
         if not share or len(samples.y) < 2:
             return samples, None
         count = min(max(1, round(share * len(samples.y))), len(samples.y) - 1)
-        stream = seeds.torch_stream(self.run.seed, "validation", client=client)
-        order = torch.randperm(len(samples.y), generator=stream).to(samples.y.device)
+        rng = seeds.torch_stream(self.run.seed, "validation", client=client)
+        order = torch.randperm(len(samples.y), generator=rng).to(samples.y.device)
         watched, kept = order[:count], order[count:].sort().values
         return (
             Samples(samples.x[kept], samples.y[kept]),
