@@ -205,7 +205,7 @@ def test_a_private_run_resumes_to_the_same_model_and_tells_epsilon(tmp_path):
         steps = iter(simulation)
         next(steps), next(steps)
         for number in range(1, 5):
-            counts[simulation._cohort_of(number)] += 1
+            counts[simulation.cohort_of(number)] += 1
     resumed = resume(tmp_path / "cut")
     for name, weights in whole.model.items():
         assert torch.equal(resumed.model[name], weights)

@@ -1,10 +1,15 @@
+import math
+
 import pytest
 import torch
 
 from fedbayes.contracts import Report
 from fedbayes.errors import MessageError
-from fedbayes.federation.checks import decode_report, encode_report
+from fedbayes.federation.checks import check_scores, decode_report, encode_report
+from fedbayes.likelihoods import build_likelihood, evaluate, total
 from fedbayes.messages import Masked, encode
+from fedbayes.targets import Target
+from fedbayes.tensors import Samples
 
 EXPECTED = {"a": torch.zeros(2, 3), "weight": torch.zeros(4)}
 
@@ -82,3 +87,68 @@ def test_a_sparse_report_passes():
 def test_a_bad_report_is_refused_by_name(data, words):
     with pytest.raises(MessageError, match=words):
         decode_report(data, EXPECTED)
+
+
+CLASSES = build_likelihood("categorical", Target("class", ("ant", "bee")))
+REAL = build_likelihood("gaussian", Target("real", ("age",), (40.0,), (9.0,)))
+LABELS = build_likelihood("multilabel", Target("labels", ("ant", "bee")))
+
+
+def scores(likelihood, **changes):
+    """Honest scores of five samples, changed."""
+    stream = torch.Generator().manual_seed(0)
+    f = torch.randn(5, likelihood.outputs, generator=stream)
+    head = likelihood.head()
+    f = f if head is None else head(f).detach()
+    columns = (5,) if likelihood.target.classes else (5, likelihood.target.columns)
+    y = torch.randint(0, 2, columns, generator=stream)
+    y = y if likelihood.target.classes else y.float()
+    honest = total(evaluate(likelihood, lambda x: x[None], Samples(f, y)))
+    return honest | {name.replace("__", "/"): value for name, value in changes.items()}
+
+
+@pytest.mark.parametrize("likelihood", [CLASSES, REAL, LABELS])
+def test_honest_scores_pass_and_so_do_those_of_a_model_that_diverged(likelihood):
+    check_scores({}, likelihood)  # of a client without test samples
+    check_scores(scores(likelihood), likelihood)
+    check_scores(scores(likelihood, nll=math.inf), likelihood)
+
+
+def test_a_model_that_is_sure_is_no_liar():
+    sure = torch.full((1000, 2), -60.0).index_fill_(1, torch.tensor(0), 60.0)
+    right = Samples(sure, torch.zeros(1000, dtype=torch.int64))
+    check_scores(total(evaluate(CLASSES, lambda x: x[None], right)), CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "made_up", "words"),
+    [
+        (CLASSES, {"count": 1.0, "nll": 1.0}, "missing confidence, correct; more none"),
+        (CLASSES, scores(CLASSES, x=1.0), "missing none; more 'x'"),
+        (CLASSES, scores(CLASSES, **{str(i) * 99: 1.0 for i in range(64)}), "and 61 more"),
+        (CLASSES, scores(CLASSES, count=0.0), "of 0.0 samples"),
+        (CLASSES, scores(CLASSES, count=-3.0), "of -3.0 samples"),
+        (CLASSES, scores(CLASSES, count=2.5), "of 2.5 samples"),
+        (CLASSES, scores(CLASSES, count=math.nan), "of nan samples"),
+        (CLASSES, scores(CLASSES, count=math.inf), "of inf samples"),
+        (CLASSES, scores(CLASSES, nll=math.nan), "'nll' is nan"),
+        (CLASSES, scores(CLASSES, nll=-math.inf), "'nll' is -inf"),
+        (CLASSES, scores(CLASSES, correct=6.0), "'correct' is 6 of 5 samples"),
+        (CLASSES, scores(CLASSES, correct=-1.0), "'correct' is -1 of 5 samples"),
+        (CLASSES, scores(CLASSES, confidence=math.inf), "'confidence' is inf of 5 samples"),
+        (LABELS, scores(LABELS, exact_match=7.0), "'exact_match' is 7 of 5 samples"),
+        (REAL, scores(REAL, squared_error__age=-1.0), "give no metrics"),
+        (REAL, scores(REAL, offset__age=1e300), "give no metrics"),
+    ],
+)
+def test_scores_that_a_client_made_up_are_refused(likelihood, made_up, words):
+    with pytest.raises(MessageError, match=words) as told:
+        check_scores(made_up, likelihood)
+    assert len(str(told.value)) < 300
+
+
+def test_names_that_a_client_made_up_are_shown_as_they_are_and_cut():
+    with pytest.raises(MessageError) as told:
+        check_scores(scores(CLASSES, **{"\x1b[2J" + "x" * 99: 1.0}), CLASSES)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 200

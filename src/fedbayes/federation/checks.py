@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts import Report
+from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError
 from fedbayes.likelihoods import Likelihood, Scores, score_names
 from fedbayes.messages import Masked, Message, decode, dtype_of, encode, shape_of
 
 _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
+_ROUNDING = 1 + 1e-5
+"""What a probability in float32 may be at most, rounded up."""
 HEAVIEST = 2.0**53
 """Largest weight of a report: sums of such weights times values stay finite."""
 
@@ -70,19 +73,38 @@ def decode_report(data: bytes, expected: Message) -> Report:
 def check_scores(scores: Scores, likelihood: Likelihood) -> None:
     """See that scores from a client are sums of the likelihood's terms over some samples.
 
+    A client can lie about them, but not so that the mean over clients is spoilt: they must give
+    metrics, and shares of samples must be such. An error may be infinite, as that of a model that
+    diverged. No scores at all are those of a client without test samples.
+
+    Args:
+        scores: by name; nothing is taken on trust.
+        likelihood: of the targets.
+
     Raises:
-        MessageError: names are missing or surplus, or a value cannot be.
+        MessageError: names are missing or surplus, or values are those of no samples. The text
+            says which.
     """
     if not scores:
         return
     names = score_names(likelihood)
     if scores.keys() != names:
-        raise MessageError(
-            f"its scores are {', '.join(sorted(scores))}; those of the likelihood are "
-            f"{', '.join(sorted(names))}"
-        )
-    if any(math.isnan(value) for value in scores.values()) or not 0 < scores["count"] < 2**31:
-        raise MessageError("its scores hold NaN, or a count of samples that cannot be")
+        missing = listed(sorted(names - scores.keys()), 3) or "none"
+        surplus = listed((repr(name[:40]) for name in sorted(scores.keys() - names)), 3) or "none"
+        raise MessageError(f"its scores are not those expected: missing {missing}; more {surplus}")
+    count = scores["count"]
+    if not (0 < count < 2**31 and count.is_integer()):
+        raise MessageError(f"its scores are of {count} samples, which cannot be")
+    for name, value in scores.items():
+        if math.isnan(value) or value == -math.inf:
+            raise MessageError(f"its score {name!r} is {value}, which cannot be")
+    for name in likelihood.shares:
+        if not 0 <= scores[name] <= count * _ROUNDING:
+            raise MessageError(f"its score {name!r} is {scores[name]:g} of {count:g} samples")
+    try:
+        likelihood.metrics(scores)
+    except (ArithmeticError, ValueError):  # of negative squares, or beyond all numbers
+        raise MessageError("its scores cannot be of any samples: they give no metrics") from None
 
 
 def longest_header(expected: Message) -> int:

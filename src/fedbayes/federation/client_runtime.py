@@ -44,7 +44,7 @@ class Outcome:
     state: bytes
     """The client's private state, which stays with the client."""
     info: Info
-    """Figures of the method."""
+    """Metrics of the method."""
     scores: Scores
     """Scores of the client's own model on its test samples; empty if it has none."""
     link_down: int = 0
@@ -62,6 +62,7 @@ class NoReport:
     """A task that no report came of: the client counts as if it had not taken part."""
 
     reason: str
+    """Why, in words for the user: `client 3 lost: REASON`."""
     link_down: int = 0
     """Bytes that a network carried to the client; 0: the task never got there."""
     link_up: int = 0
@@ -177,8 +178,8 @@ class ClientRuntime:
         if not share or len(samples.y) < 2:
             return samples, None
         count = min(max(1, round(share * len(samples.y))), len(samples.y) - 1)
-        stream = seeds.torch_stream(self.run.seed, "validation", client=client)
-        order = torch.randperm(len(samples.y), generator=stream).to(samples.y.device)
+        rng = seeds.torch_stream(self.run.seed, "validation", client=client)
+        order = torch.randperm(len(samples.y), generator=rng).to(samples.y.device)
         watched, kept = order[:count], order[count:].sort().values
         return (
             Samples(samples.x[kept], samples.y[kept]),

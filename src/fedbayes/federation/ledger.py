@@ -1,5 +1,6 @@
 """The accounts of a round: who reported, what it weighed, who was refused or lost."""
 
+import math
 from dataclasses import dataclass, field
 
 from fedbayes.contracts import AnyMethod, Info, Report
@@ -29,13 +30,23 @@ class Ledger:
     troubles: dict[int, str] = field(default_factory=dict)
     """Clients whose report came after all, and what went wrong before."""
     infos: list[Info] = field(default_factory=list)
-    """Metrics of each client whose report counted."""
-    _missing: int = 0
+    """Metrics of each client whose report counted, those that are finite."""
+    _missing: int = field(default=0, init=False)
 
     def enter(
         self, client: int, outcome: Outcome | NoReport, broadcast: Broadcast, method: AnyMethod
     ) -> Report | None:
-        """Account for what came of one client's task; its report if it is a proper one."""
+        """Account for what came of one client's task.
+
+        Args:
+            client: whose.
+            outcome: what came of it. Bytes of a task that never got there do not count as sent.
+            broadcast: of the round.
+            method: which may refuse values that no client can have.
+
+        Returns:
+            The report, if it is a proper one.
+        """
         self.link_down += outcome.link_down
         self.link_up += outcome.link_up
         expected = broadcast.expected(client)
@@ -55,7 +66,8 @@ class Ledger:
         except MessageError as error:
             self.refused[client] = str(error)
             return None
-        self.infos.append(outcome.info)
+        finite = {name: value for name, value in outcome.info.items() if math.isfinite(value)}
+        self.infos.append(finite)
         self.scores[client] = outcome.scores
         return report
 
@@ -75,4 +87,4 @@ class Ledger:
         for info in self.infos:
             for name, value in info.items():
                 values.setdefault(name, []).append(value)
-        return {name: sum(found) / len(found) for name, found in values.items()}
+        return {name: sum(each) / len(each) for name, each in values.items()}

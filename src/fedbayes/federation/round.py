@@ -46,8 +46,8 @@ def sample_cohort(
     """
     if cyclic:
         return sorted((size * (number - 1) + place) % clients for place in range(size))
-    stream = seeds.numpy_stream(seed, "cohort", round=number)
-    return sorted(stream.choice(clients, size, replace=False, shuffle=False).tolist())
+    rng = seeds.numpy_stream(seed, "cohort", round=number)
+    return sorted(rng.choice(clients, size, replace=False, shuffle=False).tolist())
 
 
 def run_round(
@@ -107,8 +107,8 @@ def run_round(
     ledger.require_someone(number, cohort)
     info, skipped = ledger.info(), reports.clients < min_reports
     if not skipped:
-        server, told = method.update(server, reports, At(run, number))
-        info |= told
+        server, metrics = method.update(server, reports, At(run, number))
+        info |= metrics
     return Round(
         number=number,
         server=server,

@@ -4,8 +4,6 @@ Flower carries the bytes that we encoded, as an array of bytes, and nothing of i
 envelope. Whatever comes from a node is read without trust.
 """
 
-import math
-
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
@@ -138,9 +136,8 @@ def read_reply(content: RecordDict) -> Outcome:
         raise MessageError("its reply lacks the report or what belongs to it") from None
     if not is_ticket(ticket):
         raise MessageError("its ticket is invalid")
-    info = _numbers(metrics, "metrics")
-    finite = {name: value for name, value in info.items() if math.isfinite(value)}
-    return Outcome(report, bytes(ticket), finite, _numbers(scores, "scores"))  # type: ignore[arg-type]
+    info, sums = _numbers(metrics, "metrics"), _numbers(scores, "scores")
+    return Outcome(report, bytes(ticket), info, sums)  # type: ignore[arg-type]
 
 
 def is_ticket(value: object) -> bool:

@@ -35,6 +35,8 @@ class Likelihood(BaseModel):
     """The headline among its metrics: "accuracy", "rmse"."""
     higher_is_better: ClassVar[bool]
     """Whether a higher value of the headline is a better one."""
+    shares: ClassVar[tuple[str, ...]] = ()
+    """Those of its scores to which a sample adds at least 0 and at most 1."""
 
     target: Target = Field(exclude=True, description="what is to be predicted")
 
@@ -129,6 +131,7 @@ class Classes(Likelihood):
     kinds = ("class",)
     metric = "accuracy"
     higher_is_better = True
+    shares = ("correct", "confidence")
 
     @abstractmethod
     def normalized(self, f: Tensor) -> Tensor:

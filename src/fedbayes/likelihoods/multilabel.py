@@ -18,6 +18,7 @@ class Multilabel(Likelihood):
     kinds = ("labels",)
     metric = "label_accuracy"
     higher_is_better = True
+    shares = ("label_accuracy", "exact_match")
 
     @property
     def outputs(self) -> int:

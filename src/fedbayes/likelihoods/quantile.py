@@ -30,6 +30,7 @@ class Quantile(Numeric):
     summary = "quantiles of real values, by the pinball loss"
     kinds = ("real",)
     metric = "pinball"
+    shares = ("inside",)
 
     levels: Several[float] = Field(
         (0.05, 0.5, 0.95), min_length=1, description="probabilities, each above 0 and below 1"

@@ -67,7 +67,7 @@ def _tensorboard(simulation: "Simulation") -> Iterator[Tell]:
         writer.add_text("config", f"```toml\n{simulation.config.dump()}```")
 
     def tell(line: Metrics) -> None:
-        for key, value in _figures(line).items():
+        for key, value in _numbers(line).items():
             writer.add_scalar(key, value, line["round"])
         writer.flush()
 
@@ -108,7 +108,7 @@ def _mlflow(simulation: "Simulation") -> Iterator[Tell]:
             values = [
                 # Names of target columns are free, those of MLflow's metrics are not.
                 Metric(re.sub(r"[^\w\-. :/]", "_", name), value, 0, line["round"])
-                for name, value in _figures(line).items()
+                for name, value in _numbers(line).items()
             ]
             client.log_batch(run, metrics=values)
 
@@ -127,7 +127,7 @@ TRACKERS = {"tensorboard": _tensorboard, "mlflow": _mlflow}
 """By name."""
 
 
-def _figures(line: Metrics) -> dict[str, float]:
+def _numbers(line: Metrics) -> dict[str, float]:
     """The finite numbers of a round."""
     return {
         key: float(value)

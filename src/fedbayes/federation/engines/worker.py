@@ -4,8 +4,7 @@
 
 It reads frames from standard input and answers on standard output; see `write` for a frame.
 The first frame says how to build the runtime; then each frame is a task or an evaluation. It ends
-when
-its input does, so it never outlives the process that started it.
+when its input does, so it never outlives the process that started it.
 """
 
 import gc

@@ -1,0 +1,107 @@
+"""What is seen to before the first round: that a run can be what its config says, and what a user
+should know of it.
+"""
+
+from fedbayes.contracts import AnyMethod, Run
+from fedbayes.data import FederatedData, choose_scheme
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.federation import aggregation, secure
+from fedbayes.federation.aggregation import require_accounting
+from fedbayes.federation.engine_table import ENGINES
+from fedbayes.fields import idle
+from fedbayes.runs.config import Config
+
+
+def check(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> None:
+    """See that a run can be what its config says.
+
+    Args:
+        config: the settings.
+        method: of the run.
+        run: what no round changes.
+        data: the clients' data.
+
+    Raises:
+        ConfigError: a setting does not go with the method, the data or another setting.
+        ModelError: nothing of the network is trained, or the method cannot work with it.
+    """
+    if not run.network.split()[0]:
+        raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
+    method.check(run)
+    _check_reports(config, method, run)
+    _check_headline(config, method, data)
+    if config.aggregation.noise:
+        require_accounting()
+
+
+def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
+    """See that rounds can have as many reports as are asked for, and what is done with them.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    needed = config.min_reports
+    if not method.pooled and needed > run.cohort:
+        raise ConfigError(
+            f"min_reports = {needed}, but a round of this run has {run.cohort} clients: no "
+            "round would count"
+        )
+    aggregation.check(
+        config.aggregation,
+        method,
+        run.network,
+        min_reports=needed,
+        checkpoint_every=config.checkpoint_every,
+    )
+    secure.check(
+        config.secure,
+        method,
+        config.aggregation,
+        run.network.initial,
+        engine=config.engine,
+        cohort=run.cohort,
+    )
+
+
+def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> None:
+    """See that rounds tell the headline metric, where something depends on it.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if config.stop_after is not None:
+        name = f"stop_after = {config.stop_after}"
+    elif config.keep_checkpoints == "best":
+        name = "keep_checkpoints = 'best'"
+    else:
+        return
+    if not data.test_total:
+        raise ConfigError(f"{name} compares metrics, but no client has test samples")
+    if method.headline == "global" and not config.evaluate_every:
+        raise ConfigError(
+            f"{name} compares metrics of the global model, but with evaluate_every = 0 only "
+            "the last round is evaluated; set evaluate_every to 1 or more"
+        )
+
+
+def remarks(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> list[str]:
+    """What a user should know before the first round, a sentence each; as for `check`."""
+    told = []
+    if config.data.limit_test is not None and data.dataset.official_train is None:
+        told.append("data.limit_test has no effect: there is no official test part")
+    if method.pooled and (config.cohort != 1.0 or config.min_reports > 1):
+        told.append(f"cohort and min_reports have no effect: {method.name} pools all data")
+    if not method.has_global_model and config.evaluate_every != 1:
+        told.append(f"evaluate_every has no effect: {method.name} has no global model")
+    if not ENGINES[config.engine].exact:
+        told.append(
+            f"engine {config.engine!r} does not round as the others do: on them this config "
+            "ends with slightly other numbers"
+        )
+    scheme = choose_scheme(data.dataset, config.data)
+    return [
+        *told,
+        *idle(config, resolved={"data.partition": scheme}),
+        *idle(method, "method."),
+        *method.remarks(run),
+    ]

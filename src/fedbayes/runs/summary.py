@@ -1,0 +1,98 @@
+"""What came of the rounds of a run: `summary.json`."""
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedbayes.federation.aggregation import epsilon
+from fedbayes.runs.folder import NO_UPDATE, Metrics
+from fedbayes.runs.lines import GLOBAL, troubles_of
+from fedbayes.tensors import parameter_count, sparsity
+
+if TYPE_CHECKING:
+    from fedbayes.runs.simulation import Simulation
+
+_BEST = (*sorted(GLOBAL), "metrics", "local_accuracy", "sparsity", "model_parameters")
+"""Metrics of the best round; those of the last have the same names less `best_`."""
+
+
+def summarize(simulation: "Simulation") -> Metrics:
+    """The summary of a run after the rounds that it had so far."""
+    config, progress, method = simulation.config, simulation.progress, simulation.method
+    model = method.model(simulation.server, simulation.run)
+    parameters = simulation.network.parameters(model)
+    lines = simulation.folder.metrics()
+    last = next((line for line in reversed(lines) if "global" in line["metrics"]), {})
+    local = progress.clients.means(simulation.likelihood)
+    return {
+        "method": config.method["name"],
+        "headline": simulation.headline,
+        "likelihood": simulation.likelihood.name,
+        "dataset": simulation.data.dataset.name,
+        "model": config.model.name,
+        "clients": simulation.data.clients,
+        "partition": simulation.scheme,
+        "cohort": simulation.cohort,
+        "rounds": progress.round,
+        **({"model_round": simulation.kept.round} if method.has_global_model else {}),
+        "seed": config.seed,
+        "global_accuracy": last.get("global_accuracy"),
+        "global_nll": last.get("global_nll"),
+        "global_ece": last.get("global_ece"),
+        "class_accuracy": last.get("class_accuracy"),
+        "local_accuracy": local.get("accuracy"),
+        "metrics": {"global": last["metrics"]["global"] if last else {}, "local": local},
+        "bytes_down": progress.bytes_down,
+        "bytes_up": progress.bytes_up,
+        "link_down": sum(line.get("link_down", 0) for line in lines),
+        "link_up": sum(line.get("link_up", 0) for line in lines),
+        **_best(simulation, lines),
+        "refused_reports": progress.refused,
+        "lost_reports": sum(len(line.get("lost", {})) for line in lines),
+        "losses": troubles_of(lines, "refused", "lost"),
+        "troubles": troubles_of(lines, "troubles"),
+        "skipped_rounds": sum(line["skipped"] for line in lines),
+        **_privacy(simulation),
+        "sparsity": sparsity(parameters),
+        "model_parameters": parameter_count(parameters),
+        "seconds": progress.seconds,
+        "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
+        "engine": config.engine,
+        "stopped_reason": _reason(simulation, lines),
+        "folder": str(simulation.folder.path),
+    }
+
+
+def _best(simulation: "Simulation", lines: Sequence[Metrics]) -> Metrics:
+    """The best round and its metrics, where its checkpoint is kept."""
+    if simulation.best is None:
+        return {}
+    number = simulation.best.round
+    line = next(line for line in lines if line["round"] == number)
+    return {
+        "best_round": number,
+        **{f"best_{name}": line[name] for name in _BEST if name in line},
+    }
+
+
+def _privacy(simulation: "Simulation") -> Metrics:
+    """ε and δ of differential privacy of the client who was in most rounds, if there is noise."""
+    settings = simulation.config.aggregation
+    if not settings.noise:
+        return {}
+    times = np.zeros(simulation.clients, np.int64)
+    for number in range(1, simulation.progress.round + 1):
+        times[simulation.cohort_of(number)] += 1
+    spent = epsilon(settings.noise, settings.delta, int(times.max()))
+    return {"epsilon": spent, "delta": settings.delta}
+
+
+def _reason(simulation: "Simulation", lines: Sequence[Metrics]) -> str:
+    """Why there are no more rounds: the server's words, or that they are all done."""
+    done = simulation.progress.round >= simulation.config.rounds
+    if (done or simulation.stopped) and all(line["skipped"] for line in lines):
+        return NO_UPDATE
+    words = simulation.method.stopped(simulation.server) or simulation.stopped
+    return words or ("completed" if done else "interrupted")

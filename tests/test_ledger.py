@@ -1,0 +1,218 @@
+"""What the server sends in a round, and its accounts of what came back."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedbayes import Config, Simulation
+from fedbayes.contracts import At, Method, Report, Weights
+from fedbayes.errors import EngineError, MessageError
+from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.checks import encode_report
+from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.ledger import Ledger
+from fedbayes.likelihoods import build_likelihood
+from fedbayes.messages import decode, encode
+from fedbayes.methods.fedavg import FedAvg
+from fedbayes.runs.scores import ClientScores
+from fedbayes.targets import Target
+
+COHORT = [0, 1, 3]
+ODD = {"loss": math.nan, "norm": math.inf}
+
+
+@pytest.fixture(scope="module")
+def run():
+    config = Config.create(data={"clients": 4, "partition": "iid"}, model={"hidden": [4]})
+    with Simulation(config) as simulation:
+        return simulation.run
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The messages that were encoded."""
+    found = []
+
+    def counted(message):
+        found.append(message)
+        return encode(message)
+
+    monkeypatch.setattr("fedbayes.federation.broadcast.encode", counted)
+    return found
+
+
+class Uneven(FedAvg):
+    """Sends client 1 something else, and expects an answer of its own from each client."""
+
+    def message(self, server, at):
+        return {"x": torch.full((3,), float(at.client == 1))} if at.client else server.weights
+
+    def expected(self, message, run):
+        return {"answer": torch.zeros(len(message))}
+
+    def accept(self, server, report):
+        if report.tensors["answer"][0] < 0:
+            raise MessageError("its answer is below zero")
+
+
+def broadcast(run, method=None, number=2):
+    method = method or FedAvg()
+    return Broadcast(run, method, method.init(run), number)
+
+
+def test_the_very_same_tensors_are_encoded_once(run, encoded):
+    sent = broadcast(run)
+    tasks = list(sent.tasks(COHORT, {1: b"state"}))
+    assert len(encoded) == 1
+    assert all(task.message is tasks[0].message for task in tasks)
+    assert [(task.client, task.round, task.state) for task in tasks] == [
+        (0, 2, None),
+        (1, 2, b"state"),
+        (3, 2, None),
+    ]
+    assert {task.constants for task in tasks} == {run.network.constants_digest}
+    assert sent.sent == dict.fromkeys(COHORT, len(tasks[0].message))
+
+
+def test_other_tensors_are_encoded_anew_even_if_they_are_equal(run, encoded):
+    sent = broadcast(run, Uneven())
+    tasks = list(sent.tasks([0, 1, 2, 3], {}))
+    assert len(encoded) == 4
+    for task in tasks:
+        message = sent.message(task.client)
+        assert decode(task.message).keys() == message.keys()
+        assert sent.sent[task.client] == len(encode(message))
+
+
+def test_the_pattern_of_an_answer_is_each_clients_own(run):
+    sent = broadcast(run, Uneven())
+    list(sent.tasks([0, 1], {}))
+    assert sent.expected(0)["answer"].shape == (len(run.network.initial),)
+    assert sent.expected(1)["answer"].shape == (1,)
+    with pytest.raises(KeyError):  # it is forgotten: memory does not grow with the cohort
+        sent.expected(1)
+
+
+def test_tasks_are_made_one_by_one(run, encoded):
+    tasks = broadcast(run).tasks(COHORT, {})
+    assert encoded == []
+    next(tasks)
+    assert len(encoded) == 1
+
+
+@dataclass
+class Books:
+    """A broadcast that was sent to the cohort, and the ledger of its round."""
+
+    sent: Broadcast
+    ledger: Ledger
+
+    def enter(self, client, outcome):
+        return self.ledger.enter(client, outcome, self.sent, self.sent.method)
+
+
+@pytest.fixture
+def books(run):
+    sent = broadcast(run)
+    list(sent.tasks(COHORT, {}))
+    return Books(sent, Ledger())
+
+
+def good(run, weight=7.0, **more):
+    return Outcome(
+        encode_report(Report(run.network.initial, weight)), b"", {"loss": 0.5}, {}, **more
+    )
+
+
+def test_a_good_report_is_handed_on_and_weighed(books, run):
+    outcome = good(run, link_down=30, link_up=20, trouble="it came late")
+    assert books.enter(0, outcome).weight == 7
+    ledger = books.ledger
+    assert ledger.bytes_up == len(outcome.report)
+    assert (ledger.link_down, ledger.link_up) == (30, 20)
+    assert ledger.scores == {0: {}}
+    assert ledger.troubles == {0: "it came late"}
+    assert ledger.refused == ledger.lost == {}
+
+
+def test_what_was_sent_in_place_of_a_report_is_what_counts(books, run):
+    books.enter(0, good(run, sent=99))
+    assert books.ledger.bytes_up == 99
+
+
+def test_a_bad_report_is_refused_though_its_bytes_count(books, run):
+    assert books.enter(0, Outcome(b"nonsense", b"", {"loss": 0.1}, {})) is None
+    assert books.enter(1, Outcome(good(run).report, b"", {}, {"made up": 1.0})) is None
+    assert list(books.ledger.refused) == [0, 1]
+    assert "scores" in books.ledger.refused[1]
+    assert books.ledger.bytes_up == 8 + len(good(run).report)
+    assert books.ledger.info() == {}
+    assert books.ledger.scores == {}
+
+
+def test_values_that_the_method_does_not_accept_are_refused(run):
+    sent = broadcast(run, Uneven())
+    list(sent.tasks([1], {}))
+    ledger = Ledger()
+    outcome = Outcome(encode({"answer": torch.tensor([-1.0])}), b"", {}, {})
+    assert ledger.enter(1, outcome, sent, sent.method) is None
+    assert ledger.refused == {1: "its answer is below zero"}
+
+
+def test_a_lost_clients_bytes_count_if_they_got_there(books):
+    size = books.sent.sent[0]
+    assert books.enter(0, NoReport("gone")) is None
+    assert books.enter(1, NoReport("gone halfway", link_down=size + 9)) is None
+    assert books.enter(3, NoReport("odd", size + 9, 5, refused=True)) is None
+    assert books.sent.sent == {0: 0, 1: size, 3: size}
+    assert books.ledger.bytes_up == 0
+    assert (books.ledger.link_down, books.ledger.link_up) == (2 * size + 18, 5)
+    assert books.ledger.lost == {0: "gone", 1: "gone halfway"}
+    assert books.ledger.refused == {3: "odd"}
+
+
+def test_without_any_client_there_is_no_round(books):
+    for client in COHORT:
+        books.ledger.require_someone(2, COHORT)
+        books.enter(client, NoReport(f"reason {client}"))
+    with pytest.raises(EngineError, match=r"no client reported in round 2\. client 0: reason 0;"):
+        books.ledger.require_someone(2, COHORT)
+
+
+@pytest.mark.parametrize("how", [{"refused": True}, {"in_vain": True}])
+def test_a_client_that_was_there_makes_it_a_round(books, how):
+    for client in COHORT:
+        books.enter(client, NoReport("x", **(how if client == 3 else {})))
+    books.ledger.require_someone(2, COHORT)
+
+
+def test_metrics_are_means_over_the_clients_that_gave_finite_ones(books, run):
+    report = good(run).report
+    for client, info in zip(COHORT, [{"loss": 1.0}, {"loss": 2.0, "norm": 5.0}, ODD], strict=True):
+        books.enter(client, Outcome(report, b"", info, {}))
+    assert books.ledger.info() == {"loss": 1.5, "norm": 5.0}
+
+
+def test_the_place_of_a_message_is_the_rounds(run):
+    """Messages may depend on the round and the client."""
+    seen = []
+
+    class Noting(FedAvg):
+        def message(self, server: Weights, at: At):
+            seen.append((at.round, at.client))
+            return super().message(server, at)
+
+    assert issubclass(Noting, Method)
+    list(broadcast(run, Noting(), number=5).tasks(COHORT, {}))
+    assert seen == [(5, client) for client in COHORT]
+
+
+def test_a_client_without_test_samples_is_in_no_mean():
+    likelihood = build_likelihood("categorical", Target("class", ("ant", "bee")))
+    scores = {"count": 4.0, "correct": 3.0, "nll": 2.0, "confidence": 2.0}
+    clients = ClientScores.none(3).after({0: {}, 2: scores})
+    assert clients.tested == 1
+    assert clients.means(likelihood) == {"accuracy": 0.75, "nll": 0.5}
+    assert ClientScores.none(3).after({0: {}}).means(likelihood) == {}
