@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from fedbayes.inference.local import LocalTraining
 
 from fedbayes.contracts import Federation, Report, Site, Sum, Weights
-from fedbayes.inference.local import LocalTraining
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedopt import FedAdam, FedAvgM, FedYogi, Reptile

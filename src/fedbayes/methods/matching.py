@@ -65,20 +65,27 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         Raises:
             ModelError: the network is not fully connected, or has no hidden layer or frozen
                 weights.
-            ConfigError: the target has no classes whose shares clients could tell.
+            ConfigError: the target has no classes whose shares clients could tell, or the
+                likelihood has parameters of its own.
         """
         if run.network.constants:
             raise ModelError(
                 f"{self.name} matches the neurons of whole networks, but frozen are "
                 f"{', '.join(run.network.constants)}"
             )
-        _layers(run)
+        if run.likelihood.head() is not None:
+            raise ConfigError(
+                f"{self.name} matches the neurons of layers, and the {run.likelihood.name} "
+                "likelihood learns its noise in parameters behind them; set task.noise to a number, "
+                "or to 'each'"
+            )
         if self.class_shares and not run.likelihood.target.classes:
             raise ConfigError(
                 f"{self.name} weights clients' outputs by their samples of each class, and a "
                 f"{run.likelihood.target.kind} target has no classes; set method.class_shares = "
                 "false"
             )
+        _layers(run)
 
     def init(self, run: Run) -> Server:
         """The network's initialization, and nobody heard."""
