@@ -171,7 +171,7 @@ def main() -> None:
         wanted = random.Random(options.seed).sample(every, min(options.sample, len(every)))
     if not options.told and mutmut("run", *wanted, quiet=False).returncode:
         sys.exit("mutmut stopped early; see above")
-    tell(everything=not (options.names or options.sample))
+    tell(everything=not (options.names or options.sample or options.again))
 
 
 if __name__ == "__main__":
