@@ -199,6 +199,18 @@ def test_a_factor_of_virtual_that_falls_to_nothing_keeps_a_positive_precision(tm
         assert all(bool((p > 0).all()) for p in server.posterior.precision.values())
 
 
+def test_what_a_client_of_virtual_knows_goes_back_to_the_prior_without_data(tmp_path):
+    """Data count for nothing beside so heavy a KL term: means go to 0, deviations to 0.8."""
+    method = {"name": "virtual", "samples": 1, "kl_weight": 1e4, "prior_deviation": 0.8}
+    training = {"optimizer": "adam", "lr": 0.05, "steps": 120, "batch_size": 10}
+    (_, states), *_ = servers(tmp_path, rounds=1, cohort=1, method=method, training=training)
+    (client,) = (unpack(Client, dense(decode(state))) for state in states.values())
+    for name, mean in client.mean.items():
+        torch.testing.assert_close(mean, torch.zeros_like(mean), atol=0.05, rtol=0)
+        deviation = client.log_deviation[name].exp()
+        torch.testing.assert_close(deviation, torch.full_like(deviation, 0.8), rtol=0.05, atol=0)
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_shares_do_not_depend_on_whether_sparse_reports_come_first(order):
     """Two reports that hold some rows and one that holds all, with weights of their own."""
