@@ -34,6 +34,7 @@ from mutmut.stats import status_by_exit_code
 ROOT = Path(__file__).parent.parent
 MUTANTS = ROOT / "mutants"
 KILLED = {"killed", "timeout", "segfault"}
+EQUIVALENT = tomllib.loads((ROOT / "tests/equivalent_mutants.toml").read_text())["mutant"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,49 @@ def _first_line(path: Path, names: list[str]) -> int:
     return line
 
 
+def survivors() -> Iterator[tuple[Mutant, int, str, str, int | None]]:
+    """Those that no test has killed: line, change, and which entry of the list excuses them."""
+    for mutant in mutants():
+        if mutant.status in KILLED or mutant.status == "not checked":
+            continue
+        line, before, after = mutant.change()
+        excuse = next(
+            (
+                place
+                for place, item in enumerate(EQUIVALENT)
+                if fnmatch(str(mutant.path), f"src/fedbayes/{item.get('file', '*')}")
+                and re.search(item["change"], f"{before} → {after}")
+            ),
+            None,
+        )
+        yield mutant, line, before, after, excuse
+
+
+def tell(*, everything: bool) -> None:
+    """Print the survivors and the scores; if all mutants were run, excuses that are not needed."""
+    counts = {m.path: Counter[str]() for m in mutants() if m.status != "not checked"}
+    for mutant in mutants():
+        if mutant.status in KILLED:
+            counts[mutant.path]["killed"] += 1
+    needed = set()
+    for mutant, line, before, after, excuse in survivors():
+        if excuse is not None:
+            counts[mutant.path]["equivalent"] += 1
+            needed.add(excuse)
+            continue
+        counts[mutant.path]["alive"] += 1
+        print(f"\n{mutant.path}:{line}  {mutant.name}  ({mutant.status})")
+        print(f"  - {before}\n  + {after}")
+    print(f"\n{'file':32}{'killed':>8}{'alive':>8}{'equivalent':>12}{'score':>9}")
+    for path, count in [*counts.items(), (Path("all"), sum(counts.values(), Counter()))]:
+        name = path.as_posix().removeprefix("src/fedbayes/")
+        score = count["killed"] / max(1, count["killed"] + count["alive"])
+        print(f"{name:32}{count['killed']:8}{count['alive']:8}{count['equivalent']:12}{score:9.1%}")
+    for place, item in enumerate(EQUIVALENT):
+        if everything and place not in needed:
+            print(f"no survivor is like {item['change']!r} of equivalent_mutants.toml")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="mutants, with wildcards")
@@ -118,54 +162,16 @@ def main() -> None:
         shutil.rmtree(MUTANTS, ignore_errors=True)
     wanted = options.names
     if options.again:
-        wanted = [m.name for m in mutants() if m.status not in KILLED]
+        wanted = [mutant.name for mutant, *_, excuse in survivors() if excuse is None]
+        if not wanted:
+            sys.exit("nothing survived the last time")
     elif options.sample:
         mutmut("run", "none")  # makes them all, finds none of this name and stops
         every = [m.name for m in mutants() if any(fnmatch(m.name, w) for w in wanted or ["*"])]
         wanted = random.Random(options.seed).sample(every, min(options.sample, len(every)))
     if not options.told and mutmut("run", *wanted, quiet=False).returncode:
         sys.exit("mutmut stopped early; see above")
-
-    allowed = tomllib.loads((ROOT / "tests/equivalent_mutants.toml").read_text())["mutant"]
-    used: set[int] = set()
-    counts: dict[Path, Counter[str]] = {}
-    for mutant in mutants():
-        if mutant.status == "not checked":
-            continue
-        count = counts.setdefault(mutant.path, Counter())
-        if mutant.status in KILLED:
-            count["killed"] += 1
-            continue
-        line, before, after = mutant.change()
-        change = f"{before} → {after}"
-        reason = next(
-            (
-                place
-                for place, item in enumerate(allowed)
-                if fnmatch(str(mutant.path), f"src/fedbayes/{item.get('file', '*')}")
-                and re.search(item["change"], change)
-            ),
-            None,
-        )
-        if reason is not None:
-            used.add(reason)
-            count["equivalent"] += 1
-            continue
-        count["alive"] += 1
-        print(f"\n{mutant.path}:{line}  {mutant.name}  ({mutant.status})")
-        print(f"  - {before}\n  + {after}")
-    print(f"\n{'file':44}{'killed':>8}{'alive':>8}{'equivalent':>12}{'score':>9}")
-    counts[Path("all")] = sum(counts.values(), Counter())
-    for path, count in counts.items():
-        score = count["killed"] / max(1, count["killed"] + count["alive"])
-        print(
-            f"{path.as_posix().removeprefix('src/fedbayes/'):44}{count['killed']:8}"
-            f"{count['alive']:8}{count['equivalent']:12}{score:9.1%}"
-        )
-    if not (options.names or options.sample):
-        for place, item in enumerate(allowed):
-            if place not in used:
-                print(f"no survivor is like {item['change']!r} of equivalent_mutants.toml")
+    tell(everything=not (options.names or options.sample or options.again))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import fedbayes
 from fedbayes.likelihoods.trust import Trust
 from fedbayes.metrics import calibrate, evaluate, uncertainty
 from fedbayes.reports.charts import diagram
+from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.calibration import plot
 from tests.test_fusion import command
@@ -67,7 +68,13 @@ def test_a_single_wrong_sample_is_no_gap():
 def test_the_picture_tells_its_counts(tmp_path):
     confidence = torch.tensor([0.95] * 60 + [0.05])
     right = confidence > 0.5
-    found = Trust({}, right, calibration=calibrate(confidence, right), right=right)
+    found = Trust(
+        {},
+        Target("class", ("a", "b")),
+        right,
+        calibration=calibrate(confidence, right),
+        right=right,
+    )
     plot(found, tmp_path / "a.svg")
     picture = (tmp_path / "a.svg").read_text()
     # Matplotlib says in a comment what each drawn text is.

@@ -1,12 +1,22 @@
 """The contract carries what later methods need: see `toy_methods`."""
 
+from functools import partial
+
+import pytest
 import torch
+from torch import nn
 
 import fedbayes
 from fedbayes import Simulation
 from fedbayes.messages import decode, dense
+from fedbayes.methods.fedavg import FedAvg
+from fedbayes.methods.fedprox import FedProx
+from fedbayes.methods.fedsparse import FedSparse
+from fedbayes.methods.mixture import Mixture
+from fedbayes.methods.virtual import Virtual
 from fedbayes.tensors import unpack
-from fedbayes.testing import MethodContract
+from fedbayes.testing import MethodContract, _captured
+from tests.methods.places import network, run_of
 from tests.toy_methods import Control, Visits
 
 
@@ -55,3 +65,67 @@ class TestHalfSilent(MethodContract):
         assert half.summary["bytes_down"] < 0.52 * full.summary["bytes_down"]
         assert half.summary["bytes_up"] < 0.52 * full.summary["bytes_up"]
         assert half.summary["sparsity"] > 0.49
+
+
+def broken(method):
+    """The contract of a toy method that breaks it."""
+    contract = MethodContract()
+    contract.method = f"tests.toy_methods:{method}"
+    return contract
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("Capturing", "the loss captures"),
+        ("Remembering", "depends on what came before"),
+        ("Meddling", "the loss changed /0/"),
+    ],
+)
+def test_a_loss_that_is_not_pure_is_found(method, words, tmp_path):
+    with pytest.raises(AssertionError, match=words):
+        broken(method).test_the_loss_is_pure(tmp_path)
+
+
+def test_a_loss_that_cannot_be_mapped_is_found(tmp_path):
+    with pytest.raises(RuntimeError, match=r"vmap"):
+        broken("Branching").test_losses_of_clients_can_be_mapped(tmp_path / "one")
+
+
+def test_a_method_that_solves_by_itself_is_excused_from_mapping(tmp_path):
+    broken("Alone").test_losses_of_clients_can_be_mapped(tmp_path)
+
+
+def test_info_that_is_read_is_found(tmp_path):
+    with pytest.raises(AssertionError, match="depends on Info"):
+        broken("Curious").test_info_is_only_told(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda t: lambda *_: t.sum(),
+        lambda t: partial(lambda t, *_: t.sum(), t),
+        lambda t: partial(lambda *_, given: given, given={"a": [t]}),
+        lambda t: lambda *_, kept=(t,): kept,
+        lambda t: Holder(t).loss,
+        lambda t: Holder({"a": {"b": t}}),
+        lambda t: (lambda inner: lambda *_: inner())(lambda: t),
+        lambda t: nn.Linear(1, 1),
+    ],
+)
+def test_tensors_are_found_wherever_a_loss_hides_them(hide):
+    run = run_of(network([3]))
+    assert _captured(hide(torch.ones(2)), run)
+    for method in (FedAvg(), FedProx(), Virtual(), FedSparse(), Mixture()):
+        assert not _captured(method.loss(run), run)
+
+
+class Holder:
+    def __init__(self, kept):
+        self.kept = kept
+
+    def loss(self, *_):
+        return self.kept
+
+    __call__ = loss

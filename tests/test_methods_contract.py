@@ -4,6 +4,8 @@ from typing import ClassVar
 
 import pytest
 
+import fedbayes
+from fedbayes.errors import ConfigError
 from fedbayes.methods import METHODS
 from fedbayes.testing import MethodContract
 
@@ -134,6 +136,50 @@ class TestLocal(MethodContract):
 
 class TestGlobal(MethodContract):
     method = "global"
+
+
+PARAMETERS = {
+    "virtual": {"samples": 3, "predictions": 4},
+    "gpi-fnm": {"class_shares": False},
+    "pfnm": {"class_shares": False},
+}
+"""What methods need where there are no classes."""
+NOISE = {"gpi-fnm": "each", "pfnm": 0.5}
+"""Deviations that are no parameters behind the network, for methods that have no place for them."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_keeps_its_promises_on_a_regression(name, tmp_path):
+    """On diabetes with Gaussian noise, whose deviation is learnt where it can be."""
+    contract = MethodContract()
+    contract.method, contract.parameters = name, PARAMETERS.get(name, {})
+    contract.data = {"name": "diabetes"}
+    contract.task = {"likelihood": "gaussian", "noise": NOISE.get(name, "learnt")}
+    for promise in (
+        contract.test_functions_are_pure,
+        contract.test_the_loss_is_pure,
+        contract.test_losses_of_clients_can_be_mapped,
+        contract.test_predictions_are_distributions,
+    ):
+        promise(tmp_path / promise.__name__)
+
+
+@pytest.mark.parametrize("name", ["gpi-fnm", "pfnm"])
+@pytest.mark.parametrize(
+    ("noise", "class_shares", "words"),
+    [
+        ("learnt", False, r"set task\.noise to a number, or to 'each'"),
+        (0.5, True, r"set method\.class_shares = false"),
+    ],
+)
+def test_matching_says_what_a_regression_must_do_without(
+    name, noise, class_shares, words, tmp_path
+):
+    task = {"likelihood": "gaussian", "noise": noise}
+    method = {"name": name, "class_shares": class_shares}
+    with pytest.raises(ConfigError, match=words):
+        fedbayes.run(data={"name": "diabetes"}, task=task, method=method, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedbayes.errors import MessageError
 from fedbayes.metrics import calibrate
-from fedbayes.models.variational import Noise
+from fedbayes.models.variational import Noise, through
 from fedbayes.tensors import Samples, Tensors, pack, to, unpack
 
 
@@ -103,3 +104,12 @@ def test_bins_of_confidence_by_hand(bins):
         gaps += len(inside) * abs(mean - share) / 44
     assert len(found.count) == bins
     assert found.error == pytest.approx(gaps)
+
+
+def test_dropout_between_variational_layers_is_of_its_own_rate_and_in_training_alone():
+    torch.manual_seed(0)
+    x = torch.ones(20_000)
+    dropped = through([nn.Dropout(0.2)], x, True)
+    assert (dropped == 0).float().mean() == pytest.approx(0.2, abs=0.02)
+    assert set(dropped.unique().tolist()) == {0.0, 1.25}
+    assert through([nn.Dropout(0.2)], x, False) is x

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 import fedbayes
-from fedbayes.contracts import Federation, Report, Sum
+from fedbayes.contracts import Report, Sum
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.models import LeNet5, ModelSettings, Network, ResNet20, build, units
 from fedbayes.models.networks import MLP
+from tests.methods.places import at, run_of
 from tests.toy_models import normalized, residual
 
 
@@ -97,10 +98,18 @@ def test_code_that_counts_on_widths_is_not_narrowed():
     body, hidden, _ = network.groups
     assert body.sliceable
     assert network.narrowing == (hidden,)
-    with_drop = FedDrop().remarks(network)
+    with_drop = FedDrop().remarks(run_of(network))
     assert with_drop == [
         "feddrop sends these layers whole: body (the network's code counts on its width)"
     ]
+
+
+def test_code_that_counts_on_widths_in_training_is_not_narrowed():
+    network = build(ModelSettings(name="tests.toy_models:auxiliary"), (64,), 10, seed=0)
+    before = torch.random.get_rng_state()
+    assert network.narrowing == ()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert network.traced.untouched == {"side.weight": "its units are not used"}
 
 
 def test_frozen_weights_are_never_cut():
@@ -113,7 +122,7 @@ def test_frozen_weights_are_never_cut():
     assert first.readers == ()
     assert not first.sliceable
     assert network.narrowing == ()
-    assert FedDrop().remarks(network)[1:] == [
+    assert FedDrop().remarks(run_of(network))[1:] == [
         "feddrop sends these layers whole: 0 (frozen weights read its units)"
     ]
 
@@ -146,12 +155,12 @@ def test_dropout_takes_running_statistics_along():
     """A dropped unit's running mean goes with it, and only those who had it move it."""
     network = Network(normalized((64,), 10), shape=(64,))
     method = FedDrop(dense_rate=0.7)
-    federation = Federation(clients=3, cohort=3, rounds=1, classes=10, seed=0)
-    server = method.init(network, federation)
+    run = run_of(network, clients=3, rounds=1, classes=10, seed=0)
+    server = method.init(run)
     total, had = Sum(), torch.zeros(10)
     sums = torch.zeros(10)
     for client in range(3):
-        message = method.message(server, client)
+        message = method.message(server, at(run, client))
         report = dict(message)
         kept = message["2.running_mean"].masks[(0,)]
         value = float(client + 1)
@@ -162,7 +171,7 @@ def test_dropout_takes_running_statistics_along():
         had += kept
         sums += value * kept
     assert 0 < int((had == 0).sum()) < 10, "some that nobody had, for a test of something"
-    following, _ = method.update(server, total)
+    following, _ = method.update(server, total, at(run))
     before = server.buffers["2.running_mean"]
     expected = torch.where(had > 0, sums / had.clamp_min(1), before)
     torch.testing.assert_close(following.buffers["2.running_mean"], expected)

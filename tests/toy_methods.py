@@ -229,3 +229,79 @@ class Straggler(FedAvg):
         if (at.client, at.round) == (self.client, self.round):
             time.sleep(self.seconds)
         return super().local(message, client, samples, at)
+
+
+class Capturing(FedAvg):
+    """Its loss holds a tensor."""
+
+    name = "capturing"
+
+    def loss(self, run):
+        likelihood, centre = super().loss(run), run.network.initial["1.weight"].clone()
+        return lambda w, *rest: likelihood(w, *rest) + (w["1.weight"] - centre).square().sum()
+
+
+class Remembering(FedAvg):
+    """Its loss grows with every call."""
+
+    name = "remembering"
+
+    def loss(self, run):
+        likelihood, calls = super().loss(run), []
+
+        def loss(*arguments):
+            calls.append(1)
+            return likelihood(*arguments) + len(calls)
+
+        return loss
+
+
+class Meddling(FedAvg):
+    """Its loss changes the parameters."""
+
+    name = "meddling"
+
+    def loss(self, run):
+        likelihood = super().loss(run)
+
+        def loss(parameters, *rest):
+            value = likelihood(parameters, *rest)
+            with torch.no_grad():
+                parameters["1.bias"].add_(1)
+            return value
+
+        return loss
+
+
+class Branching(FedAvg):
+    """Its loss asks for the value of a tensor."""
+
+    name = "branching"
+
+    def loss(self, run):
+        likelihood = super().loss(run)
+
+        def loss(parameters, *rest):
+            value = likelihood(parameters, *rest)
+            return value if value > 0 else -value
+
+        return loss
+
+
+class Alone(Branching):
+    """Solves by itself, one client after the other."""
+
+    name = "alone"
+
+    def local(self, message, client, samples, at):
+        return super().local(message, client, samples, at)
+
+
+class Curious(FedAvg):
+    """Weights its report by a loss that it should only tell."""
+
+    name = "curious"
+
+    def report(self, solved, problem, client, at):
+        report, client, info = super().report(solved, problem, client, at)
+        return Report(report.tensors, 1 + abs(info["loss"])), client, info

@@ -101,8 +101,8 @@ class Coverage:
     """Probabilities of the intervals, rising."""
     inside: tuple[float, ...]
     """Share of the targets inside, of each level."""
-    width: tuple[float, ...]
-    """Median width of the intervals of each level, in the unit of the target."""
+    width: tuple[tuple[float, ...], ...]
+    """Median width of the intervals of each level and target column, in the column's unit."""
     count: int
     """Number of targets, those of all columns."""
 

@@ -6,20 +6,36 @@
         method = "my_package.my_module:Mine"
         parameters = {"strength": 0.5}
 
-Run it with pytest. Each test says in its docstring what it demands of a method.
+Run it with pytest. Each test says in its docstring what it demands of a method. The class variables
+`data` and `task` choose other data and another likelihood.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedbayes.contracts import AnyMethod, At, Report
+from fedbayes import seeds
+from fedbayes.contracts import (
+    AnyMethod,
+    At,
+    Info,
+    Loss,
+    Method,
+    Problem,
+    Report,
+    Run,
+    Solved,
+    Tree,
+)
 from fedbayes.errors import RunError
 from fedbayes.federation.checks import decode_report, encode_report
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
@@ -77,15 +93,20 @@ class MethodContract:
     """A built-in name, or `package.module:Class`."""
     parameters: ClassVar[dict[str, Any]] = {}
     """Parameters of the method."""
+    data: ClassVar[dict[str, Any]] = {"name": "digits", "partition": "iid", "limit": 400}
+    """The `[data]` table of the runs, beside the number of clients."""
+    task: ClassVar[dict[str, Any]] = {}
+    """The `[task]` table of the runs: a likelihood, and its settings."""
     settings: ClassVar[dict[str, Any]] = {}
     """Further settings of the runs, as keyword arguments of `Config.create`."""
 
     def config(self, **changes: Any) -> Config:
-        """A small federation: 4 clients, 3 in a round, 2 rounds, on digits."""
+        """A small federation: 4 clients, 3 in a round, 2 rounds."""
         settings = {
             "rounds": 2,
             "cohort": 3,
-            "data": {"name": "digits", "clients": 4, "partition": "iid", "limit": 400},
+            "data": {"clients": 4, **self.data},
+            "task": dict(self.task),
             "model": {"hidden": [8]},
             "method": {"name": self.method, **self.parameters},
             **self.settings,
@@ -122,6 +143,73 @@ class MethodContract:
                 updates.append(pack(method.update(server, reports, At(simulation.run, 2))[0]))
             assert_identical(updates[0], updates[1])
             assert_identical(before, pack(server))
+
+    def test_the_loss_is_pure(self, tmp_path: Path) -> None:
+        """The loss has the same value at the same arguments, whatever was asked of it between, and
+        leaves them alone, but for buffers that a network moves in training. It captures no tensor:
+        what is no parameter, it finds in the problem's `given` and `noise`.
+        """
+        with self.after_one_round(tmp_path) as simulation:
+            run, method = simulation.run, simulation.method
+            loss = method.loss(run)
+            for kind in (loss, method.validation(run)):
+                assert not (found := _captured(kind, run)), f"the loss captures {found}"
+            one, other = (_Stated.of(simulation, client) for client in range(2))
+            first = _value(loss, one)
+            kept = _copied(one.arguments)
+            for stated in (other, one):
+                _value(loss, stated)
+            assert torch.equal(first, _value(loss, one)), "the loss depends on what came before"
+            assert torch.equal(first, _value(method.loss(run), one)), "a loss made anew differs"
+            moved = loss(*one.arguments)
+            assert moved.shape == (), "the loss is no scalar"
+            for place, (before, after) in _pairs(kept, one.arguments):
+                buffer = place.rpartition("/")[2] in run.network.buffers
+                assert buffer or torch.equal(before, after), f"the loss changed {place}"
+
+    def test_losses_of_clients_can_be_mapped(self, tmp_path: Path) -> None:
+        """`torch.func.vmap` of the loss, and of its gradient, over the stacked problems of two
+        clients gives what single calls give, within 1e-5.
+
+        A method that overrides `local` is excused: its clients are solved one by one.
+        """
+        with self.after_one_round(tmp_path) as simulation:
+            method, run = simulation.method, simulation.run
+            if type(method).local is not Method.local:
+                return
+            loss = method.loss(run)
+            both = [_Stated.of(simulation, client) for client in range(2)]
+
+            def energy(trained: Tensors, fixed: Tensors, *rest: Any) -> Tensor:
+                value: Tensor = loss({**trained, **fixed}, *rest)
+                return value
+
+            split = [_split(stated.arguments[0], run.network.buffers) for stated in both]
+            arguments = [(*s, *b.arguments[1:]) for s, b in zip(split, both, strict=True)]
+            stacked = _stacked([_copied(a) for a in arguments])
+            mapped = torch.func.vmap(torch.func.grad_and_value(energy), randomness="different")
+            with seeds.global_stream(0, run.network.device):
+                mapped(*_copied(stacked))
+                _without_dropout(run.network.module)
+                values = torch.func.vmap(energy, randomness="different")(*_copied(stacked))
+                gradients, again = mapped(*_copied(stacked))
+            torch.testing.assert_close(again, values, rtol=1e-5, atol=1e-5)
+            for row, own in enumerate(arguments):
+                expected, value = torch.func.grad_and_value(energy)(*_copied(own))
+                torch.testing.assert_close(values[row], value, rtol=1e-5, atol=1e-5)
+                for name, gradient in expected.items():
+                    torch.testing.assert_close(gradients[name][row], gradient, rtol=1e-4, atol=1e-5)
+
+    def test_info_is_only_told(self, tmp_path: Path) -> None:
+        """No report and no state depends on what a solution says of itself for the user."""
+        with self.after_one_round(tmp_path) as simulation:
+            method, server = simulation.method, simulation.server
+            at = simulation.runtime.at(Task(0, 2, b"", None))
+            message, client = method.message(server, at), method.join(at)
+            samples = simulation.data.train(0)
+            honest = _local(method, message, client, samples, at)
+            misled = _local(method, message, client, samples, _Misled(**vars(at)))
+            assert honest[:2] == misled[:2], "a report or a state depends on Info"
 
     def test_states_survive_storage(self, tmp_path: Path) -> None:
         """Server and client states are the same after a checkpoint as before it."""
@@ -198,20 +286,155 @@ class MethodContract:
                         assert torch.isfinite(tensor).all(), name
 
     def test_predictions_are_distributions(self, tmp_path: Path) -> None:
-        """The global model, as it is saved, predicts a class for every sample."""
+        """The global model, as it is saved, predicts every sample: log-probabilities of classes,
+        or means in the unit of the target.
+        """
         ended = run(self.config(), tmp_path)
         if not ended.config.build_method().has_global_model:
             with pytest.raises(RunError):
                 ended.predictor()
-            assert ended.summary["global_accuracy"] is None
+            assert not ended.summary["metrics"].get("global")
             return
         predict = ended.predictor()
         with Simulation(None, tmp_path) as simulation:
-            samples = simulation.data.raw_test(0, 20)
-            logits = predict(samples)
-        assert logits.shape == (20, 10)
-        assert torch.isfinite(logits.exp()).all()
-        assert 0 <= ended.summary["global_accuracy"] <= 1
+            samples, likelihood = simulation.data.raw_test(0, 20), simulation.likelihood
+        predicted, target = predict(samples), likelihood.target
+        assert torch.isfinite(predicted).all()
+        if target.classes:
+            assert predicted.shape == (20, target.classes)
+            torch.testing.assert_close(predicted.exp().sum(dim=1), torch.ones(20))
+        else:
+            assert predicted.shape == (20, target.columns)
+        metrics = ended.summary["metrics"]["global"]
+        assert math.isfinite(metrics[likelihood.metric])
+        assert math.isfinite(metrics["nll"])
+
+
+class _Nonsense(Solved):
+    """A solution whose words for the user are wrong."""
+
+    @property
+    def info(self) -> Info:
+        return {"loss": -1e9, "steps": -17.0}
+
+
+class _Misled(At):
+    """A place whose solutions tell nonsense."""
+
+    def solve(
+        self, problem: Problem, loss: Loss, samples: Samples, *, validation: Loss | None = None
+    ) -> Solved:
+        solved = super().solve(problem, loss, samples, validation=validation)
+        return _Nonsense(**vars(solved))
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """A client's problem, and the arguments of the first call of its loss."""
+
+    arguments: tuple[Tensors, Samples, Tree, Tree]
+
+    @classmethod
+    def of(cls, simulation: Simulation, client: int, rows: int = 8) -> "_Stated":
+        method, at = simulation.method, simulation.runtime.at(Task(client, 2, b"", None))
+        samples = simulation.data.train(client)
+        message = method.message(simulation.server, at)
+        problem = method.problem(message, method.join(at), samples, at)
+        batch = Samples(samples.x[:rows], samples.y[:rows])
+        noise = problem.noise
+        drawn = noise.draw(at.rng(noise.purpose), batch) if noise else {}
+        return cls((problem.start, batch, problem.given, drawn))
+
+
+def _value(loss: Loss, stated: _Stated) -> Tensor:
+    """The loss at copies of its arguments, with the same random numbers of layers every time."""
+    with torch.no_grad(), seeds.global_stream(0, "cpu"):
+        return loss(*_copied(stated.arguments))
+
+
+def _without_dropout(module: nn.Module) -> None:
+    """Mapped calls draw other numbers than single ones; so none are drawn."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            layer.p = 0.0
+
+
+def _captured(loss: Loss, run: Run) -> list[str]:
+    """The tensors that a loss reaches without being given them, but for those of the run."""
+    seen: set[int] = set()
+    for _ in _reached(run, seen):
+        pass  # what the network and the likelihood hold is no capture
+    return [f"a tensor of shape {tuple(tensor.shape)}" for tensor in _reached(loss, seen)]
+
+
+def _reached(thing: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Tensors in a function's closure, defaults and bound arguments, in an object's attributes and
+    in what these hold; not what is global.
+    """
+    if id(thing) in seen or isinstance(thing, type | ModuleType):
+        return
+    seen.add(id(thing))
+    inner: list[Any] = []
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, Mapping):
+        inner = [*thing.values()]
+    elif isinstance(thing, list | tuple | set | frozenset):
+        inner = [*thing]
+    elif isinstance(thing, partial):
+        inner = [thing.func, thing.args, thing.keywords]
+    elif isinstance(thing, MethodType):
+        inner = [thing.__func__, thing.__self__]
+    elif isinstance(thing, FunctionType):
+        cells = [cell.cell_contents for cell in thing.__closure__ or ()]
+        inner = [cells, thing.__defaults__, thing.__kwdefaults__, vars(thing)]
+    elif hasattr(thing, "__dict__"):
+        inner = [vars(thing)]
+    for item in inner:
+        yield from _reached(item, seen)
+
+
+def _copied(tree: Any) -> Any:
+    """A tree of tensors with tensors of its own."""
+    return _each(lambda tensor: tensor.clone(), tree)
+
+
+def _stacked(trees: list[Any]) -> Any:
+    """Trees of one form as one, each tensor with a first axis for the trees.
+
+    Rows lie one behind the other: some of PyTorch's layers (GroupNorm) cannot be mapped over
+    filters that are laid out channels last.
+    """
+    return _each(lambda *tensors: torch.stack(tensors).contiguous(), *trees)
+
+
+def _each(change: Callable[..., Tensor], *trees: Any) -> Any:
+    """What a function makes of the tensors at each place of trees of one form."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return change(*trees)
+    if isinstance(first, dict):
+        return {name: _each(change, *(tree[name] for tree in trees)) for name in first}
+    if isinstance(first, list | tuple):
+        items = [_each(change, *parts) for parts in zip(*trees, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    raise TypeError(f"a problem holds tensors in dicts, lists and tuples, not {first!r}")
+
+
+def _pairs(one: Any, two: Any, place: str = "") -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    """The tensors at each place of two trees of one form."""
+    if isinstance(one, Tensor):
+        yield place, (one, two)
+        return
+    items = one.items() if isinstance(one, dict) else enumerate(one)
+    for name, item in items:
+        yield from _pairs(item, two[name], f"{place}/{name}")
+
+
+def _split(parameters: Tensors, buffers: frozenset[str]) -> tuple[Tensors, Tensors]:
+    """What is trained, and buffers."""
+    trained = {name: t for name, t in parameters.items() if name not in buffers}
+    return trained, {name: t for name, t in parameters.items() if name in buffers}
 
 
 def _copy(tensors: Tensors) -> Tensors:

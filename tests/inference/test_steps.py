@@ -9,7 +9,7 @@ import torch
 from fedbayes.inference import gates
 from fedbayes.inference.combination import factors
 from fedbayes.inference.controls import mean_gradient
-from fedbayes.inference.optimizers import ServerOptimizer, Yogi
+from fedbayes.inference.optimizers import ServerOptimizer, Yogi, step
 from fedbayes.tensors import Samples
 
 
@@ -71,3 +71,15 @@ def test_factors_are_exact_for_sizes_of_any_type():
         found = factors(rule, 1 / 3, sizes)
         assert found.dtype == np.float64
         np.testing.assert_allclose(found, factors(rule, 1 / 3, [1, 2, 4]), rtol=1e-15)
+
+
+def test_pure_steps_take_any_name_and_gradients_of_any_type():
+    """Two steps of momentum, by hand, on weights whose name has the sign that memory uses."""
+    weights, memory = {"a:b": torch.tensor([1.0])}, {}
+    gradients = {"a:b": torch.tensor([0.5], dtype=torch.float64)}
+    for wanted in (1 - 0.05, 1 - 0.05 - 0.1 * 0.95):
+        weights, memory = step(
+            lambda leaves: torch.optim.SGD(leaves, lr=0.1, momentum=0.9), weights, gradients, memory
+        )
+        assert weights["a:b"].dtype == torch.float32
+        assert weights["a:b"].item() == pytest.approx(wanted)

@@ -62,11 +62,13 @@ def test_fused_weights_are_written_out_means(widths, alternations):
     """
     rng = np.random.default_rng(3)
     networks, counts = clients(rng, widths)
+    # A class that nobody saw says nothing of anybody; of another there is one sample in all.
+    counts[:, 0], counts[:, 1] = 0.0, [0.0, 1.0, 0.0, 0.0]
     settings = UNEVEN.model_copy(update={"alternations": alternations})
     result = match_networks(networks, settings, counts=counts)
     hidden = len(result.layers)
     assert all(set(layer.members.tolist()) >= {1, 4} for layer in result.layers)
-    share = counts / counts.sum(0)
+    share = np.where(counts.sum(0) > 0, counts / counts.sum(0).clip(1), 1 / 4)
     places = [
         [np.arange(widths[0])] * 4,
         *[layer.assignments for layer in result.layers],

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from fedbayes.inference.local import LocalTraining, train
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import Report, Sum
+from fedbayes.contracts import Problem, Report, Sum
+from fedbayes.inference.settings import LocalTraining
+from fedbayes.inference.solve import solve
 from fedbayes.messages import Masked, decode, dense
 from fedbayes.methods.fedsparse import FedSparse
 from fedbayes.methods.virtual import Client
@@ -136,26 +137,26 @@ def test_the_last_batch_of_samples_held_out_counts_by_its_size():
     Their mean loss is least at 0.42; were both batches equal, it would be at 0.6.
     """
 
-    def loss(parameters, batch):
+    def loss(parameters, batch, given, noise):
         return (parameters["w"] - batch.x).square().mean()
 
     def samples(*values):
         return Samples(torch.tensor(values)[:, None], torch.zeros(len(values), dtype=torch.int64))
 
     settings = LocalTraining(epochs=100, batch_size=4, patience=5, validation=0.4)
-    found, info = train(
-        {"w": torch.zeros(1)},
+    solved = solve(
+        Problem({"w": torch.zeros(1)}),
         loss,
         samples(1.0, 1.0, 1.0, 1.0),
         settings,
         lr=0.005,
-        stream=torch.Generator().manual_seed(0),
+        rng=lambda purpose: torch.Generator().manual_seed(0),
         held_out=samples(0.3, 0.3, 0.3, 0.3, 0.9),
     )
     path = 1 - 0.99 ** np.arange(1, 101)
     best = int(np.abs(path - 0.42).argmin())
-    assert info["steps"] == best + 1
-    assert float(found["w"]) == pytest.approx(path[best], abs=1e-5)
+    assert solved.steps == best + 1
+    assert float(solved.parameters["w"]) == pytest.approx(path[best], abs=1e-5)
 
 
 def test_a_newcomer_of_virtual_starts_with_the_precision_asked_or_its_share(tmp_path):
@@ -175,7 +176,7 @@ def test_a_newcomer_of_virtual_starts_with_the_precision_asked_or_its_share(tmp_
     share = 0.8**-2 / 3
     wanted = 0.05**-2
     for server, _ in states:
-        for precision in server.precision.values():
+        for precision in server.posterior.precision.values():
             torch.testing.assert_close(
                 precision, torch.full_like(precision, wanted), rtol=1e-5, atol=0
             )
@@ -193,9 +194,9 @@ def test_a_factor_of_virtual_that_falls_to_nothing_keeps_a_positive_precision(tm
         training={"lr": 1e-3, "steps": 1, "batch_size": 50},
     ):
         factors = [unpack(Client, dense(decode(state))) for state in states.values()]
-        lowest = min(float(p.min()) for f in factors for p in f.precision.values())
+        lowest = min(float(p.min()) for f in factors for p in f.factor.precision.values())
         assert 0 < lowest < 1e-6
-        assert all(bool((p > 0).all()) for p in server.precision.values())
+        assert all(bool((p > 0).all()) for p in server.posterior.precision.values())
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

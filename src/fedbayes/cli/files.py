@@ -7,6 +7,7 @@ from typing import Annotated
 import rich
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import app
@@ -222,6 +223,7 @@ def calibrate(
 ) -> None:
     """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
     from fedbayes.data.plot import PICTURES
+    from fedbayes.runs.display import number
     from fedbayes.runs.folder import writable
     from fedbayes.tools.calibration import plot, summary, trust
 
@@ -238,14 +240,32 @@ def calibrate(
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in figures.items():
-        table.add_row(_FIGURES.get(name, name), f"{value:.4f}")
+        table.add_row(escape(_FIGURES.get(name) or _spelled(name)), number(value))
     Console().print(table)
     if picture is not None:
         Console().print(f"wrote {picture}", highlight=False, soft_wrap=True)
 
 
+def _spelled(name: str) -> str:
+    """A figure of calibration in words, as in `std/age` to `standard deviation, median: age`."""
+    kind, _, column = name.partition("/")
+    for start, form in _SPELLED.items():
+        if kind.startswith(start):
+            level = kind.removeprefix(start)
+            said = form.format(f"{float(level):.0%}" if level else "")
+            return said + (f": {column}" if column else "")
+    return name.replace("_", " ")
+
+
+_SPELLED = {
+    "coverage_error": "mean distance from these",
+    "coverage_": "inside the {} interval",
+    "width_": "width of the {} interval, median",
+    "std_between": "standard deviation between draws, median",
+    "std": "standard deviation, median",
+}
+"""Figures whose names begin so, in words."""
 _FIGURES = {
-    "accuracy": "accuracy",
     "nll": "negative log-likelihood",
     "ece": "expected calibration error",
     "entropy_right": "entropy where right",

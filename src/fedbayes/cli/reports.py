@@ -35,10 +35,11 @@ def plot(
         typer.Option(
             "--figure",
             "-f",
-            help="accuracy, bytes, local, nll, loss, sparsity, size, clients, split, confusion, "
+            help="headline (accuracy, rmse, …), metrics (the others of numbers), bytes, local, "
+            "nll, loss, sparsity, size, clients, split, confusion, predictions, coverage, "
             "reliability, or any figure of metrics.jsonl.",
         ),
-    ] = "accuracy",
+    ] = "headline",
     out: Annotated[Path, typer.Option("--out", "-o", help="PNG, SVG or PDF file.")] = Path(
         "figure.png"
     ),

@@ -11,6 +11,7 @@ from fedbayes.likelihoods.base import Classes, Likelihood
 from fedbayes.likelihoods.evaluation import total
 from fedbayes.likelihoods.numeric import Numeric, Parametric
 from fedbayes.metrics import Calibration, Coverage, Uncertainty, calibrate
+from fedbayes.targets import Target
 from fedbayes.tensors import Samples, Tensors
 
 PIECE = 500
@@ -23,6 +24,8 @@ class Trust:
 
     metrics: dict[str, float]
     """Those of the likelihood, the headline first."""
+    target: Target
+    """What is predicted."""
     true: Tensor
     """The targets, [n] or [n, columns]."""
     predicted: Tensor | None = None
@@ -115,7 +118,7 @@ def _joined(likelihood: Likelihood, found: Tensors) -> Trust:
             coverage = Coverage(
                 likelihood.interval_levels,
                 tuple(inside.mean(dim=0).tolist()),
-                tuple(found["interval_width"].flatten(0, 1).median(dim=0).values.tolist()),
+                tuple(map(tuple, found["interval_width"].median(dim=0).values.T.tolist())),
                 len(inside),
             )
         case _ if "label_right" in found:
@@ -123,6 +126,7 @@ def _joined(likelihood: Likelihood, found: Tensors) -> Trust:
             calibration = calibrate(certain.flatten(), right.flatten())
     return Trust(
         metrics,
+        likelihood.target,
         found["true"],
         found.get("class", found.get("mean")),
         calibration=calibration,

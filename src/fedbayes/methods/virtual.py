@@ -475,24 +475,15 @@ def _beside(
     if own is None:
         return common, common
     for stage, h in zip(network.stages, seen, strict=True):
-        inner, outer = _lateral(stage)
+        across = _UNIT_TO_UNIT if isinstance(stage.layer, nn.Linear) else _PIXEL_BY_PIXEL
         x = variational.through(stage.before, x, training)
-        side = variational.affine(inner, h, *own.of(_in(stage)), noise)
+        side = variational.affine(across, h, *own.of(_in(stage)), noise)
         side = variational.activate(stage, side)
-        side = variational.affine(outer, side, *own.of(_out(stage)), noise)
+        side = variational.affine(across, side, *own.of(_out(stage)), noise)
         gate = gates[stage.name].reshape(-1, *[1] * (side.ndim - 2))
         x = variational.affine(stage.layer, x, *own.of(stage.name), noise) + gate * side
         x = variational.activate(stage, x)
     return variational.with_noise(network, own, x, noise), common
-
-
-def _lateral(stage: Stage) -> tuple[nn.Linear | nn.Conv2d, nn.Linear | nn.Conv2d]:
-    """V and U of a stage: maps of units to units, pixel by pixel in a convolution."""
-    width = stage.width
-    with torch.device("meta"):
-        if isinstance(stage.layer, nn.Linear):
-            return nn.Linear(width, width), nn.Linear(width, width, bias=False)
-        return nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1, bias=False)
 
 
 def _in(stage: Stage) -> str:
@@ -534,6 +525,9 @@ def _floored(cavity: Gaussian, posterior: Gaussian) -> Gaussian:
     )
 
 
+_UNIT_TO_UNIT = nn.Linear(1, 1, device="meta")
+_PIXEL_BY_PIXEL = nn.Conv2d(1, 1, 1, device="meta")
+"""Which map V and U of a stage are, without weights: in a convolution pixel by pixel."""
 _MAPS = 1000
 """Images times draws that convolutions see at once in a prediction."""
 _ROUNDING = 1e-6

@@ -1,9 +1,10 @@
 """A network as a pure function of its weights."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from hashlib import sha256
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +31,11 @@ def _copies(tensors: Tensors) -> Tensors:
 class Network:
     """A module seen as `logits = network(weights, x)`.
 
-    The module keeps no weights of its own between calls: each call binds the given tensors and
-    leaves them bound, which saves the bookkeeping of `torch.func.functional_call` on every
-    step. Layers whose output follows from their weights (linear, convolution) accept weights of
-    other widths than the module was built with, so one network serves models of any width.
+    Each call binds the given tensors to the module and leaves the module as it was, by a table made
+    once: that saves the bookkeeping of `torch.func.functional_call` on every step. Calls can be
+    differentiated and mapped by `torch.func`. Layers whose output follows from their weights
+    (linear, convolution) accept weights of other widths than the module was built with, so one
+    network serves models of any width.
 
     What no training changes is no weight of it: parameters without `requires_grad` and buffers
     that are not persistent. They stay in the module and are never sent; whoever builds the
@@ -78,13 +80,13 @@ class Network:
                 if name in self.constants and parameter.ndim == 4:
                     parameter.data = parameter.data.to(memory_format=torch.channels_last)
 
-    def _find_slots(self) -> list[tuple[dict[str, Tensor | None], str, str]]:
-        """Where each tensor lives: the owner's table, its key, and the name in `weights`.
+    def _find_slots(self) -> list[tuple[dict[str, Tensor | None], str, str, Tensor]]:
+        """Where each tensor lives: the owner's table, its key, the name in `weights`, and itself.
 
         A tensor that two layers share has two places and one name.
         """
         names: dict[int, str] = {}
-        slots: list[tuple[dict[str, Tensor | None], str, str]] = []
+        slots: list[tuple[dict[str, Tensor | None], str, str, Tensor]] = []
         for prefix, owner in self.module.named_modules():
             for table in (owner._parameters, owner._buffers):
                 for key, tensor in table.items():
@@ -93,7 +95,7 @@ class Network:
                     own = f"{prefix}.{key}" if prefix else key
                     name = names.setdefault(id(tensor), own)
                     if name in self.initial:
-                        slots.append((table, key, name))
+                        slots.append((table, key, name, tensor))
         return slots
 
     @cached_property
@@ -106,9 +108,10 @@ class Network:
         if self.shape is None:
             raise ModelError("the units of a network are traced with a sample; give its shape")
         weights = self.prepare(self.initial)
-        self._bind({n: w if n in self.buffers else nn.Parameter(w) for n, w in weights.items()})
-        example = self._samples(torch.zeros(2, *self.shape))
-        return trained_groups(find_units(self.module, example), self.initial.keys() - self.buffers)
+        bound = {n: w if n in self.buffers else nn.Parameter(w) for n, w in weights.items()}
+        with self._bound(bound):
+            found = find_units(self.module, self._samples(torch.zeros(2, *self.shape)))
+        return trained_groups(found, self.initial.keys() - self.buffers)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -138,10 +141,11 @@ class Network:
         x = self._samples(torch.randn(2, *self.shape, generator=stream))
         whole = self.prepare(zero(self.initial, masks(groups, alive)))
         small = self.prepare(slice(mask(self.initial, found)))
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng():
             wanted = self(whole, x)
             try:
                 answer = self(small, x)
+                self({name: w.clone() for name, w in small.items()}, x, training=True)
             except Exception:  # whatever a module of somebody's own may raise
                 return False
         if answer.shape != wanted.shape:
@@ -202,23 +206,51 @@ class Network:
         types = [w.dtype for w in self.initial.values() if w.is_floating_point()]
         return x.to(self.device, types[0] if types else None)
 
-    def _bind(self, weights: Tensors) -> None:
-        """Put tensors into their places in the module."""
-        for table, key, name in self._slots:
-            table[key] = weights[name]
+    @contextmanager
+    def _bound(self, weights: Tensors) -> Iterator[None]:
+        """Have tensors in their places in the module, and its own there after."""
+        try:
+            for table, key, name, _ in self._slots:
+                table[key] = weights[name]
+            yield
+        finally:
+            for table, key, _, own in self._slots:
+                table[key] = own
 
     def __call__(self, weights: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
-        """Logits [n, classes] of the inputs [n, ...] under these weights, at least float32."""
-        self._bind(weights)
+        """Outputs [n, width] for the inputs [n, ...] under these weights, at least float32."""
         if self.module.training != training:
             self.module.train(training)
         if self.convolutional and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = _channels_last(x)
         half = (
             torch.autocast(self.device.type, dtype=torch.bfloat16)
             if self.precision == "bf16"
             else nullcontext()
         )
-        with half:
-            logits: Tensor = self.module(x)
-        return logits.float() if self.precision == "bf16" else logits
+        with self._bound(weights), half:
+            outputs: Tensor = self.module(x)
+        return outputs.float() if self.precision == "bf16" else outputs
+
+
+class _ChannelsLast(torch.autograd.Function):
+    """Images laid out channels last; as they are where `torch.func.vmap` has one more axis."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
+        return x, in_dims[0]
+
+
+_channels_last: Callable[[Tensor], Tensor] = _ChannelsLast.apply

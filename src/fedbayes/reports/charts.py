@@ -398,20 +398,23 @@ def coverage(records: Sequence[Record]) -> list[Chart]:
     if not known:
         return []
     curves = [curve for run, found in known for curve in coverage_curve(found, run).curves]
-    return [replace(coverage_curve(known[0][1]), curves=curves)]
+    chart = coverage_curve(known[0][1])
+    return [replace(chart, curves=curves, styles=chart.styles if len(known) == 1 else "")]
 
 
 def coverage_curve(found: Coverage, run: int = 0) -> Lines:
     """The share of targets inside intervals over the probability that these have."""
-    levels, inside = [0.0, *found.levels, 1.0], [0.0, *found.inside, 1.0]
     return Lines(
         "coverage",
         "Coverage of intervals",
         "probability of a central interval",
         "share of targets inside",
-        [Curve(run, levels, inside), Curve(run, [0.0, 1.0], [0.0, 1.0], dashed=True)],
+        [
+            Curve(run, list(found.levels), list(found.inside)),
+            Curve(run, [0.0, 1.0], [0.0, 1.0], dashed=True),
+        ],
         "Below the dashed line, intervals are too narrow: predictions are surer than they should "
-        "be.",
+        "be. Intervals of counts hold somewhat more than their probability.",
         styles=f"mean distance from the dashed line {found.error:.4f}",
     )
 

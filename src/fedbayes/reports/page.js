@@ -150,7 +150,7 @@ function lines(chart, host) {
     const step = Math.max(1, Math.ceil(points.length / 24));
     points.forEach((p, i) => { if (i % step === 0 || i === points.length - 1) marker(curve.run, p[0], p[1], svg, curve.dashed); });
   }
-  const name = c => DATA.runs[c.run] + (c.dashed ? " (global)" : "");
+  const name = c => DATA.runs[c.run] + (c.dashed ? (chart.key === "local" ? " (global)" : " (wanted)") : "");
   if (!whole) {
     const stops = curves.flatMap(c => c.x.map((v, i) => ({ x: x(v), y: y(c.y[i]), text: `${name(c)}: ${number(c.y[i])}\n${number(v)} ${chart.x_label}` })));
     attend(svg, stops, (px, py) => closest(stops, px, py, 60), ring(svg));
@@ -178,7 +178,7 @@ function spread(chart, host) {
   const svg = drawing(chart, host, height);
   const all = groups.flatMap(g => g.values);
   let [x0, x1] = [Math.min(...all), Math.max(...all)];
-  const pad = (x1 - x0) * 0.04 || 0.05; x0 = Math.max(0, x0 - pad); x1 += pad;
+  const pad = (x1 - x0) * 0.04 || 0.05; x0 = x0 >= 0 ? Math.max(0, x0 - pad) : x0 - pad; x1 += pad;
   const x = v => left + (v - x0) / (x1 - x0) * (W - left - RIGHT);
   across(svg, chart.x_label, left, x, ticks(x0, x1, W / 64), floor);
   const stops = [];
@@ -189,7 +189,7 @@ function spread(chart, host) {
     const most = Math.floor((W - left - RIGHT) / LETTER), last = order[order.length - 1];
     // As much of who is lowest and highest as there is room for.
     const run = DATA.runs.length > 1 ? `${clip(DATA.runs[group.run], most / 3)}, ` : "", room = most - run.length;
-    const told = (i, letters) => `${clip(group.names[i], letters)} ${group.values[i].toFixed(3)}`;
+    const told = (i, letters) => `${clip(group.names[i], letters)} ${Math.abs(group.values[i]) < 10 ? group.values[i].toFixed(3) : number(group.values[i])}`;
     const one = `lowest: ${told(order[0], Infinity)}`, both = `${one}, highest: ${told(last, Infinity)}`;
     const label = run + (order.length > 1 && both.length <= room ? both : one.length <= room ? one : `lowest: ${told(order[0], room - 14)}`);
     node("text", { class: "strong", x: left, y: middle - 24 }, svg, label);
@@ -258,6 +258,21 @@ function heat(chart, host) {
     if (stop) { frame.setAttribute("x", stop.x - width / 2); frame.setAttribute("y", stop.y - cell / 2); }
   });
 }
+function points(chart, host) {
+  const [run] = chart.runs;
+  if (hidden.has(run)) return;
+  const H = printing ? 220 : 340, LEFT = 62, svg = drawing(chart, host, H);
+  let [low, high] = [Math.min(...chart.x, ...chart.y), Math.max(...chart.x, ...chart.y)];
+  const pad = (high - low) * 0.04 || Math.abs(high) * 0.1 || 1; low -= pad; high += pad;
+  const x = v => LEFT + (v - low) / (high - low) * (W - LEFT - RIGHT);
+  const y = v => H - BOTTOM - (v - low) / (high - low) * (H - BOTTOM - TOP);
+  up(svg, chart.y_label, LEFT, y, ticks(low, high, 6), TOP, H - BOTTOM);
+  across(svg, chart.x_label, LEFT, x, ticks(low, high, W / 80), H - BOTTOM);
+  node("line", { class: "axis", x1: x(low), y1: y(low), x2: x(high), y2: y(high), "stroke-dasharray": "2 3" }, svg);
+  const stops = chart.x.map((v, i) => ({ x: x(v), y: y(chart.y[i]), text: `${chart.x_label} ${number(v)}\n${chart.y_label} ${number(chart.y[i])}` }));
+  stops.forEach(stop => marker(run, stop.x, stop.y, svg).setAttribute("fill-opacity", 0.6));
+  attend(svg, stops, (px, py) => closest(stops, px, py, 24), ring(svg));
+}
 function reliability(chart, host) {
   const [run] = chart.runs;
   if (hidden.has(run)) return;
@@ -291,7 +306,7 @@ function draw() {
     card.hidden = false;
     place.replaceChildren();
     W = printing ? PRINTED[+card.classList.contains("wide")] : Math.max(240, place.clientWidth);
-    ({ Lines: lines, Spread: spread, Heat: heat, Reliability: reliability })[chart.kind](chart, place);
+    ({ Lines: lines, Spread: spread, Heat: heat, Points: points, Reliability: reliability })[chart.kind](chart, place);
     card.hidden = !place.firstChild;
   });
   document.querySelectorAll(".scroll").forEach(box => box.classList.toggle("over", box.scrollWidth > box.clientWidth + 1));

@@ -3,19 +3,28 @@
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedbayes.data import Preprocessing, pixel_order
-from fedbayes.likelihoods import predictor
-from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.errors import RunError
+from fedbayes.likelihoods import Likelihood, Numeric, predictor
+from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.tensors import Tensors, to, unpack
 
 RawPredictor = Callable[[Any], Tensor]
 """Raw samples, a tensor, array or DataFrame of n, to predictions [n, ...]."""
+
+
+class Interval(NamedTuple):
+    """Where targets lie, in their own unit, [n, columns] each."""
+
+    low: Tensor
+    high: Tensor
 
 
 class Result:
@@ -52,6 +61,11 @@ class Result:
         stored = self.folder.preprocessing()
         return stored or stored_data(self.config, self.folder).preprocessing
 
+    @cached_property
+    def likelihood(self) -> Likelihood:
+        """What the network's outputs mean for the target."""
+        return build_likelihood(self.config, self.preprocessing.target, quiet=True)
+
     def predictor(self, client: str | int | None = None) -> "RawPredictor":
         """The global model as a function from raw samples to predictions.
 
@@ -68,6 +82,40 @@ class Result:
         Raises:
             RunError: there is no global model, or the client has none of its own.
         """
+        return predictor(self.likelihood, self.draws(client))
+
+    def interval(self, x: Any, level: float = 0.9, client: str | int | None = None) -> Interval:
+        """Where numbers lie that are predicted for raw samples.
+
+        Args:
+            x: samples, as for `predictor`.
+            level: probability that a target is inside, above 0 and below 1.
+            client: as for `predictor`.
+
+        Returns:
+            Lower and upper ends of the central predictive intervals, float64 [n, columns] each, in
+            the unit of the target.
+
+        Raises:
+            RunError: as for `predictor`, or what is predicted are no numbers.
+            ConfigError: the level is invalid, or quantiles that it needs are not among those that
+                the run learnt.
+        """
+        likelihood = self.likelihood
+        if not isinstance(likelihood, Numeric):
+            raise RunError(
+                f"the likelihood {likelihood.name} of {self.folder.path} has no intervals: "
+                "predictor() gives probabilities"
+            )
+        return Interval(*likelihood.interval(self.draws(client)(x), level))
+
+    def draws(self, client: str | int | None = None) -> "RawPredictor":
+        """A model as a function from raw samples to what its network says, [draws, n, width], for
+        `likelihood`: a posterior, or an ensemble, has several draws.
+
+        Args:
+            client: as for `predictor`, and so are the errors.
+        """
         preprocessing, method = self.preprocessing, self.config.build_method()
         run = stored_run(self.folder, self.config, preprocessing)
         order = None
@@ -81,12 +129,13 @@ class Result:
                 order = pixel_order(self.config.seed, number, preprocessing.shape)
 
         model = to(model, run.network.device)
-        predict = predictor(run.likelihood, method.draws(model, run))
+        draw = method.draws(model, run)
 
-        def predict_raw(x: Any) -> Tensor:
+        @torch.no_grad()
+        def draw_raw(x: Any) -> Tensor:
             seen = preprocessing.apply(x)
             if order is not None:
                 seen = seen.flatten(1)[:, order].reshape(seen.shape)
-            return predict(seen.to(run.network.device))
+            return draw(seen.to(run.network.device))
 
-        return predict_raw
+        return draw_raw

@@ -106,8 +106,8 @@ def _mlflow(simulation: "Simulation") -> Iterator[Tell]:
     def tell(line: Metrics) -> None:
         if line["round"] > told:
             values = [
-                # Names of target columns are free, those of MLflow's metrics are not.
-                Metric(re.sub(r"[^\w\-. :/]", "_", name), value, 0, line["round"])
+                # Names of target columns are free, those of MLflow's metrics are names of files.
+                Metric(re.sub(r"[^\w\-. ]", "_", name), value, 0, line["round"])
                 for name, value in _numbers(line).items()
             ]
             client.log_batch(run, metrics=values)

@@ -1,5 +1,6 @@
 """How far the predictions of a run's model can be trusted."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -62,8 +63,8 @@ def summary(found: Trust) -> dict[str, float]:
     and mutual information (nats) of right and wrong predictions. Of numbers the share of targets
     in the central intervals of each level (`coverage_0.9`), its mean distance from the level
     (`coverage_error`), the median width of the interval of 90 % (`width_0.9`), and the median
-    standard deviation of predictions, with a posterior that between draws too. None is told of
-    right and wrong numbers: no prediction of one is either.
+    standard deviation of predictions, with a posterior that between draws too; of several target
+    columns each by itself. None is told of right and wrong numbers: no prediction is either.
     """
     figures = dict(found.metrics)
     if found.calibration is not None:
@@ -78,12 +79,20 @@ def summary(found: Trust) -> dict[str, float]:
         shown = [level for level in _SHOWN if level in places] or list(places)
         figures |= {f"coverage_{level:g}": found.coverage.inside[places[level]] for level in shown}
         figures["coverage_error"] = found.coverage.error
-        widest = shown[-1] if 0.9 not in places else 0.9
-        figures[f"width_{widest:g}"] = found.coverage.width[places[widest]]
+        level = 0.9 if 0.9 in places else shown[-1]
+        figures |= _by_column(f"width_{level:g}", found, found.coverage.width[places[level]])
     for name, std in (("std", found.std), ("std_between", found.between)):
         if std is not None:
-            figures[name] = float(std.median())
+            figures |= _by_column(name, found, std.median(dim=0).values.tolist())
     return figures
+
+
+def _by_column(name: str, found: Trust, values: Sequence[float]) -> dict[str, float]:
+    """Numbers in the units of the target columns, named as metrics of columns are."""
+    names = found.target.names
+    return {
+        f"{name}/{c}" if len(names) > 1 else name: v for c, v in zip(names, values, strict=True)
+    }
 
 
 _SHOWN = (0.5, 0.8, 0.9, 0.95)

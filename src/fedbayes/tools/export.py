@@ -112,7 +112,8 @@ def export(
     raw, seen, tried = _samples(data, trouble, preprocessing, chosen)
     module = whole
     if small:
-        module = compact(network.module, weights, find_units(whole, seen[:2]).groups, seen)
+        example = seen[:1].expand(2, *seen.shape[1:])  # one sample may be all there is
+        module = compact(network.module, weights, find_units(whole, example).groups, seen)
     if suffix in WEIGHTS:
         content, answer = b"", _detached(_answering(module, likelihood), seen)
     else:

@@ -4,8 +4,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
+from torch import Tensor
 
 from fedbayes.data.plot import PICTURES, save_figure
+from fedbayes.data.wording import describe
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.fusion import Fusion, Layers, fuse_layers, fusion_settings
+from fedbayes.likelihoods import Likelihood, evaluate, total
+from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import MatchingSettings
-from fedbayes.metrics import evaluate
 from fedbayes.models import relu_network
 from fedbayes.runs.card import Card
+from fedbayes.runs.display import number, words
 from fedbayes.runs.folder import writable, write_beside
+from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.model_files import (
     WEIGHTS,
@@ -87,6 +91,12 @@ class FusionJob:
             raise ModelError("there is one model, and nothing to fuse it with; name two or more")
         models = read_models(self.models)
         card = shared_card(self.models)
+        target = None if card is None else card.preprocessing.target
+        if self.counts is not None and target is not None and not target.classes:
+            raise ModelError(
+                f"counts are samples of each class, and the models are of {describe(target)}; "
+                "leave --counts out: the models then have equal shares"
+            )
         counts = None
         if self.counts is not None:
             counts = read_counts(self.counts, self.models).astype(np.float64)
@@ -97,6 +107,7 @@ class FusionJob:
             fusion, trials = select(
                 models,
                 self._samples(self.held_out, models, card),
+                likelihood=None if card is None else card.likelihood,
                 method=self.method,
                 settings=self.settings,
                 grid=self.grid,
@@ -108,7 +119,7 @@ class FusionJob:
         if self.picture is not None:
             plot_matching(fusion, self.picture)
         if self.report is not None:
-            content = {**report(fusion), "trials": [asdict(trial) for trial in trials]}
+            content = {**report(fusion), "trials": [trial.record() for trial in trials]}
             write_beside(self.report, json.dumps(content, indent=1).encode())
         if card is not None:
             card = replace(card, model={}, method={"name": f"fuse {fusion.method}"}, client="")
@@ -119,8 +130,11 @@ class FusionJob:
         """The held-out samples as the networks see them; it is told what they were taken for."""
         # Where each client has an order of pixels of its own, no numbers give what networks see.
         raw = card is not None and not card.preprocessing.permuted
-        samples = read_samples(path, card.preprocessing if card is not None and raw else None)
-        _check(models, samples)
+        samples = read_samples(
+            path,
+            card.preprocessing if card is not None and raw else None,
+            None if card is None else card.preprocessing.target,
+        )
         warnings.warn(
             f"the samples of {path} are taken as raw, and standardized as those that the models "
             "were trained on"
@@ -141,17 +155,26 @@ class Trial:
     """The settings that were varied."""
     sizes: list[int]
     """Neurons in each hidden layer of the fused model."""
-    accuracy: float
-    nll: float
-    """Mean negative log-likelihood, in nats."""
+    metrics: dict[str, float]
+    """Those of the likelihood, the headline first."""
     eligible: bool
     """Whether no layer is larger than allowed."""
+
+    def record(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "values": self.values,
+            "sizes": self.sizes,
+            **self.metrics,
+            "eligible": self.eligible,
+        }
 
 
 def select(
     models: Mapping[str, Layers],
     samples: Samples,
     *,
+    likelihood: Likelihood | None = None,
     method: str,
     settings: Mapping[str, Any],
     grid: Mapping[str, Sequence[float]] | None = None,
@@ -164,8 +187,9 @@ def select(
 
     Args:
         models: networks by name.
-        samples: held-out data, as the networks see them; never the test set, or its accuracy
-            means nothing.
+        samples: held-out data, as the networks see them; never the test set, or its metrics
+            mean nothing.
+        likelihood: what the outputs mean; classes, one for each output, by default.
         method: `gpi-fnm` or `pfnm`, whose ε stays 0.
         settings: the ones that stay fixed; they are not varied.
         grid: values by setting, in place of those of `GRID`.
@@ -175,14 +199,17 @@ def select(
         on_trial: called with the number of trials done and of all.
 
     Returns:
-        Of the models within one standard error of the best accuracy, the one with the highest
-        likelihood; and all trials in order.
+        The model with the highest likelihood, of classes only among those within one standard
+        error of the best accuracy; and all trials in order.
 
     Raises:
         ModelError: no model is small enough, or the samples do not fit the models.
         ConfigError: a setting is unknown or out of range.
     """
-    _check(models, samples)
+    if likelihood is None:
+        outputs = len(next(iter(models.values()))[-1].weight)
+        likelihood = Categorical(target=Target("class", tuple(map(str, range(outputs)))))
+    _check(models, samples, likelihood)
     axes = {**GRID, **(grid or {})}
     if method == "pfnm":
         axes["epsilon"] = (0.0,)
@@ -190,15 +217,14 @@ def select(
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     ready = [fusion_settings(method, {**settings, **point}) for point in points]
     fusions, trials = [], []
-    for number, (point, chosen) in enumerate(zip(points, ready, strict=True), start=1):
+    for done, (point, chosen) in enumerate(zip(points, ready, strict=True), start=1):
         fusion = fuse_layers(models, chosen, counts=counts, seed=seed)
-        found = evaluate(partial(relu_network, fusion.layers), samples)
+        terms = evaluate(likelihood, _single(fusion.layers), samples)
         small = max_neurons is None or max(fusion.sizes) <= max_neurons
-        accuracy, nll = found.correct / found.count, found.nll / found.count
         fusions.append(fusion)
-        trials.append(Trial(point, fusion.sizes, accuracy, nll, small))
+        trials.append(Trial(point, fusion.sizes, likelihood.metrics(total(terms)), small))
         if on_trial is not None:
-            on_trial(number, len(points))
+            on_trial(done, len(points))
     eligible = [index for index, trial in enumerate(trials) if trial.eligible]
     if not eligible:
         smallest = min(max(trial.sizes) for trial in trials)
@@ -206,13 +232,18 @@ def select(
             f"no fused model has at most {max_neurons} neurons in every layer; the smallest of "
             f"the grid has {smallest}. Allow more, or try a smaller gamma or sigma0"
         )
-    top = max(trials[index].accuracy for index in eligible)
-    enough = top - sqrt(top * (1 - top) / len(samples.y))
-    best = min(
-        (index for index in eligible if trials[index].accuracy >= enough),
-        key=lambda index: trials[index].nll,
-    )
+    if likelihood.target.classes:
+        accuracy = [trial.metrics["accuracy"] for trial in trials]
+        top = max(accuracy[index] for index in eligible)
+        enough = top - sqrt(top * (1 - top) / len(samples.y))
+        eligible = [index for index in eligible if accuracy[index] >= enough]
+    best = min(eligible, key=lambda index: trials[index].metrics["nll"])
     return fusions[best], trials
+
+
+def _single(layers: Layers) -> Callable[[Tensor], Tensor]:
+    """The outputs [1, n, width] of one network."""
+    return lambda x: relu_network(layers, x)[None]
 
 
 def read_grid(entries: Sequence[str]) -> dict[str, tuple[float, ...]]:
@@ -236,15 +267,15 @@ def read_grid(entries: Sequence[str]) -> dict[str, tuple[float, ...]]:
 def trial_table(trials: Sequence[Trial], chosen: Fusion) -> Table:
     """The grid as a table, the chosen point marked."""
     varied = list(trials[0].values)
-    table = Table(*varied, "neurons", "accuracy", "nll", "", pad_edge=False)
+    metrics = list(trials[0].metrics)
+    table = Table(*varied, "neurons", *map(words, metrics), "", pad_edge=False)
     for trial in trials:
         values = trial.values
         won = all(getattr(chosen.settings, name) == value for name, value in values.items())
         table.add_row(
             *(f"{values[name]:g}" for name in varied),
             ", ".join(map(str, trial.sizes)),
-            f"{trial.accuracy:.4f}",
-            f"{trial.nll:.4f}",
+            *(number(trial.metrics[name]) for name in metrics),
             "chosen" if won else "" if trial.eligible else "too large",
             style="bold" if won else None,
         )
@@ -325,12 +356,23 @@ def plot_matching(fusion: Fusion, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _check(models: Mapping[str, Layers], samples: Samples) -> None:
-    inputs, classes = samples.x[0].numel(), int(samples.y.max()) + 1
+def _check(models: Mapping[str, Layers], samples: Samples, likelihood: Likelihood) -> None:
+    """See that networks and held-out samples fit one another.
+
+    Raises:
+        ModelError: they do not.
+    """
+    inputs, outputs = samples.x[0].numel(), likelihood.outputs
+    classes = int(samples.y.max()) + 1 if likelihood.target.classes == outputs else 0
     for name, layers in models.items():
         own = layers[0].weight.shape[1], len(layers[-1].weight)
-        if own[0] != inputs or own[1] < classes:
+        if classes and (own[0] != inputs or own[1] < classes):
             raise ModelError(
                 f"{name} maps {own[0]} inputs to {own[1]} classes; the held-out samples have "
                 f"{inputs} features and labels up to {classes - 1}"
+            )
+        if not classes and own != (inputs, outputs):
+            raise ModelError(
+                f"{name} maps {own[0]} inputs to {own[1]} outputs; the held-out samples have "
+                f"{inputs} features, and the likelihood {likelihood.name} reads {outputs}"
             )

@@ -21,6 +21,7 @@ from fedbayes.runs.build import stored_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.folder import RunFolder, write_beside
 from fedbayes.runs.personal import own_weights
+from fedbayes.targets import Target
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -88,7 +89,13 @@ def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
     for path in paths:
         if str(path) in models:
             raise ModelError(f"{path} is named twice; a model counts once")
-        models[str(path)] = dense_layers(read_with_card(path)[0], str(path))
+        weights, card = read_with_card(path)
+        if card is not None and card.likelihood.head() is not None:
+            raise ModelError(
+                f"{path} has learnt noise behind its network, which is of no neuron that could be "
+                "matched; train models to be fused with a number for task.noise, or with each"
+            )
+        models[str(path)] = dense_layers(weights, str(path))
     return models
 
 
@@ -177,13 +184,16 @@ def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
     return counts
 
 
-def read_samples(path: Path, preprocessing: Preprocessing | None = None) -> Samples:
-    """Inputs `x` [n, ...] and labels `y` [n] from an NPZ file, as the networks see them.
+def read_samples(
+    path: Path, preprocessing: Preprocessing | None = None, target: Target | None = None
+) -> Samples:
+    """Inputs `x` [n, ...] and targets `y` [n] from an NPZ file, as the networks see them.
 
     Args:
         path: the file.
         preprocessing: what the networks see of the samples in the file, which are raw; None if
             the file has them as the networks see them.
+        target: what `y` is: class indices by default; numbers [n] or [n, columns] otherwise.
 
     Raises:
         DataError: the file is absent, no NPZ, not of this form, or its samples are of another shape
@@ -195,18 +205,29 @@ def read_samples(path: Path, preprocessing: Preprocessing | None = None) -> Samp
     except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
         raise DataError(f"cannot read the samples {path}: {error}") from None
     numbers = "finite numbers" if preprocessing is None else "numbers, NaN where one is missing,"
-    form = f"arrays x [n, ...] of {numbers} and y [n] of class indices"
+    columns = 0 if target is None or target.classes else target.columns
+    targets = f"[n, {columns}] of numbers" if columns else "[n] of class indices"
+    form = f"arrays x [n, ...] of {numbers} and y {targets}"
     if not {"x", "y"} <= arrays.keys():
         raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; {form} are wanted")
     x, y = arrays["x"], arrays["y"]
-    numeric = np.issubdtype(x.dtype, np.number) and np.issubdtype(y.dtype, np.integer)
-    if not numeric or x.ndim < 2 or y.shape != x.shape[:1] or not len(y):
+    if columns and y.shape == x.shape[:1]:
+        y = y[:, None]
+    kind = np.number if columns else np.integer
+    numeric = np.issubdtype(x.dtype, np.number) and np.issubdtype(y.dtype, kind)
+    shape = (*x.shape[:1], columns) if columns else x.shape[:1]
+    if not numeric or x.ndim < 2 or y.shape != shape or not len(y):
         raise DataError(
             f"{path}: x is {x.dtype} {x.shape} and y {y.dtype} {y.shape}; {form} are wanted"
         )
-    if (y < 0).any():
+    if columns:
+        labels = torch.from_numpy(y.astype(np.float32))
+        if not torch.isfinite(labels).all():
+            raise DataError(f"{path}: NaN or infinite targets; {form} are wanted")
+    elif (y < 0).any():
         raise DataError(f"{path}: negative labels; {form} are wanted")
-    labels = torch.from_numpy(y.astype(np.int64))
+    else:
+        labels = torch.from_numpy(y.astype(np.int64))
     if preprocessing is not None:
         try:
             return Samples(preprocessing.apply(x), labels)

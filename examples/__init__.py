@@ -1,0 +1,1 @@
+"""Methods of papers, written as one would write one's own."""

@@ -1,0 +1,86 @@
+"""FedBN: every client keeps its batch normalization to itself."""
+
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from fedbayes.contracts import At, Info, Method, Problem, Report, Run, Solved, Sum, Weights
+from fedbayes.errors import ConfigError
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Samples, Tensors
+
+
+@dataclass(frozen=True)
+class Client:
+    """What never leaves a client: parameters and running moments of its normalizations."""
+
+    own: Tensors
+
+
+class FedBN(Method[Weights, Client, Sum]):
+    """Averages all but batch normalization, which answers a client's shift of features (Li 2021).
+
+    There is no global model, since nobody has moments for a client that never took part.
+    """
+
+    name = "fedbn"
+    summary = "FedAvg whose batch normalization stays with the clients"
+    paper = "Li et al. 2021"
+    server_state = Weights
+    client_state = Client
+    has_global_model = False
+    keeps_models = True
+    headline = "local"
+
+    def check(self, run: Run) -> None:
+        if not own_names(run):
+            raise ConfigError("fedbn keeps batch normalization local, and the network has none")
+
+    def init(self, run: Run) -> Weights:
+        return Weights({n: t for n, t in run.network.initial.items() if n not in own_names(run)})
+
+    def join(self, at: At) -> Client:
+        return Client({name: at.run.network.initial[name] for name in own_names(at.run)})
+
+    def message(self, server: Weights, at: At) -> Message:
+        return dict(server.weights)
+
+    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+        return Problem(at.run.network.prepare({**dense(message), **client.own}))
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Client, at: At
+    ) -> tuple[Report, Client, Info]:
+        own = {name: solved.parameters[name] for name in client.own}
+        shared: Message = {n: t for n, t in solved.parameters.items() if n not in own}
+        return Report(shared, float(solved.count)), Client(own), solved.info
+
+    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
+        return Weights(reports.mean()), {}
+
+    def model(self, server: Weights, run: Run) -> Tensors:
+        return {**run.network.initial, **server.weights}
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Client, run: Run
+    ) -> Tensors:
+        return {**dense(report.tensors if report else message), **client.own}
+
+
+def own_names(run: Run) -> list[str]:
+    """Names of the parameters and running moments of batch normalizations."""
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+    layers = [n for n, layer in run.network.module.named_modules() if isinstance(layer, kinds)]
+    return [n for n in run.network.initial if n.rpartition(".")[0] in layers]
+
+
+def network(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A hidden layer of 64 units with batch normalization, for `model.name`."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(prod(shape), 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Linear(64, outputs),
+    )
