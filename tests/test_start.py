@@ -1,0 +1,81 @@
+"""One function drives every run to its end."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from fedbayes import Config, Simulation
+from fedbayes.errors import RunError
+from fedbayes.start import drive
+
+SMALL = {"rounds": 3, "data": {"clients": 3, "partition": "iid"}, "model": {"hidden": [4]}}
+
+
+def begin(folder, **changes):
+    config = Config.create(**SMALL | changes)
+    return lambda notify: Simulation(config, folder, notify=notify)
+
+
+def console():
+    return Console(file=io.StringIO(), width=200)
+
+
+def test_every_round_is_shown_and_listened_to(tmp_path):
+    shown, seen = console(), []
+    simulation = drive(
+        begin(tmp_path / "run"), shown, listener=lambda run, step: seen.append(step.number)
+    )
+    assert seen == [1, 2, 3]
+    assert simulation.over
+    assert simulation._engine is None  # it is closed
+    assert "fedavg on digits: 3 clients" in shown.file.getvalue()
+    assert "round 3/3" in shown.file.getvalue()
+
+
+def test_what_came_of_it_is_said_before_it_is_an_error(tmp_path):
+    said = []
+    diverging = {"lr": 1e30, "epochs": 3}
+    with pytest.raises(RunError, match="had an update"):
+        drive(
+            begin(tmp_path / "run", training=diverging),
+            None,
+            conclude=lambda run: said.append(run.summary()["stopped_reason"]),
+        )
+    assert said == ["no round had an update"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_graceful_stop_ends_after_the_round_and_gives_the_signal_back(number, tmp_path):
+    before = signal.getsignal(number)
+    shown = console()
+
+    def interrupt(simulation, step):
+        if step.number == 1:
+            os.kill(os.getpid(), number)
+
+    simulation = drive(begin(tmp_path / "run"), shown, listener=interrupt, graceful=True)
+    assert not simulation.over
+    assert simulation.summary()["stopped_reason"] == "interrupted"
+    assert simulation.progress.round == 1
+    assert "stopping after this round" in shown.file.getvalue()
+    assert signal.getsignal(number) is before
+    assert drive(lambda notify: Simulation(None, tmp_path / "run"), None).over
+
+
+def test_a_second_signal_stops_at_once(tmp_path):
+    def interrupt(simulation, step):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(begin(tmp_path / "run"), console(), listener=interrupt, graceful=True)
+
+
+def test_it_is_there_before_pytorch_is():
+    code = "import sys, fedbayes.start; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
