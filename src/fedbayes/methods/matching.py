@@ -76,8 +76,8 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         if run.likelihood.head() is not None:
             raise ConfigError(
                 f"{self.name} matches the neurons of layers, and the {run.likelihood.name} "
-                "likelihood learns its noise in parameters behind them; set task.noise to a number, "
-                "or to 'each'"
+                "likelihood learns its noise in parameters behind them; set task.noise to a "
+                "number, or to 'each'"
             )
         if self.class_shares and not run.likelihood.target.classes:
             raise ConfigError(
