@@ -147,3 +147,26 @@ def test_a_wrong_number_of_outputs_is_told():
 
 def fixed(shape, classes):
     return MLP(shape[0], [3], 7)
+
+
+def test_a_call_leaves_the_module_as_it_was():
+    """Also where it fails."""
+    module = MLP(4, [3], 2)
+    network, before = Network(module), dict(module.named_parameters())
+    network({name: tensor + 1 for name, tensor in network.initial.items()}, torch.randn(5, 4))
+    with pytest.raises(RuntimeError):
+        network({name: tensor[:1] for name, tensor in network.initial.items()}, torch.randn(5, 4))
+    after = dict(module.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
+
+
+def test_images_can_be_mapped_over_networks():
+    """Three networks at once on images of their own, and what a plain loop gives."""
+    network = Network(LeNet5(1, 16, 16, 4))
+    x = torch.randn(3, 5, 1, 16, 16)
+    weights = {n: t + 0.1 * torch.randn(3, *t.shape) for n, t in network.initial.items()}
+    mapped = torch.func.vmap(network)(weights, x)
+    for row in range(3):
+        own = network.prepare({name: tensor[row] for name, tensor in weights.items()})
+        torch.testing.assert_close(mapped[row], network(own, x[row]), rtol=1e-4, atol=1e-5)
