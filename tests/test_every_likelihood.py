@@ -261,10 +261,13 @@ def test_a_report_of_each(runs, name):
 def test_runs_of_several_likelihoods_stand_apart(runs):
     records = gather([runs[name].folder.path for name in ("gaussian", "categorical", "poisson")])
     titles = [chart.title for chart in charts("headline", records)]
-    assert titles == ["Global rmse over rounds", "Global accuracy over rounds"]
-    first, second = charts("headline", records)
-    assert [bool(curve.x) for curve in first.curves] == [True, False, True]
-    assert [bool(curve.x) for curve in second.curves] == [False, True, False]
+    assert titles == [
+        "Global rmse over rounds of age",
+        "Global accuracy over rounds",
+        "Global rmse over rounds of visits",
+    ]
+    runs_of = [[c.run for c in chart.curves if c.x] for chart in charts("headline", records)]
+    assert runs_of == [[0], [1], [2]]
     figures = [one.figure for one in headlines(records)]
     assert len(figures) == 3, "other data are not compared"
     assert "global rmse" in render(records)

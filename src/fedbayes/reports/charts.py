@@ -143,46 +143,69 @@ WIDE = 100.0
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Runs whose headline metrics can be compared: of the same metric, in the same unit."""
+
+    metric: str
+    runs: list[int]
+    of: str = ""
+    """The numbers whose unit it is, where another group has the same metric of others."""
+    note: str = ""
+    """Where a lower value is a better one."""
+
+
+def _groups(records: Sequence[Record]) -> list[_Group]:
+    """The runs by metric and unit."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for run, record in enumerate(records):
+        found.setdefault((record.metric, record.unit), []).append(run)
+    metrics = [metric for metric, _ in found]
+    return [
+        _Group(
+            metric,
+            runs,
+            f" of {unit}" if unit and metrics.count(metric) > 1 else "",
+            "" if records[runs[0]].higher_is_better else "Lower is better.",
+        )
+        for (metric, unit), runs in found.items()
+    ]
+
+
 def headline(records: Sequence[Record]) -> list[Chart]:
-    """The headline metric of global models over rounds; a chart for each metric that there is."""
-    return [_global(records, metric, "headline") for metric in _metrics(records)]
+    """The headline metric of global models over rounds; a chart for each metric and unit."""
+    return [_global(records, group, "headline") for group in _groups(records)]
 
 
 def others(records: Sequence[Record]) -> list[Chart]:
     """The other metrics of global models over rounds, those that have no chart of their own."""
-    known = {*_metrics(records), "nll", "ece"}
-    names = [
-        figure.removeprefix("global_")
-        for record in records
-        if not record.classes
-        for figure in figures([record])
-        if figure.startswith("global_") and "/" not in figure
-    ]
-    return [_global(records, name, "metrics") for name in dict.fromkeys(names) if name not in known]
+    charts: list[Chart] = []
+    for group in _groups(records):
+        known = {"global_nll", "global_ece", f"global_{group.metric}"}
+        own = [records[run] for run in group.runs if not records[run].classes]
+        for figure in figures(own):
+            if figure.startswith("global_") and "/" not in figure and figure not in known:
+                metric = figure.removeprefix("global_")
+                charts.append(_global(records, replace(group, metric=metric, note=""), "metrics"))
+    return charts
 
 
-def _metrics(records: Sequence[Record]) -> list[str]:
-    """The headline metrics of the runs, each once."""
-    return list(dict.fromkeys(record.metric for record in records))
-
-
-def _global(records: Sequence[Record], metric: str, key: str) -> Lines:
+def _global(records: Sequence[Record], group: _Group, key: str) -> Lines:
     """A metric of the global model over rounds."""
-    name = words(metric)
+    name = words(group.metric)
     return Lines(
         key,
-        f"Global {name} over rounds",
+        f"Global {name} over rounds{group.of}",
         "round",
         f"{name} on all clients' test samples",
-        _curves(records, f"global_{metric}"),
-        _direction(records, metric),
+        _of(group, _curves(records, f"global_{group.metric}")),
+        group.note,
     )
 
 
-def _direction(records: Sequence[Record], metric: str) -> str:
-    """A note where a lower value of a headline metric is a better one."""
-    lower = any(one.metric == metric and not one.higher_is_better for one in records)
-    return "Lower is better." if lower else ""
+def _of(group: _Group, curves: Sequence[Curve]) -> list[Curve]:
+    """The curves of the runs of a group."""
+    return [curve for curve in curves if curve.run in group.runs]
 
 
 def over_bytes(records: Sequence[Record]) -> list[Chart]:
@@ -191,8 +214,8 @@ def over_bytes(records: Sequence[Record]) -> list[Chart]:
         max((_sent(record)[-1] for record in records if record.metrics), default=0)
     )
     charts: list[Chart] = []
-    for metric in _metrics(records):
-        chart, curves = _global(records, metric, "bytes"), []
+    for group in _groups(records):
+        chart, curves = _global(records, group, "bytes"), []
         for curve in chart.curves:
             record = records[curve.run]
             sent = dict(zip((line["round"] for line in record.metrics), _sent(record), strict=True))
@@ -201,7 +224,7 @@ def over_bytes(records: Sequence[Record]) -> list[Chart]:
         charts.append(
             replace(
                 chart,
-                title=f"Global {words(metric)} over bytes",
+                title=f"Global {words(group.metric)} over bytes{group.of}",
                 x_label=f"sent to clients and back, {unit}",
                 curves=curves,
             )
@@ -212,15 +235,16 @@ def over_bytes(records: Sequence[Record]) -> list[Chart]:
 def local(records: Sequence[Record]) -> list[Chart]:
     """The headline metric of clients' own models over rounds, beside the global one."""
     charts: list[Chart] = []
-    for metric in _metrics(records):
-        dashed = [Curve(c.run, c.x, c.y, dashed=True) for c in _curves(records, f"global_{metric}")]
+    for group in _groups(records):
+        whole = _of(group, _curves(records, f"global_{group.metric}"))
+        own = _of(group, _curves(records, f"local_{group.metric}"))
         charts.append(
             Lines(
                 "local",
-                "Local against global",
+                f"Local against global{group.of}",
                 "round",
-                words(metric),
-                [*_curves(records, f"local_{metric}"), *dashed],
+                words(group.metric),
+                [*own, *(replace(curve, dashed=True) for curve in whole)],
                 "Solid: clients' own models on their own test samples, mean over clients. Dashed: "
                 "the global model on all of them.",
                 styles="solid: local, dashed: global",
@@ -293,16 +317,16 @@ def clients(records: Sequence[Record]) -> list[Chart]:
     return [
         Spread(
             "clients",
-            "Clients one by one",
-            f"{words(metric)} of the model a client last reported, on its own test samples",
+            f"Clients one by one{group.of}",
+            f"{words(group.metric)} of the model a client last reported, on its own test samples",
             [
-                Group(run, list(record.values), list(record.values.values()))
-                for run, record in enumerate(records)
-                if record.values and record.metric == metric
+                Group(run, list(records[run].values), list(records[run].values.values()))
+                for run in group.runs
+                if records[run].values
             ],
-            _direction(records, metric),
+            group.note,
         )
-        for metric in _metrics(records)
+        for group in _groups(records)
     ]
 
 
@@ -504,7 +528,7 @@ def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
     if figure in FIGURES:
         found = FIGURES[figure](records)
     elif f"global_{figure}" in figures(records):
-        found = [_global(records, figure, figure)]
+        found = [_global(records, _Group(figure, list(range(len(records)))), figure)]
     elif figure in figures(records):
         found = [Lines(figure, figure, "round", figure, _curves(records, figure))]
     else:

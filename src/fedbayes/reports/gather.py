@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbayes.data import FederatedData, Partition
 from fedbayes.data.dataset import Array, Rows
+from fedbayes.data.wording import listed
 from fedbayes.errors import FedbayesError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.likelihoods import Likelihood, build_likelihood
@@ -76,6 +77,12 @@ class Record:
     def headline(self) -> str:
         """Name of the metric that the run is judged by, such as `global_accuracy`."""
         return f"{self.whose}_{self.metric}"
+
+    @property
+    def unit(self) -> str:
+        """Names of the numbers that are predicted, in whose unit errors are; empty of others."""
+        numbers = self.target is not None and self.target.kind in ("real", "count")
+        return listed(self.target.names, 3) if self.target is not None and numbers else ""
 
     @property
     def rounds(self) -> int:

@@ -46,7 +46,11 @@ def round_line(
     troubles = {str(client): reason for client, reason in ledger.troubles.items()}
     link = {"link_down": ledger.link_down, "link_up": ledger.link_up}
     # No client can name a metric as one of ours.
-    info = {name: value for name, value in result.info.items() if name not in _OURS}
+    info = {
+        name: value
+        for name, value in result.info.items()
+        if name not in _OURS and not name.startswith(("global_", "local_"))
+    }
     return {
         **info,
         "round": result.number,

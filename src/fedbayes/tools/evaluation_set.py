@@ -57,7 +57,9 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     keys = {entry.partition("=")[0].strip() for entry in given}
     named = bool(keys & {"data.path", "data.name"})
     if run is not None and not named:
-        idle = sorted(key for key in keys if key.startswith("data.") and key != "data.dir")
+        idle = sorted(
+            key for key in keys if key.startswith(("data.", "task.")) and key != "data.dir"
+        )
         if idle:
             raise ConfigError(
                 f"{idle[0]} has no effect on the test sets of {run}; name other data with "

@@ -135,6 +135,7 @@ class FusionJob:
             card.preprocessing if card is not None and raw else None,
             None if card is None else card.preprocessing.target,
         )
+        _check(models, samples, _classes(models) if card is None else card.likelihood)
         warnings.warn(
             f"the samples of {path} are taken as raw, and standardized as those that the models "
             "were trained on"
@@ -206,9 +207,7 @@ def select(
         ModelError: no model is small enough, or the samples do not fit the models.
         ConfigError: a setting is unknown or out of range.
     """
-    if likelihood is None:
-        outputs = len(next(iter(models.values()))[-1].weight)
-        likelihood = Categorical(target=Target("class", tuple(map(str, range(outputs)))))
+    likelihood = likelihood or _classes(models)
     _check(models, samples, likelihood)
     axes = {**GRID, **(grid or {})}
     if method == "pfnm":
@@ -239,6 +238,12 @@ def select(
         eligible = [index for index in eligible if accuracy[index] >= enough]
     best = min(eligible, key=lambda index: trials[index].metrics["nll"])
     return fusions[best], trials
+
+
+def _classes(models: Mapping[str, Layers]) -> Likelihood:
+    """A class for each output."""
+    outputs = len(next(iter(models.values()))[-1].weight)
+    return Categorical(target=Target("class", tuple(map(str, range(outputs)))))
 
 
 def _single(layers: Layers) -> Callable[[Tensor], Tensor]:
