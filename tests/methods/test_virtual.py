@@ -43,7 +43,7 @@ def test_products_and_quotients_of_densities():
     x = torch.linspace(-2, 2, 7).double()[:, None]
 
     def logs(g):
-        return Normal(g.mean["w"], g.deviation["w"]).log_prob(x)
+        return Normal(g.mean["w"], g.std["w"]).log_prob(x)
 
     rest = logs(one) + logs(two) - logs(product)
     torch.testing.assert_close(rest, rest[:1].expand_as(rest))
@@ -54,9 +54,7 @@ def test_products_and_quotients_of_densities():
 def test_kl_is_that_of_torch():
     one, two = random_gaussian(0, a=(3,), b=(2, 2)), random_gaussian(1, a=(3,), b=(2, 2))
     expected = sum(
-        kl_divergence(
-            Normal(one.mean[n], one.deviation[n]), Normal(two.mean[n], two.deviation[n])
-        ).sum()
+        kl_divergence(Normal(one.mean[n], one.std[n]), Normal(two.mean[n], two.std[n])).sum()
         for n in ("a", "b")
     )
     torch.testing.assert_close(kl(one.mean, one.precision, two), expected)
@@ -107,7 +105,7 @@ def test_rows_of_flipout_are_uncorrelated():
     torch.testing.assert_close(y.var(0), torch.full((4,), 6.0), rtol=0.12, atol=0)
 
 
-def test_without_deviation_it_is_the_network_itself():
+def test_without_std_it_is_the_network_itself():
     net = Network(LeNet5(1, 16, 16, 4))
     x = torch.randn(3, 1, 16, 16)
     weights = Weights(net.initial, {n: torch.zeros_like(t) for n, t in net.initial.items()})
@@ -146,7 +144,7 @@ def prepared(method, net):
 def test_gradients_of_the_free_energy():
     """Against central differences, in float64, with the same noise."""
     net = network([3], dtype=torch.double)
-    method = Virtual(samples=4, prior_deviation=0.7)
+    method = Virtual(samples=4, prior_std=0.7)
     place, data = at(run_of(net, clients=2)), samples(dtype=torch.double)
     message = method.message(Server(standard(net.initial, 0.9)), place)
     problem = method.problem(message, method.join(place), data, place)
@@ -223,9 +221,9 @@ def test_what_leaves_a_client(damping):
     names = set(net.initial)
     assert set(report.tensors) == {f"{kind}/{n}" for kind in ("precision", "shift") for n in names}
     second, after, _ = method.local(message, state, samples(), place)
-    own = [*state.mean.values(), *state.log_deviation.values(), *state.gates.values()]
+    own = [*state.mean.values(), *state.log_std.values(), *state.gates.values()]
     assert not alike(own, report.tensors.values())
-    own += [*after.mean.values(), *after.log_deviation.values(), *after.gates.values()]
+    own += [*after.mean.values(), *after.log_std.values(), *after.gates.values()]
     factors = [*after.factor.precision.values(), *after.factor.shift.values()]
     assert not alike(own + factors, second.tensors.values())
     share = standard(net.initial) ** (1 / 3)
@@ -266,7 +264,7 @@ def regression(seed, count=40):
 def test_refinement_reaches_the_exact_posterior(mode):
     """Of linear regression with noise variance 1/4, prior N(0, 1) and orthogonal inputs."""
     net = Network(nn.Sequential(nn.Linear(3, 1, bias=False)))
-    method = Virtual(samples=128, estimator="reparametrization", lateral=False, start_deviation=0.2)
+    method = Virtual(samples=128, estimator="reparametrization", lateral=False, start_std=0.2)
     data = [regression(seed) for seed in range(1 if mode == "one client" else 3)]
     settings = {"clients": len(data), "cohort": 1, "likelihood": KNOWN_NOISE}
     server = method.init(run_of(net, **settings))
@@ -292,8 +290,8 @@ def test_refinement_reaches_the_exact_posterior(mode):
     precision = torch.eye(3).double() + x.T @ x / 0.25
     mean = torch.linalg.solve(precision, x.T @ y / 0.25)
     found = server.posterior
-    deviation = precision.diagonal().rsqrt()
-    assert ((found.mean["0.weight"][0] - mean) / deviation).abs().max() < 0.3
+    std = precision.diagonal().rsqrt()
+    assert ((found.mean["0.weight"][0] - mean) / std).abs().max() < 0.3
     torch.testing.assert_close(
         found.precision["0.weight"][0], precision.diagonal(), rtol=0.06, atol=0
     )
@@ -306,7 +304,7 @@ class Exact(Virtual):
     def local(self, message, client, samples, at):
         problem = self.problem(message, client, samples, at)
         cavity = Gaussian(**problem.given["cavity"])
-        share = standard(cavity.precision, self.prior_deviation) ** (1 / at.run.clients)
+        share = standard(cavity.precision, self.prior_std) ** (1 / at.run.clients)
         x, y = samples.x.double(), samples.y[:, 0].double()
         (name,) = cavity.precision
         inner = (cavity.precision[name] + share.precision[name])[0]
@@ -461,7 +459,7 @@ def test_a_sequential_run(tmp_path):
     x = torch.randint(17, (4, 1, 8, 8))
     probabilities = run.predictor()(x).exp()
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
-    assert part(run.model, "deviation")["1.weight"].min() > 0
+    assert part(run.model, "std")["1.weight"].min() > 0
 
 
 def test_the_server_can_be_asked_to_predict_too():

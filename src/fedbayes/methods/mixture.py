@@ -62,7 +62,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
         "independent",
         description="initial centres: independent draws, or one draw with noise around it",
     )
-    noise: float = Field(0.1, ge=0, description="relative deviation of the noise (spread = near)")
+    noise: float = Field(0.1, ge=0, description="relative std of the noise (spread = near)")
     begin: Literal["turn", "best"] = Field(
         "turn",
         description="where a client starts: from the centres in turn (client + round modulo K), "
@@ -90,8 +90,8 @@ class Mixture(Method[Server, Nothing, Gathered]):
     def _other(self, w: Tensor, stream: torch.Generator) -> Tensor:
         if self.spread == "independent":
             return w.flatten()[torch.randperm(w.numel(), generator=stream)].reshape(w.shape)
-        deviation = w.std() if w.numel() > 1 else w.abs().mean()
-        return w + self.noise * deviation * torch.randn(w.shape, generator=stream)
+        std = w.std() if w.numel() > 1 else w.abs().mean()
+        return w + self.noise * std * torch.randn(w.shape, generator=stream)
 
     def message(self, server: Server, at: At) -> Message:
         """All centres, the same to all."""

@@ -20,7 +20,7 @@ from fedbayes.papers.experiment import (
     begun,
     claim,
     markdown,
-    mean_and_deviation,
+    mean_and_std,
     opened,
 )
 from fedbayes.reports.palette import MARKERS
@@ -224,18 +224,18 @@ def tabulate(found: dict[str, list[list[Metrics]]], until: int, dataset: str = "
         lines.append(
             {
                 "method": method,
-                "global": mean_and_deviation([v["global"] for v in own]) + there[0],
-                "local": mean_and_deviation([v["local"] for v in own]) + there[1],
-                "GB": mean_and_deviation([v["bytes"] / 1e9 for v in own]),
-                "bytes to FedAvg's": mean_and_deviation(
+                "global": mean_and_std([v["global"] for v in own]) + there[0],
+                "local": mean_and_std([v["local"] for v in own]) + there[1],
+                "GB": mean_and_std([v["bytes"] / 1e9 for v in own]),
+                "bytes to FedAvg's": mean_and_std(
                     [v["bytes"] / b["bytes"] for v, b in zip(own, base, strict=False)]
                 )
                 + there[2],
-                "a settled round's bytes to FedAvg's": mean_and_deviation(
+                "a settled round's bytes to FedAvg's": mean_and_std(
                     [v["settled"] / b["settled"] for v, b in zip(own, base, strict=False)]
                 ),
-                "sparsity": mean_and_deviation([v["sparsity"] for v in own]) + there[3],
-                "FedAvg's global at as many bytes": mean_and_deviation(equal),
+                "sparsity": mean_and_std([v["sparsity"] for v in own]) + there[3],
+                "FedAvg's global at as many bytes": mean_and_std(equal),
             }
         )
     return pd.DataFrame(lines)

@@ -36,7 +36,7 @@ from fedbayes.papers.experiment import (
     fingerprint,
     finished,
     markdown,
-    mean_and_deviation,
+    mean_and_std,
     opened,
 )
 from fedbayes.runs.build import stored_data
@@ -314,7 +314,7 @@ def summarize(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     for key, group in table.groupby(list(by), sort=False):
         line = dict(zip(by, key, strict=True))
         for method, own in group.groupby("method", sort=False):
-            text = mean_and_deviation(own["accuracy"].tolist())
+            text = mean_and_std(own["accuracy"].tolist())
             sizes = [max(sizes) for sizes in own.get("sizes", []) if isinstance(sizes, list)]
             line[str(method)] = f"{text} ({np.mean(sizes):.0f})" if sizes else text
         lines.append(line)
@@ -335,7 +335,7 @@ def ahead(table: pd.DataFrame, by: Sequence[str], better: str, worse: str) -> st
 
 def _finish(out: Path, table: pd.DataFrame, by: Sequence[str], claims: Sequence[str]) -> str:
     note = (
-        "Mean ± deviation over seeds; in parentheses the mean size of the largest layer. The "
+        "Mean ± std over seeds; in parentheses the mean size of the largest layer. The "
         "paper shows curves alone."
     )
     text = "\n\n".join([markdown(summarize(table, by)), "\n".join(claims), note])

@@ -172,7 +172,7 @@ class SeedRuns:
             **{name: first[name] for name in ("method", "headline", "dataset", "model")},
             "seeds": self.seeds,
             "figures": {
-                name: {"mean": _mean(values), "std": _deviation(values), "values": values}
+                name: {"mean": _mean(values), "std": _std(values), "values": values}
                 for name, values in figures.items()
                 if any(value is not None for value in values)
             },
@@ -350,6 +350,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def _deviation(values: Sequence[float | None]) -> float | None:
+def _std(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.stdev(known) if len(known) == len(values) > 1 else None
