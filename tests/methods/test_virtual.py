@@ -17,8 +17,8 @@ from fedbayes.methods.virtual import Client, Server, Virtual, _newcomer, sampled
 from fedbayes.models import MLP, LeNet5, Network, ResNet20
 from fedbayes.models.variational import (
     Drawn,
-    Noise,
-    Weights,
+    GaussianWeights,
+    Perturbation,
     affine,
     forward,
     repeat,
@@ -71,7 +71,7 @@ def test_perturbed_outputs_have_the_exact_mean_and_variance(estimator, layer, sh
     spread = tuple(0.1 + 0.4 * torch.rand(t.shape, generator=stream) for t in mean)
     draws = []
     for _ in range(1500):
-        noise = Noise(20, estimator, Drawn(stream))
+        noise = Perturbation(20, estimator, Drawn(stream))
         with torch.no_grad():
             out = affine(layer, repeat(x, 20), mean, spread, noise)
         draws.append(out.reshape(20, 2, *out.shape[1:]))
@@ -94,12 +94,8 @@ def test_rows_of_flipout_are_uncorrelated():
     mean, spread = (torch.zeros(1, 3), None), (torch.ones(1, 3), None)
     stream = torch.Generator().manual_seed(0)
     x = torch.tensor([[1.0, 2.0, -1.0], [1.0, 2.0, -1.0]])
-    y = torch.stack(
-        [
-            affine(layer, repeat(x, 2), mean, spread, Noise(2, "flipout", Drawn(stream)))[:, 0]
-            for _ in range(4000)
-        ]
-    )
+    noise = Perturbation(2, "flipout", Drawn(stream))
+    y = torch.stack([affine(layer, repeat(x, 2), mean, spread, noise)[:, 0] for _ in range(4000)])
     correlation = torch.corrcoef(y.T) - torch.eye(4)
     assert correlation.abs().max() < 0.06
     torch.testing.assert_close(y.var(0), torch.full((4,), 6.0), rtol=0.12, atol=0)
@@ -108,9 +104,9 @@ def test_rows_of_flipout_are_uncorrelated():
 def test_without_std_it_is_the_network_itself():
     net = Network(LeNet5(1, 16, 16, 4))
     x = torch.randn(3, 1, 16, 16)
-    weights = Weights(net.initial, {n: torch.zeros_like(t) for n, t in net.initial.items()})
+    weights = GaussianWeights(net.initial, {n: torch.zeros_like(t) for n, t in net.initial.items()})
     for estimator in ("flipout", "reparametrization"):
-        noise = Noise(2, estimator, Drawn(torch.Generator().manual_seed(0)))
+        noise = Perturbation(2, estimator, Drawn(torch.Generator().manual_seed(0)))
         logits, seen = forward(stack(net.module), weights, repeat(x, 2), noise)
         torch.testing.assert_close(logits, net(net.initial, x).repeat(2, 1), rtol=1e-4, atol=1e-5)
     assert [tuple(h.shape[1:]) for h in seen] == [(20, 12, 12), (50, 2, 2), (500,), (4,)]
@@ -399,7 +395,9 @@ def test_reports_that_no_client_can_have_are_refused():
 def test_a_long_prediction_of_convolutions_is_the_same_in_pieces(monkeypatch):
     net = Network(LeNet5(1, 16, 16, 4))
     structure = stack(net.module)
-    shared = Weights(net.initial, {n: torch.full_like(t, 0.1) for n, t in net.initial.items()})
+    shared = GaussianWeights(
+        net.initial, {n: torch.full_like(t, 0.1) for n, t in net.initial.items()}
+    )
     x = torch.randn(7, 1, 16, 16)
     whole = sampled(structure, shared, None, {}, 3, 0.0, x)
     monkeypatch.setattr("fedbayes.methods.virtual._MAPS", 6)
@@ -483,10 +481,10 @@ def test_predictions_average_the_client_and_the_server():
     """A draw is the mean of two softmaxes, weighted 1 to w."""
     net, trust = network((5,)), 0.5
     structure = stack(net.module)
-    shared = Weights(net.initial, {n: 0 * t for n, t in net.initial.items()})
+    shared = GaussianWeights(net.initial, {n: 0 * t for n, t in net.initial.items()})
     here = at(net)
     means, gates = _newcomer(here)
-    own = Weights(means, {n: 0 * t for n, t in means.items()})
+    own = GaussianWeights(means, {n: 0 * t for n, t in means.items()})
     x = samples().x
     both = sampled(structure, shared, own, gates, 2, trust, x).exp()
     alone = sampled(structure, shared, own, gates, 2, 0.0, x).softmax(-1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
-from fedbayes.federation.aggregation import Aggregation, Noise, reduction
+from fedbayes.federation.aggregation import Aggregation, NoiseRng, reduction
 from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines import Engine
@@ -61,7 +61,7 @@ def run_round(
     cohort: list[int],
     min_reports: int = 1,
     aggregation: Aggregation | None = None,
-    noise: Noise = lambda _: np.random.default_rng(),
+    noise: NoiseRng = lambda _: np.random.default_rng(),
     heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.

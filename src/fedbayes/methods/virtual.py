@@ -14,6 +14,7 @@ from fedbayes.contracts import (
     Info,
     Loss,
     Method,
+    Noise,
     Problem,
     Report,
     Run,
@@ -22,7 +23,6 @@ from fedbayes.contracts import (
     Sum,
     Tree,
 )
-from fedbayes.contracts import Noise as ProblemNoise
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
@@ -31,13 +31,13 @@ from fedbayes.models import variational
 from fedbayes.models.variational import (
     Drawn,
     Estimator,
+    GaussianWeights,
     Given,
-    Noise,
+    Perturbation,
     Requests,
     Source,
     Stack,
     Stage,
-    Weights,
 )
 from fedbayes.tensors import Samples, Tensors, named, part
 
@@ -184,7 +184,7 @@ class Virtual(Method[Server, Client, Sum]):
             "count": torch.tensor(len(samples.y), device=device),
         }
         return Problem(
-            start, given=given, noise=ProblemNoise("weights", self._draw(start, given["rest"], run))
+            start, given=given, noise=Noise("weights", self._draw(start, given["rest"], run))
         )
 
     def _draw(
@@ -205,18 +205,18 @@ class Virtual(Method[Server, Client, Sum]):
 
         return draw
 
-    def _own(self, parameters: Tensors) -> Weights | None:
+    def _own(self, parameters: Tensors) -> GaussianWeights | None:
         """The posterior of the client's own weights."""
         if not self.lateral:
             return None
         spread = {n: t.exp() for n, t in part(parameters, "own_log_std").items()}
-        return Weights(part(parameters, "own_mean"), spread)
+        return GaussianWeights(part(parameters, "own_mean"), spread)
 
     def _outputs(
         self,
         run: Run,
-        shared: Weights,
-        own: Weights | None,
+        shared: GaussianWeights,
+        own: GaussianWeights | None,
         parameters: Tensors,
         x: Tensor,
         source: Source,
@@ -234,7 +234,7 @@ class Virtual(Method[Server, Client, Sum]):
             source: where noise comes from.
             training: whether dropout is as in training.
         """
-        noise = Noise(self.samples, self.estimator, source)
+        noise = Perturbation(self.samples, self.estimator, source)
         network = variational.stack(run.network.module)
         x, gates = variational.repeat(x, self.samples), part(parameters, "gate")
         return _beside(network, shared, own, gates, x, noise, training=training)
@@ -382,14 +382,14 @@ class Virtual(Method[Server, Client, Sum]):
         client's with the server's beside it where the model has both.
         """
         network = run.network
-        shared, own = Weights(part(model, "mean"), part(model, "std")), None
+        shared, own = GaussianWeights(part(model, "mean"), part(model, "std")), None
         if own_mean := part(model, "own_mean"):
             spread = {n: t.exp() for n, t in part(model, "own_log_std").items()}
-            own = Weights(own_mean, spread)
+            own = GaussianWeights(own_mean, spread)
         elif not any(bool(m.any()) for m in shared.mean.values()):
             # Nothing is learnt yet; the prior's noise would be all there is.
             initial = {n: t.to(network.device) for n, t in network.initial.items()}
-            shared = Weights(initial, {n: 0 * t for n, t in initial.items()})
+            shared = GaussianWeights(initial, {n: 0 * t for n, t in initial.items()})
         stack = variational.stack(network.module)
         trust = self.server_likelihood if own is not None else 0.0
         return partial(sampled, stack, shared, own, part(model, "gate"), self.predictions, trust)
@@ -413,9 +413,9 @@ def _precision(parameters: Tensors, rest: Tensors) -> Tensors:
     return {n: t.exp() + rest[n].to(t) for n, t in log_precision.items()}
 
 
-def _shared_weights(parameters: Tensors, precision: Tensors) -> Weights:
+def _shared_weights(parameters: Tensors, precision: Tensors) -> GaussianWeights:
     """Means and stds of the shared weights."""
-    return Weights(part(parameters, "mean"), {n: p.rsqrt() for n, p in precision.items()})
+    return GaussianWeights(part(parameters, "mean"), {n: p.rsqrt() for n, p in precision.items()})
 
 
 def _without_values(tensors: Tensors) -> Tensors:
@@ -431,8 +431,8 @@ def _shared(posterior: Gaussian) -> Tensors:
 
 def sampled(
     network: Stack,
-    shared: Weights,
-    own: Weights | None,
+    shared: GaussianWeights,
+    own: GaussianWeights | None,
     gates: Tensors,
     samples: int,
     trust: float,
@@ -452,7 +452,7 @@ def sampled(
                 for part in torch.split(x, rows)
             ]
             return torch.cat(pieces, dim=1)
-    noise = Noise(samples, "reparametrization", Drawn(torch.Generator().manual_seed(0)))
+    noise = Perturbation(samples, "reparametrization", Drawn(torch.Generator().manual_seed(0)))
     x = variational.repeat(x, samples)
     predicted, common = _beside(network, shared, own, gates, x, noise)
     if trust:
@@ -464,11 +464,11 @@ def sampled(
 
 def _beside(
     network: Stack,
-    shared: Weights,
-    own: Weights | None,
+    shared: GaussianWeights,
+    own: GaussianWeights | None,
     gates: Tensors,
     x: Tensor,
-    noise: Noise,
+    noise: Perturbation,
     *,
     training: bool = False,
 ) -> tuple[Tensor, Tensor]:

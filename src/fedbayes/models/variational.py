@@ -167,7 +167,7 @@ class Given:
     signs = normal
 
 
-class Noise(NamedTuple):
+class Perturbation(NamedTuple):
     """How weights are perturbed in one pass."""
 
     samples: int
@@ -191,7 +191,7 @@ def affine(
     x: Tensor,
     mean: tuple[Tensor, Tensor | None],
     std: tuple[Tensor, Tensor | None],
-    noise: Noise,
+    noise: Perturbation,
 ) -> Tensor:
     """A linear layer or convolution with Gaussian weight and bias.
 
@@ -261,7 +261,7 @@ def activate(stage: Stage, x: Tensor) -> Tensor:
     return x if stage.activation is None else stage.activation(x)
 
 
-class Weights(NamedTuple):
+class GaussianWeights(NamedTuple):
     """Means and stds of a network's weights, by name."""
 
     mean: Tensors
@@ -277,7 +277,12 @@ class Weights(NamedTuple):
 
 
 def forward(
-    network: Stack, weights: Weights, x: Tensor, noise: Noise, *, training: bool = False
+    network: Stack,
+    weights: GaussianWeights,
+    x: Tensor,
+    noise: Perturbation,
+    *,
+    training: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """Outputs [samples · n, width] of a repeated batch, and the activation of every stage."""
     seen: list[Tensor] = []
@@ -288,7 +293,7 @@ def forward(
     return with_noise(network, weights, x, noise), seen
 
 
-def with_noise(network: Stack, weights: Weights, x: Tensor, noise: Noise) -> Tensor:
+def with_noise(network: Stack, weights: GaussianWeights, x: Tensor, noise: Perturbation) -> Tensor:
     """The outputs with log stds that are learnt behind them, drawn for each sample."""
     if network.log_std is None:
         return x

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.federation.aggregation import noise_stream
+from fedbayes.federation.aggregation import noise_rng
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import Engine
@@ -307,7 +307,7 @@ class Simulation:
             cohort=cohort,
             min_reports=1 if self.method.pooled else self.config.min_reports,
             aggregation=self.config.aggregation,
-            noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
+            noise=lambda digest: noise_rng(self.folder.noise_key(), number, digest),
             heard=heard,
         )
 
