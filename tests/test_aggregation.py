@@ -26,11 +26,11 @@ DATA = {"name": "digits", "clients": 7, "partition": "iid"}
 
 
 def reports(count, seed=0):
-    stream = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return [
         {
-            "a": torch.randn(4, 3, generator=stream),
-            "b": torch.randn(5, generator=stream),
+            "a": torch.randn(4, 3, generator=rng),
+            "b": torch.randn(5, generator=rng),
             "steps": torch.tensor(7),
         }
         for _ in range(count)

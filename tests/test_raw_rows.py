@@ -25,9 +25,9 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("patients")
     frame = load_breast_cancer(as_frame=True).frame
     frame["diagnosis"] = np.where(frame.pop("target") == 1, "benign", "malignant")
-    stream = np.random.default_rng(0)
-    frame["hospital"] = stream.choice(list("ABCDE"), len(frame))
-    frame = frame.iloc[stream.permutation(len(frame))]
+    rng = np.random.default_rng(0)
+    frame["hospital"] = rng.choice(list("ABCDE"), len(frame))
+    frame = frame.iloc[rng.permutation(len(frame))]
     frame[30:].to_csv(folder / "patients.csv", index=False)
     frame[:30].to_csv(folder / "new.csv", index=False)
     data = {"path": str(folder / "patients.csv"), "label": "diagnosis", "group": "hospital"}

@@ -243,7 +243,7 @@ def test_single_step_em_climbs_the_marginal_likelihood():
     w = {"w": torch.tensor([5.0, -5.0], dtype=torch.double)}
     settings = LocalTraining(lr=0.3, steps=200, batch_size=1)
     server, memory = ServerOptimizer(server_lr=lr), {}
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     for _ in range(40):
         means = []
         for own in data:
@@ -254,7 +254,7 @@ def test_single_step_em_climbs_the_marginal_likelihood():
 
             batch = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
             problem = Problem(w, given={"centre": w["w"]})
-            solved = solve(problem, negative, batch, settings, lr=0.3, rng=lambda _: stream)
+            solved = solve(problem, negative, batch, settings, lr=0.3, rng=lambda _: rng)
             means.append(solved.parameters["w"])
         step = {"w": -precision * (torch.stack(means) - w["w"]).sum(dim=0)}
         marginal = (data - w["w"]).sum(dim=0) / (variance + 1 / precision)

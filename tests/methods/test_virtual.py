@@ -30,9 +30,9 @@ from tests.methods.places import at, network, run_of, samples
 
 
 def random_gaussian(seed, **shapes):
-    stream = torch.Generator().manual_seed(seed)
-    precision = {n: torch.rand(s, generator=stream).double() + 0.3 for n, s in shapes.items()}
-    shift = {n: torch.randn(s, generator=stream).double() for n, s in shapes.items()}
+    rng = torch.Generator().manual_seed(seed)
+    precision = {n: torch.rand(s, generator=rng).double() + 0.3 for n, s in shapes.items()}
+    shift = {n: torch.randn(s, generator=rng).double() for n, s in shapes.items()}
     return Gaussian(precision, shift)
 
 
@@ -65,13 +65,13 @@ def test_kl_is_that_of_torch():
     ("layer", "shape"), [(nn.Linear(5, 4), (5,)), (nn.Conv2d(2, 3, 3, 2, 1), (2, 6, 6))]
 )
 def test_perturbed_outputs_have_the_exact_mean_and_variance(estimator, layer, shape):
-    stream = torch.Generator().manual_seed(0)
-    x = torch.randn(2, *shape, generator=stream)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(2, *shape, generator=rng)
     mean = layer.weight.detach(), layer.bias.detach()
-    spread = tuple(0.1 + 0.4 * torch.rand(t.shape, generator=stream) for t in mean)
+    spread = tuple(0.1 + 0.4 * torch.rand(t.shape, generator=rng) for t in mean)
     draws = []
     for _ in range(1500):
-        noise = Perturbation(20, estimator, Drawn(stream))
+        noise = Perturbation(20, estimator, Drawn(rng))
         with torch.no_grad():
             out = affine(layer, repeat(x, 20), mean, spread, noise)
         draws.append(out.reshape(20, 2, *out.shape[1:]))
@@ -92,9 +92,9 @@ def test_perturbed_outputs_have_the_exact_mean_and_variance(estimator, layer, sh
 def test_rows_of_flipout_are_uncorrelated():
     layer = nn.Linear(3, 1, bias=False)
     mean, spread = (torch.zeros(1, 3), None), (torch.ones(1, 3), None)
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     x = torch.tensor([[1.0, 2.0, -1.0], [1.0, 2.0, -1.0]])
-    noise = Perturbation(2, "flipout", Drawn(stream))
+    noise = Perturbation(2, "flipout", Drawn(rng))
     y = torch.stack([affine(layer, repeat(x, 2), mean, spread, noise)[:, 0] for _ in range(4000)])
     correlation = torch.corrcoef(y.T) - torch.eye(4)
     assert correlation.abs().max() < 0.06
@@ -153,10 +153,10 @@ def test_gradients_of_the_free_energy():
     start = {n: t + 0.1 * torch.randn(t.shape).double() for n, t in problem.start.items()}
     leaves = {n: t.clone().requires_grad_() for n, t in start.items()}
     energy(leaves).backward()
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     for name, leaf in leaves.items():
         assert leaf.grad is not None, name
-        index = int(torch.randint(leaf.numel(), (1,), generator=stream))
+        index = int(torch.randint(leaf.numel(), (1,), generator=rng))
         values = []
         for step in (1e-5, -1e-5):
             moved = {n: t.clone() for n, t in start.items()}
@@ -249,10 +249,10 @@ KNOWN_NOISE = build_likelihood(
 
 def regression(seed, count=40):
     """Orthogonal inputs, so that the exact posterior of each weight stands alone."""
-    stream = torch.Generator().manual_seed(seed)
-    x = torch.linalg.qr(torch.randn(count, 3, generator=stream))[0] * count**0.5
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.linalg.qr(torch.randn(count, 3, generator=rng))[0] * count**0.5
     x[:, 2] *= 0.3
-    y = x @ torch.tensor([1.0, -0.5, 2.0]) + 0.5 * torch.randn(count, generator=stream)
+    y = x @ torch.tensor([1.0, -0.5, 2.0]) + 0.5 * torch.randn(count, generator=rng)
     return Samples(x, y[:, None])
 
 
@@ -317,8 +317,8 @@ def test_refinement_and_damping_end_at_the_exact_posterior_of_correlated_inputs(
     """The exact mean, and the mean-field precision: the diagonal of the exact one."""
     net = Network(nn.Sequential(nn.Linear(3, 1, bias=False)))
     method = Exact(lateral=False)
-    stream = torch.Generator().manual_seed(5)
-    mixed = torch.eye(3) + 0.5 * torch.rand(3, 3, generator=stream)
+    rng = torch.Generator().manual_seed(5)
+    mixed = torch.eye(3) + 0.5 * torch.rand(3, 3, generator=rng)
     data = [Samples((one := regression(seed)).x @ mixed, one.y) for seed in range(3)]
     run = run_of(net, clients=3, cohort=cohort, rounds=rounds, likelihood=KNOWN_NOISE)
     server = method.init(run)
@@ -427,9 +427,9 @@ def test_one_client_without_network_of_its_own_is_bayes_by_backprop():
         torch.tensor(-2.0).exp(),
     )
     complexity = float(kl_divergence(q, Normal(0.0, 1.0)).sum())
-    stream = place.rng("weights")
+    rng = place.rng("weights")
     spread = torch.tensor(-2.0).exp()
-    drawn = [t + spread * torch.randn(5, *t.shape, generator=stream) for t in net.initial.values()]
+    drawn = [t + spread * torch.randn(5, *t.shape, generator=rng) for t in net.initial.values()]
     total = 0.0
     for k in range(5):
         w1, b1, w2, b2 = (d[k] for d in drawn)

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 NoiseRng = Callable[[bytes], np.random.Generator]
-"""The rng of noise for what has this digest."""
+"""The generator of the noise on what has this digest."""
 
 
 def clipped(report: Tensors, centre: Tensors, clip: float) -> Tensors:

@@ -129,7 +129,7 @@ class ClientRuntime:
         at = self.at(task, held_out)
         state = self.method.join(at) if task.state is None else self._state(task, device)
         seed = seeds.integer(run.seed, "layers", round=task.round, client=task.client)
-        with seeds.global_stream(seed, device):
+        with seeds.global_rng(seed, device):
             report, state, info = self.method.local(message, state, samples, at)
         scores: Scores = {}
         if not self.method.pooled:
@@ -178,7 +178,7 @@ class ClientRuntime:
         if not share or len(samples.y) < 2:
             return samples, None
         count = min(max(1, round(share * len(samples.y))), len(samples.y) - 1)
-        rng = seeds.torch_stream(self.run.seed, "validation", client=client)
+        rng = seeds.torch_rng(self.run.seed, "validation", client=client)
         order = torch.randperm(len(samples.y), generator=rng).to(samples.y.device)
         watched, kept = order[:count], order[count:].sort().values
         return (

@@ -46,7 +46,7 @@ def sample_cohort(
     """
     if cyclic:
         return sorted((size * (number - 1) + place) % clients for place in range(size))
-    rng = seeds.numpy_stream(seed, "cohort", round=number)
+    rng = seeds.numpy_rng(seed, "cohort", round=number)
     return sorted(rng.choice(clients, size, replace=False, shuffle=False).tolist())
 
 

@@ -498,7 +498,7 @@ def _out(stage: Stage) -> str:
 
 def _newcomer(at: At) -> tuple[Tensors, Tensors]:
     """Means of a client's own network and lateral connections, and its gates in U(0, 0.1)."""
-    stream = at.rng("lateral connections")
+    rng = at.rng("lateral connections")
     means = dict(at.own_network().initial)
     gates = {}
     for stage in variational.stack(at.run.network.module).stages:
@@ -506,10 +506,10 @@ def _newcomer(at: At) -> tuple[Tensors, Tensors]:
         pixels = (1, 1) if isinstance(stage.layer, nn.Conv2d) else ()
         bound = width**-0.5
         for name in (f"{_in(stage)}.weight", f"{_out(stage)}.weight"):
-            draw = torch.rand(width, width, *pixels, generator=stream)
+            draw = torch.rand(width, width, *pixels, generator=rng)
             means[name] = bound * (2 * draw - 1)
         means[f"{_in(stage)}.bias"] = torch.zeros(width)
-        gates[stage.name] = 0.1 * torch.rand(width, generator=stream)
+        gates[stage.name] = 0.1 * torch.rand(width, generator=rng)
     return means, gates
 
 

@@ -175,7 +175,7 @@ class Silos:
 def split(data: FederatedData, seed: int) -> tuple[Samples, Samples]:
     """Test samples to choose settings on, and those to report."""
     x, y = data.test_union(0, data.test_total)
-    order = torch.from_numpy(seeds.numpy_stream(seed, "held out").permutation(len(y)))
+    order = torch.from_numpy(seeds.numpy_rng(seed, "held out").permutation(len(y)))
     count = round(HELD_OUT * len(y))
     chosen, rest = order[:count], order[count:]
     return Samples(x[chosen], y[chosen]), Samples(x[rest], y[rest])
