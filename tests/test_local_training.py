@@ -170,13 +170,13 @@ def test_pure_steps_are_the_optimizers_steps(build):
     torch.manual_seed(1)
     weights = {"a": torch.randn(3, 2), "b": torch.randn(4)}
     leaves = [t.clone() for t in weights.values()]
-    optimizer, memory = build(leaves), {}
+    optimizer, state = build(leaves), {}
     for _ in range(5):
         gradients = {name: torch.randn_like(t) for name, t in weights.items()}
         for leaf, gradient in zip(leaves, gradients.values(), strict=True):
             leaf.grad = gradient.clone()
         optimizer.step()
-        weights, memory = step(build, weights, gradients, memory)
+        weights, state = step(build, weights, gradients, state)
         for leaf, tensor in zip(leaves, weights.values(), strict=True):
             assert torch.equal(leaf, tensor)
 

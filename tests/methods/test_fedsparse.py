@@ -24,8 +24,8 @@ def prior(net, method, seed=1):
     thresholds = {}
     for layer in method._gated(run_of(net)):
         norms = units.row_norms(server.weights, layer)
-        levels = 2 * torch.randn(layer.count, generator=rng, dtype=norms.dtype)
-        thresholds[layer.layer] = gates.thresholds(norms, levels, method.temperature)
+        logits = 2 * torch.randn(layer.count, generator=rng, dtype=norms.dtype)
+        thresholds[layer.layer] = gates.thresholds(norms, logits, method.temperature)
     return Server(**{**vars(server), "thresholds": thresholds})
 
 
@@ -186,9 +186,9 @@ def test_pruning_keeps_outputs_and_the_gates_of_readers():
     method = FedSparse(temperature=0.05, prune_below=0.5)
     server = prior(net, method)
     gated = method._gated(run_of(net))
-    levels = {u.layer: method._logits(server.weights, server.thresholds, u) for u in gated}
+    logits = {u.layer: method._logits(server.weights, server.thresholds, u) for u in gated}
     weights, thresholds = method._pruned(server.weights, server.thresholds, gated)
-    dead = {u.layer: levels[u.layer] <= 0 for u in gated}
+    dead = {u.layer: logits[u.layer] <= 0 for u in gated}
     assert any(mask.any() for mask in dead.values())
     rows_only = units.zero(
         server.weights, units.masks(gated, {k: ~m for k, m in dead.items()}, readers=False)
@@ -199,7 +199,7 @@ def test_pruning_keeps_outputs_and_the_gates_of_readers():
         assert (weights[layer.weight][dead[layer.layer]] == 0).all()
         after = method._logits(weights, thresholds, layer)
         alive = ~dead[layer.layer] & (units.row_norms(weights, layer) > 0)
-        torch.testing.assert_close(after[alive], levels[layer.layer][alive], atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(after[alive], logits[layer.layer][alive], atol=1e-3, rtol=1e-3)
 
 
 def test_what_is_pruned_stays_pruned_and_is_not_sent(tmp_path):

@@ -242,7 +242,7 @@ def test_single_step_em_climbs_the_marginal_likelihood():
     variance, precision, lr = 0.5, 0.8, 0.2
     w = {"w": torch.tensor([5.0, -5.0], dtype=torch.double)}
     settings = LocalTraining(lr=0.3, steps=200, batch_size=1)
-    server, memory = ServerOptimizer(server_lr=lr), {}
+    server, state = ServerOptimizer(server_lr=lr), {}
     rng = torch.Generator().manual_seed(0)
     for _ in range(40):
         means = []
@@ -259,7 +259,7 @@ def test_single_step_em_climbs_the_marginal_likelihood():
         step = {"w": -precision * (torch.stack(means) - w["w"]).sum(dim=0)}
         marginal = (data - w["w"]).sum(dim=0) / (variance + 1 / precision)
         torch.testing.assert_close(step["w"], -marginal, rtol=1e-9, atol=1e-9)
-        w, memory = server.server_step(w, step, memory)
+        w, state = server.server_step(w, step, state)
     torch.testing.assert_close(w["w"], data.mean(dim=0), rtol=1e-6, atol=1e-6)
 
 
