@@ -250,7 +250,7 @@ class MethodContract:
             engine = Tampering(Sequential(simulation.runtime), lambda _, outcome: outcome)
             simulation._engine = engine
             first, last = list(simulation)
-            if simulation.method.pooled:
+            if simulation.method.centralized:
                 engine.down = engine.up = 0
             copies = 0
             if simulation.method.sends_final_model:

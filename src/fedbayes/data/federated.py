@@ -116,7 +116,7 @@ class FederatedData:
             self.partition.test, offsets, int(offsets[client]), int(offsets[client + 1])
         )
 
-    def pooled_train(self) -> Samples:
+    def all_train(self) -> Samples:
         """Training samples of all clients, client by client."""
         rows = self.partition.train
         return self._gather(rows, self.partition.train_offsets, 0, len(rows))

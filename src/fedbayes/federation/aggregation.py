@@ -242,7 +242,7 @@ def check(
         )
     if settings.plain:
         return
-    if not method.averages or method.pooled:
+    if not method.averages or method.centralized:
         able = ", ".join(name for name, kind in METHODS.items() if kind.averages)
         raise ConfigError(
             f"[aggregation] is for methods that average weights ({able}); {method.name} does not"

@@ -114,8 +114,8 @@ def run_round(
         server=server,
         cohort=cohort,
         ledger=ledger,
-        bytes_down=0 if method.pooled else sum(broadcast.sent.values()),
-        bytes_up=0 if method.pooled else ledger.bytes_up,
+        bytes_down=0 if method.centralized else sum(broadcast.sent.values()),
+        bytes_up=0 if method.centralized else ledger.bytes_up,
         skipped=skipped,
         info=info,
     )

@@ -41,7 +41,7 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
         ConfigError: they cannot.
     """
     needed = config.min_reports
-    if not method.pooled and needed > run.cohort:
+    if not method.centralized and needed > run.cohort:
         raise ConfigError(
             f"min_reports = {needed}, but a round of this run has {run.cohort} clients: no "
             "round would count"
@@ -89,7 +89,7 @@ def remarks(config: Config, method: AnyMethod, run: Run, data: FederatedData) ->
     told = []
     if config.data.limit_test is not None and data.dataset.official_train is None:
         told.append("data.limit_test has no effect: there is no official test part")
-    if method.pooled and (config.cohort != 1.0 or config.min_reports > 1):
+    if method.centralized and (config.cohort != 1.0 or config.min_reports > 1):
         told.append(f"cohort and min_reports have no effect: {method.name} pools all data")
     if not method.has_global_model and config.evaluate_every != 1:
         told.append(f"evaluate_every has no effect: {method.name} has no global model")
