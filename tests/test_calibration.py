@@ -117,12 +117,12 @@ def test_the_command(method, tmp_path, capsys):
     )
     picture = tmp_path / "trust.png"
     assert command("calibrate", tmp_path / "run", "--picture", picture, "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["accuracy"] == pytest.approx(run.summary["global_accuracy"])
-    assert figures["nll"] == pytest.approx(run.summary["global_nll"], rel=1e-4)
-    assert figures["ece"] == pytest.approx(run.summary["global_ece"], abs=1e-3)
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics["accuracy"] == pytest.approx(run.summary["global_accuracy"])
+    assert metrics["nll"] == pytest.approx(run.summary["global_nll"], rel=1e-4)
+    assert metrics["ece"] == pytest.approx(run.summary["global_ece"], abs=1e-3)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert ("entropy_right" in figures) == (method != "fedavg")
+    assert ("entropy_right" in metrics) == (method != "fedavg")
     assert command("calibrate", tmp_path / "nothing") == 2
     assert "nothing" in capsys.readouterr().err
 
@@ -140,14 +140,14 @@ def test_personal_models_between_rounds(tmp_path, capsys):
             folder=folder,
         )
         assert command("calibrate", folder, "--personal", "--json") == 0
-        figures = json.loads(capsys.readouterr().out)
-        assert figures["accuracy"] == pytest.approx(run.summary["local_accuracy"], abs=0.005)
-        assert figures["accuracy"] > 0.3
-        assert figures["ece"] >= 0
+        metrics = json.loads(capsys.readouterr().out)
+        assert metrics["accuracy"] == pytest.approx(run.summary["local_accuracy"], abs=0.005)
+        assert metrics["accuracy"] > 0.3
+        assert metrics["ece"] >= 0
         if method == "local":
-            assert "information_right" not in figures  # a single draw does not disagree
+            assert "information_right" not in metrics  # a single draw does not disagree
         else:
-            assert figures["information_wrong"] > figures["information_right"] > 0
+            assert metrics["information_wrong"] > metrics["information_right"] > 0
 
 
 def test_personal_models_on_flowers_simulation_and_after_damage(tmp_path, capsys):

@@ -378,12 +378,12 @@ def test_a_client_has_its_own_model(alone, place, new, tmp_path, capsys):
     assert Card.load(text, "m").client == "C"
     capsys.readouterr()
     assert command("calibrate", folder, "--client", "C", "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
+    metrics = json.loads(capsys.readouterr().out)
     part = np.load(folder / "partition.npz")
     rows = part["test"][slice(*part["test_offsets"][client : client + 2])]
     own = pd.read_csv(place / "patients.csv").iloc[rows]
     expected = accuracy(alone.predictor(client="C")(own), own, alone)
-    assert figures["accuracy"] == pytest.approx(expected)
+    assert metrics["accuracy"] == pytest.approx(expected)
 
 
 def test_models_that_are_not_there_are_told(alone, place, tmp_path, capsys):

@@ -45,7 +45,7 @@ def test_the_mean_gradient_passes_over_what_has_none():
     x, y = torch.randn(11, 3).double(), torch.randn(11).double()
     weights = {"w": torch.randn(3).double(), "seen": torch.tensor(4)}
 
-    def loss(parameters, batch):
+    def loss(parameters, batch, given, noise):
         return (batch.x @ parameters["w"] - batch.y).square().mean()
 
     found = mean_gradient(weights, loss, Samples(x, y), 4, ["w"])

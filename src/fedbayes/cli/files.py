@@ -219,7 +219,7 @@ def calibrate(
     picture: Annotated[
         Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
     from fedbayes.data.plot import PICTURES
@@ -232,22 +232,22 @@ def calibrate(
     if picture is not None:
         writable(picture, "the picture", PICTURES)
     found = trust(folder, personal=personal, client=client)
-    figures = summary(found)
+    metrics = summary(found)
     if picture is not None:
         plot(found, picture)
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps(metrics))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in figures.items():
-        table.add_row(escape(_FIGURES.get(name) or _spelled(name)), number(value))
+    for name, value in metrics.items():
+        table.add_row(escape(_NAMES.get(name) or _spelled(name)), number(value))
     Console().print(table)
     if picture is not None:
         Console().print(f"wrote {picture}", highlight=False, soft_wrap=True)
 
 
 def _spelled(name: str) -> str:
-    """A figure of calibration in words, as in `std/age` to `standard deviation, median: age`."""
+    """A metric of calibration in words, as in `std/age` to `standard deviation, median: age`."""
     kind, _, column = name.partition("/")
     for start, form in _SPELLED.items():
         if kind.startswith(start):
@@ -264,8 +264,8 @@ _SPELLED = {
     "std_between": "standard deviation between draws, median",
     "std": "standard deviation, median",
 }
-"""Figures whose names begin so, in words."""
-_FIGURES = {
+"""Metrics whose names begin so, in words."""
+_NAMES = {
     "nll": "negative log-likelihood",
     "ece": "expected calibration error",
     "entropy_right": "entropy where right",

@@ -176,7 +176,7 @@ def bytes_of(line: Metrics) -> int:
     return int(line["bytes_down"] + line["bytes_up"])
 
 
-def figures(metrics: Sequence[Metrics], until: int) -> dict[str, float]:
+def metrics_at(metrics: Sequence[Metrics], until: int) -> dict[str, float]:
     """What a run had come to by a round: accuracies, total bytes, settled bytes, sparsity."""
     lines = [line for line in metrics if line["round"] <= until]
     tried = [line for line in lines if "global_accuracy" in line]
@@ -205,13 +205,13 @@ def tabulate(found: dict[str, list[list[Metrics]]], until: int, dataset: str = "
     """
     paper = PAPER.get(dataset, {})
     reference = found["FedAvg"]
-    base = [figures(metrics, until) for metrics in reference]
+    base = [metrics_at(metrics, until) for metrics in reference]
     lines = []
     for method, seeds in found.items():
         reached = [m for m in seeds if m[-1]["round"] >= until]
         if not reached:
             continue
-        own = [figures(metrics, until) for metrics in reached]
+        own = [metrics_at(metrics, until) for metrics in reached]
         equal = [
             accuracy_at(metrics, values["bytes"])
             for metrics, values in zip(reference, own, strict=False)
@@ -350,8 +350,8 @@ def _run(
 
 
 def _level(found: dict[str, list[list[Metrics]]], method: str, until: int, key: str) -> float:
-    """A figure of a method at a round, mean over seeds."""
-    return float(np.mean([figures(metrics, until)[key] for metrics in found[method]]))
+    """A metric of a method at a round, mean over seeds."""
+    return float(np.mean([metrics_at(metrics, until)[key] for metrics in found[method]]))
 
 
 SPARSE = ("FedSparse, low", "FedSparse, mid", "FedSparse, high")

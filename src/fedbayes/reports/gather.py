@@ -89,18 +89,18 @@ class Record:
         """Rounds done."""
         return int(self.metrics[-1]["round"]) if self.metrics else 0
 
-    def last(self, figure: str) -> float | None:
-        """The newest value of a figure of the rounds, if there is any."""
-        known = self._with(figure)
-        return float(known[-1][figure]) if known else None
+    def last(self, metric: str) -> float | None:
+        """The newest value of a metric of the rounds, if there is any."""
+        known = self._with(metric)
+        return float(known[-1][metric]) if known else None
 
-    def last_round(self, figure: str) -> int:
-        """The round that the newest value of a figure is of; 0 if there is none."""
-        known = self._with(figure)
+    def last_round(self, metric: str) -> int:
+        """The round that the newest value of a metric is of; 0 if there is none."""
+        known = self._with(metric)
         return int(known[-1]["round"]) if known else 0
 
-    def _with(self, figure: str) -> list[Metrics]:
-        return [line for line in self.metrics if line.get(figure) is not None]
+    def _with(self, metric: str) -> list[Metrics]:
+        return [line for line in self.metrics if line.get(metric) is not None]
 
     def by_class(self) -> list[tuple[str, float | None]]:
         """Of each class its name and the newest accuracy of the global model on its test samples,
@@ -112,9 +112,9 @@ class Record:
         names = self.classes if known else [str(label) for label in range(len(shares))]
         return list(zip(names, shares, strict=True))
 
-    def total(self, figure: str) -> float:
-        """The sum of a figure over the rounds."""
-        return float(sum(line.get(figure, 0) for line in self.metrics))
+    def total(self, metric: str) -> float:
+        """The sum of a metric over the rounds."""
+        return float(sum(line.get(metric, 0) for line in self.metrics))
 
 
 Watch = Callable[[str], object]
