@@ -119,7 +119,7 @@ PAPER: dict[str, dict[str, tuple[float, float, float, float]]] = {
 ROUNDS = {"digits": 40, "cifar10": 1000, "cifar100": 6000, "femnist": 6000}
 """The paper's number of rounds."""
 
-TOLD = 10
+SHOWN_EVERY = 10
 """Rounds between two words of where a run is."""
 SETTLED = 20
 """Last rounds, over which the bytes of a round are averaged once the sparsity has settled."""
@@ -165,7 +165,7 @@ def compare(
             if not (begun(place, config) and (place / "summary.json").exists()):
                 with opened(place, config) as simulation:
                     for step in simulation:
-                        if step.number % TOLD == 0:
+                        if step.number % SHOWN_EVERY == 0:
                             watch(f"{dataset}, {method}, round {step.number} of {rounds}")
             found.setdefault(method, []).append(RunFolder(place).metrics())
     return found

@@ -333,17 +333,17 @@ def clients(records: Sequence[Record]) -> list[Chart]:
 def split(records: Sequence[Record]) -> list[Chart]:
     """Which client trains on which classes; runs with the same split share a chart."""
     charts: list[Chart] = []
-    told: list[tuple[tuple[str, ...], Rows, list[int]]] = []
+    splits: list[tuple[tuple[str, ...], Rows, list[int]]] = []
     for run, record in enumerate(records):
         if record.counts is None:
             continue
-        for names, counts, runs in told:
+        for names, counts, runs in splits:
             if names == record.classes and np.array_equal(counts, record.counts):
                 runs.append(run)
                 break
         else:
-            told.append((record.classes, record.counts, [run]))
-    for classes, counts, runs in told:
+            splits.append((record.classes, record.counts, [run]))
+    for classes, counts, runs in splits:
         record, total = records[runs[0]], len(counts)
         shown = np.unique(np.linspace(0, total - 1, min(total, MOST_COLUMNS)).round().astype(int))
         note = "The stronger the colour, the larger the share of the client's training samples."

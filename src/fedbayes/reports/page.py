@@ -273,13 +273,13 @@ def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
     """
     metrics = list(dict.fromkeys(record.metric for record in records))
     every = [_cells(record, metrics) for record in records]
-    told = {"method", "data", "clients", "rounds"} if len(records) == 1 else set()
-    told |= {"last round"} if _same(records, _day) else set()
-    told |= {"ended"} if _same(records, _ending) else set()
+    above = {"method", "data", "clients", "rounds"} if len(records) == 1 else set()
+    above |= {"last round"} if _same(records, _day) else set()
+    above |= {"ended"} if _same(records, _ending) else set()
     headings = [
         heading
         for heading in every[0]
-        if heading not in told and any(cells[heading][1] != "" for cells in every)
+        if heading not in above and any(cells[heading][1] != "" for cells in every)
     ]
     rows = [
         {
