@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
+from fedbayes.likelihoods import evaluate
+from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.trust import Trust
-from fedbayes.metrics import calibrate, evaluate, uncertainty
+from fedbayes.metrics import calibrate, uncertainty
 from fedbayes.reports.charts import diagram
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
@@ -100,9 +102,11 @@ def test_impossible_classes_are_no_nan():
 
 def test_confidence_is_the_largest_probability():
     logits = torch.tensor([[0.0, 1.0, 3.0], [torch.nan, 0.0, 0.0]])
-    found = evaluate(lambda x: logits, Samples(torch.zeros(2, 1), torch.tensor([2, 0])))
-    assert float(found.confidence[0]) == pytest.approx(math.exp(3) / (1 + math.e + math.exp(3)))
-    assert float(found.confidence[1]) == 0.0
+    samples = Samples(torch.zeros(2, 1), torch.tensor([2, 0]))
+    likelihood = Categorical(target=Target("class", ("a", "b", "c")))
+    confidence = evaluate(likelihood, lambda x: logits[None], samples)["confidence"]
+    assert float(confidence[0]) == pytest.approx(math.exp(3) / (1 + math.e + math.exp(3)))
+    assert float(confidence[1]) == 0.0
 
 
 @pytest.mark.parametrize("method", ["fedavg", "mixture", "virtual"])

@@ -17,7 +17,6 @@ from fedbayes.inference.solve import solve
 from fedbayes.messages import Masked
 from fedbayes.methods.laplace import Laplace, median, proximal
 from fedbayes.methods.mixture import Mixture
-from fedbayes.metrics import evaluate
 from fedbayes.runs.build import build_data
 from fedbayes.tensors import Samples
 from tests.methods.places import at, difference, network, run_of, samples
@@ -261,10 +260,3 @@ def test_single_step_em_climbs_the_marginal_likelihood():
         torch.testing.assert_close(step["w"], -marginal, rtol=1e-9, atol=1e-9)
         w, state = server.server_step(w, step, state)
     torch.testing.assert_close(w["w"], data.mean(dim=0), rtol=1e-6, atol=1e-6)
-
-
-def test_evaluate_accepts_log_probabilities_of_an_ensemble():
-    found = evaluate(
-        lambda x: torch.log(torch.tensor([[0.2, 0.8]])).expand(len(x), 2), samples(4, 3, 2)
-    )
-    assert found.nll < 4 * 1.7
