@@ -96,12 +96,12 @@ LABELS = build_likelihood("multilabel", Target("labels", ("ant", "bee")))
 
 def scores(likelihood, **changes):
     """Honest scores of five samples, changed."""
-    stream = torch.Generator().manual_seed(0)
-    f = torch.randn(5, likelihood.outputs, generator=stream)
+    rng = torch.Generator().manual_seed(0)
+    f = torch.randn(5, likelihood.outputs, generator=rng)
     head = likelihood.head()
     f = f if head is None else head(f).detach()
     columns = (5,) if likelihood.target.classes else (5, likelihood.target.columns)
-    y = torch.randint(0, 2, columns, generator=stream)
+    y = torch.randint(0, 2, columns, generator=rng)
     y = y if likelihood.target.classes else y.float()
     honest = total(evaluate(likelihood, lambda x: x[None], Samples(f, y)))
     return honest | {name.replace("__", "/"): value for name, value in changes.items()}

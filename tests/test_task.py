@@ -206,8 +206,8 @@ def test_weights_of_another_target_are_said(tmp_path, monkeypatch):
 @pytest.fixture
 def regression(tmp_path):
     """The model file of a run on a real target, whose card says how rows are read."""
-    stream = np.random.default_rng(0)
-    frame = pd.DataFrame(stream.normal(size=(80, 3)), columns=["a", "b", "rent"]).round(4)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(80, 3)), columns=["a", "b", "rent"]).round(4)
     frame.to_csv(tmp_path / "t.csv", index=False)
     data = {"path": tmp_path / "t.csv", "label": "rent", "clients": 2, "partition": "iid"}
     config = Config.create(data=data, task={"likelihood": "gaussian"})

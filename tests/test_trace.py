@@ -17,7 +17,7 @@ from tests.architectures import ARCHITECTURES, ODD
 def traced(name):
     """Module, weights at random, inputs, their outputs, and what the trace says."""
     make, example = ARCHITECTURES[name]
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     module = make().eval()
     found = units.find_units(module, example())
@@ -26,13 +26,13 @@ def traced(name):
         if not tensor.is_floating_point():
             weights[key] = tensor
         else:  # nothing may hold only since a scale is one or a shift is zero
-            noise = torch.rand(tensor.shape, generator=stream)
+            noise = torch.rand(tensor.shape, generator=rng)
             weights[key] = tensor + 0.3 * (noise + 0.1 if "running_var" in key else noise - 0.5)
     x = example()
     x = (
-        torch.randn(3, *x.shape[1:], generator=stream)
+        torch.randn(3, *x.shape[1:], generator=rng)
         if x.is_floating_point()
-        else torch.randint(11, (3, *x.shape[1:]), generator=stream)
+        else torch.randint(11, (3, *x.shape[1:]), generator=rng)
     )
     return module, weights, x, answer(module, weights, x), found
 
@@ -53,13 +53,13 @@ def assert_close(one, two):
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * float(two.abs().max()))
 
 
-def permutation(group, stream):
+def permutation(group, rng):
     """Any order of a group's units, inside their cells."""
     order = torch.arange(group.count)
     cells = torch.tensor(group.cells)
     for cell in cells.unique():
         own = (cells == cell).nonzero()[:, 0]
-        order[own] = own[torch.randperm(len(own), generator=stream)]
+        order[own] = own[torch.randperm(len(own), generator=rng)]
     return order.tolist()
 
 
@@ -68,11 +68,11 @@ def permutation(group, stream):
 @given(seed=st.integers(0, 10**6), every=st.booleans())
 def test_permuted_units_answer_the_same(name, seed, every):
     module, weights, x, wanted, found = traced(name)
-    stream = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for group in found.groups:
-        if group.output or not (every or torch.rand(1, generator=stream) < 0.3):
+        if group.output or not (every or torch.rand(1, generator=rng) < 0.3):
             continue
-        weights = units.permute(weights, group, permutation(group, stream))
+        weights = units.permute(weights, group, permutation(group, rng))
     assert_close(answer(module, weights, x), wanted)
 
 
@@ -82,11 +82,11 @@ def test_permuted_units_answer_the_same(name, seed, every):
 def test_zeroed_units_can_be_left_out(name, seed, share):
     """Readers see zeros, so their columns may go; and the network without them is compact."""
     module, weights, x, _, found = traced(name)
-    stream = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     alive = {}
     for group in found.groups:
-        if not group.output and torch.rand(1, generator=stream) < 0.5:
-            keep = torch.rand(group.count, generator=stream) >= share
+        if not group.output and torch.rand(1, generator=rng) < 0.5:
+            keep = torch.rand(group.count, generator=rng) >= share
             keep[[group.cells.index(cell) for cell in set(group.cells)]] = True
             alive[group.layer] = keep
     zeroed = units.zero(weights, units.masks(found.groups, alive, readers=False))

@@ -100,7 +100,7 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     averages: ClassVar[bool] = False
     """Whether the server's update is of a mean of weights, in place of which a robust rule or a
     noisy mean may stand."""
-    pooled: ClassVar[bool] = False
+    centralized: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
     has_global_model: ClassVar[bool] = True
     """Whether what `model` gives is a model to predict with; if not, it is neither evaluated nor

@@ -53,8 +53,8 @@ class At:
     """Training samples set aside for early stopping, if the config asks for it."""
 
     def rng(self, purpose: str) -> torch.Generator:
-        """The random stream of this client in this round for one purpose, on the CPU."""
-        return seeds.torch_stream(self.run.seed, purpose, round=self.round, client=self.client)
+        """The generator of this client in this round for one purpose, on the CPU."""
+        return seeds.torch_rng(self.run.seed, purpose, round=self.round, client=self.client)
 
     @property
     def lr(self) -> float:

@@ -194,10 +194,10 @@ class Preprocessing:
         """
         return _Standardize(*self._offset_and_factor, order)
 
-    def example(self, count: int, stream: torch.Generator) -> Tensor:
+    def example(self, count: int, rng: torch.Generator) -> Tensor:
         """Random raw samples of about the right size, float32 [n, ...]."""
         offset, factor = self._offset_and_factor
-        noise = torch.randn(count, *self.shape, generator=stream)
+        noise = torch.randn(count, *self.shape, generator=rng)
         return noise.mul_(factor).add_(offset)
 
     def same_inputs(self, other: "Preprocessing") -> bool:

@@ -54,7 +54,7 @@ class Gaussian:
         return {name: h / self.precision[name] for name, h in self.shift.items()}
 
     @property
-    def deviation(self) -> Tensors:
+    def std(self) -> Tensors:
         """Standard deviations."""
         return {name: p.rsqrt() for name, p in self.precision.items()}
 
@@ -66,10 +66,10 @@ class Gaussian:
         )
 
 
-def standard(like: Mapping[str, Tensor], deviation: float = 1.0) -> Gaussian:
-    """N(0, deviation²) over tensors of these shapes, float64."""
+def standard(like: Mapping[str, Tensor], std: float = 1.0) -> Gaussian:
+    """N(0, std²) over tensors of these shapes, float64."""
     precision = {
-        name: torch.full(t.shape, deviation**-2, dtype=torch.float64) for name, t in like.items()
+        name: torch.full(t.shape, std**-2, dtype=torch.float64) for name, t in like.items()
     }
     return Gaussian(precision, {name: torch.zeros_like(p) for name, p in precision.items()})
 

@@ -137,8 +137,8 @@ class Network:
         assert self.shape is not None
         alive = {group.layer: group.thinned(1) for group in groups if group.step > 1}
         found = masks(groups, alive, running=True)
-        stream = torch.Generator().manual_seed(0)
-        x = self._samples(torch.randn(2, *self.shape, generator=stream))
+        rng = torch.Generator().manual_seed(0)
+        x = self._samples(torch.randn(2, *self.shape, generator=rng))
         whole = self.prepare(zero(self.initial, masks(groups, alive)))
         small = self.prepare(slice(mask(self.initial, found)))
         with torch.no_grad(), torch.random.fork_rng():

@@ -117,8 +117,8 @@ def claim(text: str, seen: bool, measured: str) -> str:
     return f"- {'Seen' if seen else 'NOT seen'}: {text} ({measured})."
 
 
-def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
-    """`0.951 ± 0.002`; no deviation for a single value."""
+def mean_and_std(values: Sequence[float], digits: int = 3) -> str:
+    """`0.951 ± 0.002`; no std for a single value."""
     found = np.asarray(values, dtype=float)
     text = f"{found.mean():.{digits}f}"
     return text if len(found) < 2 else f"{text} ± {found.std(ddof=1):.{digits}f}"

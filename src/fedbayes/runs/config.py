@@ -289,11 +289,11 @@ def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
         method = kind.model_validate(parameters)
     except ValidationError as error:
         known = [*rows(kind, "method."), *settings(None)]
-        told = explain(kind, error, known, "method.")
+        text = explain(kind, error, known, "method.")
         for key in parameters.keys() - kind.model_fields.keys():
             key = f"method.{key}"
-            told = told.replace(unknown(key, known), no_setting(key, known, name))
-        raise ConfigError(told) from None
+            text = text.replace(unknown(key, known), no_setting(key, known, name))
+        raise ConfigError(text) from None
     # TOML has no null; a parameter that may be none is none by default.
     return {"name": name, **method.model_dump(mode="json", exclude_none=True)}
 

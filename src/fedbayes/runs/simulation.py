@@ -18,7 +18,7 @@ from torch import Tensor
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.federation.aggregation import noise_stream
+from fedbayes.federation.aggregation import noise_rng
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import Engine
@@ -254,7 +254,7 @@ class Simulation:
         clients = self.progress.clients.after(result.ledger.scores)
         last = self._over(number, self.server)
         evaluated = self._evaluated(model, number) if last or self._evaluates(number) else None
-        if evaluated and self.method.pooled:
+        if evaluated and self.method.centralized:
             clients = evaluated.clients
         line = {**evaluation_line(self.likelihood, evaluated, clients), "round": number}
         if not last and self._stands_still(line):
@@ -305,9 +305,9 @@ class Simulation:
             self.states,
             number=number,
             cohort=cohort,
-            min_reports=1 if self.method.pooled else self.config.min_reports,
+            min_reports=1 if self.method.centralized else self.config.min_reports,
             aggregation=self.config.aggregation,
-            noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
+            noise=lambda digest: noise_rng(self.folder.noise_key(), number, digest),
             heard=heard,
         )
 
