@@ -439,7 +439,7 @@ def _table(text: str) -> Metrics:
     """A table in JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     table: Metrics = json.loads(text)
     if not isinstance(table, dict):
