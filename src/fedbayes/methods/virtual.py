@@ -149,7 +149,7 @@ class Virtual(Method[Server, Client, Sum]):
         return Server(standard(run.network.initial, self.prior_std))
 
     def join(self, at: At) -> Client:
-        """Nothing yet."""
+        """An empty state, which the first refinement fills."""
         return Client(Gaussian({}, {}), {}, {}, {})
 
     def message(self, server: Server, at: At) -> Message:

@@ -22,7 +22,7 @@ class ClientScores:
 
     @classmethod
     def none(cls, clients: int) -> Self:
-        """Before any report."""
+        """Scores of so many clients before any report: zeros."""
         return cls({"count": torch.zeros(clients, dtype=torch.float64)})
 
     def after(self, scores: dict[int, Scores]) -> Self:

@@ -19,7 +19,7 @@ from fedbayes.fields import OneOf, OneOrSeveral, Only
 
 @dataclass(frozen=True)
 class Row:
-    """One setting."""
+    """One setting of the config, as lists and messages show it."""
 
     key: str
     """As in `--set`: `training.lr`."""

@@ -52,7 +52,7 @@ class SeedRuns:
         self, config: Config, seeds: int | Sequence[int], folder: Path | str | None = None
     ) -> None:
         self.seeds = _numbers(seeds, config.seed)
-        """The seeds."""
+        """Seeds of the runs, in their order."""
         self._temporary = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
