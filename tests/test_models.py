@@ -141,7 +141,7 @@ def test_misfits_are_told(settings, shape, words):
 
 def test_a_wrong_number_of_outputs_is_told():
     settings = ModelSettings(name=f"{__name__}:fixed")
-    with pytest.raises(ModelError, match="one logit for each of 2 classes"):
+    with pytest.raises(ModelError, match="is wanted, for the likelihood"):
         build(settings, (4,), 2, seed=0)
 
 

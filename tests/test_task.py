@@ -232,7 +232,7 @@ def test_new_rows_are_read_as_the_model_was_trained(regression, tmp_path):
     moved.write_text("b,price,a\n1,7,2\n3,8,4\n")
     with pytest.raises(DataError, match="no column 'rent'"):
         find_tests(model, None, [f"data.path={moved}"])
-    with pytest.raises(ModelError, match=r"has targets real, price; the model was trained on real"):
+    with pytest.raises(ModelError, match=r"has targets real: price; the model was trained on real"):
         find_tests(model, None, [f"data.path={moved}", "data.label=price"])
 
 
