@@ -53,11 +53,11 @@ def test_a_private_mean_is_its_formula_around_a_centre():
     """w + (Σ clip(φ_s − w) + z C n) / B with n drawn by name, from the rng of the sums."""
     digests = []
 
-    def rng(digest):
+    def noise_rng(digest):
         digests.append(digest)
         return np.random.default_rng(5)
 
-    private = Private(CENTRE, 1.5, 0.7, 4, rng)
+    private = Private(CENTRE, 1.5, 0.7, 4, noise_rng)
     for client, report in enumerate(REPORTS):
         private.add(client, Report(report, 10.0**client))
     found = private.mean()

@@ -5,7 +5,7 @@ import torch
 from fedbayes import seeds
 
 
-def test_streams_depend_on_every_coordinate_and_on_nothing_else():
+def test_generators_depend_on_every_coordinate_and_on_nothing_else():
     draws = {}
     for seed, purpose, number, client in itertools.product(
         (0, 1), ("batches", "cohort"), (1, 2), (0, 3)

@@ -78,11 +78,11 @@ class Tampering:
             yield changed
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
-        """Run the evaluations."""
+        """Run the evaluations, unchanged, on the engine inside."""
         return self._engine.evaluate(evaluations)
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine inside."""
         self._engine.close()
 
 

@@ -23,7 +23,7 @@ class Run:
     likelihood: Likelihood
     """The distribution of a target given the network's outputs."""
     training: LocalTraining
-    """How clients train."""
+    """Optimizer, epochs and batch size of clients' training: `[training]` of the config."""
     clients: int
     """Number of clients, S."""
     cohort: int

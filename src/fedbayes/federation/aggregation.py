@@ -94,7 +94,7 @@ class Private(Sum):
         super().add(client, Report(changes, 1.0))
 
     def mean(self) -> Tensors:
-        """The noisy mean."""
+        """The noisy mean; the noise is seeded by what it goes on."""
         result = dict(self._centre)
         digest = hashlib.sha256()
         for name in sorted(self.tensors):
@@ -120,7 +120,7 @@ class Robust(Sum):
         self._reports: list[Tensors] = []
 
     def add(self, client: int, report: Report) -> None:
-        """Keep one report."""
+        """Keep one report, its change bounded if there is a bound."""
         tensors = dense(report.tensors)
         if self._clip is not None:
             tensors = clipped(tensors, self._centre, self._clip)

@@ -27,7 +27,7 @@ class Task:
     client: int
     round: int
     message: bytes
-    """The encoded broadcast."""
+    """The broadcast, as `messages.encode` wrote it."""
     state: bytes | None
     """The client's private state at the end of its last round; None before the first."""
     constants: str = ""
@@ -40,7 +40,7 @@ class Outcome:
     """What came of a task."""
 
     report: bytes
-    """The encoded report."""
+    """The report, as `messages.encode` wrote it."""
     state: bytes
     """The client's private state, which stays with the client."""
     info: Info

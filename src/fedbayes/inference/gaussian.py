@@ -50,12 +50,12 @@ class Gaussian:
 
     @property
     def mean(self) -> Tensors:
-        """Means."""
+        """The mean h/Λ of each entry."""
         return {name: h / self.precision[name] for name, h in self.shift.items()}
 
     @property
     def std(self) -> Tensors:
-        """Standard deviations."""
+        """The standard deviation Λ^(−1/2) of each entry."""
         return {name: p.rsqrt() for name, p in self.precision.items()}
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Gaussian":

@@ -57,7 +57,7 @@ class NetworkMatching:
     """A fused network and how it came about."""
 
     network: Dense
-    """The global network."""
+    """The fused network, layer by layer."""
     layers: list[LayerMatching]
     """The matching of each hidden layer, first to last."""
     seconds: list[float]

@@ -168,7 +168,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         return server.stopped
 
     def model(self, server: Server, run: Run) -> Tensors:
-        """The combined model."""
+        """The combination of the last round, and its buffers."""
         return {**server.weights, **server.buffers}
 
     def personal_model(

@@ -98,7 +98,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
         return dict(server.components)
 
     def expected(self, message: Message, run: Run) -> Message:
-        """One model."""
+        """The weights of one model, without the number of its component."""
         return part(message, "0")
 
     def loss(self, run: Run) -> Loss:

@@ -149,7 +149,7 @@ class Virtual(Method[Server, Client, Sum]):
         return Server(standard(run.network.initial, self.prior_std))
 
     def join(self, at: At) -> Client:
-        """Nothing yet."""
+        """An empty state, which the first refinement fills."""
         return Client(Gaussian({}, {}), {}, {}, {})
 
     def message(self, server: Server, at: At) -> Message:
@@ -169,11 +169,11 @@ class Virtual(Method[Server, Client, Sum]):
         """Minimize the free energy from the posterior that came."""
         run, posterior = at.run, _posterior(dense(message))
         device, kind = run.network.device, next(iter(run.network.initial.values())).dtype
-        share = standard(posterior.precision, self.prior_std) ** (1 / run.clients)
-        share = share.to(device, torch.float64)
-        factor = client.factor if client.factor.precision else share
+        prior_factor = standard(posterior.precision, self.prior_std) ** (1 / run.clients)
+        prior_factor = prior_factor.to(device, torch.float64)
+        factor = client.factor if client.factor.precision else prior_factor
         cavity = _floored(posterior / factor, posterior)
-        prior = (cavity * share).to(device, kind)
+        prior = (cavity * prior_factor).to(device, kind)
         start = self._start(posterior, factor, cavity, client, at)
         rest = cavity.to(device, kind).precision
         given: Tree = {

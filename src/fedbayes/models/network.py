@@ -72,7 +72,7 @@ class Network:
         self.constants: Tensors = _copies(
             {n: p for n, p in module.named_parameters() if not p.requires_grad}
         )
-        """Frozen parameters."""
+        """Parameters that do not train (`requires_grad` is False); never sent."""
         self.convolutional = any(isinstance(m, nn.Conv2d) for m in module.modules())
         self._slots = self._find_slots()
         if self.convolutional:

@@ -175,7 +175,7 @@ class Groups:
     """What a trace found."""
 
     groups: tuple[Group, ...]
-    """Inputs to outputs."""
+    """All groups, in the order from inputs to outputs."""
     untouched: Mapping[str, str]
     """Weights whose rows belong to no group, with the reason."""
 

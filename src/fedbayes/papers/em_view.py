@@ -134,7 +134,7 @@ class Comparison:
     settings: Row
     """Keys of the config that all share."""
     rounds: dict[str, int]
-    """By method."""
+    """Rounds of each method, by its name."""
     seeds: int
     changes: Row = field(default_factory=dict)
     """Parameters by method that are not those of `METHODS`."""

@@ -191,7 +191,7 @@ def split(data: FederatedData, seed: int) -> tuple[Samples, Samples]:
 
 
 def trained(folder: Path, federation: Federation) -> Silos:
-    """Networks trained apart."""
+    """Networks that each client trained on its own data alone; trained now, or read again."""
     config = federation.config({"name": "local"})
     run = finished(folder / "locals" / federation.name, config)
     data = stored_data(config, run)

@@ -269,12 +269,12 @@ def find_method(name: str) -> "type[AnyMethod]":
     from fedbayes.contracts import Method
 
     try:
-        found = resolve_name(name)
+        kind = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot find the method {name!r}: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ConfigError(f"{name!r} is no class derived from fedbayes.contracts.Method")
-    return found
+    return kind
 
 
 def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -301,13 +301,13 @@ def _row(
 def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, str]]:
     """The headline metric of the global model and of clients' own, the method's own first."""
     metric, method = simulation.likelihood.metric, simulation.method
-    found = []
+    shown = []
     for whose in sorted(("global", "local"), key=method.headline.__ne__):
         if whose == "local" or method.has_global_model:
             # Accuracy goes without saying.
             name = whose if metric == "accuracy" else words(f"{whose}_{metric}")
-            found.append((name, number(metrics.get(f"{whose}_{metric}"))))
-    return found
+            shown.append((name, number(metrics.get(f"{whose}_{metric}"))))
+    return shown
 
 
 def _line(step: "Step", simulation: "Simulation") -> str:

@@ -131,16 +131,16 @@ class Simulation:
 
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
-        found = self.folder.progress() or first or self._first()
-        if found.constants != self.network.constants_digest:
+        checkpoint = self.folder.progress() or first or self._first()
+        if checkpoint.constants != self.network.constants_digest:
             raise RunError(
                 f"frozen weights of the network are not those that {self.folder.path} began with; "
                 "put its code and files back as they were, or start a new run"
             )
-        self.progress: Progress = found
-        self._saved = found.round
-        self.server: Any = unpack(self.method.server_state, found.server)
-        self.folder.drop_metrics_after(found.round)
+        self.progress: Progress = checkpoint
+        self._saved = checkpoint.round
+        self.server: Any = unpack(self.method.server_state, checkpoint.server)
+        self.folder.drop_metrics_after(checkpoint.round)
         lines = self.folder.metrics()
         self._standing = Standing(
             self.method.headline,
@@ -154,8 +154,8 @@ class Simulation:
         """The state after the best round so far, where its checkpoint is kept."""
         if self._keeps_best and self._standing.best_round:
             self.best = self.folder.progress(self._standing.best_round)
-        self.states = ClientStates(self.folder.clients, found.stored)
-        self.states.round = found.round
+        self.states = ClientStates(self.folder.clients, checkpoint.stored)
+        self.states.round = checkpoint.round
         self.states.remove_strays(
             keep_older=self.config.keep_checkpoints == "all",
             best=self._stored_of_best,

@@ -93,8 +93,8 @@ def _mlflow(simulation: "Simulation") -> Iterator[Log]:
         if known.exists():
             run = known.read_text().strip()
         else:
-            found = client.get_experiment_by_name("fedbayes")
-            experiment = found.experiment_id if found else client.create_experiment("fedbayes")
+            past = client.get_experiment_by_name("fedbayes")
+            experiment = past.experiment_id if past else client.create_experiment("fedbayes")
             run = client.create_run(experiment, run_name=folder.name).info.run_id
             settings = _flat("", simulation.config.model_dump(mode="json", exclude_none=True))
             client.log_batch(run, params=[Param(k, v[:6000]) for k, v in settings.items()][:100])

@@ -44,7 +44,7 @@ class SeedRuns:
         folder: where the run folders are; a temporary one if None.
 
     Raises:
-        ConfigError: the seeds are none or no integers, or one is named twice.
+        ConfigError: the seeds are invalid: there are none, one is no integer or is named twice.
         RunError: the folder holds something else.
     """
 
@@ -52,7 +52,7 @@ class SeedRuns:
         self, config: Config, seeds: int | Sequence[int], folder: Path | str | None = None
     ) -> None:
         self.seeds = _numbers(seeds, config.seed)
-        """The seeds."""
+        """Seeds of the runs, in their order."""
         self._temporary = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
@@ -289,7 +289,7 @@ def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
         first: where a number of seeds begins.
 
     Raises:
-        ConfigError: they are none or no integers, or one is named twice.
+        ConfigError: they are invalid: there are none, one is no integer or is named twice.
     """
     if _whole(seeds):
         given: list[Any] = list(range(first, first + int(seeds)))
