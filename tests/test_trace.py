@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from fedbayes.models import units
 from fedbayes.models.compact import compact
@@ -191,3 +193,28 @@ def test_a_concatenation_is_read_by_both():
     assert reader.tensor == "last.weight"
     assert reader.units == (-1,) * 4 + tuple(range(5))
     assert [a.axis for a in found["up"].owned if a.tensor == "up.weight"] == [1]
+
+
+class LowRank(nn.Module):
+    """A layer whose weight is a product of two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(8, 2))
+        self.down = nn.Parameter(torch.randn(2, 6))
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(functional.linear(x, self.up @ self.down)))
+
+
+def test_units_on_two_axes_of_a_tensor_are_groups_of_their_own():
+    module, x = LowRank().eval(), torch.randn(4, 6)
+    groups = units.find_units(module, x).groups
+    assert [(g.layer, g.count) for g in groups] == [("up", 8), ("up:2", 2), ("last", 3)]
+    weights = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    alive = {"up": torch.arange(8) > 3, "up:2": torch.tensor([True, False])}
+    zeroed = units.zero(weights, units.masks(groups, alive))
+    wanted = weights | {"up": weights["up"].clone()}
+    wanted["up"][:4], wanted["up"][:, 1] = 0, 0
+    torch.testing.assert_close(answer(module, zeroed, x), answer(module, wanted, x))

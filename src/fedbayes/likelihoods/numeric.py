@@ -21,6 +21,7 @@ class Numeric(Likelihood):
     """Likelihoods of one or more columns of numbers, which are independent given f."""
 
     higher_is_better = False
+    nonnegative = ("squared_error", "absolute_error", "squared_offset")
 
     @property
     def width(self) -> int:

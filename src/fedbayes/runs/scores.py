@@ -54,10 +54,14 @@ class ClientScores:
 
 
 def mean_metrics(each: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of every metric; empty if there are none."""
+    """The mean of every metric over those that have it (a single sample has no R²); NaN if none
+    does, and empty if there are no metrics.
+    """
     names = each[0] if each else ()
     return {
-        name: float(torch.tensor([metrics[name] for metrics in each], dtype=torch.float64).mean())
+        name: float(
+            torch.tensor([metrics[name] for metrics in each], dtype=torch.float64).nanmean()
+        )
         for name in names
     }
 
