@@ -4,7 +4,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -15,6 +14,7 @@ from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.settings import Aggregation, Secure
 from fedbayes.fields import OneOf, Only
 from fedbayes.inference.settings import LocalTraining
+from fedbayes.lazy import own_class
 from fedbayes.likelihoods import LIKELIHOODS, complete_likelihood, find_likelihood
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Precision
@@ -268,12 +268,7 @@ def find_method(name: str) -> "type[AnyMethod]":
         raise _no_method(name)
     from fedbayes.contracts import Method
 
-    try:
-        kind = resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"cannot find the method {name!r}: {error}") from None
-    if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise ConfigError(f"{name!r} is no class derived from fedbayes.contracts.Method")
+    kind: type[AnyMethod] = own_class(name, Method, "method")
     return kind
 
 
