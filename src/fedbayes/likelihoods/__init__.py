@@ -1,7 +1,6 @@
 """The likelihoods: how outputs of a network and a target belong together; one file each."""
 
 from collections.abc import Mapping
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
