@@ -538,3 +538,24 @@ def test_a_client_stops_early_by_its_validation_loss():
     # 337 samples, of which 67 are set aside: 9 steps an epoch.
     assert all(0 < line["steps"] < 100 * 9 for line in run.metrics)
     assert run.summary["local_accuracy"] > 0.7
+
+
+def test_noise_is_planned_once_for_all_rounds(monkeypatch):
+    """A later problem asks for the same numbers, of the same stream, without a pass of its own."""
+    method, place = Virtual(samples=2), at(network(hidden=(3,)))
+    data, passes = samples(), []
+    real = Virtual._outputs
+    monkeypatch.setattr(Virtual, "_outputs", lambda *a, **k: passes.append(1) or real(*a, **k))
+
+    def draws(place, batch):
+        message = method.message(method.init(place.run), place)
+        noise = method.problem(message, method.join(place), data, place).noise
+        return noise.draw(torch.Generator().manual_seed(0), batch)["draws"]
+
+    first = draws(place, data)
+    again = draws(at(place.run, client=1, round=2), data)
+    assert len(passes) == 1
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    smaller = Samples(data.x[:5], data.y[:5])
+    assert [d.shape for d in draws(place, smaller)] != [d.shape for d in first]
+    assert len(passes) == 2

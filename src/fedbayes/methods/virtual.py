@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import log
+from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import Field
@@ -27,7 +28,7 @@ from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.messages import Message, dense
-from fedbayes.models import variational
+from fedbayes.models import Network, variational
 from fedbayes.models.variational import (
     Drawn,
     Estimator,
@@ -191,17 +192,19 @@ class Virtual(Method[Server, Client, Sum]):
         self, start: Tensors, rest: Tensors, run: Run
     ) -> Callable[[torch.Generator, Samples], Tree]:
         """What draws the noise of one pass: that which a pass without values asks for."""
-        shapes, others = _without_values(start), _without_values(rest)
-        plans: dict[torch.Size, Requests] = {}
+        plans = _PLANS.setdefault(run.network, {})
 
         def draw(rng: torch.Generator, batch: Samples) -> Tree:
-            if batch.x.shape not in plans:
-                plans[batch.x.shape] = requests = Requests()
+            key = (self, batch.x.shape)
+            if key not in plans:
+                requests = Requests()
+                shapes, others = _without_values(start), _without_values(rest)
                 x = torch.empty_like(batch.x, device="meta")
                 with torch.no_grad():
                     shared = _shared_weights(shapes, _precision(shapes, others))
                     self._outputs(run, shared, self._own(shapes), shapes, x, requests)
-            return {"draws": plans[batch.x.shape].draw(rng)}
+                plans[key] = requests
+            return {"draws": plans[key].draw(rng)}
 
         return draw
 
@@ -393,6 +396,10 @@ class Virtual(Method[Server, Client, Sum]):
         stack = variational.stack(network.module)
         trust = self.server_likelihood if own is not None else 0.0
         return partial(sampled, stack, shared, own, part(model, "gate"), self.predictions, trust)
+
+
+_PLANS: WeakKeyDictionary[Network, dict[tuple[Virtual, torch.Size], Requests]] = WeakKeyDictionary()
+"""Which noise a pass asks for, by network, method and shape of a batch: the same in every round."""
 
 
 def damped(change: Gaussian, damping: float) -> Gaussian:
