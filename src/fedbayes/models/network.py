@@ -228,8 +228,17 @@ class Network:
             if self.precision == "bf16"
             else nullcontext()
         )
-        with self._bound(weights), half:
-            outputs: Tensor = self.module(x)
+        try:
+            with self._bound(weights), half:
+                outputs: Tensor = self.module(x)
+        except ValueError as error:
+            if training and "Expected more than 1 value per channel" in str(error):
+                raise ModelError(
+                    "batch normalization cannot train on a batch of one sample, which is what a "
+                    "client's samples leave over; choose another training.batch_size, or a "
+                    "network without it"
+                ) from error
+            raise
         return outputs.float() if self.precision == "bf16" else outputs
 
 
