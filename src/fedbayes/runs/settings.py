@@ -170,7 +170,8 @@ def unknown(key: str, settings: Sequence[Row]) -> str:
     close = [place + word for word in get_close_matches(last, known, n=1)]
     if found := elsewhere or close or get_close_matches(key, keys, n=1):
         return f"{key} is no setting (did you mean {' or '.join(map(repr, found))}?)"
-    return f"{key} is no setting; here there are {', '.join(known) or 'none'}"
+    there = "there is" if len(known) == 1 else "there are"
+    return f"{key} is no setting; here {there} {', '.join(known) or 'none'}"
 
 
 def explain(
