@@ -70,6 +70,13 @@ def test_training_mode_reaches_the_layers():
     assert (network({}, x, training=True) == 0).any()
 
 
+def test_a_batch_of_one_sample_has_no_variance():
+    network = Network(nn.BatchNorm1d(3))
+    assert network(network.initial, torch.zeros(1, 3)).shape == (1, 3)
+    with pytest.raises(ModelError, match=r"batch of one sample.*training\.batch_size"):
+        network(network.initial, torch.zeros(1, 3), training=True)
+
+
 def test_bf16_rounds_and_returns_float32():
     torch.manual_seed(0)
     module = MLP(20, [30], 3)

@@ -112,6 +112,26 @@ def test_code_that_counts_on_widths_in_training_is_not_narrowed():
     assert network.traced.untouched == {"side.weight": "its units are not used"}
 
 
+class Joined(nn.Module):
+    """Two branches side by side under one group normalization, whose groups lie across both."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Conv2d(1, 6, 3), nn.Conv2d(1, 6, 3)
+        self.norm, self.head = nn.GroupNorm(4, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        both = torch.relu(self.norm(torch.cat([self.left(x), self.right(x)], dim=1)))
+        return self.head(both.mean(dim=(2, 3)))
+
+
+def test_groups_that_share_a_normalization_are_not_narrowed():
+    """Without units of one, those of the other would be normalized with others than before."""
+    network = Network(Joined(), shape=(1, 8, 8))
+    assert [group.layer for group in network.groups] == ["left", "right", "head"]
+    assert network.narrowing == ()
+
+
 def test_frozen_weights_are_never_cut():
     """Units that are made of frozen weights are not touched; those that these read, not sliced."""
     module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))

@@ -61,5 +61,7 @@ class RunError(FedbayesError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """What to add to a message on an unknown word: the known one that is like it, if any is."""
-    close = get_close_matches(word, list(known), n=1)
+    known = list(known)
+    same = [name for name in known if name.casefold() == word.casefold()]
+    close = same or get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

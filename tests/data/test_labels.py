@@ -44,11 +44,20 @@ def test_a_regression_target_is_no_classes(tmp_path, suffix):
         ([f"patient-{k}" for k in range(300)], "identifiers"),
         (np.repeat(np.arange(50), 4), "50 different values in 200 rows"),
         (np.arange(1001).repeat(5), "1,001 different values"),
+        ([*range(99), "high"], "a number in 99 of 100 rows, and 'high' in row 100 is none"),
     ],
 )
 def test_what_is_no_class_is_refused(tmp_path, label, says):
     with pytest.raises(DataError, match=says):
         load(tmp_path, label, kinds=("class",))
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds", "told"), [(10, (), False), (11, (), True), (11, ("class",), False)]
+)
+def test_numbers_that_may_be_counts_are_told(tmp_path, values, kinds, told):
+    dataset = load(tmp_path, np.resize(np.arange(values), 200), kinds=kinds)
+    assert any("taken for classes" in note for note in dataset.notes) == told
 
 
 @pytest.mark.parametrize("classes", [62, 100])

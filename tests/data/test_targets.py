@@ -238,6 +238,7 @@ def test_a_label_that_never_changes_is_said(tmp_path):
     [
         ({"label": ["y", "y"]}, "label names 'y' twice"),
         ({"label": ["y", "z"], "features": ["x", "z"]}, "features names 'z', which is the label"),
+        ({"label": ["y"], "group": "y"}, "label and group both name 'y'"),
         ({"label": []}, "label"),
     ],
 )

@@ -103,10 +103,14 @@ def settings(
         return
     table, _, rest = (key or "").partition(".")
     named, _, parameter = rest.partition(".")
-    if table == "method" and named in METHODS:
+    if own := ":" in rest:
+        module, _, last = rest.partition(":")
+        last, _, parameter = last.partition(".")
+        named = f"{module}:{last}"
+    if table == "method" and (own or named in METHODS):
         method, key = named, f"method.{parameter}" if parameter else "method"
     likelihood = "auto"
-    if table == "task" and named in LIKELIHOODS:
+    if table == "task" and (own or named in LIKELIHOODS):
         likelihood, key = named, f"task.{parameter}" if parameter else "task"
     known = config.settings(None if table not in ("", "method") else method, likelihood)
     found = find(known, key) if key else known

@@ -221,6 +221,11 @@ class DataSettings(SourceSettings):
         if self.features and self.drop:
             raise ValueError("features and drop exclude one another: features names all that stays")
         labels = [("label", column) for column in self.label]
+        if self.group in self.label:
+            raise ValueError(
+                f"label and group both name '{self.group}', so each client would have a single "
+                "label; set one of them to another column"
+            )
         for setting, column in (*labels, ("group", self.group), ("split", self.split)):
             if column in self.features:
                 raise ValueError(

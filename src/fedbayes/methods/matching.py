@@ -75,7 +75,8 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         if run.likelihood.head() is not None:
             raise ConfigError(
                 f"{self.name} matches neurons, and has no place for noise that is learnt behind "
-                "the network; set task.noise = 'each', or to a number"
+                f"the network; set task.likelihood = '{run.likelihood.name}', and task.noise = "
+                "'each', or to a number"
             )
         _layers(run)
         if self.class_shares and run.likelihood.outputs != run.likelihood.target.classes:

@@ -1,5 +1,6 @@
 """A network as a pure function of its weights."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -138,9 +139,11 @@ class Network:
     def narrowing(self) -> tuple[Group, ...]:
         """Groups from which units can be sliced out, and the module still computes.
 
-        The code of a module may count on its widths, so each is tried.
+        The code of a module may count on its widths, so each is tried. A group normalization
+        over several groups would put what is left of one into cells of another: they stay whole.
         """
-        able = [group for group in self.groups if group.sliceable]
+        norms = Counter(norm for group in self.groups for norm in group.norms)
+        able = [g for g in self.groups if g.sliceable and all(norms[n] == 1 for n in g.norms)]
         if self._computes_without(able):
             return tuple(able)
         return tuple(group for group in able if self._computes_without([group]))
@@ -244,8 +247,17 @@ class Network:
             if self.precision == "bf16"
             else nullcontext()
         )
-        with self._bound(weights), half:
-            outputs: Tensor = self.module(x)
+        try:
+            with self._bound(weights), half:
+                outputs: Tensor = self.module(x)
+        except ValueError as error:
+            if training and "Expected more than 1 value per channel" in str(error):
+                raise ModelError(
+                    "batch normalization cannot train on a batch of one sample, which is what a "
+                    "client's samples leave over; choose another training.batch_size, or a "
+                    "network without it"
+                ) from error
+            raise
         return outputs.float() if self.precision == "bf16" else outputs
 
 

@@ -351,7 +351,8 @@ def outcome(summary: "Metrics") -> Table:
         "refused reports": f"{summary['refused_reports']} ({summary['skipped_rounds']} rounds "
         "without an update)",
         "lost reports": str(summary["lost_reports"]),
-        "stopped": f"{summary['stopped_reason']} after {summary['rounds']} rounds",
+        "stopped": f"{summary['stopped_reason']} after {summary['rounds']} "
+        + ("round" if summary["rounds"] == 1 else "rounds"),
         "folder": summary["folder"],
     }
     if "best_round" in summary:

@@ -16,6 +16,8 @@ from fedbayes.targets import Target
 MOST_CLASSES = 1000
 FEW_CLASSES = 20
 """So many different values may be classes, however few rows there are of each."""
+NUMBERED_CLASSES = 10
+"""So many different numbers are classes without a word, as are digits."""
 ROWS_OF_CLASS = 5
 """Rows that each of more values has on average, if they are classes."""
 
@@ -55,7 +57,7 @@ def read_target(
             "classes out, or choose another task.likelihood"
         )
     if len(columns) == 1 and (not kinds or "class" in kinds):
-        found = _as_classes(labels[columns[0]], classes, where, notes)
+        found = _as_classes(labels[columns[0]], classes, kinds, where, notes)
         if not isinstance(found, str):
             return found
         if set(kinds) <= {"class"} and (kinds or not is_numeric(labels[columns[0]])):
@@ -163,7 +165,7 @@ def _refuse_odd(
 
 
 def _as_classes(
-    labels: Any, classes: tuple[str, ...], where: str, notes: list[str]
+    labels: Any, classes: tuple[str, ...], kinds: Sequence[str], where: str, notes: list[str]
 ) -> tuple[Rows, Target] | str:
     """Labels as class indices [N], and the classes; or why they are invalid.
 
@@ -171,6 +173,7 @@ def _as_classes(
         labels: A column of labels [N].
         classes: Names of all classes, in the order of the indices; if empty, the classes are the
             different labels, in rising order.
+        kinds: Kinds of target that were asked for; none: it is told if numbers may be no classes.
         where: The file, for messages.
         notes: Takes up what a user should know.
 
@@ -184,6 +187,12 @@ def _as_classes(
         return reason
     notes += said
     if not classes:
+        if not kinds and values.dtype.kind in "iuf" and len(names) > NUMBERED_CLASSES:
+            notes.append(
+                f"{where}: the label has {len(names):,} different values in {len(values):,} rows, "
+                f"such as {listed(names[:3])}, which are taken for classes; if they are counts or "
+                "measurements, set task.likelihood to poisson or gaussian"
+            )
         return y, Target("class", names)
     unknown = [name for name in names if name not in classes]
     if unknown:
@@ -226,11 +235,25 @@ def _quantity(values: Array, names: tuple[str, ...], where: str) -> str:
     kind = (
         "a quantity" if fractions else "a quantity or an identifier" if numbers else "identifiers"
     )
+    if not numbers and (odd := _odd_texts(values)):
+        return (
+            f"{where}: the label is a number in {len(values) - len(odd):,} of {len(values):,} "
+            f"rows, and '{values[odd[0]]}' in row {odd[0] + 1:,} is none; mend it, or leave such "
+            "rows out"
+        )
     return (
         f"{where}: the label has {len(names):,} different values in {len(values):,} rows, such as "
         f"{listed(names[:3])}: {kind}, not classes. Set label to another column; or make a column "
         "of a few ranges of it; or, if these really are classes, name them all with classes"
     )
+
+
+def _odd_texts(values: Array) -> list[int]:
+    """Rows of the texts that are no numbers, where most are; none where most are not."""
+    import pandas as pd
+
+    odd = np.flatnonzero(np.isnan(pd.to_numeric(pd.Series(values), errors="coerce")))
+    return [int(row) for row in odd] if 2 * len(odd) < len(values) else []
 
 
 def _plain(values: Any, kind: str, where: str, notes: list[str]) -> Array:
