@@ -168,16 +168,10 @@ def unknown(key: str, settings: Sequence[Row]) -> str:
     known = {k[len(place) :].split(".")[0]: None for k in keys if k.startswith(place)}
     elsewhere = [k for k in keys if k.rpartition(".")[2] == last]
     close = [place + word for word in get_close_matches(last, known, n=1)]
-<<<<<<< HEAD
     if guesses := elsewhere or close or get_close_matches(key, keys, n=1):
         return f"{key} is no setting (did you mean {' or '.join(map(repr, guesses))}?)"
-    return f"{key} is no setting; here there are {', '.join(known) or 'none'}"
-=======
-    if found := elsewhere or close or get_close_matches(key, keys, n=1):
-        return f"{key} is no setting (did you mean {' or '.join(map(repr, found))}?)"
     there = "there is" if len(known) == 1 else "there are"
     return f"{key} is no setting; here {there} {', '.join(known) or 'none'}"
->>>>>>> w-user
 
 
 def explain(
