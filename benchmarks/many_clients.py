@@ -71,17 +71,17 @@ def child(clients, engine):
 
 def main():
     for engine in ("sequential", "workers"):
-        figures = {}
+        results = {}
         for clients in (100, 10_000):
             command = [sys.executable, __file__, str(clients), engine]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-            figures[clients] = json.loads(output)
+            results[clients] = json.loads(output)
             print(
-                f"{engine:10} {clients:6} clients  peak {figures[clients]['peak'] / 2**20:7.0f} MiB"
-                f"  {figures[clients]['seconds'] * 1e3:6.1f} ms a round",
+                f"{engine:10} {clients:6} clients  peak {results[clients]['peak'] / 2**20:7.0f} MiB"
+                f"  {results[clients]['seconds'] * 1e3:6.1f} ms a round",
                 flush=True,
             )
-        few, many = figures[100], figures[10_000]
+        few, many = results[100], results[10_000]
         print(
             f"{engine:10} ratio  memory {many['peak'] / few['peak']:.2f} (aim at most 1.50)"
             f"  time {many['seconds'] / few['seconds']:.2f} (aim about 1)",

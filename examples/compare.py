@@ -48,16 +48,16 @@ def shifted_digits(file: Path) -> None:
     np.savez(file, x=seen.astype(np.float32), y=labels, groups=device)
 
 
-def show(title: str, methods: list[str], figures: dict[str, str], **settings: Any) -> None:
-    """Mean and standard deviation over the seeds of some metrics, told as `global rmse`, say."""
-    print(f"\n{title}\n\n| method | {' | '.join(figures.values())} |\n|---|{'---|' * len(figures)}")
+def show(title: str, methods: list[str], metrics: dict[str, str], **settings: Any) -> None:
+    """Mean and standard deviation over the seeds of some metrics, as in `global rmse`."""
+    print(f"\n{title}\n\n| method | {' | '.join(metrics.values())} |\n|---|{'---|' * len(metrics)}")
     for name in methods:
         runs = [fedbayes.run(method={"name": name}, seed=seed, **settings) for seed in SEEDS]
         cells = []
-        for figure in figures:
-            whose, metric = figure.split()
+        for shown in metrics:
+            whose, metric = shown.split()
             found = [run.summary["metrics"].get(whose) for run in runs]
-            values = [metrics[metric] for metrics in found if metrics]
+            values = [each[metric] for each in found if each]
             cells.append(
                 f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}" if values else ""
             )

@@ -16,7 +16,7 @@ from fedbayes.federation.aggregation import (
     Private,
     clipped,
     epsilon,
-    noise_stream,
+    noise_rng,
 )
 from fedbayes.federation.aggregation import reduction as reduction_of
 from fedbayes.methods.fedavg import FedAvg
@@ -26,11 +26,11 @@ DATA = {"name": "digits", "clients": 7, "partition": "iid"}
 
 
 def reports(count, seed=0):
-    stream = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return [
         {
-            "a": torch.randn(4, 3, generator=stream),
-            "b": torch.randn(5, generator=stream),
+            "a": torch.randn(4, 3, generator=rng),
+            "b": torch.randn(5, generator=rng),
             "steps": torch.tensor(7),
         }
         for _ in range(count)
@@ -48,7 +48,7 @@ def middle(rule, found, **settings):
 
 
 def noise_of(number, key=b"k" * 32):
-    return lambda digest: noise_stream(key, number, digest)
+    return lambda digest: noise_rng(key, number, digest)
 
 
 def stacked(found, name):
@@ -134,7 +134,7 @@ def test_robust_rules_withstand_what_ruins_the_mean():
 
 def test_noise_has_the_deviation_that_is_claimed():
     big = {"a": torch.zeros(40_000)}
-    private = Private(big, clip=2.0, noise=1.5, cohort=10, stream=noise_of(1))
+    private = Private(big, clip=2.0, noise=1.5, cohort=10, rng=noise_of(1))
     for client in range(6):  # of 10: the divisor tells nobody how many reported
         private.add(client, Report({"a": torch.full((40_000,), 1.0)}, 1e9))
     mean = private.mean()["a"].double()
@@ -146,7 +146,7 @@ def test_noise_has_the_deviation_that_is_claimed():
 
 def test_noise_differs_by_round_by_key_and_by_what_it_goes_on():
     def draw(key, number, digest):
-        return noise_stream(key, number, digest).standard_normal()
+        return noise_rng(key, number, digest).standard_normal()
 
     drawn = {
         draw(key, number, digest)

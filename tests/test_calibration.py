@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
+from fedbayes.likelihoods import evaluate
+from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.trust import Trust
-from fedbayes.metrics import calibrate, evaluate, uncertainty
+from fedbayes.metrics import calibrate, uncertainty
 from fedbayes.reports.charts import diagram
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
@@ -100,9 +102,11 @@ def test_impossible_classes_are_no_nan():
 
 def test_confidence_is_the_largest_probability():
     logits = torch.tensor([[0.0, 1.0, 3.0], [torch.nan, 0.0, 0.0]])
-    found = evaluate(lambda x: logits, Samples(torch.zeros(2, 1), torch.tensor([2, 0])))
-    assert float(found.confidence[0]) == pytest.approx(math.exp(3) / (1 + math.e + math.exp(3)))
-    assert float(found.confidence[1]) == 0.0
+    samples = Samples(torch.zeros(2, 1), torch.tensor([2, 0]))
+    likelihood = Categorical(target=Target("class", ("a", "b", "c")))
+    confidence = evaluate(likelihood, lambda x: logits[None], samples)["confidence"]
+    assert float(confidence[0]) == pytest.approx(math.exp(3) / (1 + math.e + math.exp(3)))
+    assert float(confidence[1]) == 0.0
 
 
 @pytest.mark.parametrize("method", ["fedavg", "mixture", "virtual"])
@@ -117,12 +121,12 @@ def test_the_command(method, tmp_path, capsys):
     )
     picture = tmp_path / "trust.png"
     assert command("calibrate", tmp_path / "run", "--picture", picture, "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["accuracy"] == pytest.approx(run.summary["global_accuracy"])
-    assert figures["nll"] == pytest.approx(run.summary["global_nll"], rel=1e-4)
-    assert figures["ece"] == pytest.approx(run.summary["global_ece"], abs=1e-3)
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics["accuracy"] == pytest.approx(run.summary["global_accuracy"])
+    assert metrics["nll"] == pytest.approx(run.summary["global_nll"], rel=1e-4)
+    assert metrics["ece"] == pytest.approx(run.summary["global_ece"], abs=1e-3)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert ("entropy_right" in figures) == (method != "fedavg")
+    assert ("entropy_right" in metrics) == (method != "fedavg")
     assert command("calibrate", tmp_path / "nothing") == 2
     assert "nothing" in capsys.readouterr().err
 
@@ -140,14 +144,14 @@ def test_personal_models_between_rounds(tmp_path, capsys):
             folder=folder,
         )
         assert command("calibrate", folder, "--personal", "--json") == 0
-        figures = json.loads(capsys.readouterr().out)
-        assert figures["accuracy"] == pytest.approx(run.summary["local_accuracy"], abs=0.005)
-        assert figures["accuracy"] > 0.3
-        assert figures["ece"] >= 0
+        metrics = json.loads(capsys.readouterr().out)
+        assert metrics["accuracy"] == pytest.approx(run.summary["local_accuracy"], abs=0.005)
+        assert metrics["accuracy"] > 0.3
+        assert metrics["ece"] >= 0
         if method == "local":
-            assert "information_right" not in figures  # a single draw does not disagree
+            assert "information_right" not in metrics  # a single draw does not disagree
         else:
-            assert figures["information_wrong"] > figures["information_right"] > 0
+            assert metrics["information_wrong"] > metrics["information_right"] > 0
 
 
 def test_personal_models_on_flowers_simulation_and_after_damage(tmp_path, capsys):

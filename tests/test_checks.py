@@ -6,7 +6,13 @@ import torch
 from fedbayes.contracts import Report
 from fedbayes.errors import MessageError
 from fedbayes.federation.checks import check_scores, decode_report, encode_report
-from fedbayes.likelihoods import build_likelihood, evaluate, total
+from fedbayes.likelihoods import (
+    LIKELIHOODS,
+    build_likelihood,
+    evaluate,
+    find_likelihood,
+    total,
+)
 from fedbayes.messages import Masked, encode
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
@@ -96,12 +102,12 @@ LABELS = build_likelihood("multilabel", Target("labels", ("ant", "bee")))
 
 def scores(likelihood, **changes):
     """Honest scores of five samples, changed."""
-    stream = torch.Generator().manual_seed(0)
-    f = torch.randn(5, likelihood.outputs, generator=stream)
+    rng = torch.Generator().manual_seed(0)
+    f = torch.randn(5, likelihood.outputs, generator=rng)
     head = likelihood.head()
     f = f if head is None else head(f).detach()
     columns = (5,) if likelihood.target.classes else (5, likelihood.target.columns)
-    y = torch.randint(0, 2, columns, generator=stream)
+    y = torch.randint(0, 2, columns, generator=rng)
     y = y if likelihood.target.classes else y.float()
     honest = total(evaluate(likelihood, lambda x: x[None], Samples(f, y)))
     return honest | {name.replace("__", "/"): value for name, value in changes.items()}
@@ -112,6 +118,27 @@ def test_honest_scores_pass_and_so_do_those_of_a_model_that_diverged(likelihood)
     check_scores({}, likelihood)  # of a client without test samples
     check_scores(scores(likelihood), likelihood)
     check_scores(scores(likelihood, nll=math.inf), likelihood)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name in LIKELIHOODS for kind in find_likelihood(name).kinds],
+)
+def test_scores_that_cannot_be_negative_are_not(name, kind):
+    """Of a perfect prediction by many draws and of random ones."""
+    names = ("ant", "bee")
+    numbers = {"real": ((40.0, 1.0), (9.0, 1.0)), "count": ((3.0, 1e6),)}.get(kind, ())
+    likelihood = build_likelihood(name, Target(kind, names, *numbers))
+    stream = torch.Generator().manual_seed(0)
+    for scale in (0.0, 1.0, 60.0):
+        f = scale * torch.randn(7, 200, likelihood.outputs, generator=stream)
+        head = likelihood.head()
+        f = f if head is None else head(f.flatten(0, 1)).detach().unflatten(0, (7, 200))
+        if kind in ("real", "count"):
+            y = likelihood.mean(f.double()).float().clamp_min(0).round()
+        else:
+            y = likelihood.mean(f).round() if kind == "labels" else likelihood.mean(f).argmax(1)
+        check_scores(total(evaluate(likelihood, lambda x, f=f: f, Samples(f[0], y))), likelihood)
 
 
 def test_a_model_that_is_sure_is_no_liar():
@@ -137,7 +164,10 @@ def test_a_model_that_is_sure_is_no_liar():
         (CLASSES, scores(CLASSES, correct=-1.0), "'correct' is -1 of 5 samples"),
         (CLASSES, scores(CLASSES, confidence=math.inf), "'confidence' is inf of 5 samples"),
         (LABELS, scores(LABELS, exact_match=7.0), "'exact_match' is 7 of 5 samples"),
-        (REAL, scores(REAL, squared_error__age=-1.0), "give no metrics"),
+        (CLASSES, scores(CLASSES, nll=-1e300), "'nll' is -1e\\+300; it cannot be negative"),
+        (LABELS, scores(LABELS, true_positives=-1.0), "'true_positives' is -1"),
+        (REAL, scores(REAL, absolute_error__age=-1.0), "'absolute_error/age' is -1"),
+        (REAL, scores(REAL, squared_error__age=-1.0), "'squared_error/age' is -1"),
         (REAL, scores(REAL, offset__age=1e300), "give no metrics"),
     ],
 )

@@ -299,7 +299,7 @@ def test_files_that_are_none(tmp_path):
 @pytest.mark.parametrize(
     "key",
     [
-        "method.name=virtual method.prior_deviation",
+        "method.name=virtual method.prior_std",
         "training.lr",
         "round_timeout",
         "aggregation.clip",

@@ -40,7 +40,7 @@ class TestGrowing(MethodContract):
         assert visits == [1, 2, 3, 4]
         assert len(states) == 4
         owns = {tuple((state.own - state.count).tolist()) for state in states.values()}
-        assert len(owns) == 4, "each client joins with a stream of its own"
+        assert len(owns) == 4, "each client joins with a generator of its own"
 
 
 class TestControlled(MethodContract):

@@ -157,7 +157,7 @@ def test_the_longest_of_rounds_keep_their_time_at_60_columns():
 @pytest.mark.parametrize(
     ("method", "shown"), [("local", ["local"]), ("fedavg", ["global", "local"])]
 )
-def test_the_headline_comes_first_and_no_model_no_figure(method, shown):
+def test_the_headline_comes_first_and_no_model_no_metric(method, shown):
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     run_on(console, small(rounds=1, method={"name": method}))
     assert re.findall(r"(global|local) 0", lines_of(console)[-1]) == shown

@@ -193,10 +193,10 @@ def test_the_ensemble_of_two_gaussians_is_their_mixture(runs, tmp_path, capsys):
 def test_coverage_by_hand(runs, name, tmp_path, capsys):
     run = runs[name]
     x, y = samples_of(run)
-    figures = summary(trust(run.folder.path))
+    metrics = summary(trust(run.folder.path))
     for level in (0.5, 0.9):
         low, high = (end.numpy() for end in run.interval(x, level))
-        assert figures[f"coverage_{level}"] == pytest.approx(((low <= y) & (y <= high)).mean())
+        assert metrics[f"coverage_{level}"] == pytest.approx(((low <= y) & (y <= high)).mean())
         if name in ("gaussian", "student-t"):
             f = run.draws()(x)[0].double()
             mean, scale = (part.numpy() for part in run.likelihood.own_unit(f))
@@ -205,10 +205,10 @@ def test_coverage_by_hand(runs, name, tmp_path, capsys):
             np.testing.assert_allclose(low, mean - reach, rtol=1e-6)
             np.testing.assert_allclose(high, mean + reach, rtol=1e-6)
     if name == "gaussian":
-        assert figures["std"] == pytest.approx(float(np.median(scale)), rel=1e-5)
-        assert figures["width_0.9"] == pytest.approx(float(np.median(2 * reach)), rel=1e-5)
+        assert metrics["std"] == pytest.approx(float(np.median(scale)), rel=1e-5)
+        assert metrics["width_0.9"] == pytest.approx(float(np.median(2 * reach)), rel=1e-5)
     columns = run.preprocessing.target.names
-    assert ("width_0.9" in figures) == (len(columns) == 1)
+    assert ("width_0.9" in metrics) == (len(columns) == 1)
     picture = tmp_path / "coverage.svg"
     assert command("calibrate", run.folder.path, "--picture", picture) == 0
     assert "inside the 90% interval" in capsys.readouterr().out
@@ -241,7 +241,7 @@ def test_a_report_of_each(runs, name):
     names = run.folder.client_names()
     assert record.values == {names[c]: found[likelihood.metric] for c, found in each.items()}
     (headline,) = headlines([record])
-    assert headline.figure == f"global {likelihood.metric.replace('_', ' ')}"
+    assert headline.metric == f"global {likelihood.metric.replace('_', ' ')}"
     page = render([record])
     assert "Confusion matrix" in page if record.classes else "Confusion matrix" not in page
     numbers = likelihood.target.kind in ("real", "count")
@@ -268,8 +268,8 @@ def test_runs_of_several_likelihoods_stand_apart(runs):
     ]
     runs_of = [[c.run for c in chart.curves if c.x] for chart in charts("headline", records)]
     assert runs_of == [[0], [1], [2]]
-    figures = [one.figure for one in headlines(records)]
-    assert len(figures) == 3, "other data are not compared"
+    metrics = [one.metric for one in headlines(records)]
+    assert len(metrics) == 3, "other data are not compared"
     assert "global rmse" in render(records)
 
 
@@ -281,7 +281,7 @@ def test_the_lowest_error_is_the_best(runs, tmp_path):
     assert best.summary["best_round"] == int(np.argmin(errors)) + 1
     records = gather([run.folder.path, tmp_path / "best"])
     (headline,) = headlines(records)
-    assert headline.figure == "lowest global rmse of 2 runs on gaussian.csv"
+    assert headline.metric == "lowest global rmse of 2 runs on gaussian.csv"
     lowest = min(record.last("global_rmse") for record in records)
     assert float(headline.value) == pytest.approx(lowest, rel=1e-3)
     (one,) = [record for record in records if record.label == "best"]
@@ -293,13 +293,13 @@ def test_the_lowest_error_is_the_best(runs, tmp_path):
 def test_seeds_have_every_metric(runs, tmp_path):
     config = runs["poisson"].config.model_copy(update={"rounds": 1})
     done = fedbayes.run_seeds(config, seeds=[0, 1], folder=tmp_path)
-    figures = done.summary["figures"]
-    assert next(iter(figures)) == "global_rmse"
+    metrics = done.summary["metrics"]
+    assert next(iter(metrics)) == "global_rmse"
     for name in ("rmse", "mae", "r2", "nll", "deviance"):
         for whose in ("global", "local"):
             each = [run.summary["metrics"][whose][name] for run in done.runs.values()]
-            assert figures[f"{whose}_{name}"]["mean"] == pytest.approx(np.mean(each))
-            assert figures[f"{whose}_{name}"]["std"] == pytest.approx(np.std(each, ddof=1))
+            assert metrics[f"{whose}_{name}"]["mean"] == pytest.approx(np.mean(each))
+            assert metrics[f"{whose}_{name}"]["std"] == pytest.approx(np.std(each, ddof=1))
 
 
 def test_trackers_get_every_metric(runs, tmp_path, monkeypatch):
@@ -416,8 +416,8 @@ def test_a_predictor_of_a_posterior_has_draws(runs, tmp_path):
     for end, p in ((low, 0.1), (high, 0.9)):
         below = stats.norm(means.numpy(), scales.numpy()).cdf(end.numpy()).mean(axis=0)
         np.testing.assert_allclose(below, p, atol=1e-6)
-    figures = summary(trust(tmp_path))
-    assert figures["std_between"] == pytest.approx(
+    metrics = summary(trust(tmp_path))
+    assert metrics["std_between"] == pytest.approx(
         float(means.std(dim=0, correction=0).median()), rel=1e-4
     )
     assert RunFolder(tmp_path).summary()["headline"] == "local_rmse"

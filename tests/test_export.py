@@ -30,14 +30,12 @@ NETWORKS = {
 def pruned(module, shape, share, seed=0):
     """Weights with units gone in every group but the last, and the groups."""
     network = Network(module, shape=shape)
-    stream = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     weights = {
-        n: w + 0.02 * torch.randn(w.shape, generator=stream) for n, w in network.initial.items()
+        n: w + 0.02 * torch.randn(w.shape, generator=rng) for n, w in network.initial.items()
     }
     alive = {
-        u.layer: torch.rand(u.count, generator=stream) >= share
-        for u in network.groups
-        if not u.output
+        u.layer: torch.rand(u.count, generator=rng) >= share for u in network.groups if not u.output
     }
     return units.zero(weights, units.masks(network.groups, alive)), alive, network.groups
 
@@ -151,8 +149,8 @@ def test_mistakes_are_told(tmp_path, capsys):
 
 
 def pictures(folder):
-    stream = np.random.default_rng(0)
-    x = stream.integers(0, 256, (120, 20, 20), dtype=np.uint8)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (120, 20, 20), dtype=np.uint8)
     np.savez(folder / "pictures.npz", x=x, y=np.arange(120) % 3)
     return {"path": str(folder / "pictures.npz"), "clients": 3, "partition": "iid"}
 

@@ -274,11 +274,11 @@ class Apart:
 
 
 def write_table(path, seed, classes):
-    stream = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     lines = ["width,height,depth,label"]
     for _ in range(80):
-        label = int(stream.choice(classes))
-        values = stream.normal(label, 1.0, 3)
+        label = int(rng.choice(classes))
+        values = rng.normal(label, 1.0, 3)
         lines.append(",".join(f"{value:.5f}" for value in values) + f",kind {label}")
     path.write_text("\n".join(lines) + "\n")
 

@@ -88,3 +88,8 @@ def test_no_file_imports_itself_by_way_of_others():
     graph = {name: set(dependencies(path)) - {name} for name, path in MODULES.items()}
     graph |= {other: set() for deps in list(graph.values()) for other in deps if other not in graph}
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the files
+
+
+def test_every_folder_is_a_package():
+    folders = {path.parent for path in FILES}
+    assert all((folder / "__init__.py").exists() for folder in folders)

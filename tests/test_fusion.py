@@ -14,6 +14,8 @@ from fedbayes.cli import main
 from fedbayes.data import DataSettings, Preprocessing, load_dataset
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.inference.combination import Combination
+from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
@@ -348,3 +350,15 @@ def test_an_input_is_never_overwritten(files, capsys):
     assert command("fuse", *paths, "-o", paths[0]) == 2
     assert "one of the inputs" in capsys.readouterr().err
     assert Path(paths[0]).read_bytes() == before
+
+
+def test_every_setting_of_a_fusion_is_an_option_with_its_words_and_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert command("fuse", "--help") == 0
+    shown = "".join(capsys.readouterr().out.replace("│", " ").split())
+    for kind in (MatchingSettings, Combination):
+        for name, field in kind.model_fields.items():
+            default = "" if field.default is None else f"Default: {field.default}."
+            help_text = f"{field.description[1:]}. {default}"
+            assert f"--{name.replace('_', '-')}" in shown
+            assert "".join(help_text.split()) in shown

@@ -12,28 +12,28 @@ from fedbayes.inference import gates
 
 @pytest.mark.parametrize("temperature", [0.2, 2 / 3, 1.5])
 def test_probability_of_an_open_gate_against_sampling(temperature):
-    levels = torch.tensor([-3.0, -1.0, 0.0, 0.7, 2.5])
+    logits = torch.tensor([-3.0, -1.0, 0.0, 0.7, 2.5])
     noise = torch.rand(400_000, 5, generator=torch.Generator().manual_seed(0))
-    share = (gates.relaxed(levels, noise, temperature) > 0).float().mean(dim=0)
+    share = (gates.relaxed(logits, noise, temperature) > 0).float().mean(dim=0)
     torch.testing.assert_close(
-        share, gates.open_probability(levels, temperature), atol=3e-3, rtol=0
+        share, gates.open_probability(logits, temperature), atol=3e-3, rtol=0
     )
 
 
 def test_cold_gates_are_bernoulli():
     """At vanishing temperature the relaxation is the exact gate: z = [u > 1 − π]."""
-    levels = torch.tensor([-1.0, 0.5])
+    logits = torch.tensor([-1.0, 0.5])
     noise = torch.rand(10_000, 2, generator=torch.Generator().manual_seed(0))
-    cold = gates.relaxed(levels, noise, 1e-4)
-    assert torch.equal(cold > 0.5, noise > torch.sigmoid(-levels))
+    cold = gates.relaxed(logits, noise, 1e-4)
+    assert torch.equal(cold > 0.5, noise > torch.sigmoid(-logits))
     assert ((cold == 0) | (cold == 1)).float().mean() > 0.999
 
 
 def test_gradient_of_the_relaxation():
-    levels = torch.tensor([-1.0, 0.1, 0.8], dtype=torch.double, requires_grad=True)
+    logits = torch.tensor([-1.0, 0.1, 0.8], dtype=torch.double, requires_grad=True)
     noise = torch.tensor([0.6, 0.4, 0.5], dtype=torch.double)
-    assert torch.autograd.gradcheck(lambda x: gates.relaxed(x, noise, 0.7), levels)
-    assert torch.autograd.gradcheck(lambda x: gates.open_probability(x, 0.7), levels)
+    assert torch.autograd.gradcheck(lambda x: gates.relaxed(x, noise, 0.7), logits)
+    assert torch.autograd.gradcheck(lambda x: gates.open_probability(x, 0.7), logits)
 
 
 @given(
@@ -64,6 +64,6 @@ def test_cross_entropy(pi, theta):
 
 
 def test_far_logits_stay_finite():
-    levels = torch.tensor([-2000.0, 2000.0])
-    assert torch.isfinite(gates.cross_entropy(torch.tensor([0.5, 0.5]), levels)).all()
-    assert gates.relaxed(levels, torch.tensor([0.5, 0.5]), 2 / 3).tolist() == [0.0, 1.0]
+    logits = torch.tensor([-2000.0, 2000.0])
+    assert torch.isfinite(gates.cross_entropy(torch.tensor([0.5, 0.5]), logits)).all()
+    assert gates.relaxed(logits, torch.tensor([0.5, 0.5]), 2 / 3).tolist() == [0.0, 1.0]

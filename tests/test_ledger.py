@@ -16,7 +16,7 @@ from fedbayes.federation.ledger import Ledger
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.messages import decode, encode
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.runs.scores import ClientScores
+from fedbayes.runs.scores import ClientScores, mean_metrics
 from fedbayes.targets import Target
 
 COHORT = [0, 1, 3]
@@ -216,3 +216,10 @@ def test_a_client_without_test_samples_is_in_no_mean():
     assert clients.tested == 1
     assert clients.means(likelihood) == {"accuracy": 0.75, "nll": 0.5}
     assert ClientScores.none(3).after({0: {}}).means(likelihood) == {}
+
+
+def test_a_metric_that_some_clients_cannot_have_is_the_mean_of_the_others():
+    """A single test sample has no R²."""
+    found = mean_metrics([{"r2": math.nan, "mae": 1.0}, {"r2": 0.5, "mae": 3.0}])
+    assert found == {"r2": 0.5, "mae": 2.0}
+    assert math.isnan(mean_metrics([{"r2": math.nan}])["r2"])

@@ -32,9 +32,8 @@ from fedbayes.likelihoods import (
     complete_likelihood,
     default_likelihood,
 )
-from fedbayes.metrics import evaluate, uncertainty
+from fedbayes.metrics import uncertainty
 from fedbayes.targets import Target
-from fedbayes.tensors import Samples
 
 REAL = Target("real", ("price", "area"), (250.0, -3.0), (40.0, 0.5))
 ONE = Target("real", ("price",), (250.0,), (40.0,))
@@ -300,12 +299,13 @@ def test_metrics_of_classes_are_scikit_learns(case):
     )
 
 
-def test_scores_of_one_network_are_those_of_evaluate():
+def test_scores_of_one_network_are_those_of_its_log_softmax():
     likelihood = make("categorical")
     f, y = outputs(likelihood, 200, dtype=torch.float32), targets(likelihood.target, 200)
-    before = evaluate(lambda x: x, Samples(f, y))
-    now = scores(likelihood.terms(f[None], y))
-    assert (now["correct"], now["nll"]) == (before.correct, before.nll)
+    nll = functional.nll_loss(functional.log_softmax(f, dim=-1), y, reduction="none")
+    found = scores(likelihood.terms(f[None], y))
+    assert found["correct"] == int((f.argmax(dim=-1) == y).sum())
+    assert found["nll"] == float(nll.sum(dtype=torch.float64))
 
 
 def test_metrics_of_labels_are_scikit_learns():

@@ -25,13 +25,13 @@ def samples():
     return Samples(torch.randn(50, 6), torch.randint(0, 3, (50,)))
 
 
-def stream(seed=0):
+def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
 def same(purpose):
-    """The same stream for every purpose."""
-    return stream()
+    """The same generator for every purpose."""
+    return rng()
 
 
 OPTIMIZERS = {
@@ -61,9 +61,9 @@ def test_the_loop_is_the_plain_pytorch_loop(samples, optimizer):
     plain = MLP(6, [4], 3)
     plain.load_state_dict(network.initial)
     own = OPTIMIZERS[optimizer](plain.parameters())
-    order_stream, losses = stream(), []
+    order_rng, losses = rng(), []
     for _ in range(3):
-        order = torch.randperm(50, generator=order_stream)
+        order = torch.randperm(50, generator=order_rng)
         for start in range(0, 50, 16):
             rows = order[start : start + 16]
             own.zero_grad()
@@ -126,9 +126,9 @@ def test_running_statistics_move_without_gradients(samples):
 
 
 def test_an_epoch_sees_every_sample_once(samples):
-    seen = torch.cat([batch.x for batch in batches(samples, 16, 4, stream())])
+    seen = torch.cat([batch.x for batch in batches(samples, 16, 4, rng())])
     assert torch.equal(seen.sort(dim=0).values, samples.x.sort(dim=0).values)
-    sizes = [len(batch.y) for batch in batches(samples, 16, 6, stream())]
+    sizes = [len(batch.y) for batch in batches(samples, 16, 6, rng())]
     assert sizes == [16, 16, 16, 2, 16, 16]
 
 
@@ -170,13 +170,13 @@ def test_pure_steps_are_the_optimizers_steps(build):
     torch.manual_seed(1)
     weights = {"a": torch.randn(3, 2), "b": torch.randn(4)}
     leaves = [t.clone() for t in weights.values()]
-    optimizer, memory = build(leaves), {}
+    optimizer, state = build(leaves), {}
     for _ in range(5):
         gradients = {name: torch.randn_like(t) for name, t in weights.items()}
         for leaf, gradient in zip(leaves, gradients.values(), strict=True):
             leaf.grad = gradient.clone()
         optimizer.step()
-        weights, memory = step(build, weights, gradients, memory)
+        weights, state = step(build, weights, gradients, state)
         for leaf, tensor in zip(leaves, weights.values(), strict=True):
             assert torch.equal(leaf, tensor)
 

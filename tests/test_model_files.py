@@ -67,7 +67,7 @@ def test_checkpoints_with_a_state_dict_inside(tmp_path):
 @pytest.mark.parametrize("name", ["c.ckpt", "c.pt", "c"])
 @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
 def test_checkpoints_of_trainers(tmp_path, key, name):
-    """As Lightning and others write them: optimizer and figures beside, names with prefixes."""
+    """As Lightning and others write them: optimizer and metrics beside, names with prefixes."""
     module = MLP(2, [3], 2)
     optimizer = torch.optim.Adam(module.parameters())
     module(torch.ones(1, 2)).sum().backward()

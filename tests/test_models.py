@@ -148,7 +148,7 @@ def test_misfits_are_told(settings, shape, words):
 
 def test_a_wrong_number_of_outputs_is_told():
     settings = ModelSettings(name=f"{__name__}:fixed")
-    with pytest.raises(ModelError, match="one logit for each of 2 classes"):
+    with pytest.raises(ModelError, match=r"\(2, 2\) is wanted.*a logit for each class"):
         build(settings, (4,), 2, seed=0)
 
 
@@ -166,6 +166,27 @@ def test_a_call_leaves_the_module_as_it_was():
     after = dict(module.named_parameters())
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
+
+
+class Views(nn.Module):
+    """Says `view` behind a convolution, as many tutorials do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 3, 3), nn.Linear(3 * 6 * 6, 4)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)).view(len(x), -1))
+
+
+def test_a_view_behind_a_convolution_is_the_module():
+    module, x = Views(), torch.randn(5, 2, 8, 8)
+    with torch.no_grad():
+        wanted = module(x)
+    network = Network(module, shape=(2, 8, 8))
+    weights = network.prepare(network.initial)
+    torch.testing.assert_close(network(weights, x), wanted)
+    assert [group.layer for group in network.groups] == ["first", "last"]
 
 
 def test_images_can_be_mapped_over_networks():

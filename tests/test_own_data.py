@@ -22,18 +22,16 @@ from fedbayes.runs.build import build_data
 @pytest.fixture
 def table(tmp_path):
     """A reference table at the server, of three classes and two features."""
-    stream = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     path = tmp_path / "server.csv"
-    rows = [
-        f"{a:.6f},{b:.6f},{label}" for a, b, label in samples(stream, 60, ("ant", "bee", "cat"))
-    ]
+    rows = [f"{a:.6f},{b:.6f},{label}" for a, b, label in samples(rng, 60, ("ant", "bee", "cat"))]
     path.write_text("width,height,label\n" + "\n".join(rows) + "\n")
     return Config.create(data={"path": str(path), "clients": 3, "partition": "iid"})
 
 
-def samples(stream, count, classes):
+def samples(rng, count, classes):
     for _ in range(count):
-        yield stream.normal(5, 2), stream.normal(-1, 3), classes[stream.integers(len(classes))]
+        yield rng.normal(5, 2), rng.normal(-1, 3), classes[rng.integers(len(classes))]
 
 
 def test_own_samples_are_put_in_the_federations_terms(table, tmp_path):
@@ -98,8 +96,8 @@ def test_samples_of_another_kind_are_refused(table, tmp_path, text, words):
 
 
 def test_images_keep_the_servers_standardization(tmp_path):
-    stream = np.random.default_rng(0)
-    pictures = stream.integers(0, 256, (30, 8, 8), np.uint8)
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (30, 8, 8), np.uint8)
     np.savez(tmp_path / "server.npz", x=pictures, y=np.arange(30) % 3)
     np.savez(tmp_path / "mine.npz", x=pictures[:9] // 2, y=np.full(9, 2))
     config = Config.create(data={"path": str(tmp_path / "server.npz"), "clients": 2})
@@ -216,8 +214,8 @@ def test_tls_or_its_absence_must_be_asked_for(tmp_path):
 @pytest.fixture
 def prices(tmp_path):
     """A reference table at the server with a real target of two columns."""
-    stream = np.random.default_rng(0)
-    write_prices(tmp_path / "server.csv", stream.normal((3, -2), (2, 50), (60, 2)))
+    rng = np.random.default_rng(0)
+    write_prices(tmp_path / "server.csv", rng.normal((3, -2), (2, 50), (60, 2)))
     data = {"path": str(tmp_path / "server.csv"), "label": "rent,tax", "partition": "iid"}
     return Config.create(data={**data, "clients": 3})
 

@@ -11,7 +11,7 @@ from fedbayes.papers.experiment import (
     claim,
     finished,
     markdown,
-    mean_and_deviation,
+    mean_and_std,
 )
 from fedbayes.runs.build import build_data
 from tests.test_fusion import command
@@ -148,7 +148,7 @@ def test_absent_data_are_named(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_virtual_on_digits(tmp_path):
     text = reproduce("virtual-table2", tmp_path, datasets=["digits"])
-    assert "VIRTUAL is at or within one deviation" in text
+    assert "VIRTUAL is at or within one std" in text
     assert (tmp_path / "virtual-table2" / "figure.png").exists()
 
 
@@ -275,4 +275,4 @@ def test_tables_by_hand():
     said = gpi_fnm.ahead(table, ("clients",), "A", "B")
     assert said.startswith("- NOT seen: A is ahead of B in every setting (in 1 of 2, by -0.100")
     assert "to +0.110, mean +0.005" in said
-    assert mean_and_deviation([0.5, 0.7]) == f"0.600 ± {np.std([0.5, 0.7], ddof=1):.3f}"
+    assert mean_and_std([0.5, 0.7]) == f"0.600 ± {np.std([0.5, 0.7], ddof=1):.3f}"

@@ -25,9 +25,9 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("patients")
     frame = load_breast_cancer(as_frame=True).frame
     frame["diagnosis"] = np.where(frame.pop("target") == 1, "benign", "malignant")
-    stream = np.random.default_rng(0)
-    frame["hospital"] = stream.choice(list("ABCDE"), len(frame))
-    frame = frame.iloc[stream.permutation(len(frame))]
+    rng = np.random.default_rng(0)
+    frame["hospital"] = rng.choice(list("ABCDE"), len(frame))
+    frame = frame.iloc[rng.permutation(len(frame))]
     frame[30:].to_csv(folder / "patients.csv", index=False)
     frame[:30].to_csv(folder / "new.csv", index=False)
     data = {"path": str(folder / "patients.csv"), "label": "diagnosis", "group": "hospital"}
@@ -378,12 +378,12 @@ def test_a_client_has_its_own_model(alone, place, new, tmp_path, capsys):
     assert Card.load(text, "m").client == "C"
     capsys.readouterr()
     assert command("calibrate", folder, "--client", "C", "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
+    metrics = json.loads(capsys.readouterr().out)
     part = np.load(folder / "partition.npz")
     rows = part["test"][slice(*part["test_offsets"][client : client + 2])]
     own = pd.read_csv(place / "patients.csv").iloc[rows]
     expected = accuracy(alone.predictor(client="C")(own), own, alone)
-    assert figures["accuracy"] == pytest.approx(expected)
+    assert metrics["accuracy"] == pytest.approx(expected)
 
 
 def test_models_that_are_not_there_are_told(alone, place, tmp_path, capsys):

@@ -50,14 +50,14 @@ def test_a_clipped_sum_is_around_the_centre():
 
 
 def test_a_private_mean_is_its_formula_around_a_centre():
-    """w + (Σ clip(φ_s − w) + z C n) / B with n drawn by name, from the stream of the sums."""
+    """w + (Σ clip(φ_s − w) + z C n) / B with n drawn by name, from the rng of the sums."""
     digests = []
 
-    def stream(digest):
+    def noise_rng(digest):
         digests.append(digest)
         return np.random.default_rng(5)
 
-    private = Private(CENTRE, 1.5, 0.7, 4, stream)
+    private = Private(CENTRE, 1.5, 0.7, 4, noise_rng)
     for client, report in enumerate(REPORTS):
         private.add(client, Report(report, 10.0**client))
     found = private.mean()

@@ -74,19 +74,19 @@ def test_headlines(runs, tmp_path):
     """A run leads with what its method is for; only like is compared with like."""
     records = gather(runs)
     (one,) = headlines(records[:1])
-    assert (one.value, one.figure) == (
+    assert (one.value, one.metric) == (
         f"{records[0].last('global_accuracy'):.4f}",
         "global accuracy",
     )
     (alone,) = headlines(records[2:])
-    assert alone.figure == "local accuracy"
+    assert alone.metric == "local accuracy"
     assert alone.value == f"{records[2].last('local_accuracy'):.4f}"
     best, other = headlines(records)
     assert float(best.value) == pytest.approx(
         max(r.last("global_accuracy") for r in records[:2]), abs=1e-4
     )
-    assert best.figure == "highest global accuracy of 2 runs on digits"
-    assert (other.run, other.figure) == (2, "local accuracy on digits")
+    assert best.metric == "highest global accuracy of 2 runs on digits"
+    assert (other.run, other.metric) == (2, "local accuracy on digits")
     # A run whose last rounds were not evaluated: the accuracy is of the round that it is of.
     lines = [*records[0].metrics[:2], {**records[0].metrics[2], "global_accuracy": None}]
     (early,) = headlines([replace(records[0], metrics=lines)])

@@ -402,7 +402,12 @@ def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_pa
         if task.client == 1:
             return NoReport("see [/data] and [bold]")
         return replace(
-            outcome, info={**outcome.info, "global_accuracy": 1.0, "stopped": 1.0, "loss": 0.5}
+            outcome,
+            info={
+                **outcome.info,
+                **dict.fromkeys(("global_accuracy", "stopped", "troubles", "link_up"), 1.0),
+                "loss": 0.5,
+            },
         )
 
     monkeypatch.setattr(ClientRuntime, "train", train)
@@ -414,7 +419,8 @@ def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_pa
     assert "client 1 lost: see [/data] and [bold]" in console.file.getvalue()
     lines = simulation.folder.metrics()
     assert "global_accuracy" not in lines[0]
-    assert "stopped" not in lines[0]
+    assert not lines[0].keys() & {"stopped", "troubles", "link_up"}
+    assert simulation.folder.summary()["troubles"] == []
     assert lines[-1]["global_accuracy"] < 1
     assert lines[0]["loss"] == 0.5
 

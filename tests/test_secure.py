@@ -103,7 +103,7 @@ def test_two_runs_are_the_same_bit_for_bit_though_masks_are_not():
     assert same(run(config).model, run(config).model)
 
 
-def test_rounding_keeps_numpys_own_stream():
+def test_rounding_keeps_numpys_own_rng():
     np.random.seed(5)  # noqa: NPY002
     expected = np.random.rand(3)  # noqa: NPY002
     np.random.seed(5)  # noqa: NPY002
@@ -345,10 +345,8 @@ CENTRE = {"a": torch.zeros(30, 3), "b": torch.ones(5)}
 
 
 def report(seed=0, weight=1.0):
-    stream = torch.Generator().manual_seed(seed)
-    return Report(
-        {n: t + torch.randn(t.shape, generator=stream) for n, t in CENTRE.items()}, weight
-    )
+    rng = torch.Generator().manual_seed(seed)
+    return Report({n: t + torch.randn(t.shape, generator=rng) for n, t in CENTRE.items()}, weight)
 
 
 def test_reports_become_vectors_and_back():

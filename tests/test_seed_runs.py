@@ -42,11 +42,11 @@ def cli(*arguments, check=0):
 
 def assert_table_is_of(table, summaries):
     """Mean and standard deviation as NumPy has them."""
-    for name, figure in table["figures"].items():
+    for name, metric in table["metrics"].items():
         values = np.array([flat(summary)[name] for summary in summaries], dtype=float)
-        assert figure["values"] == values.tolist()
-        assert figure["mean"] == pytest.approx(values.mean(), rel=1e-12)
-        assert figure["std"] == pytest.approx(values.std(ddof=1), rel=1e-9, abs=1e-12)
+        assert metric["values"] == values.tolist()
+        assert metric["mean"] == pytest.approx(values.mean(), rel=1e-12)
+        assert metric["std"] == pytest.approx(values.std(ddof=1), rel=1e-9, abs=1e-12)
 
 
 def test_one_command_gives_the_runs_that_single_commands_give(tmp_path):
@@ -59,7 +59,7 @@ def test_one_command_gives_the_runs_that_single_commands_give(tmp_path):
     assert [summary["seed"] for summary in summaries] == [3, 4, 5]
     assert_table_is_of(table, summaries)
     names = {"global_accuracy", "local_accuracy", "global_nll", "bytes_down", "bytes_up", "seconds"}
-    assert table["figures"].keys() >= names
+    assert table["metrics"].keys() >= names
     alone = fedbayes.run(small(seed=4), tmp_path / "alone")
     for name in ("model.safetensors", "config.toml"):
         one, two = (folder / name for folder in (out / "seed-4", alone.folder.path))
@@ -84,10 +84,10 @@ def test_from_python_with_named_seeds_and_what_is_shown_of_them():
     assert row.split()[-2:] == [f"{np.mean(accuracies):.4f}", f"{np.std(accuracies, ddof=1):.4f}"]
 
 
-def test_of_one_seed_there_is_no_deviation_and_of_no_figure_no_mean():
+def test_of_one_seed_there_is_no_deviation_and_of_no_metric_no_mean():
     done = fedbayes.run_seeds(small(method={"name": "local"}), seeds=1)
-    assert done.summary["figures"]["local_accuracy"]["std"] is None
-    assert "global_accuracy" not in done.summary["figures"]
+    assert done.summary["metrics"]["local_accuracy"]["std"] is None
+    assert "global_accuracy" not in done.summary["metrics"]
 
 
 def test_what_has_ended_is_not_run_again(tmp_path, monkeypatch):
@@ -124,7 +124,7 @@ def test_a_seed_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatc
     assert not (tmp_path / "seeds.json").exists()
     done = fedbayes.resume_seeds(tmp_path)
     whole = fedbayes.run_seeds(small(), seeds=3)
-    accuracies = [d.summary["figures"]["global_accuracy"]["values"] for d in (done, whole)]
+    accuracies = [d.summary["metrics"]["global_accuracy"]["values"] for d in (done, whole)]
     assert accuracies[0] == accuracies[1]
 
 

@@ -5,15 +5,15 @@ import torch
 from fedbayes import seeds
 
 
-def test_streams_depend_on_every_coordinate_and_on_nothing_else():
+def test_generators_depend_on_every_coordinate_and_on_nothing_else():
     draws = {}
     for seed, purpose, number, client in itertools.product(
         (0, 1), ("batches", "cohort"), (1, 2), (0, 3)
     ):
-        stream = seeds.torch_stream(seed, purpose, round=number, client=client)
-        draws[seed, purpose, number, client] = tuple(torch.rand(4, generator=stream).tolist())
+        rng = seeds.torch_rng(seed, purpose, round=number, client=client)
+        draws[seed, purpose, number, client] = tuple(torch.rand(4, generator=rng).tolist())
         torch.rand(10)  # other randomness in between changes nothing
-        again = seeds.torch_stream(seed, purpose, round=number, client=client)
+        again = seeds.torch_rng(seed, purpose, round=number, client=client)
         assert (
             tuple(torch.rand(4, generator=again).tolist()) == draws[seed, purpose, number, client]
         )

@@ -1,4 +1,4 @@
-"""The best round, and the end of a run whose headline figure stands still."""
+"""The best round, and the end of a run whose headline metric stands still."""
 
 import pytest
 
@@ -68,8 +68,8 @@ def assert_same(one, two):
 def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path, changes):
     """Beside a run that keeps every checkpoint."""
     every = fedbayes.run(jumpy(**{**changes, "checkpoint_every": 1}, keep_checkpoints="all"))
-    figure = every.summary["headline"]
-    told = [line[figure] for line in every.metrics]
+    metric = every.summary["headline"]
+    told = [line[metric] for line in every.metrics]
     best = told.index(max(told)) + 1
     assert best < 9, "no test of anything"
     run = fedbayes.run(jumpy(**changes, keep_checkpoints="best"), tmp_path)
@@ -170,21 +170,21 @@ def stopping_round(values, patience, least):
 )
 def test_a_run_whose_headline_stands_still_stops(tmp_path, changes, patience, least, every):
     whole = fedbayes.run(jumpy(**changes, evaluate_every=every))
-    figure = whole.summary["headline"]
+    metric = whole.summary["headline"]
     # Local accuracies of fewer clients do not compare.
     clients = whole.metrics[-1]["local_clients"]
     lines = [
         line
         for line in whole.metrics
-        if figure in line and (changes != LOCAL or line["local_clients"] == clients)
+        if metric in line and (changes != LOCAL or line["local_clients"] == clients)
     ]
-    values = [line[figure] for line in lines]
+    values = [line[metric] for line in lines]
     expected = lines[stopping_round(values, patience, least) - 1]["round"]
     assert expected < 9, "no test of anything"
     config = jumpy(**changes, evaluate_every=every, stop_after=patience, stop_min_improvement=least)
     run = fedbayes.run(config, tmp_path / "run")
     assert run.summary["rounds"] == expected
-    words = figure.replace("_", " ")
+    words = metric.replace("_", " ")
     assert run.summary["stopped_reason"] == f"no better {words} in {patience} evaluations"
     last = run.metrics[-1]
     assert last.pop("stopped") == run.summary["stopped_reason"]

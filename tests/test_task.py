@@ -206,8 +206,8 @@ def test_weights_of_another_target_are_said(tmp_path, monkeypatch):
 @pytest.fixture
 def regression(tmp_path):
     """The model file of a run on a real target, whose card says how rows are read."""
-    stream = np.random.default_rng(0)
-    frame = pd.DataFrame(stream.normal(size=(80, 3)), columns=["a", "b", "rent"]).round(4)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(80, 3)), columns=["a", "b", "rent"]).round(4)
     frame.to_csv(tmp_path / "t.csv", index=False)
     data = {"path": tmp_path / "t.csv", "label": "rent", "clients": 2, "partition": "iid"}
     config = Config.create(data=data, task={"likelihood": "gaussian"})
@@ -232,7 +232,7 @@ def test_new_rows_are_read_as_the_model_was_trained(regression, tmp_path):
     moved.write_text("b,price,a\n1,7,2\n3,8,4\n")
     with pytest.raises(DataError, match="no column 'rent'"):
         find_tests(model, None, [f"data.path={moved}"])
-    with pytest.raises(ModelError, match=r"has targets real, price; the model was trained on real"):
+    with pytest.raises(ModelError, match=r"has targets real: price; the model was trained on real"):
         find_tests(model, None, [f"data.path={moved}", "data.label=price"])
 
 

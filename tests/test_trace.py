@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from fedbayes.models import units
 from fedbayes.models.compact import compact
@@ -17,7 +19,7 @@ from tests.architectures import ARCHITECTURES, ODD
 def traced(name):
     """Module, weights at random, inputs, their outputs, and what the trace says."""
     make, example = ARCHITECTURES[name]
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     module = make().eval()
     found = units.find_units(module, example())
@@ -26,13 +28,13 @@ def traced(name):
         if not tensor.is_floating_point():
             weights[key] = tensor
         else:  # nothing may hold only since a scale is one or a shift is zero
-            noise = torch.rand(tensor.shape, generator=stream)
+            noise = torch.rand(tensor.shape, generator=rng)
             weights[key] = tensor + 0.3 * (noise + 0.1 if "running_var" in key else noise - 0.5)
     x = example()
     x = (
-        torch.randn(3, *x.shape[1:], generator=stream)
+        torch.randn(3, *x.shape[1:], generator=rng)
         if x.is_floating_point()
-        else torch.randint(11, (3, *x.shape[1:]), generator=stream)
+        else torch.randint(11, (3, *x.shape[1:]), generator=rng)
     )
     return module, weights, x, answer(module, weights, x), found
 
@@ -53,13 +55,13 @@ def assert_close(one, two):
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * float(two.abs().max()))
 
 
-def permutation(group, stream):
+def permutation(group, rng):
     """Any order of a group's units, inside their cells."""
     order = torch.arange(group.count)
     cells = torch.tensor(group.cells)
     for cell in cells.unique():
         own = (cells == cell).nonzero()[:, 0]
-        order[own] = own[torch.randperm(len(own), generator=stream)]
+        order[own] = own[torch.randperm(len(own), generator=rng)]
     return order.tolist()
 
 
@@ -68,11 +70,11 @@ def permutation(group, stream):
 @given(seed=st.integers(0, 10**6), every=st.booleans())
 def test_permuted_units_answer_the_same(name, seed, every):
     module, weights, x, wanted, found = traced(name)
-    stream = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     for group in found.groups:
-        if group.output or not (every or torch.rand(1, generator=stream) < 0.3):
+        if group.output or not (every or torch.rand(1, generator=rng) < 0.3):
             continue
-        weights = units.permute(weights, group, permutation(group, stream))
+        weights = units.permute(weights, group, permutation(group, rng))
     assert_close(answer(module, weights, x), wanted)
 
 
@@ -82,11 +84,11 @@ def test_permuted_units_answer_the_same(name, seed, every):
 def test_zeroed_units_can_be_left_out(name, seed, share):
     """Readers see zeros, so their columns may go; and the network without them is compact."""
     module, weights, x, _, found = traced(name)
-    stream = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     alive = {}
     for group in found.groups:
-        if not group.output and torch.rand(1, generator=stream) < 0.5:
-            keep = torch.rand(group.count, generator=stream) >= share
+        if not group.output and torch.rand(1, generator=rng) < 0.5:
+            keep = torch.rand(group.count, generator=rng) >= share
             keep[[group.cells.index(cell) for cell in set(group.cells)]] = True
             alive[group.layer] = keep
     zeroed = units.zero(weights, units.masks(found.groups, alive, readers=False))
@@ -191,3 +193,28 @@ def test_a_concatenation_is_read_by_both():
     assert reader.tensor == "last.weight"
     assert reader.units == (-1,) * 4 + tuple(range(5))
     assert [a.axis for a in found["up"].owned if a.tensor == "up.weight"] == [1]
+
+
+class LowRank(nn.Module):
+    """A layer whose weight is a product of two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(8, 2))
+        self.down = nn.Parameter(torch.randn(2, 6))
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(functional.linear(x, self.up @ self.down)))
+
+
+def test_units_on_two_axes_of_a_tensor_are_groups_of_their_own():
+    module, x = LowRank().eval(), torch.randn(4, 6)
+    groups = units.find_units(module, x).groups
+    assert [(g.layer, g.count) for g in groups] == [("up", 8), ("up:2", 2), ("last", 3)]
+    weights = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    alive = {"up": torch.arange(8) > 3, "up:2": torch.tensor([True, False])}
+    zeroed = units.zero(weights, units.masks(groups, alive))
+    wanted = weights | {"up": weights["up"].clone()}
+    wanted["up"][:4], wanted["up"][:, 1] = 0, 0
+    torch.testing.assert_close(answer(module, zeroed, x), answer(module, wanted, x))

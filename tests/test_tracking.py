@@ -1,4 +1,4 @@
-"""Rounds told to TensorBoard and MLflow, read back with their own libraries."""
+"""Rounds logged to TensorBoard and MLflow, read back with their own libraries."""
 
 import json
 
@@ -14,11 +14,11 @@ SETTINGS = {"data": {"name": "digits", "clients": 3, "partition": "iid"}, "round
 
 
 def broken_off(folder, track, monkeypatch):
-    """A run that ends after two rounds and is resumed, one of them told without counting."""
+    """A run that ends after two rounds and is resumed, one of them logged without counting."""
     config = fedbayes.Config.create(**SETTINGS, checkpoint_every=3)
-    with Simulation(config, folder) as simulation, tracking.tracking(track, simulation) as tell:
+    with Simulation(config, folder) as simulation, tracking.tracking(track, simulation) as log:
         for step in simulation:
-            tell(step.metrics)
+            log(step.metrics)
             if step.number == 2:
                 break  # as if killed: no checkpoint of these rounds
     fedbayes.resume(folder, track=track)
@@ -60,7 +60,7 @@ def test_mlflow_is_told_how_a_run_ended(breaks, status, tmp_path, monkeypatch):
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
-    def told(folder):
+    def status_of(folder):
         client = MlflowClient((folder / "mlflow").as_uri())
         return client.get_run((folder / "mlflow-run.txt").read_text()).info.status
 
@@ -71,10 +71,10 @@ def test_mlflow_is_told_how_a_run_ended(breaks, status, tmp_path, monkeypatch):
         tracking.tracking(["mlflow"], simulation),
     ):
         raise breaks
-    assert told(tmp_path / "broken") == status
+    assert status_of(tmp_path / "broken") == status
     stable = {"name": "combined", "alpha": "mean", "tolerance": 1.0, "window": 2}
     fedbayes.run(**SETTINGS, method=stable, folder=tmp_path / "stable", track=["mlflow"])
-    assert told(tmp_path / "stable") == "FINISHED"  # after 2 of 4 rounds, by its own decision
+    assert status_of(tmp_path / "stable") == "FINISHED"  # after 2 of 4 rounds, by its own decision
 
 
 def test_both_from_the_command_line(tmp_path, capsys):

@@ -51,9 +51,9 @@ def test_norms_are_over_all_that_makes_a_unit():
 def test_a_small_network_answers_like_one_with_zeros(module, shape):
     """What belongs to missing units may go: the outputs stay (without normalization)."""
     network = Network(module, shape=shape)
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     alive = {
-        group.layer: group.thinned(group.step // 2, torch.rand(group.count, generator=stream))
+        group.layer: group.thinned(group.step // 2, torch.rand(group.count, generator=rng))
         for group in network.narrowing
         if not group.norms
     }

@@ -48,7 +48,7 @@ class Fusion:
     matching: NetworkMatching | None
     """The matching in full; None for a combination or an average."""
     settings: FusionSettings
-    """Its parameters."""
+    """Settings of the matching, or of the combination."""
     method: str
     """What it was made with."""
     seconds: float

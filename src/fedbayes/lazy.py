@@ -3,8 +3,11 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, Generic, TypeVar
+
+from fedbayes.errors import ConfigError
 
 Kind = TypeVar("Kind")
 
@@ -58,3 +61,24 @@ class Catalogue(Mapping[str, Kind], Generic[Kind]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def own_class(place: str, base: Any, what: str) -> Any:
+    """A user's own class.
+
+    Args:
+        place: `package.module:Class`.
+        base: what it must derive from.
+        what: to call it in errors.
+
+    Raises:
+        ConfigError: there is no such class, or it derives from something else.
+    """
+    try:
+        found = resolve_name(place)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"cannot find the {what} {place!r}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        public = base.__module__.rpartition(".")[0]
+        raise ConfigError(f"{place!r} is no class derived from {public}.{base.__name__}")
+    return found

@@ -116,7 +116,7 @@ def dtype_of(item: Tensor | Masked) -> torch.dtype:
 
 
 _UNREADABLE = (KeyError, TypeError, ValueError, RuntimeError, OverflowError)
-"""What the reader of safetensors raises on bytes that are none, besides its own error."""
+"""What the reader of safetensors raises on invalid bytes, besides its own error."""
 _SHAPE, _MASK, _METADATA = "#shape", "#mask:", "__metadata__"
 
 

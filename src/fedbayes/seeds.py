@@ -1,6 +1,6 @@
-"""Every random stream of the package, from (seed, purpose, round, client) alone.
+"""Every random number generator of the package, from (seed, purpose, round, client) alone.
 
-No stream depends on what ran before it, in which process, or in which order. That is what
+None depends on what ran before it, in which process, or in which order. That is what
 makes engines agree bit for bit and lets a run resume where it was killed.
 """
 
@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 
 
 def sequence(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> np.random.SeedSequence:
-    """The entropy of one stream; `purpose` is a word such as "cohort" or "batches"."""
+    """The entropy of one generator; `purpose` is a word such as "cohort" or "batches"."""
     return np.random.SeedSequence([seed, crc32(purpose.encode()), round, client])
 
 
-def numpy_stream(
-    seed: int, purpose: str, *, round: int = 0, client: int = 0
-) -> np.random.Generator:
+def numpy_rng(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> np.random.Generator:
     """A NumPy generator for this purpose, round and client."""
     return np.random.default_rng(sequence(seed, purpose, round=round, client=client))
 
@@ -33,7 +31,7 @@ def integer(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> int:
     return int(words[0]) >> 1
 
 
-def torch_stream(
+def torch_rng(
     seed: int,
     purpose: str,
     *,
@@ -44,16 +42,16 @@ def torch_stream(
     """A PyTorch generator for this purpose, round and client."""
     import torch
 
-    stream = torch.Generator(device=device)
-    stream.manual_seed(integer(seed, purpose, round=round, client=client))
-    return stream
+    rng = torch.Generator(device=device)
+    rng.manual_seed(integer(seed, purpose, round=round, client=client))
+    return rng
 
 
 @contextmanager
-def global_stream(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
-    """Seed PyTorch's global stream inside, and put it back as it was after.
+def global_rng(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
+    """Seed PyTorch's global generator inside, and put it back as it was after.
 
-    For code that draws from no stream of ours: dropout layers, initializations.
+    For code that draws from no generator of ours: dropout layers, initializations.
     """
     import torch
 

@@ -38,7 +38,7 @@ def run(
             method={"name": "fedprox", "proximal": 0.1})`.
         folder: the run folder, which must not hold a run; a temporary one if None.
         listener: is called after every round with the simulation and the round.
-        track: names of trackers that are told of the rounds; see `fedbayes.runs.tracking`.
+        track: names of trackers that log the rounds; see `fedbayes.runs.tracking`.
         progress: whether the rounds are shown as they go; None: in IPython and in notebooks alone.
         **settings: keys of the config, where there is no `config`.
 
@@ -117,7 +117,7 @@ def drive(
         start: makes the simulation; the display stands before, since it may load a lot.
         console: where the run is shown; None shows nothing.
         listener: is called after every round with the simulation and the round.
-        track: names of trackers that are told of the rounds.
+        track: names of trackers that log the rounds.
         busy: what is shown until the simulation says what it is busy with.
         title: what is shown before the method's name.
         graceful: whether Ctrl-C and SIGTERM end the run after the round under way, a second one at
@@ -134,11 +134,11 @@ def drive(
 
         if graceful and console is not None:
             stack.enter_context(stop_after_round(simulation, console))
-        tell = stack.enter_context(tracking(track, simulation))
+        log = stack.enter_context(tracking(track, simulation))
         display.begin(simulation)
         for step in simulation:
             display.show(simulation, step)
-            tell(step.metrics)
+            log(step.metrics)
             if listener is not None:
                 listener(simulation, step)
     conclude(simulation)

@@ -1,6 +1,6 @@
 """Named tensors: what models, messages and states are made of.
 
-A model, an update or an optimizer's memory is a plain `dict[str, Tensor]`. The state of a
+A model, an update or an optimizer's state is a plain `dict[str, Tensor]`. The state of a
 server or a client is a frozen dataclass of such things; `pack` and `unpack` turn it into one
 flat dict and back, so that every state of every method is stored in one way.
 """

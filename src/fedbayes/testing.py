@@ -78,11 +78,11 @@ class Tampering:
             yield changed
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
-        """Run the evaluations."""
+        """Run the evaluations, unchanged, on the engine inside."""
         return self._engine.evaluate(evaluations)
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine inside."""
         self._engine.close()
 
 
@@ -188,7 +188,7 @@ class MethodContract:
             arguments = [(*s, *b.arguments[1:]) for s, b in zip(split, both, strict=True)]
             stacked = _stacked([_copied(a) for a in arguments])
             mapped = torch.func.vmap(torch.func.grad_and_value(energy), randomness="different")
-            with seeds.global_stream(0, run.network.device):
+            with seeds.global_rng(0, run.network.device):
                 mapped(*_copied(stacked))
                 _without_dropout(run.network.module)
                 values = torch.func.vmap(energy, randomness="different")(*_copied(stacked))
@@ -250,7 +250,7 @@ class MethodContract:
             engine = Tampering(Sequential(simulation.runtime), lambda _, outcome: outcome)
             simulation._engine = engine
             first, last = list(simulation)
-            if simulation.method.pooled:
+            if simulation.method.centralized:
                 engine.down = engine.up = 0
             copies = 0
             if simulation.method.sends_final_model:
@@ -348,7 +348,7 @@ class _Stated:
 
 def _value(loss: Loss, stated: _Stated) -> Tensor:
     """The loss at copies of its arguments, with the same random numbers of layers every time."""
-    with torch.no_grad(), seeds.global_stream(0, "cpu"):
+    with torch.no_grad(), seeds.global_rng(0, "cpu"):
         return loss(*_copied(stated.arguments))
 
 

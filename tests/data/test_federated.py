@@ -53,7 +53,7 @@ def test_the_union_is_the_clients_parts_in_order(images, permuted):
         union = data.test_union(start, stop)
         assert torch.equal(union.x, x[start:stop])
         assert torch.equal(union.y, y[start:stop])
-    pooled = data.pooled_train()
+    pooled = data.all_train()
     assert torch.equal(pooled.x, torch.cat([data.train(client).x for client in range(7)]))
     assert torch.equal(pooled.y, torch.cat([data.train(client).y for client in range(7)]))
 

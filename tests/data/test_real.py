@@ -30,7 +30,7 @@ def test_mnist_among_many_clients():
     data = FederatedData(mnist, partition(mnist, settings, 0), 0)
     assert set(data.train_sizes()) == {6}
     assert data.test_total == 10_000
-    pooled = data.pooled_train().x
+    pooled = data.all_train().x
     assert float(pooled.mean()) == pytest.approx(0, abs=1e-3)
     assert float(pooled.std()) == pytest.approx(1, abs=1e-3)
 
@@ -61,4 +61,4 @@ def test_einstein():
     assert every.x.shape == (5644, 15)
     assert every.y.sum() == 558
     data = FederatedData(every, partition(every, DataSettings(clients=4), 0), 0)
-    assert not data.pooled_train().x.isnan().any()
+    assert not data.all_train().x.isnan().any()

@@ -20,7 +20,7 @@ def one(value):
 def test_means_and_variances_come_back(mean, variance):
     gaussian = Gaussian.of(one(mean), one(variance))
     torch.testing.assert_close(gaussian.mean, one(mean))
-    torch.testing.assert_close(gaussian.deviation["w"].square(), one(variance)["w"])
+    torch.testing.assert_close(gaussian.std["w"].square(), one(variance)["w"])
 
 
 @settings(deadline=None, max_examples=50)
@@ -40,14 +40,12 @@ def test_densities_multiply_divide_and_have_powers(mean, variance, other_mean, o
     torch.testing.assert_close(log(first**exponent), exponent * log(first))
 
 
-def test_the_standard_ones_deviation():
+def test_the_standard_ones_std():
     like = {"w": torch.ones(2, 3, dtype=torch.float16)}
-    for deviation in (1.0, 0.2):
-        gaussian = standard(like, deviation) if deviation != 1.0 else standard(like)
+    for std in (1.0, 0.2):
+        gaussian = standard(like, std) if std != 1.0 else standard(like)
         assert gaussian.mean["w"].tolist() == [[0.0] * 3] * 2
-        torch.testing.assert_close(
-            gaussian.deviation["w"], torch.full((2, 3), deviation, dtype=torch.float64)
-        )
+        torch.testing.assert_close(gaussian.std["w"], torch.full((2, 3), std, dtype=torch.float64))
 
 
 @settings(deadline=None, max_examples=50)
@@ -57,7 +55,7 @@ def test_kl_is_that_of_torch_over_all_names(mean, variance, other_mean, other):
     v["b"] = v["b"][:1, None]
     prior = Gaussian.of({**one(other_mean), "b": m["b"] + 1}, {**one(other), "b": 2 * v["b"]})
     wanted = sum(
-        kl_divergence(Normal(m[n], v[n].sqrt()), Normal(prior.mean[n], prior.deviation[n])).sum()
+        kl_divergence(Normal(m[n], v[n].sqrt()), Normal(prior.mean[n], prior.std[n])).sum()
         for n in m
     )
     found = kl(m, {n: 1 / t for n, t in v.items()}, prior)

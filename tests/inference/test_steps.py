@@ -45,7 +45,7 @@ def test_the_mean_gradient_passes_over_what_has_none():
     x, y = torch.randn(11, 3).double(), torch.randn(11).double()
     weights = {"w": torch.randn(3).double(), "seen": torch.tensor(4)}
 
-    def loss(parameters, batch):
+    def loss(parameters, batch, given, noise):
         return (batch.x @ parameters["w"] - batch.y).square().mean()
 
     found = mean_gradient(weights, loss, Samples(x, y), 4, ["w"])
@@ -54,15 +54,15 @@ def test_the_mean_gradient_passes_over_what_has_none():
 
 def test_noise_at_its_ends_gives_gates_with_gradients():
     """Random numbers of float32 can be 0, whose logit is infinite."""
-    levels = torch.zeros(2, requires_grad=True)
-    z = gates.relaxed(levels, torch.tensor([0.0, 1.0]), 0.5)
+    logits = torch.zeros(2, requires_grad=True)
+    z = gates.relaxed(logits, torch.tensor([0.0, 1.0]), 0.5)
     assert z.tolist() == [0.0, 1.0]
-    hot = gates.relaxed(levels, torch.tensor([0.0, 1.0]), 20.0)
+    hot = gates.relaxed(logits, torch.tensor([0.0, 1.0]), 20.0)
     # logit(1e-6) = −13.8: at this temperature the gates are half open.
     soft = torch.sigmoid(torch.tensor([-1.0, 1.0]) * math.log(1e6) / 20)
     torch.testing.assert_close(hot, 1.2 * soft - 0.1, rtol=1e-3, atol=0)
     hot.sum().backward()
-    assert (levels.grad > 0).all()
+    assert (logits.grad > 0).all()
 
 
 def test_factors_are_exact_for_sizes_of_any_type():
@@ -74,12 +74,12 @@ def test_factors_are_exact_for_sizes_of_any_type():
 
 
 def test_pure_steps_take_any_name_and_gradients_of_any_type():
-    """Two steps of momentum, by hand, on weights whose name has the sign that memory uses."""
-    weights, memory = {"a:b": torch.tensor([1.0])}, {}
+    """Two steps of momentum, by hand, on weights whose name has the sign that state uses."""
+    weights, state = {"a:b": torch.tensor([1.0])}, {}
     gradients = {"a:b": torch.tensor([0.5], dtype=torch.float64)}
     for wanted in (1 - 0.05, 1 - 0.05 - 0.1 * 0.95):
-        weights, memory = step(
-            lambda leaves: torch.optim.SGD(leaves, lr=0.1, momentum=0.9), weights, gradients, memory
+        weights, state = step(
+            lambda leaves: torch.optim.SGD(leaves, lr=0.1, momentum=0.9), weights, gradients, state
         )
         assert weights["a:b"].dtype == torch.float32
         assert weights["a:b"].item() == pytest.approx(wanted)

@@ -96,7 +96,7 @@ def test_fused_weights_are_written_out_means(widths, alternations):
             assert weight[out, into] == pytest.approx(wanted, abs=1e-12), (depth, out, into)
 
 
-def test_passes_go_up_then_down_on_one_clock_and_one_stream(monkeypatch):
+def test_passes_go_up_then_down_on_one_clock_and_one_rng(monkeypatch):
     rng = np.random.default_rng(0)
     networks, counts = clients(rng, [4, 5, 6, 3])
     calls, told = [], []

@@ -39,9 +39,9 @@ def at(run, client=0, round=1, **more):
 
 
 def samples(n=12, inputs=4, classes=3, seed=0, dtype=torch.float32):
-    stream = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, inputs, generator=stream, dtype=dtype)
-    return Samples(x, torch.randint(classes, (n,), generator=stream))
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, inputs, generator=rng, dtype=dtype)
+    return Samples(x, torch.randint(classes, (n,), generator=rng))
 
 
 def difference(function, tensor, step=1e-6):

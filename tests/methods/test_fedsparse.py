@@ -20,12 +20,12 @@ from tests.methods.places import at, difference, network, run_of, samples
 def prior(net, method, seed=1):
     """A server whose gates have all kinds of probabilities."""
     server = method.init(run_of(net))
-    stream = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     thresholds = {}
     for layer in method._gated(run_of(net)):
         norms = units.row_norms(server.weights, layer)
-        levels = 2 * torch.randn(layer.count, generator=stream, dtype=norms.dtype)
-        thresholds[layer.layer] = gates.thresholds(norms, levels, method.temperature)
+        logits = 2 * torch.randn(layer.count, generator=rng, dtype=norms.dtype)
+        thresholds[layer.layer] = gates.thresholds(norms, logits, method.temperature)
     return Server(**{**vars(server), "thresholds": thresholds})
 
 
@@ -105,14 +105,14 @@ def test_the_local_objective_in_plain_numpy(per):
 
 def reports(method, server, net, count=3, seed=0):
     """Random reports in the form that clients send, and what they hold, in plain arrays."""
-    stream = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     gated = method._gated(run_of(net))
     total, plain = Sum(), []
     for client in range(count):
         weights = {
-            n: w + 0.1 * torch.randn(w.shape, generator=stream) for n, w in server.weights.items()
+            n: w + 0.1 * torch.randn(w.shape, generator=rng) for n, w in server.weights.items()
         }
-        z = {u.layer: torch.rand(u.count, generator=stream) < 0.6 for u in gated}
+        z = {u.layer: torch.rand(u.count, generator=rng) < 0.6 for u in gated}
         tensors = units.mask(weights, units.masks(gated, z, readers=False))
         total.add(client, Report(tensors))
         plain.append((weights, z))
@@ -186,9 +186,9 @@ def test_pruning_keeps_outputs_and_the_gates_of_readers():
     method = FedSparse(temperature=0.05, prune_below=0.5)
     server = prior(net, method)
     gated = method._gated(run_of(net))
-    levels = {u.layer: method._logits(server.weights, server.thresholds, u) for u in gated}
+    logits = {u.layer: method._logits(server.weights, server.thresholds, u) for u in gated}
     weights, thresholds = method._pruned(server.weights, server.thresholds, gated)
-    dead = {u.layer: levels[u.layer] <= 0 for u in gated}
+    dead = {u.layer: logits[u.layer] <= 0 for u in gated}
     assert any(mask.any() for mask in dead.values())
     rows_only = units.zero(
         server.weights, units.masks(gated, {k: ~m for k, m in dead.items()}, readers=False)
@@ -199,7 +199,7 @@ def test_pruning_keeps_outputs_and_the_gates_of_readers():
         assert (weights[layer.weight][dead[layer.layer]] == 0).all()
         after = method._logits(weights, thresholds, layer)
         alive = ~dead[layer.layer] & (units.row_norms(weights, layer) > 0)
-        torch.testing.assert_close(after[alive], levels[layer.layer][alive], atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(after[alive], logits[layer.layer][alive], atol=1e-3, rtol=1e-3)
 
 
 def test_what_is_pruned_stays_pruned_and_is_not_sent(tmp_path):
@@ -236,8 +236,8 @@ def test_a_message_costs_its_values_and_a_bit_per_group(module, share):
     method = FedSparse()
     server = method.init(run_of(net))
     gated = method._gated(run_of(net))
-    stream = torch.Generator().manual_seed(0)
-    keep = {u.layer: torch.rand(u.count, generator=stream) < share for u in gated if not u.output}
+    rng = torch.Generator().manual_seed(0)
+    keep = {u.layer: torch.rand(u.count, generator=rng) < share for u in gated if not u.output}
     weights = units.zero(server.weights, units.masks(gated, keep))
     server = Server(**{**vars(server), "weights": weights})
     message = method.message(server, at(net))

@@ -17,7 +17,6 @@ from fedbayes.inference.solve import solve
 from fedbayes.messages import Masked
 from fedbayes.methods.laplace import Laplace, median, proximal
 from fedbayes.methods.mixture import Mixture
-from fedbayes.metrics import evaluate
 from fedbayes.runs.build import build_data
 from fedbayes.tensors import Samples
 from tests.methods.places import at, difference, network, run_of, samples
@@ -242,8 +241,8 @@ def test_single_step_em_climbs_the_marginal_likelihood():
     variance, precision, lr = 0.5, 0.8, 0.2
     w = {"w": torch.tensor([5.0, -5.0], dtype=torch.double)}
     settings = LocalTraining(lr=0.3, steps=200, batch_size=1)
-    server, memory = ServerOptimizer(server_lr=lr), {}
-    stream = torch.Generator().manual_seed(0)
+    server, state = ServerOptimizer(server_lr=lr), {}
+    rng = torch.Generator().manual_seed(0)
     for _ in range(40):
         means = []
         for own in data:
@@ -254,17 +253,10 @@ def test_single_step_em_climbs_the_marginal_likelihood():
 
             batch = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
             problem = Problem(w, given={"centre": w["w"]})
-            solved = solve(problem, negative, batch, settings, lr=0.3, rng=lambda _: stream)
+            solved = solve(problem, negative, batch, settings, lr=0.3, rng=lambda _: rng)
             means.append(solved.parameters["w"])
         step = {"w": -precision * (torch.stack(means) - w["w"]).sum(dim=0)}
         marginal = (data - w["w"]).sum(dim=0) / (variance + 1 / precision)
         torch.testing.assert_close(step["w"], -marginal, rtol=1e-9, atol=1e-9)
-        w, memory = server.server_step(w, step, memory)
+        w, state = server.server_step(w, step, state)
     torch.testing.assert_close(w["w"], data.mean(dim=0), rtol=1e-6, atol=1e-6)
-
-
-def test_evaluate_accepts_log_probabilities_of_an_ensemble():
-    found = evaluate(
-        lambda x: torch.log(torch.tensor([[0.2, 0.8]])).expand(len(x), 2), samples(4, 3, 2)
-    )
-    assert found.nll < 4 * 1.7

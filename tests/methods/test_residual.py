@@ -56,12 +56,12 @@ def assert_compact(net, weights):
 def test_fedsparse_prunes_the_stream_as_one(net):
     method = FedSparse(temperature=0.05)
     server = method.init(run_of(net))
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     gated = method._gated(run_of(net))
     assert [group.count for group in gated] == [64, 16, 16, 16, 32, 32, 32, 64, 64, 64]
     thresholds, dead = {}, {}
     for group in gated:
-        dead[group.layer] = torch.rand(group.count, generator=stream) < 0.4
+        dead[group.layer] = torch.rand(group.count, generator=rng) < 0.4
         level = torch.where(dead[group.layer], -5.0, 5.0)
         norms = units.row_norms(server.weights, group)
         thresholds[group.layer] = gates.thresholds(norms, level, method.temperature)
@@ -151,8 +151,8 @@ def test_feddrop_trains_a_narrower_resnet(net):
     ids=lambda method: method["name"],
 )
 def test_runs_and_their_compact_export(tmp_path, method):
-    stream = np.random.default_rng(0)
-    x = stream.integers(0, 256, (60, 16, 16), dtype=np.uint8)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (60, 16, 16), dtype=np.uint8)
     np.savez(tmp_path / "pictures.npz", x=x, y=np.arange(60) % 3)
     data = {"path": str(tmp_path / "pictures.npz"), "clients": 2, "partition": "iid"}
     common = {"data": data, "model": {"name": "resnet20"}, "rounds": 2}

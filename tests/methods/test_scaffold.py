@@ -25,12 +25,10 @@ def setting(option, **training):
     net = network(dtype=torch.double)
     method = Scaffold(control=option, damping=0.7)
     server = method.init(run_of(net))
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
 
     def random():
-        return {
-            n: torch.randn(w.shape, generator=stream).double() for n, w in server.weights.items()
-        }
+        return {n: torch.randn(w.shape, generator=rng).double() for n, w in server.weights.items()}
 
     server = type(server)(**{**vars(server), "control": random()})
     place = at(net, batch_size=5, epochs=2, lr=0.1, **training)

@@ -162,7 +162,7 @@ def test_the_last_batch_of_samples_held_out_counts_by_its_size():
 def test_a_newcomer_of_virtual_starts_with_the_precision_asked_or_its_share(tmp_path):
     """At a rate of nothing, what is added to the posterior is where the client starts.
 
-    The first brings it to 1/start_deviation²; each later one, its prior factor off, adds a K-th of
+    The first brings it to 1/start_std²; each later one, its prior factor off, adds a K-th of
     what there is.
     """
     states = servers(
@@ -170,7 +170,7 @@ def test_a_newcomer_of_virtual_starts_with_the_precision_asked_or_its_share(tmp_
         rounds=3,
         cohort=1,
         sampling="cyclic",
-        method={"name": "virtual", "samples": 2, "start_deviation": 0.05, "prior_deviation": 0.8},
+        method={"name": "virtual", "samples": 2, "start_std": 0.05, "prior_std": 0.8},
         training={"lr": 1e-30, "epochs": 1},
     )
     share = 0.8**-2 / 3
@@ -185,7 +185,7 @@ def test_a_newcomer_of_virtual_starts_with_the_precision_asked_or_its_share(tmp_
 
 def test_a_factor_of_virtual_that_falls_to_nothing_keeps_a_positive_precision(tmp_path):
     """A third is less than its float32: sent so, its fall would leave less than nothing."""
-    fall = {"kl_weight": 1e8, "start_deviation": 0.9, "samples": 2, "lateral": False}
+    fall = {"kl_weight": 1e8, "start_std": 0.9, "samples": 2, "lateral": False}
     for server, states in servers(
         tmp_path,
         rounds=1,
@@ -200,15 +200,15 @@ def test_a_factor_of_virtual_that_falls_to_nothing_keeps_a_positive_precision(tm
 
 
 def test_what_a_client_of_virtual_knows_goes_back_to_the_prior_without_data(tmp_path):
-    """Data count for nothing beside so heavy a KL term: means go to 0, deviations to 0.8."""
-    method = {"name": "virtual", "samples": 1, "kl_weight": 1e4, "prior_deviation": 0.8}
+    """Data count for nothing beside so heavy a KL term: means go to 0, stds to 0.8."""
+    method = {"name": "virtual", "samples": 1, "kl_weight": 1e4, "prior_std": 0.8}
     training = {"optimizer": "adam", "lr": 0.05, "steps": 120, "batch_size": 10}
     (_, states), *_ = servers(tmp_path, rounds=1, cohort=1, method=method, training=training)
     (client,) = (unpack(Client, dense(decode(state))) for state in states.values())
     for name, mean in client.mean.items():
         torch.testing.assert_close(mean, torch.zeros_like(mean), atol=0.05, rtol=0)
-        deviation = client.log_deviation[name].exp()
-        torch.testing.assert_close(deviation, torch.full_like(deviation, 0.8), rtol=0.05, atol=0)
+        std = client.log_std[name].exp()
+        torch.testing.assert_close(std, torch.full_like(std, 0.8), rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

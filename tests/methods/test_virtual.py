@@ -17,8 +17,8 @@ from fedbayes.methods.virtual import Client, Server, Virtual, _newcomer, sampled
 from fedbayes.models import MLP, LeNet5, Network, ResNet20
 from fedbayes.models.variational import (
     Drawn,
-    Noise,
-    Weights,
+    GaussianWeights,
+    Perturbation,
     affine,
     forward,
     repeat,
@@ -30,9 +30,9 @@ from tests.methods.places import at, network, run_of, samples
 
 
 def random_gaussian(seed, **shapes):
-    stream = torch.Generator().manual_seed(seed)
-    precision = {n: torch.rand(s, generator=stream).double() + 0.3 for n, s in shapes.items()}
-    shift = {n: torch.randn(s, generator=stream).double() for n, s in shapes.items()}
+    rng = torch.Generator().manual_seed(seed)
+    precision = {n: torch.rand(s, generator=rng).double() + 0.3 for n, s in shapes.items()}
+    shift = {n: torch.randn(s, generator=rng).double() for n, s in shapes.items()}
     return Gaussian(precision, shift)
 
 
@@ -43,7 +43,7 @@ def test_products_and_quotients_of_densities():
     x = torch.linspace(-2, 2, 7).double()[:, None]
 
     def logs(g):
-        return Normal(g.mean["w"], g.deviation["w"]).log_prob(x)
+        return Normal(g.mean["w"], g.std["w"]).log_prob(x)
 
     rest = logs(one) + logs(two) - logs(product)
     torch.testing.assert_close(rest, rest[:1].expand_as(rest))
@@ -54,9 +54,7 @@ def test_products_and_quotients_of_densities():
 def test_kl_is_that_of_torch():
     one, two = random_gaussian(0, a=(3,), b=(2, 2)), random_gaussian(1, a=(3,), b=(2, 2))
     expected = sum(
-        kl_divergence(
-            Normal(one.mean[n], one.deviation[n]), Normal(two.mean[n], two.deviation[n])
-        ).sum()
+        kl_divergence(Normal(one.mean[n], one.std[n]), Normal(two.mean[n], two.std[n])).sum()
         for n in ("a", "b")
     )
     torch.testing.assert_close(kl(one.mean, one.precision, two), expected)
@@ -67,13 +65,13 @@ def test_kl_is_that_of_torch():
     ("layer", "shape"), [(nn.Linear(5, 4), (5,)), (nn.Conv2d(2, 3, 3, 2, 1), (2, 6, 6))]
 )
 def test_perturbed_outputs_have_the_exact_mean_and_variance(estimator, layer, shape):
-    stream = torch.Generator().manual_seed(0)
-    x = torch.randn(2, *shape, generator=stream)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(2, *shape, generator=rng)
     mean = layer.weight.detach(), layer.bias.detach()
-    spread = tuple(0.1 + 0.4 * torch.rand(t.shape, generator=stream) for t in mean)
+    spread = tuple(0.1 + 0.4 * torch.rand(t.shape, generator=rng) for t in mean)
     draws = []
     for _ in range(1500):
-        noise = Noise(20, estimator, Drawn(stream))
+        noise = Perturbation(20, estimator, Drawn(rng))
         with torch.no_grad():
             out = affine(layer, repeat(x, 20), mean, spread, noise)
         draws.append(out.reshape(20, 2, *out.shape[1:]))
@@ -94,25 +92,21 @@ def test_perturbed_outputs_have_the_exact_mean_and_variance(estimator, layer, sh
 def test_rows_of_flipout_are_uncorrelated():
     layer = nn.Linear(3, 1, bias=False)
     mean, spread = (torch.zeros(1, 3), None), (torch.ones(1, 3), None)
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     x = torch.tensor([[1.0, 2.0, -1.0], [1.0, 2.0, -1.0]])
-    y = torch.stack(
-        [
-            affine(layer, repeat(x, 2), mean, spread, Noise(2, "flipout", Drawn(stream)))[:, 0]
-            for _ in range(4000)
-        ]
-    )
+    noise = Perturbation(2, "flipout", Drawn(rng))
+    y = torch.stack([affine(layer, repeat(x, 2), mean, spread, noise)[:, 0] for _ in range(4000)])
     correlation = torch.corrcoef(y.T) - torch.eye(4)
     assert correlation.abs().max() < 0.06
     torch.testing.assert_close(y.var(0), torch.full((4,), 6.0), rtol=0.12, atol=0)
 
 
-def test_without_deviation_it_is_the_network_itself():
+def test_without_std_it_is_the_network_itself():
     net = Network(LeNet5(1, 16, 16, 4))
     x = torch.randn(3, 1, 16, 16)
-    weights = Weights(net.initial, {n: torch.zeros_like(t) for n, t in net.initial.items()})
+    weights = GaussianWeights(net.initial, {n: torch.zeros_like(t) for n, t in net.initial.items()})
     for estimator in ("flipout", "reparametrization"):
-        noise = Noise(2, estimator, Drawn(torch.Generator().manual_seed(0)))
+        noise = Perturbation(2, estimator, Drawn(torch.Generator().manual_seed(0)))
         logits, seen = forward(stack(net.module), weights, repeat(x, 2), noise)
         torch.testing.assert_close(logits, net(net.initial, x).repeat(2, 1), rtol=1e-4, atol=1e-5)
     assert [tuple(h.shape[1:]) for h in seen] == [(20, 12, 12), (50, 2, 2), (500,), (4,)]
@@ -146,7 +140,7 @@ def prepared(method, net):
 def test_gradients_of_the_free_energy():
     """Against central differences, in float64, with the same noise."""
     net = network([3], dtype=torch.double)
-    method = Virtual(samples=4, prior_deviation=0.7)
+    method = Virtual(samples=4, prior_std=0.7)
     place, data = at(run_of(net, clients=2)), samples(dtype=torch.double)
     message = method.message(Server(standard(net.initial, 0.9)), place)
     problem = method.problem(message, method.join(place), data, place)
@@ -159,10 +153,10 @@ def test_gradients_of_the_free_energy():
     start = {n: t + 0.1 * torch.randn(t.shape).double() for n, t in problem.start.items()}
     leaves = {n: t.clone().requires_grad_() for n, t in start.items()}
     energy(leaves).backward()
-    stream = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     for name, leaf in leaves.items():
         assert leaf.grad is not None, name
-        index = int(torch.randint(leaf.numel(), (1,), generator=stream))
+        index = int(torch.randint(leaf.numel(), (1,), generator=rng))
         values = []
         for step in (1e-5, -1e-5):
             moved = {n: t.clone() for n, t in start.items()}
@@ -223,9 +217,9 @@ def test_what_leaves_a_client(damping):
     names = set(net.initial)
     assert set(report.tensors) == {f"{kind}/{n}" for kind in ("precision", "shift") for n in names}
     second, after, _ = method.local(message, state, samples(), place)
-    own = [*state.mean.values(), *state.log_deviation.values(), *state.gates.values()]
+    own = [*state.mean.values(), *state.log_std.values(), *state.gates.values()]
     assert not alike(own, report.tensors.values())
-    own += [*after.mean.values(), *after.log_deviation.values(), *after.gates.values()]
+    own += [*after.mean.values(), *after.log_std.values(), *after.gates.values()]
     factors = [*after.factor.precision.values(), *after.factor.shift.values()]
     assert not alike(own + factors, second.tensors.values())
     share = standard(net.initial) ** (1 / 3)
@@ -255,10 +249,10 @@ KNOWN_NOISE = build_likelihood(
 
 def regression(seed, count=40):
     """Orthogonal inputs, so that the exact posterior of each weight stands alone."""
-    stream = torch.Generator().manual_seed(seed)
-    x = torch.linalg.qr(torch.randn(count, 3, generator=stream))[0] * count**0.5
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.linalg.qr(torch.randn(count, 3, generator=rng))[0] * count**0.5
     x[:, 2] *= 0.3
-    y = x @ torch.tensor([1.0, -0.5, 2.0]) + 0.5 * torch.randn(count, generator=stream)
+    y = x @ torch.tensor([1.0, -0.5, 2.0]) + 0.5 * torch.randn(count, generator=rng)
     return Samples(x, y[:, None])
 
 
@@ -266,7 +260,7 @@ def regression(seed, count=40):
 def test_refinement_reaches_the_exact_posterior(mode):
     """Of linear regression with noise variance 1/4, prior N(0, 1) and orthogonal inputs."""
     net = Network(nn.Sequential(nn.Linear(3, 1, bias=False)))
-    method = Virtual(samples=128, estimator="reparametrization", lateral=False, start_deviation=0.2)
+    method = Virtual(samples=128, estimator="reparametrization", lateral=False, start_std=0.2)
     data = [regression(seed) for seed in range(1 if mode == "one client" else 3)]
     settings = {"clients": len(data), "cohort": 1, "likelihood": KNOWN_NOISE}
     server = method.init(run_of(net, **settings))
@@ -292,8 +286,8 @@ def test_refinement_reaches_the_exact_posterior(mode):
     precision = torch.eye(3).double() + x.T @ x / 0.25
     mean = torch.linalg.solve(precision, x.T @ y / 0.25)
     found = server.posterior
-    deviation = precision.diagonal().rsqrt()
-    assert ((found.mean["0.weight"][0] - mean) / deviation).abs().max() < 0.3
+    std = precision.diagonal().rsqrt()
+    assert ((found.mean["0.weight"][0] - mean) / std).abs().max() < 0.3
     torch.testing.assert_close(
         found.precision["0.weight"][0], precision.diagonal(), rtol=0.06, atol=0
     )
@@ -306,7 +300,7 @@ class Exact(Virtual):
     def local(self, message, client, samples, at):
         problem = self.problem(message, client, samples, at)
         cavity = Gaussian(**problem.given["cavity"])
-        share = standard(cavity.precision, self.prior_deviation) ** (1 / at.run.clients)
+        share = standard(cavity.precision, self.prior_std) ** (1 / at.run.clients)
         x, y = samples.x.double(), samples.y[:, 0].double()
         (name,) = cavity.precision
         inner = (cavity.precision[name] + share.precision[name])[0]
@@ -323,8 +317,8 @@ def test_refinement_and_damping_end_at_the_exact_posterior_of_correlated_inputs(
     """The exact mean, and the mean-field precision: the diagonal of the exact one."""
     net = Network(nn.Sequential(nn.Linear(3, 1, bias=False)))
     method = Exact(lateral=False)
-    stream = torch.Generator().manual_seed(5)
-    mixed = torch.eye(3) + 0.5 * torch.rand(3, 3, generator=stream)
+    rng = torch.Generator().manual_seed(5)
+    mixed = torch.eye(3) + 0.5 * torch.rand(3, 3, generator=rng)
     data = [Samples((one := regression(seed)).x @ mixed, one.y) for seed in range(3)]
     run = run_of(net, clients=3, cohort=cohort, rounds=rounds, likelihood=KNOWN_NOISE)
     server = method.init(run)
@@ -401,7 +395,9 @@ def test_reports_that_no_client_can_have_are_refused():
 def test_a_long_prediction_of_convolutions_is_the_same_in_pieces(monkeypatch):
     net = Network(LeNet5(1, 16, 16, 4))
     structure = stack(net.module)
-    shared = Weights(net.initial, {n: torch.full_like(t, 0.1) for n, t in net.initial.items()})
+    shared = GaussianWeights(
+        net.initial, {n: torch.full_like(t, 0.1) for n, t in net.initial.items()}
+    )
     x = torch.randn(7, 1, 16, 16)
     whole = sampled(structure, shared, None, {}, 3, 0.0, x)
     monkeypatch.setattr("fedbayes.methods.virtual._MAPS", 6)
@@ -431,9 +427,9 @@ def test_one_client_without_network_of_its_own_is_bayes_by_backprop():
         torch.tensor(-2.0).exp(),
     )
     complexity = float(kl_divergence(q, Normal(0.0, 1.0)).sum())
-    stream = place.rng("weights")
+    rng = place.rng("weights")
     spread = torch.tensor(-2.0).exp()
-    drawn = [t + spread * torch.randn(5, *t.shape, generator=stream) for t in net.initial.values()]
+    drawn = [t + spread * torch.randn(5, *t.shape, generator=rng) for t in net.initial.values()]
     total = 0.0
     for k in range(5):
         w1, b1, w2, b2 = (d[k] for d in drawn)
@@ -461,7 +457,7 @@ def test_a_sequential_run(tmp_path):
     x = torch.randint(17, (4, 1, 8, 8))
     probabilities = run.predictor()(x).exp()
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
-    assert part(run.model, "deviation")["1.weight"].min() > 0
+    assert part(run.model, "std")["1.weight"].min() > 0
 
 
 def test_the_server_can_be_asked_to_predict_too():
@@ -485,10 +481,10 @@ def test_predictions_average_the_client_and_the_server():
     """A draw is the mean of two softmaxes, weighted 1 to w."""
     net, trust = network((5,)), 0.5
     structure = stack(net.module)
-    shared = Weights(net.initial, {n: 0 * t for n, t in net.initial.items()})
+    shared = GaussianWeights(net.initial, {n: 0 * t for n, t in net.initial.items()})
     here = at(net)
     means, gates = _newcomer(here)
-    own = Weights(means, {n: 0 * t for n, t in means.items()})
+    own = GaussianWeights(means, {n: 0 * t for n, t in means.items()})
     x = samples().x
     both = sampled(structure, shared, own, gates, 2, trust, x).exp()
     alone = sampled(structure, shared, own, gates, 2, 0.0, x).softmax(-1)
@@ -542,3 +538,24 @@ def test_a_client_stops_early_by_its_validation_loss():
     # 337 samples, of which 67 are set aside: 9 steps an epoch.
     assert all(0 < line["steps"] < 100 * 9 for line in run.metrics)
     assert run.summary["local_accuracy"] > 0.7
+
+
+def test_noise_is_planned_once_for_all_rounds(monkeypatch):
+    """A later problem asks for the same numbers, of the same stream, without a pass of its own."""
+    method, place = Virtual(samples=2), at(network(hidden=(3,)))
+    data, passes = samples(), []
+    real = Virtual._outputs
+    monkeypatch.setattr(Virtual, "_outputs", lambda *a, **k: passes.append(1) or real(*a, **k))
+
+    def draws(place, batch):
+        message = method.message(method.init(place.run), place)
+        noise = method.problem(message, method.join(place), data, place).noise
+        return noise.draw(torch.Generator().manual_seed(0), batch)["draws"]
+
+    first = draws(place, data)
+    again = draws(at(place.run, client=1, round=2), data)
+    assert len(passes) == 1
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    smaller = Samples(data.x[:5], data.y[:5])
+    assert [d.shape for d in draws(place, smaller)] != [d.shape for d in first]
+    assert len(passes) == 2

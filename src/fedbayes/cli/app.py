@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _show(
-    told: set[str],
+    shown: set[str],
     message: Warning | str,
     category: type[Warning],
     filename: str,
@@ -75,14 +75,14 @@ def _show(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """One plain line of what a user should know, if it is not among those told before.
+    """One plain line of what a user should know, if it is not among those shown before.
 
     Warnings of libraries are shown as Python shows them.
     """
     if issubclass(category, FedbayesWarning):
-        if str(message) in told:
+        if str(message) in shown:
             return
-        told.add(str(message))
+        shown.add(str(message))
         text = f"[yellow]note:[/yellow] {escape(str(message))}"
         rich.get_console().print(text, highlight=False, soft_wrap=True)
     else:

@@ -73,7 +73,7 @@ def data_show(
         "seed": seed,
     }
     config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
-    # PyTorch is imported from here on, so that a wrong setting is told at once.
+    # PyTorch is imported from here on, so that a wrong setting is reported at once.
     from fedbayes.data import choose_scheme, plot_partition
     from fedbayes.data.plot import PICTURES
     from fedbayes.data.wording import describe
@@ -90,17 +90,17 @@ def data_show(
         plot_partition(data, path, title)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error}") from None
-    told = ""
+    about = ""
     if not data.classes:
-        told = f"target {describe(data.target)}"
+        about = f"target {describe(data.target)}"
         numbers = zip(data.target.center, data.target.scale, strict=False)
         spread = ", ".join(f"{center:.4g} ± {scale:.4g}" for center, scale in numbers)
-        told += f" (training rows: {spread})\n" if spread else "\n"
+        about += f" (training rows: {spread})\n" if spread else "\n"
     sizes, tests = data.train_sizes(), data.test_sizes()
     Console().print(
         f"{title}: {sizes.sum():,} training samples ({sizes.min():,} to {sizes.max():,} a client), "
         f"{tests.sum():,} test samples ({tests.min():,} to {tests.max():,} a client)\n"
-        f"{told}picture: {path}",
+        f"{about}picture: {path}",
         highlight=False,
         soft_wrap=True,
     )

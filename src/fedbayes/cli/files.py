@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import app
-from fedbayes.cli.options import DataDir, DataSet, Json, Setting, overrides
+from fedbayes.cli.options import DataDir, DataSet, FusionCommand, Json, Setting, overrides
 from fedbayes.errors import ModelError, RunError
 
 
@@ -83,7 +83,7 @@ def evaluate(
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=FusionCommand)
 def fuse(
     models: Annotated[list[Path], typer.Argument(help="Model files: .safetensors, .pt.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Fused model to write.")],
@@ -93,41 +93,19 @@ def fuse(
     counts: Annotated[
         Path | None, typer.Option(help="JSON: samples of each class that each model saw.")
     ] = None,
-    sigma: Annotated[
-        float | None, typer.Option(help="Deviation of a model's weights from the fused. [1]")
-    ] = None,
-    sigma0: Annotated[
-        float | None, typer.Option(help="Deviation of fused weights from their mean. [1]")
-    ] = None,
-    gamma: Annotated[
-        float | None, typer.Option(help="Mass of the process: more of it, more neurons. [1]")
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Weight of the KL term of gpi-fnm. [0.3]")
-    ] = None,
-    popularity_cap: Annotated[
-        str | None, typer.Option(help="Members above it count no more; or none. [10]")
-    ] = None,
-    popularity_weight: Annotated[
-        float | None, typer.Option(help="Factor of the log-odds of joining. [2]")
-    ] = None,
-    iterations: Annotated[int | None, typer.Option(help="Sweeps over the models. [5]")] = None,
-    bias_mean: Annotated[
-        float | None, typer.Option(help="Value that hidden biases were initialized to. [0]")
-    ] = None,
-    alternations: Annotated[
-        int | None, typer.Option(help="Passes up and down deep networks at most. [0]")
-    ] = None,
-    starts: Annotated[int | None, typer.Option(help="Matchings to alternate from. [1]")] = None,
-    start_gamma: Annotated[
-        float | None, typer.Option(help="gamma of those matchings, if another.")
-    ] = None,
-    alpha: Annotated[
-        str | None, typer.Option(help="Factors of combined: mean, linear, or exp. Default: exp.")
-    ] = None,
-    c: Annotated[
-        float | None, typer.Option("--c", help="Constant of linear c + r and exp(c r). [0.001]")
-    ] = None,
+    sigma: float | None = None,
+    sigma0: float | None = None,
+    gamma: float | None = None,
+    epsilon: float | None = None,
+    popularity_cap: str | None = None,
+    popularity_weight: float | None = None,
+    iterations: int | None = None,
+    bias_mean: float | None = None,
+    alternations: int | None = None,
+    starts: int | None = None,
+    start_gamma: float | None = None,
+    alpha: str | None = None,
+    c: Annotated[float | None, typer.Option("--c")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of models.")] = 0,
     held_out: Annotated[
         Path | None,
@@ -219,7 +197,7 @@ def calibrate(
     picture: Annotated[
         Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
     from fedbayes.data.plot import PICTURES
@@ -232,22 +210,22 @@ def calibrate(
     if picture is not None:
         writable(picture, "the picture", PICTURES)
     found = trust(folder, personal=personal, client=client)
-    figures = summary(found)
+    metrics = summary(found)
     if picture is not None:
         plot(found, picture)
     if as_json:
-        print(json.dumps(figures))
+        print(json.dumps(metrics))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in figures.items():
-        table.add_row(escape(_FIGURES.get(name) or _spelled(name)), number(value))
+    for name, value in metrics.items():
+        table.add_row(escape(_NAMES.get(name) or _spelled(name)), number(value))
     Console().print(table)
     if picture is not None:
         Console().print(f"wrote {picture}", highlight=False, soft_wrap=True)
 
 
 def _spelled(name: str) -> str:
-    """A figure of calibration in words, as in `std/age` to `standard deviation, median: age`."""
+    """A metric of calibration in words, as in `std/age` to `standard deviation, median: age`."""
     kind, _, column = name.partition("/")
     for start, form in _SPELLED.items():
         if kind.startswith(start):
@@ -264,8 +242,8 @@ _SPELLED = {
     "std_between": "standard deviation between draws, median",
     "std": "standard deviation, median",
 }
-"""Figures whose names begin so, in words."""
-_FIGURES = {
+"""Metrics whose names begin so, in words."""
+_NAMES = {
     "nll": "negative log-likelihood",
     "ece": "expected calibration error",
     "entropy_right": "entropy where right",

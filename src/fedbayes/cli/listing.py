@@ -82,7 +82,7 @@ def settings(
         typer.Option(
             "--method",
             "-m",
-            help="Method whose parameters are told.",
+            help="Method whose parameters are listed.",
             autocompletion=completes("method.name"),
         ),
     ] = "fedavg",

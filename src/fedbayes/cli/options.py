@@ -4,11 +4,14 @@ import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 from typer.core import TyperCommand, TyperOption
+
+if TYPE_CHECKING:
+    from fedbayes.runs.settings import Row
 
 
 def completes(key: str) -> Callable[[str], list[str]]:
@@ -67,7 +70,7 @@ Setting = Annotated[
     ),
 ]
 Track = Annotated[
-    list[str] | None, typer.Option("--track", help="Tell rounds to tensorboard or mlflow too.")
+    list[str] | None, typer.Option("--track", help="Log rounds to tensorboard or mlflow too.")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with data sets (FEDBAYES_DATA).")]
 
@@ -88,24 +91,44 @@ _KEYS = {
 
 
 class SettingsCommand(TyperCommand):
-    """A command whose options set settings: the help tells their choices and defaults."""
+    """A command whose options set settings: the help has their choices and defaults."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options, with help from the settings."""
+    def settings(self) -> dict[str, "Row"]:
+        """The settings by the names of the options that set them."""
         from fedbayes.runs.config import settings
 
         known = {row.key: row for row in settings(None)}
-        told: list[click.Parameter] = []
+        return {name: known[key] for name, key in _KEYS.items() if key in known}
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The options, with help from the settings; without words of its own, theirs alone."""
+        known = self.settings()
+        options: list[click.Parameter] = []
         for option in super().get_params(ctx):
-            row = known.get(_KEYS.get(option.name or "", ""))
+            row = known.get(option.name or "")
             if row and isinstance(option, TyperOption):
                 option = copy(option)
                 about = (option.help or "").rstrip(".")
-                choices = f": {', '.join(row.choices)}" if row.choices else ""
+                if not about:
+                    about = row.description[:1].upper() + row.description[1:]
+                elif row.choices:
+                    about += f": {', '.join(row.choices)}"
                 default = "" if row.default is None else f" Default: {row.default}."
-                option.help = f"{about}{choices}.{default}"
-            told.append(option)
-        return told
+                option.help = f"{about}.{default}"
+            options.append(option)
+        return options
+
+
+class FusionCommand(SettingsCommand):
+    """A command whose options are the settings of a fusion, by their names."""
+
+    def settings(self) -> dict[str, "Row"]:
+        """The settings of the matching and of the combination."""
+        from fedbayes.inference.combination import Combination
+        from fedbayes.matching import MatchingSettings
+        from fedbayes.runs.settings import rows
+
+        return {row.key: row for kind in (MatchingSettings, Combination) for row in rows(kind)}
 
 
 def overrides(shortcuts: Mapping[str, object]) -> list[str]:

@@ -37,7 +37,7 @@ def plot(
             "-f",
             help="headline (accuracy, rmse, …), metrics (the others of numbers), bytes, local, "
             "nll, loss, sparsity, size, clients, split, confusion, predictions, coverage, "
-            "reliability, or any figure of metrics.jsonl.",
+            "reliability, or any metric of metrics.jsonl.",
         ),
     ] = "headline",
     out: Annotated[Path, typer.Option("--out", "-o", help="PNG, SVG or PDF file.")] = Path(

@@ -82,7 +82,7 @@ def run(
         settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
         return settled, out or new_folder(settled.data.name, settled.method["name"])
 
-    # A wrong setting is told before PyTorch is imported.
+    # A wrong setting is reported before PyTorch is imported.
     def start(notify: Notify) -> "Simulation":
         settled, place = settle()
         from fedbayes.runs.simulation import Simulation

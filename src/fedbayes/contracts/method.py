@@ -100,7 +100,7 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     averages: ClassVar[bool] = False
     """Whether the server's update is of a mean of weights, in place of which a robust rule or a
     noisy mean may stand."""
-    pooled: ClassVar[bool] = False
+    centralized: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
     has_global_model: ClassVar[bool] = True
     """Whether what `model` gives is a model to predict with; if not, it is neither evaluated nor
@@ -188,7 +188,7 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         return message
 
     def accept(self, server: ServerState, report: Report) -> None:
-        """Refuse a report whose values, beyond being finite, are none that a client can have.
+        """Refuse a report with finite but invalid values, such as no honest client can have.
 
         Args:
             server: the state that the client was sent a message of.
@@ -251,14 +251,14 @@ def units_remarks(name: str, network: Network, touched: Collection[Group]) -> li
     reasons |= {n.removesuffix(".weight"): why for n, why in network.traced.untouched.items()}
     left = [f"{layer} ({why})" for layer, why in reasons.items()]
     shown = "; ".join(left[:8]) + (f"; and {len(left) - 8} more" if len(left) > 8 else "")
-    found = [f"{name} sends these layers whole: {shown}"] if left else []
+    sentences = [f"{name} sends these layers whole: {shown}"] if left else []
     if not touched:
-        found.insert(
+        sentences.insert(
             0,
             f"{name} finds no units in this network that it could leave out: messages are as "
             "long as the whole network",
         )
-    return found
+    return sentences
 
 
 def single_draw(weights: Tensors, network: Network) -> Sampler:

@@ -73,7 +73,7 @@ class Gathered:
     reports: dict[int, Report] = field(default_factory=dict)
 
     def add(self, client: int, report: Report) -> None:
-        """Keep one report."""
+        """Keep the report of a client, under its number."""
         self.reports[client] = report
 
     @property

@@ -23,7 +23,7 @@ class Run:
     likelihood: Likelihood
     """The distribution of a target given the network's outputs."""
     training: LocalTraining
-    """How clients train."""
+    """Optimizer, epochs and batch size of clients' training: `[training]` of the config."""
     clients: int
     """Number of clients, S."""
     cohort: int
@@ -53,8 +53,8 @@ class At:
     """Training samples set aside for early stopping, if the config asks for it."""
 
     def rng(self, purpose: str) -> torch.Generator:
-        """The random stream of this client in this round for one purpose, on the CPU."""
-        return seeds.torch_stream(self.run.seed, purpose, round=self.round, client=self.client)
+        """The generator of this client in this round for one purpose, on the CPU."""
+        return seeds.torch_rng(self.run.seed, purpose, round=self.round, client=self.client)
 
     @property
     def lr(self) -> float:

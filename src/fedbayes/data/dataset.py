@@ -182,8 +182,8 @@ def moments(x: Array, rows: Rows, scale: float) -> tuple[Array, Array]:
         scale: Divisor of x.
 
     Returns:
-        Mean and deviation, float32, one per channel or feature. A channel that is constant or
-        never observed has deviation 1, so that standardizing leaves it finite.
+        Mean and std, float32, one per channel or feature. A channel that is constant or never
+        observed has std 1, so that standardizing leaves it finite.
     """
     count, total = _sums(x, rows, np.zeros(x.shape[1]), power=1)
     mean = total / np.maximum(count, 1)

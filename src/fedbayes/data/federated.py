@@ -116,7 +116,7 @@ class FederatedData:
             self.partition.test, offsets, int(offsets[client]), int(offsets[client + 1])
         )
 
-    def pooled_train(self) -> Samples:
+    def all_train(self) -> Samples:
         """Training samples of all clients, client by client."""
         rows = self.partition.train
         return self._gather(rows, self.partition.train_offsets, 0, len(rows))
@@ -195,5 +195,5 @@ class FederatedData:
 
 def pixel_order(seed: int, client: int, shape: tuple[int, ...]) -> Rows:
     """The order in which a client sees its pixels, where each has one of its own [pixels]."""
-    stream = seeds.numpy_stream(seed, "pixels", client=client)
-    return stream.permutation(int(np.prod(shape)))
+    rng = seeds.numpy_rng(seed, "pixels", client=client)
+    return rng.permutation(int(np.prod(shape)))

@@ -7,7 +7,7 @@ from fedbayes.data.schemes import Division, group_by_client
 
 
 def own_fraction(
-    division: Division, fraction: float, stream: np.random.Generator
+    division: Division, fraction: float, rng: np.random.Generator
 ) -> tuple[Division, Division]:
     """Split each client's rows at random into a training and a test part.
 
@@ -16,11 +16,11 @@ def own_fraction(
     Args:
         division: The rows of each client.
         fraction: Part of them to test on, in (0, 1).
-        stream: Source of randomness.
+        rng: Source of randomness.
     """
     client, sizes = division.client, np.diff(division.offsets)
     tested = held_out(sizes, fraction)
-    order = np.lexsort((stream.random(len(client)), client))
+    order = np.lexsort((rng.random(len(client)), client))
     position = np.arange(len(client)) - division.offsets[client]
     test = position < tested[client]
     rows = division.rows[order]
@@ -47,7 +47,7 @@ def deal_official(
     train: Division,
     test_rows: Rows,
     natural: bool,
-    stream: np.random.Generator,
+    rng: np.random.Generator,
 ) -> Division:
     """Deal the official test rows to the clients.
 
@@ -62,7 +62,7 @@ def deal_official(
         train: The training rows of the clients.
         test_rows: Rows of the official test part.
         natural: Whether the clients are the groups of the data set.
-        stream: Source of randomness.
+        rng: Source of randomness.
     """
     client = np.full(len(test_rows), -1)
     free = np.ones(len(test_rows), bool)
@@ -76,9 +76,9 @@ def deal_official(
     counts = train.counts(strata, len(dataset.classes) or 1)
     labels = strata[test_rows]
     for label in np.unique(labels[free]):
-        places = stream.permutation(np.flatnonzero(free & (labels == label)))
+        places = rng.permutation(np.flatnonzero(free & (labels == label)))
         weights = counts[:, label] if counts[:, label].any() else counts.sum(1)
-        order = stream.permutation(len(weights))
+        order = rng.permutation(len(weights))
         ends = np.rint(np.cumsum(weights[order]) / weights.sum() * len(places))
         client[places] = order[np.searchsorted(ends, np.arange(len(places)), side="right")]
     dealt = client >= 0

@@ -25,7 +25,7 @@ class Entry:
     name: str
     """Name for the configuration."""
     what: str
-    """What it holds."""
+    """What it holds, in a line for lists of data sets."""
     samples: int
     """Number of samples of the whole."""
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class Known:
     find: Find
     """Looks for its files."""
     read: Read
-    """Its reader."""
+    """Reads the files that were found into a data set."""
     on_hub: bool = True
     """Whether the Hugging Face hub has it."""
 

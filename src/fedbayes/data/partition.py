@@ -119,8 +119,8 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     """
     fraction = _fraction(dataset, settings)
     scheme = choose_scheme(dataset, settings)
-    stream = seeds.numpy_stream(seed, "pool")
-    pool = _some(np.arange(_pool_size(dataset, fraction)), settings.limit, stream)
+    rng = seeds.numpy_rng(seed, "pool")
+    pool = _some(np.arange(_pool_size(dataset, fraction)), settings.limit, rng)
     needed = (
         settings.min_samples if fraction is None else rows_needed(settings.min_samples, fraction)
     )
@@ -128,14 +128,14 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     official = np.zeros(0, np.int64)
     if settings.test_counts is not None:
         left = np.setdiff1d(pool, division.rows)
-        chosen = _of_each_class(dataset.strata, left, settings.test_counts, stream)
-        dealt = seeds.numpy_stream(seed, "holdout")
+        chosen = _of_each_class(dataset.strata, left, settings.test_counts, rng)
+        dealt = seeds.numpy_rng(seed, "holdout")
         train, test = division, deal_official(dataset, division, chosen, False, dealt)
     elif fraction is not None:
-        train, test = own_fraction(division, fraction, seeds.numpy_stream(seed, "holdout"))
+        train, test = own_fraction(division, fraction, seeds.numpy_rng(seed, "holdout"))
     else:
         start = dataset.official_train or 0
-        official = _some(np.arange(start, dataset.samples), settings.limit_test, stream)
+        official = _some(np.arange(start, dataset.samples), settings.limit_test, rng)
         train, test = (
             division,
             deal_official(
@@ -143,12 +143,12 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
                 division,
                 official,
                 scheme == "natural",
-                seeds.numpy_stream(seed, "holdout"),
+                seeds.numpy_rng(seed, "holdout"),
             ),
         )
     notes = left_out(dataset, settings, pool, division, test, official, fraction)
     if settings.samples_per_client is not None:
-        train = _cap(train, settings.samples_per_client, seeds.numpy_stream(seed, "cap"))
+        train = _cap(train, settings.samples_per_client, seeds.numpy_rng(seed, "cap"))
     _refuse_small(train, settings)
     if settings.partition == "default" and not (dataset.classes or scheme == "natural"):
         notes.append(
@@ -182,28 +182,26 @@ def _pool_size(dataset: Dataset, fraction: float | None) -> int:
     return dataset.samples
 
 
-def _some(rows: Rows, limit: int | None, stream: np.random.Generator) -> Rows:
+def _some(rows: Rows, limit: int | None, rng: np.random.Generator) -> Rows:
     if limit is None or limit >= len(rows):
         return rows
-    return np.sort(stream.choice(rows, limit, replace=False))
+    return np.sort(rng.choice(rows, limit, replace=False))
 
 
-def _of_each_class(
-    y: Rows, rows: Rows, counts: tuple[int, ...], stream: np.random.Generator
-) -> Rows:
+def _of_each_class(y: Rows, rows: Rows, counts: tuple[int, ...], rng: np.random.Generator) -> Rows:
     """Rows drawn at random, so many of each class, rising."""
     labels = y[rows]
     drawn = [
-        stream.choice(rows[labels == label], count, replace=False)
+        rng.choice(rows[labels == label], count, replace=False)
         for label, count in enumerate(counts)
     ]
     return np.sort(np.concatenate(drawn))
 
 
-def _cap(division: Division, most: int, stream: np.random.Generator) -> Division:
+def _cap(division: Division, most: int, rng: np.random.Generator) -> Division:
     """At most so many rows of each client, chosen at random."""
     client = division.client
-    order = np.lexsort((stream.random(len(client)), client))
+    order = np.lexsort((rng.random(len(client)), client))
     position = np.arange(len(client)) - division.offsets[client]
     kept = order[position < most]
     return group_by_client(division.rows[kept], client[kept], division.names)

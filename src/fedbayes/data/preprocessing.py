@@ -83,7 +83,7 @@ class Preprocessing:
             reason = error.errors()[0]
             place = ".".join(map(str, reason["loc"]))
             odd = f"{place} {reason['msg']}".strip()
-            raise DataError(f"this is no preprocessing of a model: {odd}") from None
+            raise DataError(f"invalid preprocessing of a model: {odd}") from None
 
     def dump(self) -> bytes:
         """As JSON."""
@@ -154,7 +154,7 @@ class Preprocessing:
         try:
             raw = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
         except TypeError as error:
-            raise DataError(f"the samples are no numbers: {error}") from None
+            raise DataError(f"invalid samples, not numbers: {error}") from None
         except ValueError as error:  # lists of several lengths
             raise DataError(f"the samples are not all of one shape: {error}") from None
         if raw.dtype == torch.bool or raw.dtype.is_complex:
@@ -194,10 +194,10 @@ class Preprocessing:
         """
         return _Standardize(*self._offset_and_factor, order)
 
-    def example(self, count: int, stream: torch.Generator) -> Tensor:
+    def example(self, count: int, rng: torch.Generator) -> Tensor:
         """Random raw samples of about the right size, float32 [n, ...]."""
         offset, factor = self._offset_and_factor
-        noise = torch.randn(count, *self.shape, generator=stream)
+        noise = torch.randn(count, *self.shape, generator=rng)
         return noise.mul_(factor).add_(offset)
 
     def same_inputs(self, other: "Preprocessing") -> bool:

@@ -86,24 +86,24 @@ def divide(
             f"{dataset.name}: {len(pool)} samples do not suffice for {clients} clients; "
             "use fewer clients"
         )
-    stream = seeds.numpy_stream(seed, "partition")
-    pool = stream.permutation(pool)
+    rng = seeds.numpy_rng(seed, "partition")
+    pool = rng.permutation(pool)
     labels = dataset.strata[pool]
-    client = _SCHEMES[scheme](labels, clients, settings, needed, stream)
+    client = _SCHEMES[scheme](labels, clients, settings, needed, rng)
     held = client >= 0
     names = tuple(f"client-{index}" for index in range(clients))
     return group_by_client(pool[held], client[held], names)
 
 
 def _iid(
-    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+    labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
     """Equal parts at random: the rows come shuffled, so they are dealt out in turn."""
     return np.arange(len(labels)) % clients
 
 
 def _dirichlet(
-    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+    labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
     """For each class, shares ~ Dir(alpha) over the clients (Yurochkin et al., 2019)."""
     from flwr_datasets.partitioner import DirichletPartitioner
@@ -116,7 +116,7 @@ def _dirichlet(
             min_partition_size=needed,
             self_balancing=settings.balance,
             shuffle=False,
-            seed=int(stream.integers(2**63)),
+            seed=int(rng.integers(2**63)),
         ),
         labels,
         f"no draw of Dirichlet shares with alpha = {settings.alpha} gave each of {clients} "
@@ -126,7 +126,7 @@ def _dirichlet(
 
 
 def _shards(
-    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+    labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
     """Shards of the rows sorted by class (McMahan et al., 2017); a rest may be left over."""
     from flwr_datasets.partitioner import ShardPartitioner
@@ -143,7 +143,7 @@ def _shards(
             partition_by="label",
             num_shards_per_partition=settings.shards_per_client,
             shuffle=False,
-            seed=int(stream.integers(2**63)),
+            seed=int(rng.integers(2**63)),
         ),
         labels,
         trouble,
@@ -169,7 +169,7 @@ def _by_flower(partitioner: "Partitioner", labels: Rows, trouble: str) -> Rows:
 
 
 def _dirichlet_equal(
-    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+    labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
     """A class mix ~ Dir(alpha * prior) and equally many rows per client (Hsu et al., 2019).
 
@@ -181,10 +181,10 @@ def _dirichlet_equal(
     size = len(labels) // clients
     present = np.flatnonzero(left)
     mixes = np.zeros((clients, classes))
-    mixes[:, present] = stream.dirichlet(settings.alpha * left[present] / len(labels), clients)
+    mixes[:, present] = rng.dirichlet(settings.alpha * left[present] / len(labels), clients)
     drawn = np.zeros((clients, classes), np.int64)
-    for index in stream.permutation(clients):
-        drawn[index] = _draw(mixes[index], left, size, stream)
+    for index in rng.permutation(clients):
+        drawn[index] = _draw(mixes[index], left, size, rng)
         left -= drawn[index]
     # Rows of one class are dealt out in blocks: first those of client 0, then of client 1, ...
     client = np.full(len(labels), -1)
@@ -195,7 +195,7 @@ def _dirichlet_equal(
     return client
 
 
-def _draw(mix: Array, left: Rows, size: int, stream: np.random.Generator) -> Rows:
+def _draw(mix: Array, left: Rows, size: int, rng: np.random.Generator) -> Rows:
     """Counts per class of `size` rows drawn by `mix` from those that are `left`."""
     drawn = np.zeros_like(left)
     while (lacking := size - drawn.sum()) > 0:
@@ -203,13 +203,13 @@ def _draw(mix: Array, left: Rows, size: int, stream: np.random.Generator) -> Row
         weights = np.where(open_, mix, 0.0)
         if weights.sum() <= 0:
             weights = (left - drawn).astype(np.float64)
-        more = stream.multinomial(lacking, weights / weights.sum())
+        more = rng.multinomial(lacking, weights / weights.sum())
         drawn = np.minimum(drawn + more, left)
     return drawn
 
 
 def _by_counts(
-    labels: Rows, clients: int, settings: DataSettings, needed: int, stream: np.random.Generator
+    labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
     """So many rows of each class for each client; the rest is left over."""
     counts = np.array(settings.class_counts)
@@ -265,7 +265,7 @@ def _natural(dataset: Dataset, pool: Rows, settings: DataSettings, needed: int) 
 
 
 _Scheme = Callable[[Rows, int, DataSettings, int, np.random.Generator], Rows]
-"""Shuffled labels [n], clients, settings, rows needed, stream -> client of each row, or -1."""
+"""Shuffled labels [n], clients, settings, rows needed, rng -> client of each row, or -1."""
 
 _SCHEMES: dict[str, _Scheme] = {
     "iid": _iid,

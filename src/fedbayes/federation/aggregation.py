@@ -24,17 +24,17 @@ from fedbayes.tensors import Tensors
 __all__ = [
     "Aggregation",
     "Clipped",
-    "Noise",
+    "NoiseRng",
     "Private",
     "Robust",
     "clipped",
     "epsilon",
-    "noise_stream",
+    "noise_rng",
     "require_accounting",
 ]
 
-Noise = Callable[[bytes], np.random.Generator]
-"""The stream of noise for what has this digest."""
+NoiseRng = Callable[[bytes], np.random.Generator]
+"""The generator of the noise on what has this digest."""
 
 
 def clipped(report: Tensors, centre: Tensors, clip: float) -> Tensors:
@@ -79,11 +79,11 @@ class Private(Sum):
     """
 
     def __init__(
-        self, centre: Tensors, clip: float, noise: float, cohort: int, stream: Noise
+        self, centre: Tensors, clip: float, noise: float, cohort: int, rng: NoiseRng
     ) -> None:
         super().__init__()
         self._centre, self._clip, self._noise = centre, clip, noise
-        self._cohort, self._stream = cohort, stream
+        self._cohort, self._rng = cohort, rng
 
     def add(self, client: int, report: Report) -> None:
         """Fold one report in; its weight does not count."""
@@ -94,15 +94,15 @@ class Private(Sum):
         super().add(client, Report(changes, 1.0))
 
     def mean(self) -> Tensors:
-        """The noisy mean."""
+        """The noisy mean; the noise is seeded by what it goes on."""
         result = dict(self._centre)
         digest = hashlib.sha256()
         for name in sorted(self.tensors):
             digest.update(self.tensors[name].numpy().tobytes())
-        stream = self._stream(digest.digest())
+        rng = self._rng(digest.digest())
         for name in sorted(_real(self._centre)):
             before = self._centre[name]
-            noise = torch.from_numpy(stream.standard_normal(tuple(before.shape)))
+            noise = torch.from_numpy(rng.standard_normal(tuple(before.shape)))
             total = self.tensors[name] + noise * (self._noise * self._clip)
             result[name] = (before.double() + total / self._cohort).to(before.dtype)
         return result
@@ -120,7 +120,7 @@ class Robust(Sum):
         self._reports: list[Tensors] = []
 
     def add(self, client: int, report: Report) -> None:
-        """Keep one report."""
+        """Keep one report, its change bounded if there is a bound."""
         tensors = dense(report.tensors)
         if self._clip is not None:
             tensors = clipped(tensors, self._centre, self._clip)
@@ -161,7 +161,7 @@ class Robust(Sum):
         return [self._reports[place] for place in sorted(chosen.tolist())]
 
 
-def noise_stream(key: bytes, number: int, digest: bytes) -> np.random.Generator:
+def noise_rng(key: bytes, number: int, digest: bytes) -> np.random.Generator:
     """The noise of one round from the server's secret key.
 
     The seed of a run is known to its clients, who could take noise off that came from it. And a
@@ -242,7 +242,7 @@ def check(
         )
     if settings.plain:
         return
-    if not method.averages or method.pooled:
+    if not method.averages or method.centralized:
         able = ", ".join(name for name, kind in METHODS.items() if kind.averages)
         raise ConfigError(
             f"[aggregation] is for methods that average weights ({able}); {method.name} does not"
@@ -255,7 +255,7 @@ def check(
         )
 
 
-def reduction(settings: Aggregation, broadcast: Message, cohort: int, noise: Noise) -> Sum:
+def reduction(settings: Aggregation, broadcast: Message, cohort: int, noise: NoiseRng) -> Sum:
     """What folds the reports of one round.
 
     Args:

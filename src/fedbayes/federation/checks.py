@@ -13,8 +13,8 @@ from fedbayes.messages import Masked, Message, decode, dtype_of, encode, shape_o
 
 _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
-_ROUNDING = 1 + 1e-5
-"""What a probability in float32 may be at most, rounded up."""
+_ROUNDING = 1e-5
+"""What a probability in float32 may be above 1 at most, and its logarithm above 0."""
 HEAVIEST = 2.0**53
 """Largest weight of a report: sums of such weights times values stay finite."""
 
@@ -99,8 +99,11 @@ def check_scores(scores: Scores, likelihood: Likelihood) -> None:
         if math.isnan(value) or value == -math.inf:
             raise MessageError(f"its score {name!r} is {value}, which cannot be")
     for name in likelihood.shares:
-        if not 0 <= scores[name] <= count * _ROUNDING:
+        if not 0 <= scores[name] <= count * (1 + _ROUNDING):
             raise MessageError(f"its score {name!r} is {scores[name]:g} of {count:g} samples")
+    for name, value in scores.items():
+        if name.partition("/")[0] in likelihood.nonnegative and value < -count * _ROUNDING:
+            raise MessageError(f"its score {name!r} is {value:g}; it cannot be negative")
     try:
         likelihood.metrics(scores)
     except (ArithmeticError, ValueError):  # of negative squares, or beyond all numbers

@@ -27,7 +27,7 @@ class Task:
     client: int
     round: int
     message: bytes
-    """The encoded broadcast."""
+    """The broadcast, as `messages.encode` wrote it."""
     state: bytes | None
     """The client's private state at the end of its last round; None before the first."""
     constants: str = ""
@@ -40,7 +40,7 @@ class Outcome:
     """What came of a task."""
 
     report: bytes
-    """The encoded report."""
+    """The report, as `messages.encode` wrote it."""
     state: bytes
     """The client's private state, which stays with the client."""
     info: Info
@@ -91,7 +91,7 @@ class Data(Protocol):
     def test(self, client: int) -> Samples:
         """Test samples of a client, possibly none."""
 
-    def pooled_train(self) -> Samples:
+    def all_train(self) -> Samples:
         """Training samples of all clients."""
 
     def test_union(self, start: int, stop: int) -> Samples:
@@ -123,16 +123,16 @@ class ClientRuntime:
         device = run.network.device
         message = _to(decode(task.message), device)
         samples = (
-            self.data.pooled_train() if self.method.pooled else self.data.train(task.client)
+            self.data.all_train() if self.method.centralized else self.data.train(task.client)
         ).to(device)
         samples, held_out = self._set_aside(samples, task.client)
         at = self.at(task, held_out)
         state = self.method.join(at) if task.state is None else self._state(task, device)
         seed = seeds.integer(run.seed, "layers", round=task.round, client=task.client)
-        with seeds.global_stream(seed, device):
+        with seeds.global_rng(seed, device):
             report, state, info = self.method.local(message, state, samples, at)
         scores: Scores = {}
-        if not self.method.pooled:
+        if not self.method.centralized:
             model = self.method.personal_model(message, report, state, run)
             test = self.data.test(task.client).to(device)
             if model is not None and len(test.y):
@@ -178,7 +178,7 @@ class ClientRuntime:
         if not share or len(samples.y) < 2:
             return samples, None
         count = min(max(1, round(share * len(samples.y))), len(samples.y) - 1)
-        rng = seeds.torch_stream(self.run.seed, "validation", client=client)
+        rng = seeds.torch_rng(self.run.seed, "validation", client=client)
         order = torch.randperm(len(samples.y), generator=rng).to(samples.y.device)
         watched, kept = order[:count], order[count:].sort().values
         return (

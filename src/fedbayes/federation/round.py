@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
-from fedbayes.federation.aggregation import Aggregation, Noise, reduction
+from fedbayes.federation.aggregation import Aggregation, NoiseRng, reduction
 from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines import Engine
@@ -46,7 +46,7 @@ def sample_cohort(
     """
     if cyclic:
         return sorted((size * (number - 1) + place) % clients for place in range(size))
-    rng = seeds.numpy_stream(seed, "cohort", round=number)
+    rng = seeds.numpy_rng(seed, "cohort", round=number)
     return sorted(rng.choice(clients, size, replace=False, shuffle=False).tolist())
 
 
@@ -61,7 +61,7 @@ def run_round(
     cohort: list[int],
     min_reports: int = 1,
     aggregation: Aggregation | None = None,
-    noise: Noise = lambda _: np.random.default_rng(),
+    noise: NoiseRng = lambda _: np.random.default_rng(),
     heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
@@ -114,8 +114,8 @@ def run_round(
         server=server,
         cohort=cohort,
         ledger=ledger,
-        bytes_down=0 if method.pooled else sum(broadcast.sent.values()),
-        bytes_up=0 if method.pooled else ledger.bytes_up,
+        bytes_down=0 if method.centralized else sum(broadcast.sent.values()),
+        bytes_up=0 if method.centralized else ledger.bytes_up,
         skipped=skipped,
         info=info,
     )

@@ -135,8 +135,8 @@ def check(
             if kind.secure
         )
         raise ConfigError(f"secure.enabled needs {able}; engine is {engine!r}")
-    if not method.summable or method.pooled:
-        able = ", ".join(n for n, kind in METHODS.items() if kind.summable and not kind.pooled)
+    if not method.summable or method.centralized:
+        able = ", ".join(n for n, kind in METHODS.items() if kind.summable and not kind.centralized)
         raise ConfigError(
             f"secure.enabled is for methods whose reports are summed whole ({able}); "
             f"{method.name} needs to see single reports, or reports are sparse"

@@ -33,8 +33,8 @@ class Aggregation(BaseModel):
     noise: float = Field(
         0.0,
         ge=0,
-        description="noise multiplier z: Gaussian noise of deviation z · clip on the sum of the "
-        "changes (central differential privacy)",
+        description="noise multiplier z: Gaussian noise of standard deviation z · clip on the sum "
+        "of the changes (central differential privacy)",
     )
     delta: Annotated[float, Only("noise")] = Field(
         1e-5, gt=0, lt=1, description="δ of differential privacy"

@@ -155,7 +155,7 @@ def on_grid(
 ) -> Flower:
     """The engine of a simulation whose clients are behind a grid."""
     config, runtime = simulation.config, simulation.runtime
-    if simulation.method.pooled:
+    if simulation.method.centralized:
         raise ConfigError(
             f"{simulation.method.name} trains on all data in one place; in a federation they are "
             "apart"

@@ -17,11 +17,11 @@ class OwnData(FederatedData):
     """The samples of the one client that lives here, whatever its number in the federation."""
 
     def train(self, client: int) -> Samples:
-        """Its training samples."""
+        """Training samples of the client that lives here."""
         return super().train(0)
 
     def test(self, client: int) -> Samples:
-        """Its test samples."""
+        """Test samples of the client that lives here."""
         return super().test(0)
 
 

@@ -37,7 +37,7 @@ class _Look(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Look."""
+        """Ask the grid once for the reply, and keep it or what went wrong."""
         try:
             self._found = next(iter(self._grid.pull_messages([self._id])), None)
         except (httpx.HTTPError, RunNotRunningException) as error:

@@ -149,13 +149,13 @@ def _numbers(record: MetricRecord, what: str) -> dict[str, float]:
     """The metrics or scores of a record.
 
     Raises:
-        MessageError: they are too many, their names are too long, or they are no numbers.
+        MessageError: they are too many, their names are too long, or they are not numbers.
     """
     if len(record) > MOST_METRICS:
         raise MessageError(f"its {what} are too many: {len(record)}, at most {MOST_METRICS}")
     numbers: dict[str, float] = {}
     for name, value in record.items():
         if not isinstance(value, int | float) or len(name) > LONGEST_NAME:
-            raise MessageError(f"its {what} are no numbers, or have names too long")
+            raise MessageError(f"invalid {what}: not numbers, or names too long")
         numbers[name] = float(value)
     return numbers

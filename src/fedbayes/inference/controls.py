@@ -65,7 +65,7 @@ def mean_gradient(
     pieces = torch.split(samples.x, batch_size), torch.split(samples.y, batch_size)
     for x, y in zip(*pieces, strict=True):
         loss = objective(leaves, Samples(x, y), {}, {}) * (len(y) / len(samples.y))
-        found = torch.autograd.grad(loss, [leaves[name] for name in names])
-        for name, gradient in zip(names, found, strict=True):
+        gradients = torch.autograd.grad(loss, [leaves[name] for name in names])
+        for name, gradient in zip(names, gradients, strict=True):
             sums[name] += gradient
     return sums

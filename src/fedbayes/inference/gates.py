@@ -1,6 +1,6 @@
 """Gates: binary variables with a relaxation that gradients pass through.
 
-A gate z ~ Bernoulli(π) is told by its logit ℓ = logit π. In training it is replaced by a
+A gate z ~ Bernoulli(π) is given by its logit ℓ = logit π. In training it is replaced by a
 hard-concrete variable (Louizos et al. 2018), which is 0 or 1 with positive probability and
 smooth between: s = sigmoid((logit u + ℓ)/temperature) with u uniform, stretched to (γ, ζ) and
 clamped to [0, 1].
@@ -21,24 +21,24 @@ def logits(norms: Tensor, thresholds: Tensor, temperature: float) -> Tensor:
     return (norms - functional.softplus(thresholds)) / temperature
 
 
-def thresholds(norms: Tensor, levels: Tensor, temperature: float) -> Tensor:
-    """The v_g that give the logits `levels`, as far as positive thresholds can, [groups]."""
-    tau = (norms - temperature * levels).clamp_min(torch.finfo(norms.dtype).eps)
+def thresholds(norms: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    """The v_g of gates with these logits, as far as positive thresholds can, [groups]."""
+    tau = (norms - temperature * logits).clamp_min(torch.finfo(norms.dtype).eps)
     return tau + torch.log(-torch.expm1(-tau))
 
 
-def relaxed(levels: Tensor, noise: Tensor, temperature: float) -> Tensor:
+def relaxed(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
     """Hard-concrete samples with these logits, from uniform noise of the same shape."""
-    soft = torch.sigmoid((torch.logit(noise, eps=1e-6) + levels) / temperature)
+    soft = torch.sigmoid((torch.logit(noise, eps=1e-6) + logits) / temperature)
     return (soft * (HIGH - LOW) + LOW).clamp(0.0, 1.0)
 
 
-def open_probability(levels: Tensor, temperature: float) -> Tensor:
+def open_probability(logits: Tensor, temperature: float) -> Tensor:
     """P(z > 0) of the hard-concrete variable."""
-    return torch.sigmoid(levels - temperature * math.log(-LOW / HIGH))
+    return torch.sigmoid(logits - temperature * math.log(-LOW / HIGH))
 
 
-def cross_entropy(probability: Tensor, levels: Tensor) -> Tensor:
-    """−π log θ − (1 − π) log(1 − θ) of Bernoulli(π) under θ = sigmoid(levels), per gate."""
+def cross_entropy(probability: Tensor, logits: Tensor) -> Tensor:
+    """−π log θ − (1 − π) log(1 − θ) of Bernoulli(π) under θ = sigmoid(logits), per gate."""
     closed = 1 - probability
-    return -(probability * functional.logsigmoid(levels) + closed * functional.logsigmoid(-levels))
+    return -(probability * functional.logsigmoid(logits) + closed * functional.logsigmoid(-logits))

@@ -50,12 +50,12 @@ class Gaussian:
 
     @property
     def mean(self) -> Tensors:
-        """Means."""
+        """The mean h/Λ of each entry."""
         return {name: h / self.precision[name] for name, h in self.shift.items()}
 
     @property
-    def deviation(self) -> Tensors:
-        """Standard deviations."""
+    def std(self) -> Tensors:
+        """The standard deviation Λ^(−1/2) of each entry."""
         return {name: p.rsqrt() for name, p in self.precision.items()}
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Gaussian":
@@ -66,10 +66,10 @@ class Gaussian:
         )
 
 
-def standard(like: Mapping[str, Tensor], deviation: float = 1.0) -> Gaussian:
-    """N(0, deviation²) over tensors of these shapes, float64."""
+def standard(like: Mapping[str, Tensor], std: float = 1.0) -> Gaussian:
+    """N(0, std²) over tensors of these shapes, float64."""
     precision = {
-        name: torch.full(t.shape, deviation**-2, dtype=torch.float64) for name, t in like.items()
+        name: torch.full(t.shape, std**-2, dtype=torch.float64) for name, t in like.items()
     }
     return Gaussian(precision, {name: torch.zeros_like(p) for name, p in precision.items()})
 

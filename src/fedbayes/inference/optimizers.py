@@ -59,24 +59,24 @@ def step(
     build: Callable[[list[Tensor]], torch.optim.Optimizer],
     parameters: Tensors,
     gradients: Tensors,
-    memory: Tensors,
+    state: Tensors,
 ) -> tuple[Tensors, Tensors]:
-    """One step of an optimizer as a pure function of parameters, gradients and its memory.
+    """One step of an optimizer as a pure function of parameters, gradients and its state.
 
     Args:
         build: makes the optimizer over leaf tensors.
         parameters: where to step from; not changed.
         gradients: of the same names and shapes.
-        memory: what the last step returned, or {} before the first one.
+        state: what the last step returned, or {} before the first one.
 
     Returns:
-        The new parameters, and the optimizer's memory as `parameter:quantity` tensors.
+        The new parameters, and the optimizer state as `parameter:quantity` tensors.
     """
     names = list(parameters)
     leaves = [parameters[name].detach().clone() for name in names]
     optimizer = build(leaves)
     stored: dict[int, dict[str, Any]] = {}
-    for key, tensor in memory.items():
+    for key, tensor in state.items():
         name, _, quantity = key.rpartition(":")
         stored.setdefault(names.index(name), {})[quantity] = tensor.clone()
     if stored:
@@ -104,9 +104,9 @@ class ServerOptimizer(BaseModel):
     )
 
     def server_step(
-        self, weights: Tensors, gradients: Tensors, memory: Tensors
+        self, weights: Tensors, gradients: Tensors, state: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """One step down the gradients: the new weights and the optimizer's memory."""
+        """One step down the gradients: the new weights and the optimizer state."""
 
         def build(leaves: list[Tensor]) -> torch.optim.Optimizer:
             match self.server_optimizer:
@@ -117,4 +117,4 @@ class ServerOptimizer(BaseModel):
                 case "yogi":
                     return Yogi(leaves, lr=self.server_lr or 1e-3)
 
-        return step(build, weights, gradients, memory)
+        return step(build, weights, gradients, state)

@@ -45,7 +45,7 @@ class Noise:
     """Where the random numbers of a step come from."""
 
     purpose: str
-    """Name of the random stream in training."""
+    """What the generator of random numbers is for, in training; it is part of its seed."""
     draw: Callable[[torch.Generator, Samples], Tree]
     """Draws for one batch."""
 

@@ -12,14 +12,14 @@ from fedbayes.tensors import Samples, Tensors
 
 
 def batches(
-    samples: Samples, batch_size: int, steps: int, stream: torch.Generator
+    samples: Samples, batch_size: int, steps: int, rng: torch.Generator
 ) -> Iterator[Samples]:
     """`steps` batches: epochs over the samples, each in a fresh random order.
 
     The samples are permuted once an epoch and then cut into views, so a step copies nothing.
     """
     while steps > 0:
-        order = torch.randperm(len(samples.y), generator=stream).to(samples.y.device)
+        order = torch.randperm(len(samples.y), generator=rng).to(samples.y.device)
         xs, ys = (
             torch.split(samples.x[order], batch_size),
             torch.split(samples.y[order], batch_size),
@@ -49,7 +49,7 @@ def solve(
         samples: the client's training data, at least one sample.
         settings: optimizer, epochs, batch size, patience.
         lr: learning rate of this round.
-        rng: the random stream for a purpose; `batches` has the order of the samples.
+        rng: the generator for a purpose; `batches` has the order of the samples.
         buffers: names that no gradient changes; the network itself may.
         held_out: samples to watch if training ends by patience; None watches the training loss.
         validation: the loss on them; that of the training by default.
@@ -113,12 +113,12 @@ def solve(
 def _draws(
     problem: Problem, rng: Callable[[str], torch.Generator], purpose: str
 ) -> Callable[[Samples], Tree]:
-    """What draws the noise of one batch after the other from the stream for a purpose."""
+    """What draws the noise of one batch after the other from the generator for a purpose."""
     noise = problem.noise
     if noise is None:
         return lambda batch: {}
-    stream = rng(purpose)
-    return lambda batch: noise.draw(stream, batch)
+    generator = rng(purpose)
+    return lambda batch: noise.draw(generator, batch)
 
 
 @torch.no_grad()

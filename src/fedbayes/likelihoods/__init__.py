@@ -1,13 +1,12 @@
 """The likelihoods: how outputs of a network and a target belong together; one file each."""
 
 from collections.abc import Mapping
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from fedbayes.errors import ConfigError, did_you_mean
-from fedbayes.lazy import Catalogue, attributes
+from fedbayes.lazy import Catalogue, attributes, own_class
 from fedbayes.targets import Target
 
 if TYPE_CHECKING:
@@ -106,13 +105,8 @@ def find_likelihood(name: str) -> "type[Likelihood]":
         )
     from fedbayes.likelihoods.base import Likelihood
 
-    try:
-        found = resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"cannot find the likelihood {name!r}: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Likelihood)):
-        raise ConfigError(f"{name!r} is no class derived from fedbayes.likelihoods.Likelihood")
-    return found
+    kind: type[Likelihood] = own_class(name, Likelihood, "likelihood")
+    return kind
 
 
 def build_likelihood(name: str, target: Target, **settings: Any) -> "Likelihood":

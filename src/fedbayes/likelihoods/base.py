@@ -37,6 +37,8 @@ class Likelihood(BaseModel):
     """Whether a higher value of the headline is a better one."""
     shares: ClassVar[tuple[str, ...]] = ()
     """Those of its scores to which a sample adds at least 0 and at most 1."""
+    nonnegative: ClassVar[tuple[str, ...]] = ()
+    """Those to which a sample adds at least 0; of several columns the name before the slash."""
 
     target: Target = Field(exclude=True, description="what is to be predicted")
 
@@ -132,6 +134,7 @@ class Classes(Likelihood):
     metric = "accuracy"
     higher_is_better = True
     shares = ("correct", "confidence")
+    nonnegative = ("nll",)
 
     @abstractmethod
     def normalized(self, f: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ class Multilabel(Likelihood):
     metric = "label_accuracy"
     higher_is_better = True
     shares = ("label_accuracy", "exact_match")
+    nonnegative = ("nll", "true_positives", "positives")
 
     @property
     def outputs(self) -> int:
@@ -62,6 +63,6 @@ class Multilabel(Likelihood):
         return {
             "label_accuracy": mean_of(scores, "label_accuracy"),
             "exact_match": mean_of(scores, "exact_match"),
-            "f1": 2 * scores["true_positives"] / positives if positives else 0.0,
+            "f1": min(2 * scores["true_positives"] / positives, 1.0) if positives > 0 else 0.0,
             **super().metrics(scores),
         }

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ class Numeric(Likelihood):
     """Likelihoods of one or more columns of numbers, which are independent given f."""
 
     higher_is_better = False
+    nonnegative: ClassVar[tuple[str, ...]] = ("squared_error", "absolute_error", "squared_offset")
 
     @property
     def width(self) -> int:

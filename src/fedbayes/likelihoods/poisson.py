@@ -24,6 +24,7 @@ class Poisson(Parametric):
     name = "poisson"
     summary = "counts, by the logarithm of their rate"
     kinds = ("count",)
+    nonnegative = ("nll", "deviance", *Parametric.nonnegative)
 
     @property
     def outputs(self) -> int:

@@ -31,6 +31,7 @@ class Quantile(Numeric):
     kinds = ("real",)
     metric = "pinball"
     shares = ("inside",)
+    nonnegative = ("pinball", *Numeric.nonnegative)
 
     levels: Several[float] = Field(
         (0.05, 0.5, 0.95), min_length=1, description="probabilities, each above 0 and below 1"

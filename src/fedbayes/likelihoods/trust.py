@@ -25,7 +25,7 @@ class Trust:
     metrics: dict[str, float]
     """Those of the likelihood, the headline first."""
     target: Target
-    """What is predicted."""
+    """What is predicted: names of classes, or of columns and their units."""
     true: Tensor
     """The targets, [n] or [n, columns]."""
     predicted: Tensor | None = None

@@ -34,7 +34,7 @@ from fedbayes.matching.layer import LayerMatching, match_layer
 from fedbayes.matching.settings import MatchingSettings
 
 Watch = Callable[[str], None]
-"""Told what is being done, for a display."""
+"""Called with what is being done, for a display."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NetworkMatching:
     """A fused network and how it came about."""
 
     network: Dense
-    """The global network."""
+    """The fused network, layer by layer."""
     layers: list[LayerMatching]
     """The matching of each hidden layer, first to last."""
     seconds: list[float]
@@ -96,18 +96,18 @@ def match_networks(
     best: _Matched | None = None
     starts = settings.starts if settings.alternations else 1
     for start in range(starts):
-        tell = partial(_tell, watch, f"start {start + 1}/{starts}: " if starts > 1 else "")
+        say = partial(_say, watch, f"start {start + 1}/{starts}: " if starts > 1 else "")
         rng = np.random.default_rng([seed, start])
-        found = work.top_down(rng, tell)
+        found = work.top_down(rng, say)
         if settings.alternations:
-            found = work.alternate(found, rng, tell)
+            found = work.alternate(found, rng, say)
         if best is None or found.objective[-1] < best.objective[-1]:
             best = found
     assert best is not None
     return NetworkMatching(work.assemble(best.layers), best.layers, best.seconds, best.objective)
 
 
-def _tell(watch: Watch, label: str, what: str) -> None:
+def _say(watch: Watch, label: str, what: str) -> None:
     watch(label + what)
 
 

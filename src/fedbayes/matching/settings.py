@@ -16,8 +16,12 @@ class MatchingSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    sigma: float = Field(1.0, gt=0, description="deviation of a client's weights from the global")
-    sigma0: float = Field(1.0, gt=0, description="deviation of global weights from their mean")
+    sigma: float = Field(
+        1.0, gt=0, description="standard deviation of a client's weights from the global"
+    )
+    sigma0: float = Field(
+        1.0, gt=0, description="standard deviation of global weights from their mean"
+    )
     gamma: float = Field(1.0, gt=0, description="mass of the process: more of it, more neurons")
     epsilon: float = Field(0.3, ge=0, description="weight of the KL term; 0 is PFNM")
     popularity_cap: Annotated[int, BeforeValidator(_uncapped)] = Field(

@@ -30,7 +30,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),
         "local": ("local", "Local"),
-        "global": ("pooled", "Global"),
+        "global": ("centralized", "Global"),
     },
 )
 """Every built-in method by its name; the names are known without importing PyTorch."""

@@ -112,8 +112,8 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
             "metric": min(metrics[run.likelihood.metric], largest),
             "loss": min(metrics["nll"], largest),
         }
-        told = {name: torch.tensor(x, dtype=torch.float64) for name, x in received.items()}
-        return Problem(start, given={"received": told})
+        values = {name: torch.tensor(x, dtype=torch.float64) for name, x in received.items()}
+        return Problem(start, given={"received": values})
 
     def report(
         self, solved: Solved, problem: Problem, client: Nothing, at: At
@@ -121,10 +121,10 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         """Report the weights if they are finite, and what the combined model is worth here."""
         weights, received = solved.parameters, problem.given["received"]
         overflowed = not all(bool(torch.isfinite(w).all()) for w in weights.values())
-        told = {**received, "overflowed": torch.tensor(overflowed, dtype=torch.float64)}
+        sent = {**received, "overflowed": torch.tensor(overflowed, dtype=torch.float64)}
         info = {"steps": float(solved.steps)} if overflowed else solved.info
         info |= {f"received_{_word(name, at.run)}": float(x) for name, x in received.items()}
-        tensors: Message = {**(problem.start if overflowed else weights), **named("received", told)}
+        tensors: Message = {**(problem.start if overflowed else weights), **named("received", sent)}
         return Report(tensors, float(solved.count)), client, info
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
@@ -168,7 +168,7 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         return server.stopped
 
     def model(self, server: Server, run: Run) -> Tensors:
-        """The combined model."""
+        """The combination of the last round, and its buffers."""
         return {**server.weights, **server.buffers}
 
     def personal_model(

@@ -28,7 +28,7 @@ from fedbayes.tensors import Samples, Tensors
 
 @dataclass(frozen=True)
 class Server:
-    """The whole network."""
+    """Weights and buffers of the whole network, and the server's optimizer state."""
 
     weights: Tensors
     buffers: Tensors
@@ -131,7 +131,7 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         return Server(weights, buffers, optimizer), {}
 
     def model(self, server: Server, run: Run) -> Tensors:
-        """The whole network."""
+        """Weights and buffers of the whole network."""
         return {**server.weights, **server.buffers}
 
     def personal_model(

@@ -107,7 +107,7 @@ class FedAdam(Adaptive):
     summary = "Adam at the server"
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        """Adam."""
+        """Adam with the server's rate and moments."""
         return torch.optim.Adam(
             parameters, lr=self.server_lr, betas=(self.beta1, self.beta2), eps=self.eps
         )
@@ -120,7 +120,7 @@ class FedYogi(Adaptive):
     summary = "Yogi at the server"
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        """Yogi."""
+        """Yogi with the server's rate and moments."""
         return optimizers.Yogi(
             parameters, lr=self.server_lr, betas=(self.beta1, self.beta2), eps=self.eps
         )

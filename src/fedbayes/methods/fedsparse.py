@@ -154,8 +154,8 @@ class Gated(
             "sizes": {u.layer: _sizes(prior, u) for u in gated},
         }
 
-        def draw(stream: torch.Generator, batch: Samples) -> Tree:
-            return {u.layer: torch.rand(u.count, generator=stream).to(device) for u in gated}
+        def draw(rng: torch.Generator, batch: Samples) -> Tree:
+            return {u.layer: torch.rand(u.count, generator=rng).to(device) for u in gated}
 
         return Problem(
             prior,
@@ -204,13 +204,13 @@ class Gated(
         """What a sample of the gates lets through of the trained weights."""
         gated, start, ended = self._gated(at.run), problem.start, solved.parameters
         before, after = part(start, "threshold"), part(ended, "threshold")
-        stream = at.rng("gates")
+        rng = at.rng("gates")
         kept: dict[str, Tensor] = {}
         shifts = []
         for layer in gated:
             prior = torch.sigmoid(self._logits(start, before, layer))
             pi = torch.sigmoid(self._logits(ended, after, layer))
-            noise = torch.rand(layer.count, generator=stream).to(pi.device)
+            noise = torch.rand(layer.count, generator=rng).to(pi.device)
             kept[layer.layer] = noise < pi
             shifts.append((pi - prior).abs())
         weights = {n: t for n, t in ended.items() if not n.startswith("threshold/")}

@@ -45,7 +45,7 @@ class Local(Method[Weights, Client, Sum]):
         return Client(network.initial)
 
     def message(self, server: Weights, at: At) -> Message:
-        """Nothing."""
+        """Nothing: clients hear nothing of one another."""
         return {}
 
     def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
@@ -63,7 +63,7 @@ class Local(Method[Weights, Client, Sum]):
         return server, {}
 
     def model(self, server: Weights, run: Run) -> Tensors:
-        """The common initialization."""
+        """The initialization that all clients start from."""
         return server.weights
 
     def personal_model(

@@ -176,7 +176,7 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         return Server(_named(fused, layers), latest, places), info
 
     def model(self, server: Server, run: Run) -> Tensors:
-        """The global network."""
+        """The fused network, whose widths may change from round to round."""
         return server.weights
 
     def personal_model(

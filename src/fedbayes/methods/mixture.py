@@ -62,7 +62,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
         "independent",
         description="initial centres: independent draws, or one draw with noise around it",
     )
-    noise: float = Field(0.1, ge=0, description="relative deviation of the noise (spread = near)")
+    noise: float = Field(0.1, ge=0, description="relative std of the noise (spread = near)")
     begin: Literal["turn", "best"] = Field(
         "turn",
         description="where a client starts: from the centres in turn (client + round modulo K), "
@@ -80,25 +80,25 @@ class Mixture(Method[Server, Nothing, Gathered]):
         """
         components = {}
         for k in range(self.components):
-            stream = seeds.torch_stream(run.seed, "components", client=k)
+            rng = seeds.torch_rng(run.seed, "components", client=k)
             for name, w in run.network.initial.items():
                 if k and name not in run.network.buffers:
-                    w = self._other(w, stream)
+                    w = self._other(w, rng)
                 components[f"{k}/{name}"] = w
         return Server(components)
 
-    def _other(self, w: Tensor, stream: torch.Generator) -> Tensor:
+    def _other(self, w: Tensor, rng: torch.Generator) -> Tensor:
         if self.spread == "independent":
-            return w.flatten()[torch.randperm(w.numel(), generator=stream)].reshape(w.shape)
-        deviation = w.std() if w.numel() > 1 else w.abs().mean()
-        return w + self.noise * deviation * torch.randn(w.shape, generator=stream)
+            return w.flatten()[torch.randperm(w.numel(), generator=rng)].reshape(w.shape)
+        std = w.std() if w.numel() > 1 else w.abs().mean()
+        return w + self.noise * std * torch.randn(w.shape, generator=rng)
 
     def message(self, server: Server, at: At) -> Message:
         """All centres, the same to all."""
         return dict(server.components)
 
     def expected(self, message: Message, run: Run) -> Message:
-        """One model."""
+        """The weights of one model, without the number of its component."""
         return part(message, "0")
 
     def loss(self, run: Run) -> Loss:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import log
+from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import Field
@@ -14,6 +15,7 @@ from fedbayes.contracts import (
     Info,
     Loss,
     Method,
+    Noise,
     Problem,
     Report,
     Run,
@@ -22,22 +24,21 @@ from fedbayes.contracts import (
     Sum,
     Tree,
 )
-from fedbayes.contracts import Noise as ProblemNoise
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.messages import Message, dense
-from fedbayes.models import variational
+from fedbayes.models import Network, variational
 from fedbayes.models.variational import (
     Drawn,
     Estimator,
+    GaussianWeights,
     Given,
-    Noise,
+    Perturbation,
     Requests,
     Source,
     Stack,
     Stage,
-    Weights,
 )
 from fedbayes.tensors import Samples, Tensors, named, part
 
@@ -61,7 +62,7 @@ class Client:
     """s_i, float64."""
     mean: Tensors
     """Of c_i, by name."""
-    log_deviation: Tensors
+    log_std: Tensors
     """Of c_i, by name."""
     gates: Tensors
     """g_l by layer, [units]."""
@@ -98,8 +99,10 @@ class Virtual(Method[Server, Client, Sum]):
     samples: int = Field(20, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
     estimator: Estimator = Field("flipout", description="how weights are perturbed in training")
-    prior_deviation: float = Field(1.0, gt=0, description="of the Gaussian priors p(θ) and p(φ)")
-    start_deviation: float = Field(
+    prior_std: float = Field(
+        1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
+    )
+    start_std: float = Field(
         0.03, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
     kl_weight: float = Field(
@@ -144,10 +147,10 @@ class Virtual(Method[Server, Client, Sum]):
 
     def init(self, run: Run) -> Server:
         """The product of the factors p(θ)^{1/K}: the prior."""
-        return Server(standard(run.network.initial, self.prior_deviation))
+        return Server(standard(run.network.initial, self.prior_std))
 
     def join(self, at: At) -> Client:
-        """Nothing yet."""
+        """An empty state, which the first refinement fills."""
         return Client(Gaussian({}, {}), {}, {}, {})
 
     def message(self, server: Server, at: At) -> Message:
@@ -167,11 +170,11 @@ class Virtual(Method[Server, Client, Sum]):
         """Minimize the free energy from the posterior that came."""
         run, posterior = at.run, _posterior(dense(message))
         device, kind = run.network.device, next(iter(run.network.initial.values())).dtype
-        share = standard(posterior.precision, self.prior_deviation) ** (1 / run.clients)
-        share = share.to(device, torch.float64)
-        factor = client.factor if client.factor.precision else share
+        prior_factor = standard(posterior.precision, self.prior_std) ** (1 / run.clients)
+        prior_factor = prior_factor.to(device, torch.float64)
+        factor = client.factor if client.factor.precision else prior_factor
         cavity = _floored(posterior / factor, posterior)
-        prior = (cavity * share).to(device, kind)
+        prior = (cavity * prior_factor).to(device, kind)
         start = self._start(posterior, factor, cavity, client, at)
         rest = cavity.to(device, kind).precision
         given: Tree = {
@@ -182,39 +185,41 @@ class Virtual(Method[Server, Client, Sum]):
             "count": torch.tensor(len(samples.y), device=device),
         }
         return Problem(
-            start, given=given, noise=ProblemNoise("weights", self._draw(start, given["rest"], run))
+            start, given=given, noise=Noise("weights", self._draw(start, given["rest"], run))
         )
 
     def _draw(
         self, start: Tensors, rest: Tensors, run: Run
     ) -> Callable[[torch.Generator, Samples], Tree]:
         """What draws the noise of one pass: that which a pass without values asks for."""
-        shapes, others = _without_values(start), _without_values(rest)
-        plans: dict[torch.Size, Requests] = {}
+        plans = _PLANS.setdefault(run.network, {})
 
         def draw(rng: torch.Generator, batch: Samples) -> Tree:
-            if batch.x.shape not in plans:
-                plans[batch.x.shape] = requests = Requests()
+            key = (self, batch.x.shape)
+            if key not in plans:
+                requests = Requests()
+                shapes, others = _without_values(start), _without_values(rest)
                 x = torch.empty_like(batch.x, device="meta")
                 with torch.no_grad():
                     shared = _shared_weights(shapes, _precision(shapes, others))
                     self._outputs(run, shared, self._own(shapes), shapes, x, requests)
-            return {"draws": plans[batch.x.shape].draw(rng)}
+                plans[key] = requests
+            return {"draws": plans[key].draw(rng)}
 
         return draw
 
-    def _own(self, parameters: Tensors) -> Weights | None:
+    def _own(self, parameters: Tensors) -> GaussianWeights | None:
         """The posterior of the client's own weights."""
         if not self.lateral:
             return None
-        spread = {n: t.exp() for n, t in part(parameters, "own_log_deviation").items()}
-        return Weights(part(parameters, "own_mean"), spread)
+        spread = {n: t.exp() for n, t in part(parameters, "own_log_std").items()}
+        return GaussianWeights(part(parameters, "own_mean"), spread)
 
     def _outputs(
         self,
         run: Run,
-        shared: Weights,
-        own: Weights | None,
+        shared: GaussianWeights,
+        own: GaussianWeights | None,
         parameters: Tensors,
         x: Tensor,
         source: Source,
@@ -232,7 +237,7 @@ class Virtual(Method[Server, Client, Sum]):
             source: where noise comes from.
             training: whether dropout is as in training.
         """
-        noise = Noise(self.samples, self.estimator, source)
+        noise = Perturbation(self.samples, self.estimator, source)
         network = variational.stack(run.network.module)
         x, gates = variational.repeat(x, self.samples), part(parameters, "gate")
         return _beside(network, shared, own, gates, x, noise, training=training)
@@ -252,8 +257,8 @@ class Virtual(Method[Server, Client, Sum]):
             shared, own = _shared_weights(parameters, precision), self._own(parameters)
             if own is not None:
                 first = next(iter(own.mean.values()))
-                private = standard(own.mean, self.prior_deviation).to(first.device, first.dtype)
-                inverse = {n: d.pow(-2) for n, d in own.deviation.items()}
+                private = standard(own.mean, self.prior_std).to(first.device, first.dtype)
+                inverse = {n: d.pow(-2) for n, d in own.std.items()}
                 complexity = complexity + kl(own.mean, inverse, private)
             source = Given(noise["draws"])
             outputs, common = self._outputs(
@@ -284,7 +289,7 @@ class Virtual(Method[Server, Client, Sum]):
         after = Client(
             factor * change.to(at.run.network.device, torch.float64),
             part(ended, "own_mean"),
-            part(ended, "own_log_deviation"),
+            part(ended, "own_log_std"),
             part(ended, "gate"),
         )
         tensors = named("precision", change.precision) | named("shift", change.shift)
@@ -300,12 +305,12 @@ class Virtual(Method[Server, Client, Sum]):
     ) -> Tensors:
         """Where training starts: the posterior, or the initialization if there is none yet.
 
-        Deviations of a newcomer start small: the first accounts for all of the precision, a later
+        Stds of a newcomer start small: the first accounts for all of the precision, a later
         one for its share.
         """
         mean = posterior.mean
         unlearnt = not any(bool(m.any()) for m in mean.values())
-        floor = self.start_deviation**-2
+        floor = self.start_std**-2
         start: Tensors = {}
         for name, m in mean.items():
             began = at.run.network.initial[name].to(m) if unlearnt else m
@@ -319,11 +324,11 @@ class Virtual(Method[Server, Client, Sum]):
         if not self.lateral:
             return start
         if client.mean:
-            own, spread, gates = client.mean, client.log_deviation, client.gates
+            own, spread, gates = client.mean, client.log_std, client.gates
         else:
             own, gates = _newcomer(at)
-            spread = {n: torch.full_like(t, log(self.start_deviation)) for n, t in own.items()}
-        start |= named("own_mean", own) | named("own_log_deviation", spread)
+            spread = {n: torch.full_like(t, log(self.start_std)) for n, t in own.items()}
+        start |= named("own_mean", own) | named("own_log_std", spread)
         return start | named("gate", gates)
 
     def accept(self, server: Server, report: Report) -> None:
@@ -353,7 +358,7 @@ class Virtual(Method[Server, Client, Sum]):
         return Server(Gaussian(precision, after.shift)), {"mean_precision": mean / count}
 
     def model(self, server: Server, run: Run) -> Tensors:
-        """Means and deviations of the shared weights, float32."""
+        """Means and stds of the shared weights, float32."""
         posterior = server.posterior.to("cpu", torch.float64)
         return _shared(posterior)
 
@@ -372,7 +377,7 @@ class Virtual(Method[Server, Client, Sum]):
             )
         posterior = posterior.to(run.network.device, torch.float32)
         own = named("own_mean", client.mean)
-        own |= named("own_log_deviation", client.log_deviation)
+        own |= named("own_log_std", client.log_std)
         return _shared(posterior) | own | named("gate", client.gates)
 
     def draws(self, model: Tensors, run: Run) -> Sampler:
@@ -380,17 +385,21 @@ class Virtual(Method[Server, Client, Sum]):
         client's with the server's beside it where the model has both.
         """
         network = run.network
-        shared, own = Weights(part(model, "mean"), part(model, "deviation")), None
+        shared, own = GaussianWeights(part(model, "mean"), part(model, "std")), None
         if own_mean := part(model, "own_mean"):
-            spread = {n: t.exp() for n, t in part(model, "own_log_deviation").items()}
-            own = Weights(own_mean, spread)
+            spread = {n: t.exp() for n, t in part(model, "own_log_std").items()}
+            own = GaussianWeights(own_mean, spread)
         elif not any(bool(m.any()) for m in shared.mean.values()):
             # Nothing is learnt yet; the prior's noise would be all there is.
             initial = {n: t.to(network.device) for n, t in network.initial.items()}
-            shared = Weights(initial, {n: 0 * t for n, t in initial.items()})
+            shared = GaussianWeights(initial, {n: 0 * t for n, t in initial.items()})
         stack = variational.stack(network.module)
         trust = self.server_likelihood if own is not None else 0.0
         return partial(sampled, stack, shared, own, part(model, "gate"), self.predictions, trust)
+
+
+_PLANS: WeakKeyDictionary[Network, dict[tuple[Virtual, torch.Size], Requests]] = WeakKeyDictionary()
+"""Which noise a pass asks for, by network, method and shape of a batch: the same in every round."""
 
 
 def damped(change: Gaussian, damping: float) -> Gaussian:
@@ -411,9 +420,9 @@ def _precision(parameters: Tensors, rest: Tensors) -> Tensors:
     return {n: t.exp() + rest[n].to(t) for n, t in log_precision.items()}
 
 
-def _shared_weights(parameters: Tensors, precision: Tensors) -> Weights:
-    """Means and deviations of the shared weights."""
-    return Weights(part(parameters, "mean"), {n: p.rsqrt() for n, p in precision.items()})
+def _shared_weights(parameters: Tensors, precision: Tensors) -> GaussianWeights:
+    """Means and stds of the shared weights."""
+    return GaussianWeights(part(parameters, "mean"), {n: p.rsqrt() for n, p in precision.items()})
 
 
 def _without_values(tensors: Tensors) -> Tensors:
@@ -421,16 +430,16 @@ def _without_values(tensors: Tensors) -> Tensors:
 
 
 def _shared(posterior: Gaussian) -> Tensors:
-    """Means and deviations by name, float32."""
+    """Means and stds by name, float32."""
     means = {n: t.float() for n, t in posterior.mean.items()}
-    deviations = {n: t.float() for n, t in posterior.deviation.items()}
-    return named("mean", means) | named("deviation", deviations)
+    stds = {n: t.float() for n, t in posterior.std.items()}
+    return named("mean", means) | named("std", stds)
 
 
 def sampled(
     network: Stack,
-    shared: Weights,
-    own: Weights | None,
+    shared: GaussianWeights,
+    own: GaussianWeights | None,
     gates: Tensors,
     samples: int,
     trust: float,
@@ -450,7 +459,7 @@ def sampled(
                 for part in torch.split(x, rows)
             ]
             return torch.cat(pieces, dim=1)
-    noise = Noise(samples, "reparametrization", Drawn(torch.Generator().manual_seed(0)))
+    noise = Perturbation(samples, "reparametrization", Drawn(torch.Generator().manual_seed(0)))
     x = variational.repeat(x, samples)
     predicted, common = _beside(network, shared, own, gates, x, noise)
     if trust:
@@ -462,11 +471,11 @@ def sampled(
 
 def _beside(
     network: Stack,
-    shared: Weights,
-    own: Weights | None,
+    shared: GaussianWeights,
+    own: GaussianWeights | None,
     gates: Tensors,
     x: Tensor,
-    noise: Noise,
+    noise: Perturbation,
     *,
     training: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -496,7 +505,7 @@ def _out(stage: Stage) -> str:
 
 def _newcomer(at: At) -> tuple[Tensors, Tensors]:
     """Means of a client's own network and lateral connections, and its gates in U(0, 0.1)."""
-    stream = at.rng("lateral connections")
+    rng = at.rng("lateral connections")
     means = dict(at.own_network().initial)
     gates = {}
     for stage in variational.stack(at.run.network.module).stages:
@@ -504,10 +513,10 @@ def _newcomer(at: At) -> tuple[Tensors, Tensors]:
         pixels = (1, 1) if isinstance(stage.layer, nn.Conv2d) else ()
         bound = width**-0.5
         for name in (f"{_in(stage)}.weight", f"{_out(stage)}.weight"):
-            draw = torch.rand(width, width, *pixels, generator=stream)
+            draw = torch.rand(width, width, *pixels, generator=rng)
             means[name] = bound * (2 * draw - 1)
         means[f"{_in(stage)}.bias"] = torch.zeros(width)
-        gates[stage.name] = 0.1 * torch.rand(width, generator=stream)
+        gates[stage.name] = 0.1 * torch.rand(width, generator=rng)
     return means, gates
 
 

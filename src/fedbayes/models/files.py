@@ -108,7 +108,7 @@ def read_model(path: Path) -> tuple[Tensors, str]:
 
 
 def _state_dict(content: object) -> object:
-    """The `state_dict` of a checkpoint, which has an optimizer's state and figures beside it."""
+    """The `state_dict` of a checkpoint, which has an optimizer's state and metrics beside it."""
     if isinstance(content, dict):
         for key in _STATE_DICTS:
             inner = content.get(key)

@@ -72,13 +72,29 @@ class Network:
         self.constants: Tensors = _copies(
             {n: p for n, p in module.named_parameters() if not p.requires_grad}
         )
-        """Frozen parameters."""
-        self.convolutional = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        """Parameters that do not train (`requires_grad` is False); never sent."""
         self._slots = self._find_slots()
-        if self.convolutional:
-            for name, parameter in self.module.named_parameters():
-                if name in self.constants and parameter.ndim == 4:
-                    parameter.data = parameter.data.to(memory_format=torch.channels_last)
+        self._lay_out(any(isinstance(m, nn.Conv2d) for m in module.modules()))
+
+    def _lay_out(self, channels_last: bool) -> None:
+        """Lay images and filters out channels last, if wanted and the module's code bears it:
+        `view` behind a convolution does not.
+        """
+        self._channels_last = channels_last
+        for name, parameter in self.module.named_parameters():
+            if name in self.constants and parameter.ndim == 4:
+                layout = torch.channels_last if channels_last else torch.contiguous_format
+                parameter.data = parameter.data.to(memory_format=layout)
+        if channels_last and self.shape is not None and len(self.shape) == 3:
+            x = self._samples(torch.zeros(2, *self.shape))
+            try:
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                    self(self.prepare(self.initial), x)
+            except RuntimeError as error:
+                if "view size is not compatible" in str(error):
+                    self._lay_out(False)
+            except Exception:  # whatever else a module may raise, it raises where it is used
+                return
 
     def _find_slots(self) -> list[tuple[dict[str, Tensor | None], str, str, Tensor]]:
         """Where each tensor lives: the owner's table, its key, the name in `weights`, and itself.
@@ -137,8 +153,8 @@ class Network:
         assert self.shape is not None
         alive = {group.layer: group.thinned(1) for group in groups if group.step > 1}
         found = masks(groups, alive, running=True)
-        stream = torch.Generator().manual_seed(0)
-        x = self._samples(torch.randn(2, *self.shape, generator=stream))
+        rng = torch.Generator().manual_seed(0)
+        x = self._samples(torch.randn(2, *self.shape, generator=rng))
         whole = self.prepare(zero(self.initial, masks(groups, alive)))
         small = self.prepare(slice(mask(self.initial, found)))
         with torch.no_grad(), torch.random.fork_rng():
@@ -193,10 +209,10 @@ class Network:
         }
 
     def prepare(self, weights: Tensors) -> Tensors:
-        """The weights on this network's device, filters laid out channels last."""
+        """The weights on this network's device, filters laid out as the module bears them."""
         return {
             name: tensor.to(self.device, memory_format=torch.channels_last)
-            if self.convolutional and tensor.ndim == 4
+            if self._channels_last and tensor.ndim == 4
             else tensor.to(self.device)
             for name, tensor in weights.items()
         }
@@ -221,7 +237,7 @@ class Network:
         """Outputs [n, width] for the inputs [n, ...] under these weights, at least float32."""
         if self.module.training != training:
             self.module.train(training)
-        if self.convolutional and x.ndim == 4:
+        if self._channels_last and x.ndim == 4:
             x = _channels_last(x)
         half = (
             torch.autocast(self.device.type, dtype=torch.bfloat16)

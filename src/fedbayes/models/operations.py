@@ -6,14 +6,16 @@ An operation without a rule makes what flows into it untouchable (see `fedbayes.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
 
 from fedbayes.models.trace import Field, Flow, Trace
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 Shape = tuple[int, ...]
 Arguments = Mapping[str, Any]
@@ -488,7 +490,7 @@ def _attention(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow:
     return _multiply(trace, weights, value, (batch + "ts", batch + "sv", batch + "tv"), shape)
 
 
-def follow(program: ExportedProgram) -> Trace:
+def follow(program: "ExportedProgram") -> Trace:
     """The trace of an exported network: atoms carried through all of its operations."""
     trace = Trace()
     signature = program.graph_signature

@@ -92,7 +92,7 @@ class Group:
     """Units that are made in the same place: of one layer, of a residual stream, heads."""
 
     layer: str
-    """Name of the first layer that makes them."""
+    """Name of the first layer that makes them; no other group has it."""
     kind: Literal["conv", "dense"]
     count: int
     """Number of units."""
@@ -175,7 +175,7 @@ class Groups:
     """What a trace found."""
 
     groups: tuple[Group, ...]
-    """Inputs to outputs."""
+    """All groups, in the order from inputs to outputs."""
     untouched: Mapping[str, str]
     """Weights whose rows belong to no group, with the reason."""
 
@@ -261,7 +261,7 @@ class _Collected:
                     untouched.pop(name, None)
             else:
                 untouched |= {name: reason for name in names if name in untouched}
-        return Groups(tuple(found), untouched)
+        return Groups(_named(found), untouched)
 
     def _group(self, atoms: list[int], producers: tuple[str, ...]) -> Group:
         """These atoms as the units of a group, with all axes on which they are."""
@@ -298,6 +298,16 @@ class _Collected:
             mixed=next((self.mixed[atom] for atom in atoms if atom in self.mixed), ""),
             norms=tuple(dict.fromkeys(n for atom in atoms for n in self.norms.get(atom, ()))),
         )
+
+
+def _named(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups, each with a name of its own: one tensor may make units on two of its axes."""
+    seen: dict[str, int] = {}
+    named = []
+    for group in groups:
+        seen[group.layer] = number = seen.get(group.layer, 0) + 1
+        named.append(replace(group, layer=f"{group.layer}:{number}") if number > 1 else group)
+    return tuple(named)
 
 
 def trained_groups(found: Groups, trained: Set[str]) -> Groups:

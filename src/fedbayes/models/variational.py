@@ -1,4 +1,4 @@
-"""Networks with Gaussian weights, as functions of their means and deviations.
+"""Networks with Gaussian weights, as functions of their means and stds.
 
 Several Monte-Carlo samples are one batch: inputs [n, ...] become [samples · n, ...], sample by
 sample. Two estimators give every sample its own noise (`Estimator`):
@@ -167,7 +167,7 @@ class Given:
     signs = normal
 
 
-class Noise(NamedTuple):
+class Perturbation(NamedTuple):
     """How weights are perturbed in one pass."""
 
     samples: int
@@ -190,8 +190,8 @@ def affine(
     layer: nn.Linear | nn.Conv2d,
     x: Tensor,
     mean: tuple[Tensor, Tensor | None],
-    deviation: tuple[Tensor, Tensor | None],
-    noise: Noise,
+    std: tuple[Tensor, Tensor | None],
+    noise: Perturbation,
 ) -> Tensor:
     """A linear layer or convolution with Gaussian weight and bias.
 
@@ -199,11 +199,11 @@ def affine(
         layer: which map; its own weights are not used.
         x: inputs [samples · n, ...].
         mean: of weight and bias.
-        deviation: of weight and bias.
+        std: of weight and bias.
         noise: how to perturb.
     """
     weight, bias = mean
-    spread, bias_spread = deviation
+    spread, bias_spread = std
     if noise.estimator == "flipout":
         delta = spread * noise.normal(*weight.shape, like=weight)
         rows, extra = len(x), [1] * (x.ndim - 2)
@@ -261,23 +261,28 @@ def activate(stage: Stage, x: Tensor) -> Tensor:
     return x if stage.activation is None else stage.activation(x)
 
 
-class Weights(NamedTuple):
-    """Means and deviations of a network's weights, by name."""
+class GaussianWeights(NamedTuple):
+    """Means and stds of a network's weights, by name."""
 
     mean: Tensors
-    deviation: Tensors
+    std: Tensors
 
     def of(self, name: str) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
         """Those of weight and bias of a layer, as `affine` takes them."""
         weight, bias = f"{name}.weight", f"{name}.bias"
         return (
             (self.mean[weight], self.mean.get(bias)),
-            (self.deviation[weight], self.deviation.get(bias)),
+            (self.std[weight], self.std.get(bias)),
         )
 
 
 def forward(
-    network: Stack, weights: Weights, x: Tensor, noise: Noise, *, training: bool = False
+    network: Stack,
+    weights: GaussianWeights,
+    x: Tensor,
+    noise: Perturbation,
+    *,
+    training: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """Outputs [samples · n, width] of a repeated batch, and the activation of every stage."""
     seen: list[Tensor] = []
@@ -288,10 +293,10 @@ def forward(
     return with_noise(network, weights, x, noise), seen
 
 
-def with_noise(network: Stack, weights: Weights, x: Tensor, noise: Noise) -> Tensor:
+def with_noise(network: Stack, weights: GaussianWeights, x: Tensor, noise: Perturbation) -> Tensor:
     """The outputs with log stds that are learnt behind them, drawn for each sample."""
     if network.log_std is None:
         return x
-    mean, deviation = weights.mean[network.log_std], weights.deviation[network.log_std]
-    drawn = mean + deviation * noise.normal(noise.samples, *mean.shape, like=mean)
+    mean, std = weights.mean[network.log_std], weights.std[network.log_std]
+    drawn = mean + std * noise.normal(noise.samples, *mean.shape, like=mean)
     return torch.cat([x, drawn.repeat_interleave(len(x) // noise.samples, dim=0)], dim=1)

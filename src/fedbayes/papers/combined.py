@@ -22,7 +22,7 @@ from fedbayes.papers.experiment import (
     claim,
     finished,
     markdown,
-    mean_and_deviation,
+    mean_and_std,
 )
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, write_beside
@@ -173,7 +173,7 @@ def covid(name: str, title: str, rule: str, splits: Sequence[str]) -> Experiment
 
 
 _NOTE = (
-    "Mean ± deviation over seeds, on a balanced test set. Negative and positive: accuracy on the "
+    "Mean ± std over seeds, on a balanced test set. Negative and positive: accuracy on the "
     "patients of each class after the last round. All data: a model trained in one place. "
     "Amplification: of inputs by the last model at most; a run is ended before it passes 30."
 )
@@ -193,15 +193,15 @@ def _line(
     return {
         "split": split,
         "rule": rule,
-        "round 1": mean_and_deviation(curve[:, 0].tolist()),
-        "best round": f"{mean_and_deviation(curve[:, best].tolist())} (round {best + 1})",
-        "last round": mean_and_deviation(curve[:, -1].tolist()),
-        "negative": mean_and_deviation(by_class[:, 0].tolist()),
-        "positive": mean_and_deviation(by_class[:, 1].tolist()),
+        "round 1": mean_and_std(curve[:, 0].tolist()),
+        "best round": f"{mean_and_std(curve[:, best].tolist())} (round {best + 1})",
+        "last round": mean_and_std(curve[:, -1].tolist()),
+        "negative": mean_and_std(by_class[:, 0].tolist()),
+        "positive": mean_and_std(by_class[:, 1].tolist()),
         "orders of amplification": f"{_orders(found):.1f}",
         "ended by overflow": f"{overflowed} of {len(ends)}",
         "paper": SPLITS[split].paper[rule],
-        "all data (paper)": f"{mean_and_deviation(list(centre))} ({SPLITS[split].centralized:.3f})",
+        "all data (paper)": f"{mean_and_std(list(centre))} ({SPLITS[split].centralized:.3f})",
     }
 
 
@@ -247,8 +247,8 @@ def _draw_patients(
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for axes, (split, curve) in zip(panels, curves.items(), strict=True):
         rounds = np.arange(1, ROUNDS + 1)
-        mean, deviation = curve.mean(axis=0), curve.std(axis=0, ddof=1)
-        axes.fill_between(rounds, mean - deviation, mean + deviation, color="#56B4E9", alpha=0.3)
+        mean, std = curve.mean(axis=0), curve.std(axis=0, ddof=1)
+        axes.fill_between(rounds, mean - std, mean + std, color="#56B4E9", alpha=0.3)
         axes.plot(rounds, mean, color="#0072B2", label=rule)
         axes.axhline(centres[split], color="#D55E00", linestyle="--", label="all data")
         axes.set(title=split, xlabel="round", ylim=(0.4, 1.0))
@@ -287,10 +287,9 @@ def figure6(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
                 {
                     "hosts": count,
                     "rule": rule,
-                    "round 1": mean_and_deviation(curve[:, 0].tolist()),
-                    "best round": f"{mean_and_deviation(curve[:, best].tolist())} "
-                    f"(round {best + 1})",
-                    "last round": mean_and_deviation(curve[:, -1].tolist()),
+                    "round 1": mean_and_std(curve[:, 0].tolist()),
+                    "best round": f"{mean_and_std(curve[:, best].tolist())} (round {best + 1})",
+                    "last round": mean_and_std(curve[:, -1].tolist()),
                     "ended by overflow": f"{overflowed} of {len(ends)}",
                 }
             )
@@ -307,7 +306,7 @@ def figure6(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
                         f"{ahead.mean():+.3f}, in {(ahead > 0).sum()} of {len(ahead)} splits",
                     )
                 )
-    note = "The paper shows curves alone. Accuracy on the test set, mean ± deviation over seeds."
+    note = "The paper shows curves alone. Accuracy on the test set, mean ± std over seeds."
     text = "\n\n".join([markdown(pd.DataFrame(lines)), "\n".join(claims), note])
     write_beside(out / "table.md", (text + "\n").encode())
     _draw_hosts(curves, out / "figure.png")

@@ -20,7 +20,7 @@ from fedbayes.papers.experiment import (
     begun,
     claim,
     markdown,
-    mean_and_deviation,
+    mean_and_std,
     opened,
 )
 from fedbayes.reports.palette import MARKERS
@@ -119,7 +119,7 @@ PAPER: dict[str, dict[str, tuple[float, float, float, float]]] = {
 ROUNDS = {"digits": 40, "cifar10": 1000, "cifar100": 6000, "femnist": 6000}
 """The paper's number of rounds."""
 
-TOLD = 10
+SHOWN_EVERY = 10
 """Rounds between two words of where a run is."""
 SETTLED = 20
 """Last rounds, over which the bytes of a round are averaged once the sparsity has settled."""
@@ -134,7 +134,7 @@ class Comparison:
     settings: Row
     """Keys of the config that all share."""
     rounds: dict[str, int]
-    """By method."""
+    """Rounds of each method, by its name."""
     seeds: int
     changes: Row = field(default_factory=dict)
     """Parameters by method that are not those of `METHODS`."""
@@ -165,7 +165,7 @@ def compare(
             if not (begun(place, config) and (place / "summary.json").exists()):
                 with opened(place, config) as simulation:
                     for step in simulation:
-                        if step.number % TOLD == 0:
+                        if step.number % SHOWN_EVERY == 0:
                             watch(f"{dataset}, {method}, round {step.number} of {rounds}")
             found.setdefault(method, []).append(RunFolder(place).metrics())
     return found
@@ -176,7 +176,7 @@ def bytes_of(line: Metrics) -> int:
     return int(line["bytes_down"] + line["bytes_up"])
 
 
-def figures(metrics: Sequence[Metrics], until: int) -> dict[str, float]:
+def metrics_at(metrics: Sequence[Metrics], until: int) -> dict[str, float]:
     """What a run had come to by a round: accuracies, total bytes, settled bytes, sparsity."""
     lines = [line for line in metrics if line["round"] <= until]
     tried = [line for line in lines if "global_accuracy" in line]
@@ -205,13 +205,13 @@ def tabulate(found: dict[str, list[list[Metrics]]], until: int, dataset: str = "
     """
     paper = PAPER.get(dataset, {})
     reference = found["FedAvg"]
-    base = [figures(metrics, until) for metrics in reference]
+    base = [metrics_at(metrics, until) for metrics in reference]
     lines = []
     for method, seeds in found.items():
         reached = [m for m in seeds if m[-1]["round"] >= until]
         if not reached:
             continue
-        own = [figures(metrics, until) for metrics in reached]
+        own = [metrics_at(metrics, until) for metrics in reached]
         equal = [
             accuracy_at(metrics, values["bytes"])
             for metrics, values in zip(reference, own, strict=False)
@@ -224,18 +224,18 @@ def tabulate(found: dict[str, list[list[Metrics]]], until: int, dataset: str = "
         lines.append(
             {
                 "method": method,
-                "global": mean_and_deviation([v["global"] for v in own]) + there[0],
-                "local": mean_and_deviation([v["local"] for v in own]) + there[1],
-                "GB": mean_and_deviation([v["bytes"] / 1e9 for v in own]),
-                "bytes to FedAvg's": mean_and_deviation(
+                "global": mean_and_std([v["global"] for v in own]) + there[0],
+                "local": mean_and_std([v["local"] for v in own]) + there[1],
+                "GB": mean_and_std([v["bytes"] / 1e9 for v in own]),
+                "bytes to FedAvg's": mean_and_std(
                     [v["bytes"] / b["bytes"] for v, b in zip(own, base, strict=False)]
                 )
                 + there[2],
-                "a settled round's bytes to FedAvg's": mean_and_deviation(
+                "a settled round's bytes to FedAvg's": mean_and_std(
                     [v["settled"] / b["settled"] for v, b in zip(own, base, strict=False)]
                 ),
-                "sparsity": mean_and_deviation([v["sparsity"] for v in own]) + there[3],
-                "FedAvg's global at as many bytes": mean_and_deviation(equal),
+                "sparsity": mean_and_std([v["sparsity"] for v in own]) + there[3],
+                "FedAvg's global at as many bytes": mean_and_std(equal),
             }
         )
     return pd.DataFrame(lines)
@@ -350,8 +350,8 @@ def _run(
 
 
 def _level(found: dict[str, list[list[Metrics]]], method: str, until: int, key: str) -> float:
-    """A figure of a method at a round, mean over seeds."""
-    return float(np.mean([figures(metrics, until)[key] for metrics in found[method]]))
+    """A metric of a method at a round, mean over seeds."""
+    return float(np.mean([metrics_at(metrics, until)[key] for metrics in found[method]]))
 
 
 SPARSE = ("FedSparse, low", "FedSparse, mid", "FedSparse, high")

@@ -74,7 +74,7 @@ class Results:
         return [key for key in keys if not any(key.items() <= row.items() for row in self.rows)]
 
     def add(self, row: Row) -> None:
-        """Keep a measurement."""
+        """Append a measurement to the file of results."""
         self.rows.append(row)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -98,7 +98,7 @@ class Experiment:
     name: str
     """As on the command line."""
     what: str
-    """One line."""
+    """What it measures, in one line."""
     datasets: tuple[str, ...]
     """The data that it is on; `digits`, which needs no download, is always possible too."""
     run: Callable[[Path, Scale, Sequence[str], Watch], str]
@@ -117,8 +117,8 @@ def claim(text: str, seen: bool, measured: str) -> str:
     return f"- {'Seen' if seen else 'NOT seen'}: {text} ({measured})."
 
 
-def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
-    """`0.951 ± 0.002`; no deviation for a single value."""
+def mean_and_std(values: Sequence[float], digits: int = 3) -> str:
+    """`0.951 ± 0.002`; no std for a single value."""
     found = np.asarray(values, dtype=float)
     text = f"{found.mean():.{digits}f}"
     return text if len(found) < 2 else f"{text} ± {found.std(ddof=1):.{digits}f}"

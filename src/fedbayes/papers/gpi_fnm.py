@@ -22,8 +22,9 @@ import torch
 from fedbayes import seeds
 from fedbayes.data import FederatedData
 from fedbayes.fusion import Layers, coordinate_average
+from fedbayes.likelihoods import Predictor, evaluate, total
+from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import MatchingSettings
-from fedbayes.metrics import Predictor, evaluate
 from fedbayes.models import dense_layers, relu_network
 from fedbayes.papers.experiment import (
     Experiment,
@@ -36,12 +37,13 @@ from fedbayes.papers.experiment import (
     fingerprint,
     finished,
     markdown,
-    mean_and_deviation,
+    mean_and_std,
     opened,
 )
 from fedbayes.runs.build import stored_data
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder, write_beside
+from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.compare import ensemble
 from fedbayes.tools.fusing import select
@@ -144,11 +146,11 @@ class Silos:
     counts: npt.NDArray[np.float64]
     held_out: Samples
     test: Samples
+    target: Target
 
     def accuracy(self, predict: Predictor) -> float:
         """Share of the test samples that are predicted rightly."""
-        found = evaluate(predict, self.test)
-        return found.correct / found.count
+        return accuracy(predict, self.test, self.target)
 
     def fuse(self, method: str, most: int | None, grid: Row, settings: Row) -> Row:
         """Fuse with settings chosen on the held-out samples; accuracy is on the others."""
@@ -172,23 +174,33 @@ class Silos:
         }
 
 
+def accuracy(predict: Predictor, samples: Samples, target: Target) -> float:
+    """Share of the samples that are predicted rightly, by logits or log-probabilities."""
+    likelihood = Categorical(target=target)
+    scores = total(evaluate(likelihood, lambda x: predict(x)[None], samples))
+    return likelihood.metrics(scores)["accuracy"]
+
+
 def split(data: FederatedData, seed: int) -> tuple[Samples, Samples]:
     """Test samples to choose settings on, and those to report."""
     x, y = data.test_union(0, data.test_total)
-    order = torch.from_numpy(seeds.numpy_stream(seed, "held out").permutation(len(y)))
+    order = torch.from_numpy(seeds.numpy_rng(seed, "held out").permutation(len(y)))
     count = round(HELD_OUT * len(y))
     chosen, rest = order[:count], order[count:]
     return Samples(x[chosen], y[chosen]), Samples(x[rest], y[rest])
 
 
 def trained(folder: Path, federation: Federation) -> Silos:
-    """Networks trained apart."""
+    """Networks that each client trained on its own data alone; trained now, or read again."""
     config = federation.config({"name": "local"})
     run = finished(folder / "locals" / federation.name, config)
     data = stored_data(config, run)
     files = sorted((run.path / "clients").glob("*.safetensors"))
     return Silos(
-        dict(read_models(files)), data.counts().astype(float), *split(data, federation.seed)
+        dict(read_models(files)),
+        data.counts().astype(float),
+        *split(data, federation.seed),
+        data.target,
     )
 
 
@@ -197,9 +209,10 @@ def measure(folder: Path, federation: Federation, method: str, grid: Row) -> Row
     if method == "FedAvg":
         config = federation.config({"name": "fedavg"})
         run = finished(folder / "fedavg" / federation.name, config)
-        _, test = split(stored_data(config, run), federation.seed)
-        found = evaluate(partial(relu_network, dense_layers(run.model(), "FedAvg")), test)
-        return {"accuracy": found.correct / found.count}
+        data = stored_data(config, run)
+        _, test = split(data, federation.seed)
+        predict = partial(relu_network, dense_layers(run.model(), "FedAvg"))
+        return {"accuracy": accuracy(predict, test, data.target)}
     silos = trained(folder, federation)
     models = list(silos.models.values())
     most = 4 * WIDTH
@@ -314,7 +327,7 @@ def summarize(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     for key, group in table.groupby(list(by), sort=False):
         line = dict(zip(by, key, strict=True))
         for method, own in group.groupby("method", sort=False):
-            text = mean_and_deviation(own["accuracy"].tolist())
+            text = mean_and_std(own["accuracy"].tolist())
             sizes = [max(sizes) for sizes in own.get("sizes", []) if isinstance(sizes, list)]
             line[str(method)] = f"{text} ({np.mean(sizes):.0f})" if sizes else text
         lines.append(line)
@@ -335,7 +348,7 @@ def ahead(table: pd.DataFrame, by: Sequence[str], better: str, worse: str) -> st
 
 def _finish(out: Path, table: pd.DataFrame, by: Sequence[str], claims: Sequence[str]) -> str:
     note = (
-        "Mean ± deviation over seeds; in parentheses the mean size of the largest layer. The "
+        "Mean ± std over seeds; in parentheses the mean size of the largest layer. The "
         "paper shows curves alone."
     )
     text = "\n\n".join([markdown(summarize(table, by)), "\n".join(claims), note])
@@ -489,9 +502,9 @@ def _followed(place: Path, config: Config, measured: int) -> Iterator[tuple[int,
         for step in simulation:
             model = simulation.method.model(step.server, simulation.run)
             layers = dense_layers(model, "the global model")
-            found = evaluate(partial(relu_network, layers), test)
+            right = accuracy(partial(relu_network, layers), test, simulation.data.target)
             sizes = [len(layer.weight) for layer in layers[:-1]]
-            yield step.number, found.correct / found.count, sizes
+            yield step.number, right, sizes
 
 
 DATASETS = ("mnist", "cifar10")

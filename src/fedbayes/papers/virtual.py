@@ -24,7 +24,7 @@ from fedbayes.papers.experiment import (
     claim,
     fingerprint,
     markdown,
-    mean_and_deviation,
+    mean_and_std,
     opened,
 )
 from fedbayes.runs.config import Config
@@ -124,7 +124,7 @@ def table2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) ->
             results.add({**key, **accuracies(simulation, key["method"])})
     found = results.table(keys)
     note = (
-        "Mean ± deviation over splits; the paper's in parentheses. By task: mean over clients. "
+        "Mean ± std over splits; the paper's in parentheses. By task: mean over clients. "
         "Server: VIRTUAL's server network alone, pooled."
     )
     claims = [verdict for name in datasets for verdict in _verdicts(found, name)]
@@ -141,11 +141,11 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
         for kind, key in (("by task", "accuracy"), ("pooled", "pooled")):
             line = {"dataset": str(dataset), "": kind}
             for method, own in group.groupby("method", sort=False):
-                line[str(method)] = mean_and_deviation(own[key].tolist())
+                line[str(method)] = mean_and_std(own[key].tolist())
                 if dataset in PAPER and key == "accuracy":
                     line[str(method)] += f" ({PAPER[str(dataset)][str(method)]:.3f})"
             if key == "pooled":
-                line["server"] = mean_and_deviation(group["server"].dropna().tolist())
+                line["server"] = mean_and_std(group["server"].dropna().tolist())
             lines.append(line)
     return pd.DataFrame(lines).fillna("")
 
@@ -157,13 +157,13 @@ def _verdicts(table: pd.DataFrame, dataset: str) -> list[str]:
     mean = {method: float(values.mean()) for method, values in found.items()}
     best = max(mean, key=lambda method: mean[method])
     virtual = mean["VIRTUAL"]
-    spread = max(_deviation(found["VIRTUAL"]), _deviation(found[best]))
+    spread = max(_std(found["VIRTUAL"]), _std(found[best]))
     server = float(own["server"].mean())
     verdicts = [
         claim(
-            f"{dataset}: VIRTUAL is at or within one deviation of the best",
+            f"{dataset}: VIRTUAL is at or within one std of the best",
             virtual >= mean[best] - spread,
-            f"{virtual:.3f} against {best} {mean[best]:.3f}, deviation {spread:.3f}; its server's "
+            f"{virtual:.3f} against {best} {mean[best]:.3f}, std {spread:.3f}; its server's "
             f"network alone {server:.3f}",
         )
     ]
@@ -174,7 +174,7 @@ def _verdicts(table: pd.DataFrame, dataset: str) -> list[str]:
     return verdicts
 
 
-def _deviation(values: npt.NDArray[np.float64]) -> float:
+def _std(values: npt.NDArray[np.float64]) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 

@@ -183,9 +183,9 @@ def others(records: Sequence[Record]) -> list[Chart]:
     for group in _groups(records):
         known = {"global_nll", "global_ece", f"global_{group.metric}"}
         own = [records[run] for run in group.runs if not records[run].classes]
-        for figure in figures(own):
-            if figure.startswith("global_") and "/" not in figure and figure not in known:
-                metric = figure.removeprefix("global_")
+        for name in round_metrics(own):
+            if name.startswith("global_") and "/" not in name and name not in known:
+                metric = name.removeprefix("global_")
                 charts.append(_global(records, replace(group, metric=metric, note=""), "metrics"))
     return charts
 
@@ -333,17 +333,17 @@ def clients(records: Sequence[Record]) -> list[Chart]:
 def split(records: Sequence[Record]) -> list[Chart]:
     """Which client trains on which classes; runs with the same split share a chart."""
     charts: list[Chart] = []
-    told: list[tuple[tuple[str, ...], Rows, list[int]]] = []
+    splits: list[tuple[tuple[str, ...], Rows, list[int]]] = []
     for run, record in enumerate(records):
         if record.counts is None:
             continue
-        for names, counts, runs in told:
+        for names, counts, runs in splits:
             if names == record.classes and np.array_equal(counts, record.counts):
                 runs.append(run)
                 break
         else:
-            told.append((record.classes, record.counts, [run]))
-    for classes, counts, runs in told:
+            splits.append((record.classes, record.counts, [run]))
+    for classes, counts, runs in splits:
         record, total = records[runs[0]], len(counts)
         shown = np.unique(np.linspace(0, total - 1, min(total, MOST_COLUMNS)).round().astype(int))
         note = "The stronger the colour, the larger the share of the client's training samples."
@@ -516,23 +516,23 @@ FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
     "reliability": reliability,
 }
 """The charts by the name of the figure. Any metric can be named too: `rmse` of the global model, or
-any figure of `metrics.jsonl`."""
+any metric of `metrics.jsonl`."""
 
 
 def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
-    """The charts of a figure: one of `FIGURES`, or a figure that the rounds have, by its name.
+    """The charts of a figure: one of `FIGURES`, or a metric that the rounds have, by its name.
 
     Raises:
         RunError: there is no such figure, or these runs have nothing to show in it.
     """
     if figure in FIGURES:
         found = FIGURES[figure](records)
-    elif f"global_{figure}" in figures(records):
+    elif f"global_{figure}" in round_metrics(records):
         found = [_global(records, _Group(figure, list(range(len(records)))), figure)]
-    elif figure in figures(records):
+    elif figure in round_metrics(records):
         found = [Lines(figure, figure, "round", figure, _curves(records, figure))]
     else:
-        names = ", ".join(dict.fromkeys([*FIGURES, *figures(records)]))
+        names = ", ".join(dict.fromkeys([*FIGURES, *round_metrics(records)]))
         raise RunError(f"there is no figure {figure!r}; there are {names}")
     if not any(filled(chart) for chart in found):
         notes = "; ".join(f"{r.label}: {note}" for r in records for note in r.notes)
@@ -540,8 +540,8 @@ def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
     return found
 
 
-def figures(records: Sequence[Record]) -> list[str]:
-    """Names of the figures that the rounds of any of the runs have, the methods' own included."""
+def round_metrics(records: Sequence[Record]) -> list[str]:
+    """Names of the metrics that the rounds of any of the runs have, the methods' own included."""
     names = {
         name: None
         for record in records
@@ -582,14 +582,14 @@ def _moves(values: Sequence[float]) -> bool:
     return bool(values) and max(values) - min(values) > 1e-3 * max(1.0, max(values))
 
 
-def _curves(records: Sequence[Record], figure: str) -> list[Curve]:
-    """A figure of the rounds; rounds without it, or where it is not finite, are left out."""
+def _curves(records: Sequence[Record], metric: str) -> list[Curve]:
+    """A metric of the rounds; rounds without it, or where it is not finite, are left out."""
     curves = []
     for run, record in enumerate(records):
         points = [
-            (float(line["round"]), float(line[figure]))
+            (float(line["round"]), float(line[metric]))
             for line in record.metrics
-            if line.get(figure) is not None and math.isfinite(line[figure])
+            if line.get(metric) is not None and math.isfinite(line[metric])
         ]
         curves.append(Curve(run, [x for x, _ in points], [y for _, y in points]))
     return curves

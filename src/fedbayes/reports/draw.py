@@ -31,7 +31,7 @@ def plot(folders: Sequence[Path], figure: str, out: Path, watch: Watch = lambda 
 
     Args:
         folders: the run folders.
-        figure: a name in `charts.FIGURES`, or of any figure in `metrics.jsonl`.
+        figure: a name in `charts.FIGURES`, or of any metric in `metrics.jsonl`.
         out: the file to write; its suffix is the format.
         watch: is told which run is being read.
 

@@ -89,18 +89,18 @@ class Record:
         """Rounds done."""
         return int(self.metrics[-1]["round"]) if self.metrics else 0
 
-    def last(self, figure: str) -> float | None:
-        """The newest value of a figure of the rounds, if there is any."""
-        known = self._with(figure)
-        return float(known[-1][figure]) if known else None
+    def last(self, metric: str) -> float | None:
+        """The newest value of a metric of the rounds, if there is any."""
+        known = self._with(metric)
+        return float(known[-1][metric]) if known else None
 
-    def last_round(self, figure: str) -> int:
-        """The round that the newest value of a figure is of; 0 if there is none."""
-        known = self._with(figure)
+    def last_round(self, metric: str) -> int:
+        """The round that the newest value of a metric is of; 0 if there is none."""
+        known = self._with(metric)
         return int(known[-1]["round"]) if known else 0
 
-    def _with(self, figure: str) -> list[Metrics]:
-        return [line for line in self.metrics if line.get(figure) is not None]
+    def _with(self, metric: str) -> list[Metrics]:
+        return [line for line in self.metrics if line.get(metric) is not None]
 
     def by_class(self) -> list[tuple[str, float | None]]:
         """Of each class its name and the newest accuracy of the global model on its test samples,
@@ -112,9 +112,9 @@ class Record:
         names = self.classes if known else [str(label) for label in range(len(shares))]
         return list(zip(names, shares, strict=True))
 
-    def total(self, figure: str) -> float:
-        """The sum of a figure over the rounds."""
-        return float(sum(line.get(figure, 0) for line in self.metrics))
+    def total(self, metric: str) -> float:
+        """The sum of a metric over the rounds."""
+        return float(sum(line.get(metric, 0) for line in self.metrics))
 
 
 Watch = Callable[[str], object]
@@ -177,16 +177,16 @@ def _record(run: RunFolder, label: str) -> Record:
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
         notes.append(f"{refused} reports were refused, {skipped} rounds ended without an update")
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "started": _written(run.config_file),
         "changed": _written(run.metrics_file),
     }
     if run.summary_file.exists():
         try:
             summary = run.summary()
-            told["ending"] = summary.get("stopped_reason", "completed")
+            fields["ending"] = summary.get("stopped_reason", "completed")
             headline = summary.get("headline", "global_accuracy")
-            told["whose"], _, told["metric"] = headline.partition("_")
+            fields["whose"], _, fields["metric"] = headline.partition("_")
             if (best := summary.get("best_round", rounds)) != rounds:
                 notes.append(
                     f"what is told of models is of the last round; the saved one is of round {best}"
@@ -197,15 +197,15 @@ def _record(run: RunFolder, label: str) -> Record:
     try:
         preprocessing = run.preprocessing()
         if preprocessing is not None:
-            told |= {"classes": preprocessing.classes, "target": preprocessing.target}
+            fields |= {"classes": preprocessing.classes, "target": preprocessing.target}
             likelihood = _likelihood(settings, preprocessing.target)
-            told |= {"metric": likelihood.metric, "higher_is_better": likelihood.higher_is_better}
+            fields |= {"metric": likelihood.metric, "higher_is_better": likelihood.higher_is_better}
     except FedbayesError as error:
         notes.append(f"what is predicted is not known: {error}")
     try:
         division = Partition.load(run.partition_file)
         names = division.names
-        told |= {
+        fields |= {
             "clients": names,
             "train_sizes": np.diff(division.train_offsets),
             "test_sizes": np.diff(division.test_offsets),
@@ -213,7 +213,7 @@ def _record(run: RunFolder, label: str) -> Record:
         progress = run.progress()
         if progress is not None and likelihood is not None:
             each = progress.clients.each(likelihood)
-            told["values"] = {names[c]: found[likelihood.metric] for c, found in each.items()}
+            fields["values"] = {names[c]: found[likelihood.metric] for c, found in each.items()}
         elif rounds:
             notes.append("no metrics of clients: it has no checkpoint")
     except FedbayesError as error:
@@ -221,11 +221,11 @@ def _record(run: RunFolder, label: str) -> Record:
     try:
         config = run.config().model_copy(update={"device": "auto"})
         method = config.build_method()
-        told["whose"] = method.headline
+        fields["whose"] = method.headline
         if not method.has_global_model:
             notes.append(f"under {method.name} only clients have models: there is no global one")
         data = stored_data(config, run)
-        told |= {
+        fields |= {
             "clients": data.partition.names,
             "train_sizes": data.train_sizes(),
             "test_sizes": data.test_sizes(),
@@ -237,16 +237,16 @@ def _record(run: RunFolder, label: str) -> Record:
         model = _model(run, runtime, progress)
         if model is not None and data.test_total:
             bind_frozen(run, runtime.run.network)
-            told |= _predicted(runtime, data, model)
-            lost = data.test_total - int(told["confusion"].sum()) if "confusion" in told else 0
+            fields |= _predicted(runtime, data, model)
+            lost = data.test_total - int(fields["confusion"].sum()) if "confusion" in fields else 0
             if lost:
                 notes.append(f"{lost} predictions of the global model are not finite")
     except FedbayesError as error:
         missing = "predictions of the global model"
-        if "counts" not in told:
+        if "counts" not in fields:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
-    return Record(label, run.path, settings, metrics, notes=tuple(notes), **told)
+    return Record(label, run.path, settings, metrics, notes=tuple(notes), **fields)
 
 
 def _likelihood(settings: Mapping[str, Any], target: Target) -> Likelihood:
@@ -307,12 +307,12 @@ def _predicted(runtime: ClientRuntime, data: FederatedData, model: Tensors) -> d
     found = examine(run.likelihood, [(draw, samples)])
     if found is None:
         return {}
-    told: dict[str, Any] = {"calibration": found.calibration, "coverage": found.coverage}
+    fields: dict[str, Any] = {"calibration": found.calibration, "coverage": found.coverage}
     if found.predicted is None:
-        return told
+        return fields
     if not data.classes:
-        return told | {"predictions": (found.true.numpy(), found.predicted.numpy())}
+        return fields | {"predictions": (found.true.numpy(), found.predicted.numpy())}
     matrix = np.zeros((len(data.classes),) * 2, dtype=np.int64)
     finite = found.finite
     np.add.at(matrix, (found.true[finite].numpy(), found.predicted[finite].numpy()), 1)
-    return told | {"confusion": matrix}
+    return fields | {"confusion": matrix}

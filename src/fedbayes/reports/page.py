@@ -25,7 +25,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "sparsity": ("sparsity", ".3f"),
     "model_parameters": ("parameters", ",.0f"),
 }
-"""Newest figures in the table of runs beside the headline metrics: heading and format."""
+"""Newest metrics in the table of runs beside the headline metrics: heading and format."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Training": ("headline", "metrics", "bytes", "local", "nll", "loss", "sparsity", "size"),
@@ -45,7 +45,7 @@ class Headline:
     """What came of it, in one number."""
 
     value: str
-    figure: str
+    metric: str
     text: str
     run: int
 
@@ -124,7 +124,7 @@ def render(records: Sequence[Record], made: datetime | None = None) -> str:
         version=version("fedbayes"),
         light=LIGHT,
         dark=DARK,
-        # JSON has no NaN; figures that are none were left out of the charts.
+        # JSON has no NaN; invalid numbers were left out of the charts.
         data=json.loads(json.dumps(data, default=float, allow_nan=False)),
     )
 
@@ -197,12 +197,12 @@ def headlines(records: Sequence[Record]) -> list[Headline]:
         if value is not None and math.isfinite(value):
             groups.setdefault((_dataset(record), record.headline), []).append((value, run))
     found = []
-    for (dataset, figure), values in groups.items():
+    for (dataset, metric), values in groups.items():
         higher = records[values[0][1]].higher_is_better
         value, run = (max if higher else min)(values, key=lambda pair: pair[0])
         name, text = (
-            words(figure),
-            f"after {_count(records[run].last_round(figure), 'round')}",
+            words(metric),
+            f"after {_count(records[run].last_round(metric), 'round')}",
         )
         if len(records) > 1:
             text = f"{records[run].label}, {text}"
@@ -273,13 +273,13 @@ def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:
     """
     metrics = list(dict.fromkeys(record.metric for record in records))
     every = [_cells(record, metrics) for record in records]
-    told = {"method", "data", "clients", "rounds"} if len(records) == 1 else set()
-    told |= {"last round"} if _same(records, _day) else set()
-    told |= {"ended"} if _same(records, _ending) else set()
+    above = {"method", "data", "clients", "rounds"} if len(records) == 1 else set()
+    above |= {"last round"} if _same(records, _day) else set()
+    above |= {"ended"} if _same(records, _ending) else set()
     headings = [
         heading
         for heading in every[0]
-        if heading not in told and any(cells[heading][1] != "" for cells in every)
+        if heading not in above and any(cells[heading][1] != "" for cells in every)
     ]
     rows = [
         {
@@ -308,8 +308,8 @@ def _cells(record: Record, metrics: Sequence[str]) -> dict[str, tuple[str, float
         "rounds": (f"{record.rounds:,}", record.rounds),
     }
     for metric in metrics:
-        for figure in (f"global_{metric}", f"local_{metric}"):
-            cells[words(figure)] = _cell(record.last(figure), number)
+        for name in (f"global_{metric}", f"local_{metric}"):
+            cells[words(name)] = _cell(record.last(name), number)
     for key, (heading, form) in COLUMNS.items():
         cells[heading] = _cell(record.last(key), f"{{:{form}}}".format)
     for heading, key in (("sent down", "bytes_down"), ("sent up", "bytes_up")):

@@ -1,1 +1,1 @@
-"""Experiments: from a config to a run folder."""
+"""Runs: from a config to a run folder."""

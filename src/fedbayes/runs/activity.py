@@ -26,4 +26,4 @@ Notify = Callable[[Activity], object]
 
 
 def unnoticed(activity: Activity) -> None:
-    """Tell nobody."""
+    """Does nothing: for runs that nobody watches."""

@@ -241,13 +241,13 @@ def build_run(config: Config, network: Network, likelihood: Likelihood, clients:
         likelihood: of the targets.
         clients: how many have data.
     """
-    pooled = config.build_method().pooled
+    centralized = config.build_method().centralized
     return Run(
         network=network,
         likelihood=likelihood,
         training=config.training,
-        clients=1 if pooled else clients,
-        cohort=1 if pooled else config.cohort_size(clients),
+        clients=1 if centralized else clients,
+        cohort=1 if centralized else config.cohort_size(clients),
         rounds=config.rounds,
         seed=config.seed,
     )

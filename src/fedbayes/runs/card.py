@@ -39,9 +39,9 @@ class Card:
     client: str = ""
     """Whose own network it is; empty for the global model."""
     inputs: str = WEIGHTS_INPUTS
-    """What goes in."""
+    """What goes in, in words for people."""
     outputs: str = ""
-    """What comes out."""
+    """What comes out, in words for people."""
     task: dict[str, Any] = field(default_factory=dict)
     """The `[task]` table of its config, its likelihood by name; empty before 0.2: classes."""
     fedbayes: str = ""

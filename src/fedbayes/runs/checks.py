@@ -41,7 +41,7 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
         ConfigError: they cannot.
     """
     needed = config.min_reports
-    if not method.pooled and needed > run.cohort:
+    if not method.centralized and needed > run.cohort:
         raise ConfigError(
             f"min_reports = {needed}, but a round of this run has {run.cohort} clients: no "
             "round would count"
@@ -86,21 +86,21 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
 
 def remarks(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> list[str]:
     """What a user should know before the first round, a sentence each; as for `check`."""
-    told = []
+    notes = []
     if config.data.limit_test is not None and data.dataset.official_train is None:
-        told.append("data.limit_test has no effect: there is no official test part")
-    if method.pooled and (config.cohort != 1.0 or config.min_reports > 1):
-        told.append(f"cohort and min_reports have no effect: {method.name} pools all data")
+        notes.append("data.limit_test has no effect: there is no official test part")
+    if method.centralized and (config.cohort != 1.0 or config.min_reports > 1):
+        notes.append(f"cohort and min_reports have no effect: {method.name} pools all data")
     if not method.has_global_model and config.evaluate_every != 1:
-        told.append(f"evaluate_every has no effect: {method.name} has no global model")
+        notes.append(f"evaluate_every has no effect: {method.name} has no global model")
     if not ENGINES[config.engine].exact:
-        told.append(
+        notes.append(
             f"engine {config.engine!r} does not round as the others do: on them this config "
             "ends with slightly other numbers"
         )
     scheme = choose_scheme(data.dataset, config.data)
     return [
-        *told,
+        *notes,
         *idle(config, resolved={"data.partition": scheme}),
         *idle(method, "method."),
         *method.remarks(run),

@@ -4,7 +4,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -15,6 +14,7 @@ from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.settings import Aggregation, Secure
 from fedbayes.fields import OneOf, Only
 from fedbayes.inference.settings import LocalTraining
+from fedbayes.lazy import own_class
 from fedbayes.likelihoods import LIKELIHOODS, complete_likelihood, find_likelihood
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Precision
@@ -268,13 +268,8 @@ def find_method(name: str) -> "type[AnyMethod]":
         raise _no_method(name)
     from fedbayes.contracts import Method
 
-    try:
-        found = resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"cannot find the method {name!r}: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(f"{name!r} is no class derived from fedbayes.contracts.Method")
-    return found
+    kind: type[AnyMethod] = own_class(name, Method, "method")
+    return kind
 
 
 def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,11 +284,11 @@ def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
         method = kind.model_validate(parameters)
     except ValidationError as error:
         known = [*rows(kind, "method."), *settings(None)]
-        told = explain(kind, error, known, "method.")
+        text = explain(kind, error, known, "method.")
         for key in parameters.keys() - kind.model_fields.keys():
             key = f"method.{key}"
-            told = told.replace(unknown(key, known), no_setting(key, known, name))
-        raise ConfigError(told) from None
+            text = text.replace(unknown(key, known), no_setting(key, known, name))
+        raise ConfigError(text) from None
     # TOML has no null; a parameter that may be none is none by default.
     return {"name": name, **method.model_dump(mode="json", exclude_none=True)}
 

@@ -301,13 +301,13 @@ def _row(
 def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, str]]:
     """The headline metric of the global model and of clients' own, the method's own first."""
     metric, method = simulation.likelihood.metric, simulation.method
-    found = []
+    shown = []
     for whose in sorted(("global", "local"), key=method.headline.__ne__):
         if whose == "local" or method.has_global_model:
             # Accuracy goes without saying.
             name = whose if metric == "accuracy" else words(f"{whose}_{metric}")
-            found.append((name, number(metrics.get(f"{whose}_{metric}"))))
-    return found
+            shown.append((name, number(metrics.get(f"{whose}_{metric}"))))
+    return shown
 
 
 def _line(step: "Step", simulation: "Simulation") -> str:
@@ -371,7 +371,7 @@ def outcome(summary: "Metrics") -> Table:
 
 
 def outcome_of_seeds(summary: "Metrics") -> Table:
-    """Mean and standard deviation of several seeds' figures as a table."""
+    """Mean and standard deviation of several seeds' metrics as a table."""
     seeds = summary["seeds"]
     table = Table(
         f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed",
@@ -380,8 +380,8 @@ def outcome_of_seeds(summary: "Metrics") -> Table:
         box=None,
         pad_edge=False,
     )
-    for name, figure in summary["figures"].items():
-        values = (figure["mean"], figure["std"])
+    for name, metric in summary["metrics"].items():
+        values = (metric["mean"], metric["std"])
         table.add_row(
             f"[bold]{escape(words(name))}",
             *("–" if value is None else _written(name, value) for value in values),
@@ -390,7 +390,7 @@ def outcome_of_seeds(summary: "Metrics") -> Table:
 
 
 def _written(name: str, value: float) -> str:
-    """A figure of a summary for people."""
+    """A number of a summary for people."""
     if name.startswith("bytes"):
         return decimal(round(value))
     return f"{value:.1f}" if name in ("rounds", "seconds") else number(value)

@@ -364,7 +364,7 @@ class RunFolder:
             raise RunError(f"the checkpoint {path} is damaged: {error}") from None
 
     def add_metrics(self, metrics: Metrics) -> None:
-        """Append a line."""
+        """Append the line of a round to `metrics.jsonl`."""
         with self.metrics_file.open("a") as file:
             file.write(json.dumps(metrics) + "\n")
 
@@ -439,7 +439,7 @@ def _table(text: str) -> Metrics:
     """A table in JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     table: Metrics = json.loads(text)
     if not isinstance(table, dict):

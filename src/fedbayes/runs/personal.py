@@ -53,7 +53,7 @@ def own_models(
             f"client {folder.client_names()[client]} of {folder.path} has no model of its own: "
             f"{'it was in no round' if len(states) else _none(method)}"
         )
-    device, found = run.network.device, False
+    device, any_model = run.network.device, False
     for number in states if client is None else [client]:
         at = At(run, progress.round + 1, number)
         message = {name: t.to(device) for name, t in method.message(server, at).items()}
@@ -68,9 +68,9 @@ def own_models(
             ) from None
         model = method.personal_model(message, None, own, run)
         if model is not None:
-            found = True
+            any_model = True
             yield number, model
-    if not found:
+    if not any_model:
         raise RunError(f"{folder.path} has no models of single clients: {_none(method)}")
 
 

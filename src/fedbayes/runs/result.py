@@ -97,7 +97,7 @@ class Result:
             the unit of the target.
 
         Raises:
-            RunError: as for `predictor`, or what is predicted are no numbers.
+            RunError: as for `predictor`, or what is predicted is no number.
             ConfigError: the level is invalid, or quantiles that it needs are not among those that
                 the run learnt.
         """

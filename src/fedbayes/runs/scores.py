@@ -22,14 +22,14 @@ class ClientScores:
 
     @classmethod
     def none(cls, clients: int) -> Self:
-        """Before any report."""
+        """Scores of so many clients before any report: zeros."""
         return cls({"count": torch.zeros(clients, dtype=torch.float64)})
 
     def after(self, scores: dict[int, Scores]) -> Self:
         """With the scores of some clients in place of those that they had."""
         sums = {name: values.clone() for name, values in self.sums.items()}
-        for client, found in scores.items():
-            for name, value in found.items():
+        for client, reported in scores.items():
+            for name, value in reported.items():
                 column = sums.setdefault(name, torch.zeros_like(self.sums["count"]))
                 column[client] = value
         return type(self)(sums)
@@ -54,10 +54,14 @@ class ClientScores:
 
 
 def mean_metrics(each: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of every metric; empty if there are none."""
+    """The mean of every metric over those that have it (a single sample has no R²); NaN if none
+    does, and empty if there are no metrics.
+    """
     names = each[0] if each else ()
     return {
-        name: float(torch.tensor([metrics[name] for metrics in each], dtype=torch.float64).mean())
+        name: float(
+            torch.tensor([metrics[name] for metrics in each], dtype=torch.float64).nanmean()
+        )
         for name in names
     }
 
@@ -105,8 +109,8 @@ class GlobalEvaluation:
 def _by_class(right: Tensor, truth: Tensor, classes: int) -> list[float | None]:
     """Share of the test samples of each class that was predicted right; None of no samples."""
     tested = torch.bincount(truth, minlength=classes)
-    found = torch.bincount(truth, right.double(), minlength=classes)
+    correct = torch.bincount(truth, right.double(), minlength=classes)
     return [
         count / samples if samples else None
-        for count, samples in zip(found.tolist(), tested.tolist(), strict=True)
+        for count, samples in zip(correct.tolist(), tested.tolist(), strict=True)
     ]

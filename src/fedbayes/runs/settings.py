@@ -19,7 +19,7 @@ from fedbayes.fields import OneOf, OneOrSeveral, Only
 
 @dataclass(frozen=True)
 class Row:
-    """One setting."""
+    """One setting of the config, as lists and messages show it."""
 
     key: str
     """As in `--set`: `training.lr`."""
@@ -168,8 +168,8 @@ def unknown(key: str, settings: Sequence[Row]) -> str:
     known = {k[len(place) :].split(".")[0]: None for k in keys if k.startswith(place)}
     elsewhere = [k for k in keys if k.rpartition(".")[2] == last]
     close = [place + word for word in get_close_matches(last, known, n=1)]
-    if found := elsewhere or close or get_close_matches(key, keys, n=1):
-        return f"{key} is no setting (did you mean {' or '.join(map(repr, found))}?)"
+    if guesses := elsewhere or close or get_close_matches(key, keys, n=1):
+        return f"{key} is no setting (did you mean {' or '.join(map(repr, guesses))}?)"
     there = "there is" if len(known) == 1 else "there are"
     return f"{key} is no setting; here {there} {', '.join(known) or 'none'}"
 
@@ -204,21 +204,21 @@ def _line(kind: type[BaseModel], error: ErrorDetails, settings: Sequence[Row], p
     if error["type"] == "extra_forbidden":
         return unknown(key, settings)
     message = error["msg"].removeprefix("Value error, ")
-    found = find(settings, key)
+    matching = find(settings, key)
     if error["type"] in ("value_error", "assertion_error"):
         if isinstance(value, BaseModel | Mapping) or not path:
             return f"{key.rstrip('.') or 'config'}: {message}"
         return f"{key} is {_shown(value)}; {message}"
     if error["type"] == "finite_number":
         return f"{key} is {value}; it must be a finite number"
-    if [row.key for row in found] != [key]:
-        first = found[0] if found else settings[0]
+    if [row.key for row in matching] != [key]:
+        first = matching[0] if matching else settings[0]
         example = value if isinstance(value, str) and first.choices else first.default
         return (
             f"{key or 'config'} is {_shown(value)}; it is a table, of settings such as "
             f"{first.key} = {_shown(example)}"
         )
-    (row,) = found
+    (row,) = matching
     like = did_you_mean(value, row.choices) if isinstance(value, str) else ""
     verb = "has" if isinstance(error["loc"][-1], int) else "is"  # an item of a list
     return f"{key} {verb} {_shown(value)}{like}; expected {row.type}"

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.federation.aggregation import noise_stream
+from fedbayes.federation.aggregation import noise_rng
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import Engine
@@ -131,16 +131,16 @@ class Simulation:
 
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
-        found = self.folder.progress() or first or self._first()
-        if found.constants != self.network.constants_digest:
+        checkpoint = self.folder.progress() or first or self._first()
+        if checkpoint.constants != self.network.constants_digest:
             raise RunError(
                 f"frozen weights of the network are not those that {self.folder.path} began with; "
                 "put its code and files back as they were, or start a new run"
             )
-        self.progress: Progress = found
-        self._saved = found.round
-        self.server: Any = unpack(self.method.server_state, found.server)
-        self.folder.drop_metrics_after(found.round)
+        self.progress: Progress = checkpoint
+        self._saved = checkpoint.round
+        self.server: Any = unpack(self.method.server_state, checkpoint.server)
+        self.folder.drop_metrics_after(checkpoint.round)
         lines = self.folder.metrics()
         self._standing = Standing(
             self.method.headline,
@@ -154,8 +154,8 @@ class Simulation:
         """The state after the best round so far, where its checkpoint is kept."""
         if self._keeps_best and self._standing.best_round:
             self.best = self.folder.progress(self._standing.best_round)
-        self.states = ClientStates(self.folder.clients, found.stored)
-        self.states.round = found.round
+        self.states = ClientStates(self.folder.clients, checkpoint.stored)
+        self.states.round = checkpoint.round
         self.states.remove_strays(
             keep_older=self.config.keep_checkpoints == "all",
             best=self._stored_of_best,
@@ -254,7 +254,7 @@ class Simulation:
         clients = self.progress.clients.after(result.ledger.scores)
         last = self._over(number, self.server)
         evaluated = self._evaluated(model, number) if last or self._evaluates(number) else None
-        if evaluated and self.method.pooled:
+        if evaluated and self.method.centralized:
             clients = evaluated.clients
         line = {**evaluation_line(self.likelihood, evaluated, clients), "round": number}
         if not last and self._stands_still(line):
@@ -305,9 +305,9 @@ class Simulation:
             self.states,
             number=number,
             cohort=cohort,
-            min_reports=1 if self.method.pooled else self.config.min_reports,
+            min_reports=1 if self.method.centralized else self.config.min_reports,
             aggregation=self.config.aggregation,
-            noise=lambda digest: noise_stream(self.folder.noise_key(), number, digest),
+            noise=lambda digest: noise_rng(self.folder.noise_key(), number, digest),
             heard=heard,
         )
 

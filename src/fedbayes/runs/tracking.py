@@ -1,4 +1,4 @@
-"""Rounds told to TensorBoard and MLflow, as they come."""
+"""Rounds logged to TensorBoard and MLflow, as they come."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from fedbayes.runs.standing import flat
 if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation
 
-Tell = Callable[[Metrics], None]
+Log = Callable[[Metrics], None]
 """Takes the line of a round."""
 
 
@@ -33,10 +33,10 @@ def check(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def tracking(names: Sequence[str], simulation: "Simulation") -> Iterator[Tell]:
-    """Tell the rounds of a run to trackers.
+def tracking(names: Sequence[str], simulation: "Simulation") -> Iterator[Log]:
+    """Log the rounds of a run to trackers.
 
-    After a resume the records go on where they were, without a round told twice.
+    After a resume the records go on where they were, without a round logged twice.
 
     Args:
         names: any of `tensorboard` (files under `tensorboard/` in the run folder) and `mlflow`
@@ -48,17 +48,17 @@ def tracking(names: Sequence[str], simulation: "Simulation") -> Iterator[Tell]:
     """
     check(names)
     with ExitStack() as stack:
-        tellers = [stack.enter_context(TRACKERS[name](simulation)) for name in names]
+        logs = [stack.enter_context(TRACKERS[name](simulation)) for name in names]
 
-        def tell(line: Metrics) -> None:
-            for teller in tellers:
-                teller(line)
+        def log(line: Metrics) -> None:
+            for each in logs:
+                each(line)
 
-        yield tell
+        yield log
 
 
 @contextmanager
-def _tensorboard(simulation: "Simulation") -> Iterator[Tell]:
+def _tensorboard(simulation: "Simulation") -> Iterator[Log]:
     from torch.utils.tensorboard import SummaryWriter
 
     done = simulation.progress.round
@@ -66,19 +66,19 @@ def _tensorboard(simulation: "Simulation") -> Iterator[Tell]:
     if not done:
         writer.add_text("config", f"```toml\n{simulation.config.dump()}```")
 
-    def tell(line: Metrics) -> None:
+    def log(line: Metrics) -> None:
         for key, value in _numbers(line).items():
             writer.add_scalar(key, value, line["round"])
         writer.flush()
 
     try:
-        yield tell
+        yield log
     finally:
         writer.close()
 
 
 @contextmanager
-def _mlflow(simulation: "Simulation") -> Iterator[Tell]:
+def _mlflow(simulation: "Simulation") -> Iterator[Log]:
     from mlflow import MlflowClient, MlflowException
     from mlflow.entities import Metric, Param
 
@@ -93,18 +93,18 @@ def _mlflow(simulation: "Simulation") -> Iterator[Tell]:
         if known.exists():
             run = known.read_text().strip()
         else:
-            found = client.get_experiment_by_name("fedbayes")
-            experiment = found.experiment_id if found else client.create_experiment("fedbayes")
+            past = client.get_experiment_by_name("fedbayes")
+            experiment = past.experiment_id if past else client.create_experiment("fedbayes")
             run = client.create_run(experiment, run_name=folder.name).info.run_id
             settings = _flat("", simulation.config.model_dump(mode="json", exclude_none=True))
             client.log_batch(run, params=[Param(k, v[:6000]) for k, v in settings.items()][:100])
             write_beside(known, run.encode())
-        told = max((m.step for m in client.get_metric_history(run, "bytes_up")), default=0)
+        logged = max((m.step for m in client.get_metric_history(run, "bytes_up")), default=0)
     except MlflowException as error:
         raise ConfigError(f"cannot use MLflow at {place}: {error}") from None
 
-    def tell(line: Metrics) -> None:
-        if line["round"] > told:
+    def log(line: Metrics) -> None:
+        if line["round"] > logged:
             values = [
                 # Names of target columns are free, those of MLflow's metrics are names of files.
                 Metric(re.sub(r"[^\w\-. ]", "_", name), value, 0, line["round"])
@@ -114,7 +114,7 @@ def _mlflow(simulation: "Simulation") -> Iterator[Tell]:
 
     status = "FAILED"
     try:
-        yield tell
+        yield log
         status = "FINISHED" if simulation.over else "KILLED"
     except KeyboardInterrupt:
         status = "KILLED"

@@ -66,25 +66,25 @@ def summary(found: Trust) -> dict[str, float]:
     standard deviation of predictions, with a posterior that between draws too; of several target
     columns each by itself. None is told of right and wrong numbers: no prediction is either.
     """
-    figures = dict(found.metrics)
+    metrics = dict(found.metrics)
     if found.calibration is not None:
-        figures["ece"] = found.calibration.error
+        metrics["ece"] = found.calibration.error
     if found.uncertainty is not None and found.right is not None:
         for name, values in vars(found.uncertainty).items():
             for kind, chosen in (("right", found.right), ("wrong", ~found.right)):
                 if chosen.any():
-                    figures[f"{name}_{kind}"] = float(values[chosen].mean())
+                    metrics[f"{name}_{kind}"] = float(values[chosen].mean())
     if found.coverage is not None:
         places = {level: place for place, level in enumerate(found.coverage.levels)}
         shown = [level for level in _SHOWN if level in places] or list(places)
-        figures |= {f"coverage_{level:g}": found.coverage.inside[places[level]] for level in shown}
-        figures["coverage_error"] = found.coverage.error
+        metrics |= {f"coverage_{level:g}": found.coverage.inside[places[level]] for level in shown}
+        metrics["coverage_error"] = found.coverage.error
         level = 0.9 if 0.9 in places else shown[-1]
-        figures |= _by_column(f"width_{level:g}", found, found.coverage.width[places[level]])
+        metrics |= _by_column(f"width_{level:g}", found, found.coverage.width[places[level]])
     for name, std in (("std", found.std), ("std_between", found.between)):
         if std is not None:
-            figures |= _by_column(name, found, std.median(dim=0).values.tolist())
-    return figures
+            metrics |= _by_column(name, found, std.median(dim=0).values.tolist())
+    return metrics
 
 
 def _by_column(name: str, found: Trust, values: Sequence[float]) -> dict[str, float]:

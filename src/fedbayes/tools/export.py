@@ -35,7 +35,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Export:
-    """What was exported."""
+    """A file that `export` wrote, and what it holds."""
 
     path: Path
     parameters: int

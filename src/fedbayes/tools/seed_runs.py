@@ -2,7 +2,7 @@
 
     seeds.toml     the settings that all share, and their seeds
     seed-0/, …     the run folders
-    seeds.json     mean and standard deviation of their figures
+    seeds.json     mean and standard deviation of their metrics
 
 Runs that have ended are not run again, so the same call goes on where it was broken off, and a call
 with more seeds adds to what is there.
@@ -31,8 +31,8 @@ from fedbayes.runs.standing import flat
 from fedbayes.runs.tracking import check
 from fedbayes.start import Listener, complete
 
-FIGURES = ("rounds", "bytes_down", "bytes_up", "seconds")
-"""Figures of a summary, beside its metrics, of which there are mean and standard deviation."""
+COSTS = ("rounds", "bytes_down", "bytes_up", "seconds")
+"""What a summary has beside its metrics of which there are mean and standard deviation."""
 
 
 class SeedRuns:
@@ -44,7 +44,7 @@ class SeedRuns:
         folder: where the run folders are; a temporary one if None.
 
     Raises:
-        ConfigError: the seeds are none or no integers, or one is named twice.
+        ConfigError: the seeds are invalid: there are none, one is no integer or is named twice.
         RunError: the folder holds something else.
     """
 
@@ -52,7 +52,7 @@ class SeedRuns:
         self, config: Config, seeds: int | Sequence[int], folder: Path | str | None = None
     ) -> None:
         self.seeds = _numbers(seeds, config.seed)
-        """The seeds."""
+        """Seeds of the runs, in their order."""
         self._temporary = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
@@ -154,7 +154,7 @@ class SeedRuns:
         """Write `seeds.json` once all runs have ended.
 
         Returns:
-            Its content: the seeds, and of each figure the values in their order, the mean and the
+            Its content: the seeds, and of each metric the values in their order, the mean and the
             standard deviation (of a sample: the sum of squares over one less than their number),
             which is None of a single run.
 
@@ -165,15 +165,15 @@ class SeedRuns:
             raise RunError(f"{self.folder}: the run of seed {missing[0]} has not ended")
         summaries = [RunFolder(self.place(seed)).summary() for seed in self.seeds]
         first = summaries[0]
-        every = [_figures(summary) for summary in summaries]
-        names = list(dict.fromkeys(name for figures in every for name in figures))
-        figures = {name: [found.get(name) for found in every] for name in names}
+        every = [_metrics(summary) for summary in summaries]
+        names = list(dict.fromkeys(name for metrics in every for name in metrics))
+        metrics = {name: [found.get(name) for found in every] for name in names}
         table = {
             **{name: first[name] for name in ("method", "headline", "dataset", "model")},
             "seeds": self.seeds,
-            "figures": {
-                name: {"mean": _mean(values), "std": _deviation(values), "values": values}
-                for name, values in figures.items()
+            "metrics": {
+                name: {"mean": _mean(values), "std": _std(values), "values": values}
+                for name, values in metrics.items()
                 if any(value is not None for value in values)
             },
             "folder": str(self.folder),
@@ -242,8 +242,8 @@ def run_seeds(
         **settings: keys of the config, where there is no `config`.
 
     Returns:
-        The runs by seed (`.runs`), and mean and standard deviation of their figures
-        (`.summary["figures"]`).
+        The runs by seed (`.runs`), and mean and standard deviation of their metrics
+        (`.summary["metrics"]`).
 
     Raises:
         FedbayesError: of one of the runs; the text begins with its seed.
@@ -289,7 +289,7 @@ def _numbers(seeds: int | Sequence[int], first: int) -> list[int]:
         first: where a number of seeds begins.
 
     Raises:
-        ConfigError: they are none or no integers, or one is named twice.
+        ConfigError: they are invalid: there are none, one is no integer or is named twice.
     """
     if _whole(seeds):
         given: list[Any] = list(range(first, first + int(seeds)))
@@ -312,14 +312,14 @@ def _whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _figures(summary: Metrics) -> dict[str, float]:
-    """The metrics of a run, its headline first, that of its best round, and `FIGURES`."""
+def _metrics(summary: Metrics) -> dict[str, float]:
+    """The metrics of a run, its headline first, that of its best round, and `COSTS`."""
     tables = {"metrics": summary["metrics"]}
     metrics, headline = flat(tables), summary["headline"]
     found = {name: metrics[name] for name in sorted(metrics, key=headline.__ne__)}
     if "best_round" in summary:
         found[f"best_{headline}"] = flat({"metrics": summary["best_metrics"]})[headline]
-    return found | {name: summary[name] for name in FIGURES}
+    return found | {name: summary[name] for name in COSTS}
 
 
 def _with_seed(config: Config, seed: int) -> Config:
@@ -350,6 +350,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def _deviation(values: Sequence[float | None]) -> float | None:
+def _std(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.stdev(known) if len(known) == len(values) > 1 else None

@@ -96,7 +96,7 @@ def _activity(values: Array) -> Rows:
 
 def _build(name: str, x: Array, y: Rows, subject: Array, features: tuple[str, ...]) -> Dataset:
     if len(y) and (y.min() < 0 or y.max() >= len(ACTIVITIES)):
-        raise DataError(f"{name}: a label is none of the activities {', '.join(ACTIVITIES)}")
+        raise DataError(f"{name}: invalid label; there are {', '.join(ACTIVITIES)}")
     groups, names = index_names(subject)
     return build_dataset(
         name,

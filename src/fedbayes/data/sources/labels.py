@@ -167,7 +167,7 @@ def _refuse_odd(
 def _as_classes(
     labels: Any, classes: tuple[str, ...], kinds: Sequence[str], where: str, notes: list[str]
 ) -> tuple[Rows, Target] | str:
-    """Labels as class indices [N], and the classes; or why they are none.
+    """Labels as class indices [N], and the classes; or why they are invalid.
 
     Args:
         labels: A column of labels [N].
@@ -178,7 +178,7 @@ def _as_classes(
         notes: Takes up what a user should know.
 
     Raises:
-        DataError: A label is none of the classes.
+        DataError: A label is not one of the classes.
     """
     said: list[str] = []
     values = _plain(labels.to_numpy(), "class", where, said)

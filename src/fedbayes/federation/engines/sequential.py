@@ -22,7 +22,7 @@ class Sequential:
         return map(self._runtime.evaluate, evaluations)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """There is nothing to free: clients run in this process."""
 
 
 def start(simulation: Any) -> Sequential:

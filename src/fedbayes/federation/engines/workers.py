@@ -132,7 +132,7 @@ class _Worker:
         return f"exit status {self.process.wait()}" + (f"; it said: {text[-2000:]}" if text else "")
 
     def close(self) -> None:
-        """End the process."""
+        """Close the pipes and end the worker process."""
         self.process.kill()
         self.process.wait()
         for stream in (self._requests, self._replies, self._said):

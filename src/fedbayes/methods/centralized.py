@@ -13,7 +13,7 @@ class Global(PointEstimate[Weights]):
     name = "global"
     summary = "one model on the pooled data of all clients (baseline)"
     server_state = Weights
-    pooled = True
+    centralized = True
 
     def init(self, run: Run) -> Weights:
         """The network's initialization."""

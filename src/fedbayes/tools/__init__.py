@@ -1,0 +1,1 @@
+"""What is done with models and run folders: fused, compared, exported, calibrated, repeated."""
