@@ -721,7 +721,7 @@ def test_settings_are_completed_before_there_is_a_target():
         ("gaussian", ONE, {"noise": "loud"}, "or input should be 'learnt' or 'each'"),
         ("student-t", ONE, {"df": 2}, "task.df is 2; input should be greater than 2"),
         ("quantile", ONE, {"levels": (0.5, 1.0)}, "levels are above 0 and below 1"),
-        ("quantile", ONE, {"levels": (0.5, 0.1)}, "levels increase"),
+        ("quantile", ONE, {"levels": (0.5, 0.1)}, "levels must increase"),
         ("gaussian", COUNT, {}, "for real targets, and this target is of kind count; choose pois"),
         ("poisson", ONE, {}, "choose gaussian or student-t or quantile"),
         ("multilabel", CASES["categorical"][0], {}, "choose categorical or bernoulli"),

@@ -160,7 +160,7 @@ def _explain(name: str, kind: "type[Likelihood]", error: ValidationError) -> str
     lines: dict[str, str] = {}
     for details in error.errors():
         key = str(details["loc"][0]) if details["loc"] else ""
-        message = details["msg"].removeprefix("Value error, ")
+        message = details["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
         message = message[:1].lower() + message[1:]
         if details["type"] == "extra_forbidden":
             has = f"it has {', '.join(known)}" if known else "it has none"

@@ -46,7 +46,7 @@ class Quantile(Numeric):
         if not all(0 < level < 1 for level in levels):
             raise ValueError("levels are above 0 and below 1")
         if list(levels) != sorted(set(levels)):
-            raise ValueError("levels increase")
+            raise ValueError("levels must increase")
         return levels
 
     @property
