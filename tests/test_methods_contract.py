@@ -168,7 +168,7 @@ def test_every_method_keeps_its_promises_on_a_regression(name, tmp_path):
 @pytest.mark.parametrize(
     ("noise", "class_shares", "words"),
     [
-        ("learnt", False, r"set task\.noise = 'each', or to a number"),
+        ("learnt", False, r"task\.noise = 'each', or to a number"),
         (0.5, True, r"set method\.class_shares = false"),
     ],
 )
