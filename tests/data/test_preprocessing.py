@@ -60,7 +60,7 @@ def test_blanks_around_names_of_columns_do_not_count_as_in_a_file():
 
 @pytest.mark.parametrize("kind", [list, lambda rows: np.array(rows, dtype=object)])
 def test_rows_of_several_lengths_are_told(kind):
-    with pytest.raises(DataError, match="invalid samples|not all of one shape"):
+    with pytest.raises(DataError, match=r"invalid samples|not all of one shape"):
         TABLE.apply(kind([[1.0, 2.0], [3.0]]))
     assert TABLE.apply([[1.0, -1.0], [3.0, -1.0]]).tolist() == [[-1.0, 0.0], [0.0, 0.0]]
 
