@@ -382,9 +382,9 @@ def test_pointer_and_keys_name_clients(runs, pages, browser):
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", svg)
     marks = svg.find_elements(By.CSS_SELECTOR, "path")
     ActionChains(browser).move_to_element(marks[0]).perform()
-    lowest = min(record.accuracies.values())
+    lowest = min(record.values.values())
     name, _, value = tip.text.partition(": ")
-    assert record.accuracies[name] == pytest.approx(float(value), abs=1e-3)
+    assert record.values[name] == pytest.approx(float(value), abs=1e-3)
     assert float(value) == pytest.approx(lowest, abs=1e-3)
     ActionChains(browser).move_by_offset(0, 300).perform()
     assert not tip.is_displayed()
@@ -394,7 +394,7 @@ def test_pointer_and_keys_name_clients(runs, pages, browser):
     for _ in range(3):
         seen.append(tip.text)
         ActionChains(browser).send_keys(Keys.ARROW_RIGHT).perform()
-    ranked = sorted(record.accuracies.values())[:3]
+    ranked = sorted(record.values.values())[:3]
     assert [float(text.rpartition(": ")[2]) for text in seen] == pytest.approx(ranked, abs=1e-3)
     assert len(set(seen)) == 3
     assert f"{200 - 24} of 200 clients are not listed" in render([record])
