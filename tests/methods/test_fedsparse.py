@@ -246,8 +246,10 @@ def test_a_message_costs_its_values_and_a_bit_per_group(module, share):
     )
     groups = sum(u.count for u in gated)
     allowed = 1.01 * (4 * values + groups / 8)
-    if share < 0.9:  # what is left of names and shapes is felt beside so few values
+    if share < 0.5:  # what is left of names and shapes is felt beside so few values
         allowed += 40 * len(message)
+    elif values < 2000 * len(message):  # as in ResNet-20, whose streams shrink on both axes
+        allowed += len(message)
     assert len(encode(message)) <= allowed
     assert values < sum(w.numel() for w in weights.values()) + groups
 
