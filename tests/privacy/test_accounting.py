@@ -174,7 +174,13 @@ def test_correlated_noise_costs_what_brute_force_over_all_changes_finds(bands):
     worst = 0.0
     for pattern in combinations(range(rounds), 3):
         spent = [
-            Spent(z, members=(5,) if t in pattern else (6,), correlated=True, begins=t == 0, bands=bands)
+            Spent(
+                z,
+                members=(5,) if t in pattern else (6,),
+                correlated=True,
+                begins=t == 0,
+                bands=bands,
+            )
             for t in range(rounds)
         ]
         mine = max(
@@ -183,7 +189,9 @@ def test_correlated_noise_costs_what_brute_force_over_all_changes_finds(bands):
         rest = [t for t in range(rounds) if t not in pattern]
         other = np.linalg.norm(root[:, rest].sum(1))
         worst = max(mine, other)
-        assert epsilons(spent, DELTA)[REPLACE] == pytest.approx(closed_form(2 * worst / z), rel=1e-6)
+        assert epsilons(spent, DELTA)[REPLACE] == pytest.approx(
+            closed_form(2 * worst / z), rel=1e-6
+        )
 
 
 def test_a_sequence_that_begins_anew_is_added():

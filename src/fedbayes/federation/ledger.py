@@ -9,6 +9,7 @@ from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.checks import check_scores, decode_report
 from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.likelihoods import Scores
+from fedbayes.messages import Message, dense
 
 
 @dataclass
@@ -59,6 +60,8 @@ class Ledger:
         self.bytes_up += outcome.sent or len(outcome.report)
         if outcome.trouble:
             self.troubles[client] = outcome.trouble
+        if outcome.exact:
+            expected = _exact(expected)
         try:
             report = decode_report(outcome.report, expected)
             check_scores(outcome.scores, broadcast.run.likelihood)
@@ -88,3 +91,8 @@ class Ledger:
             for name, value in info.items():
                 values.setdefault(name, []).append(value)
         return {name: sum(each) / len(each) for name, each in values.items()}
+
+
+def _exact(expected: Message) -> Message:
+    """The pattern of a report in float64."""
+    return {n: t.double() if t.is_floating_point() else t for n, t in dense(expected).items()}

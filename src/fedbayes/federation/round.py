@@ -4,15 +4,16 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
-from fedbayes.federation.aggregation import Aggregation, NoiseRng, fold
+from fedbayes.federation.aggregation import Aggregation, fold
 from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines import Engine
+from fedbayes.federation.fold import Fold, Way
 from fedbayes.federation.ledger import Ledger
+from fedbayes.federation.privacy.mechanism import Mechanism, Private
+from fedbayes.federation.privacy.record import Record
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Round:
     """Whether too few reports came for an update, so that the server is as before."""
     info: Info = field(default_factory=dict)
     """The method's metrics: means over the clients, and the server's."""
+    privacy: Record | None = None
+    """What the rounds so far have spent, where this one was made private."""
 
 
 def sample_cohort(
@@ -61,7 +64,7 @@ def run_round(
     cohort: list[int],
     min_reports: int = 1,
     aggregation: Aggregation | None = None,
-    noise: NoiseRng = lambda _: np.random.default_rng(),
+    privacy: Mechanism | None = None,
     heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
@@ -76,7 +79,8 @@ def run_round(
         cohort: the clients that take part.
         min_reports: how many good reports an update needs.
         aggregation: what is done with reports before they are averaged.
-        noise: where its noise comes from.
+        privacy: what makes the round private, if anything does. Then every round has an update,
+            also one that nobody reports in.
         heard: is told, client by client, how many of the cohort are done.
 
     A report that is not what the method expects is refused: the client counts as if it had not
@@ -85,14 +89,21 @@ def run_round(
     other errors leave here.
 
     Raises:
-        EngineError: every client was lost.
+        EngineError: every client was lost, and the round is not private.
     """
     broadcast, ledger = Broadcast(run, method, server, number), Ledger()
-    reports = fold(aggregation or Aggregation(), method, server, run, len(cohort), noise)
+    reports: Fold
+    if privacy is None:
+        reports = fold(aggregation or Aggregation(), method, server, run)
+    else:
+        pattern = method.expected(broadcast.message(cohort[0] if cohort else 0), run)
+        reports, min_reports = privacy.begin(Way.of(method, server, run), pattern), 0
     waiting: dict[int, bytes] = {}
-    outcomes = engine.train(broadcast.tasks(cohort, states))
+    outcomes = engine.train(broadcast.tasks(cohort, states)) if cohort else ()
     for done, (client, outcome) in enumerate(zip(cohort, outcomes, strict=True), 1):
         heard(done)
+        if privacy is not None:
+            outcome = privacy.kept(outcome)
         report = ledger.enter(client, outcome, broadcast, method)
         if report is None or isinstance(outcome, NoReport):
             continue
@@ -102,7 +113,8 @@ def run_round(
         if reports.clients >= min_reports:
             states.update(waiting)
             waiting.clear()
-    ledger.require_someone(number, cohort)
+    if privacy is None:
+        ledger.require_someone(number, cohort)
     info, skipped = ledger.info(), reports.clients < min_reports
     if not skipped:
         server, metrics = method.update(server, reports.reduced(), At(run, number))
@@ -116,4 +128,5 @@ def run_round(
         bytes_up=0 if method.centralized else ledger.bytes_up,
         skipped=skipped,
         info=info,
+        privacy=reports.record if isinstance(reports, Private) else None,
     )

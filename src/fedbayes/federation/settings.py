@@ -15,7 +15,7 @@ MOST_LEVELS = 2**30
 
 
 class Aggregation(BaseModel):
-    """The `[aggregation]` table of a config, for methods that average weights."""
+    """The `[aggregation]` table of a config, for methods whose reports add."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -29,15 +29,6 @@ class Aggregation(BaseModel):
     )
     clip: float | None = Field(
         None, gt=0, description="largest L2 norm of what a client changes; a longer change shrinks"
-    )
-    noise: float = Field(
-        0.0,
-        ge=0,
-        description="noise multiplier z: Gaussian noise of standard deviation z · clip on the sum "
-        "of the changes (central differential privacy)",
-    )
-    delta: Annotated[float, Only("noise")] = Field(
-        1e-5, gt=0, lt=1, description="δ of differential privacy"
     )
 
     @property

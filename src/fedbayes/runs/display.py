@@ -361,13 +361,26 @@ def outcome(summary: "Metrics") -> Table:
             f"{summary['best_round']} ({words(headline)} {best}); the checkpoint is kept"
             + (", and model.safetensors is its model" if "model_round" in summary else "")
         )
-    if "epsilon" in summary:
-        rows["privacy"] = f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:g}"
+    if "privacy" in summary:
+        rows["privacy"] = _privacy(summary)
     if not summary["link_down"]:
         del rows["on the link"], rows["lost reports"]
     for name, value in rows.items():
         table.add_row(f"[bold]{name}", escape(value))
     return table
+
+
+def _privacy(summary: "Metrics") -> str:
+    """ε and δ, and what else is to be known of them."""
+    told = [
+        f"{value:.3g} ({kind})"
+        for kind, value in summary["privacy"]["epsilon"].items()
+        if value is not None
+    ]
+    sentences = [f"ε = {', '.join(told)} at δ = {summary['delta']:g}"] if told else []
+    if summary["privacy"]["client_metrics"] == "off":
+        sentences.append("clients send no metrics")
+    return "; ".join([*sentences, *summary["privacy"]["notes"]])
 
 
 def outcome_of_seeds(summary: "Metrics") -> Table:

@@ -18,10 +18,11 @@ from torch import Tensor
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.federation.aggregation import noise_rng
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import Engine
+from fedbayes.federation.privacy import keys
+from fedbayes.federation.privacy.sampling import poisson_cohort
 from fedbayes.federation.round import Round, run_round, sample_cohort
 from fedbayes.messages import encode
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
@@ -31,6 +32,7 @@ from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import ClientStates, Metrics, Progress, RunFolder, first_progress
 from fedbayes.runs.lines import evaluation_line, round_line, troubles_of
+from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
 from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
@@ -137,7 +139,9 @@ class Simulation:
                 f"frozen weights of the network are not those that {self.folder.path} began with; "
                 "put its code and files back as they were, or start a new run"
             )
-        self.progress: Progress = checkpoint
+        record = identified(checkpoint.privacy, self.config)
+        self.progress: Progress = replace(checkpoint, privacy=record)
+        self._secret = secret_of(record, self.config)
         self._saved = checkpoint.round
         self.server: Any = unpack(self.method.server_state, checkpoint.server)
         self.folder.drop_metrics_after(checkpoint.round)
@@ -216,6 +220,8 @@ class Simulation:
             whole = None if model is None else self.network.whole(model)
             card = Card.of(self.config, self.data.preprocessing, self.kept.round)
             self.folder.finish(whole, self.summary(), card)
+        if self.over and self.progress.privacy.run:
+            keys.forget(self.progress.privacy.run)
 
     def require_an_update(self) -> None:
         """See that a run that has ended had an update.
@@ -280,9 +286,12 @@ class Simulation:
             bytes_up=past.bytes_up + result.bytes_up,
             refused=past.refused + len(result.ledger.refused),
             seconds=past.seconds + seconds,
+            privacy=result.privacy or past.privacy,
         )
         evaluation = evaluation_line(self.likelihood, evaluated, clients)
         metrics = round_line(result, evaluation, model, self.network, seconds)
+        if result.privacy is not None:
+            metrics["privacy"] = round_summary(result.privacy)
         if self.stopped:
             metrics["stopped"] = self.stopped
         self._record(metrics)
@@ -307,7 +316,14 @@ class Simulation:
             cohort=cohort,
             min_reports=1 if self.method.centralized else self.config.min_reports,
             aggregation=self.config.aggregation,
-            noise=lambda digest: noise_rng(self.folder.noise_key(), number, digest),
+            privacy=mechanism(
+                self.config,
+                self.run,
+                self.progress.privacy,
+                self._secret,
+                number=number,
+                cohort=cohort,
+            ),
             heard=heard,
         )
 
@@ -371,6 +387,9 @@ class Simulation:
 
     def cohort_of(self, number: int) -> list[int]:
         """The clients of a round."""
+        if self._secret is not None and self.config.sampling == "poisson":
+            rate = self.cohort / self.clients
+            return poisson_cohort(self._secret, number, self.clients, rate)
         cyclic = self.config.sampling == "cyclic"
         return sample_cohort(self.config.seed, number, self.clients, self.cohort, cyclic=cyclic)
 

@@ -4,11 +4,9 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fedbayes.federation.aggregation import epsilon
 from fedbayes.runs.folder import NO_UPDATE, Metrics
 from fedbayes.runs.lines import GLOBAL, troubles_of
+from fedbayes.runs.privacy import run_summary
 from fedbayes.tensors import parameter_count, sparsity
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "losses": troubles_of(lines, "refused", "lost"),
         "troubles": troubles_of(lines, "troubles"),
         "skipped_rounds": sum(line["skipped"] for line in lines),
-        **_privacy(simulation),
+        **run_summary(config, progress.privacy, progress.round),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
         "seconds": progress.seconds,
@@ -75,18 +73,6 @@ def _best(simulation: "Simulation", lines: Sequence[Metrics]) -> Metrics:
         "best_round": number,
         **{f"best_{name}": line[name] for name in _BEST if name in line},
     }
-
-
-def _privacy(simulation: "Simulation") -> Metrics:
-    """ε and δ of differential privacy of the client who was in most rounds, if there is noise."""
-    settings = simulation.config.aggregation
-    if not settings.noise:
-        return {}
-    times = np.zeros(simulation.clients, np.int64)
-    for number in range(1, simulation.progress.round + 1):
-        times[simulation.cohort_of(number)] += 1
-    spent = epsilon(settings.noise, settings.delta, int(times.max()))
-    return {"epsilon": spent, "delta": settings.delta}
 
 
 def _reason(simulation: "Simulation", lines: Sequence[Metrics]) -> str:

@@ -1,17 +1,18 @@
 """What rounds spend of privacy, added up.
 
-A round releases x + z·N(0, I), where x is the sum of the clients' changes in units of their bounds,
-so that a client moves it by at most 1, and z the noise multiplier. Two federations are neighbours by
+A round releases x + z·N(0, I), where x is the sum of the clients' changes in units of their
+bounds, so that a client moves it by at most 1, and z is the noise multiplier. Two federations are
+neighbours by
 
-- *add or remove*: one has a client that the other lacks. What lacks a client has nothing of it in
-  any sum; a client whose every report is lost or refused is one that is not there.
-- *replace one*: all the data of one client are replaced by any other, which moves a sum by up to 2.
+- *add or remove*: one has a client that the other lacks. A client that is not there adds nothing to
+  any sum, like one whose every report is lost or refused.
+- *replace one*: all the data of one client are replaced by any other; that moves a sum by up to 2.
 
-Who is in a round is either known to whoever sees the models (a schedule that follows from the seed),
-or drawn by a secret coin for every client (Poisson sampling). Of a schedule, a client pays for the
-rounds that it was in, and ε is that of the client who pays most. Rounds of one known client are one
-Gaussian mechanism, whatever their multipliers: μ² = Σ_t (s / z_t)², exactly. Sampled rounds are added
-up by dp-accounting as distributions of the privacy loss.
+Who is in a round is either known to whoever sees the models (a schedule that follows from the
+seed), or drawn by a secret coin for every client (Poisson sampling). Of a schedule, a client pays
+for the rounds that it was in, and ε is that of the client who pays most. Its rounds are one
+Gaussian mechanism, whatever their multipliers: μ² = Σ_t (s / z_t)², exactly. Sampled rounds are
+added up by dp-accounting as distributions of the privacy loss.
 
 Correlated noise (`fedbayes.federation.privacy.matrix`) releases C x + z·N(0, I) with a matrix C ≥ 0
 over rounds. A client that is in the rounds π with multipliers z_t moves C x by at most
@@ -69,7 +70,7 @@ def epsilons(rounds: Sequence[Spent], delta: float) -> dict[str, float]:
     Raises:
         ConfigError: dp-accounting is not installed.
     """
-    require_accounting()
+    require_packages("privacy.noise")
     if any(not each.noise for each in rounds):
         return dict.fromkeys(_SHIFT, inf)
     drawn = Counter((s.rate, _joint(s)) for s in rounds if 0 < s.rate < 1)
@@ -85,7 +86,8 @@ def _joint(spent: Spent) -> float:
 
 def _known(rounds: Iterable[Spent]) -> float:
     """μ² of the client that pays most for the rounds of which it is known who was in them, in units
-    of its bounds."""
+    of its bounds.
+    """
     paid: dict[int, float] = {}
     everybody = 0.0  # a rate of 1: whoever there is
     sequence: list[Spent] = []
@@ -162,12 +164,15 @@ def _epsilon(
     return min(without, float(accountant.get_epsilon(delta)))
 
 
-def require_accounting() -> None:
+def require_packages(setting: str) -> None:
     """See that what differential privacy needs is installed.
+
+    Args:
+        setting: what asks for it.
 
     Raises:
         ConfigError: it is not.
     """
     for module, name in (("dp_accounting", "dp-accounting"), ("cryptography", "cryptography")):
         if find_spec(module) is None:
-            raise ConfigError(f"privacy.noise needs {name}: pip install 'fedbayes[privacy]'")
+            raise ConfigError(f"{setting} needs {name}: pip install 'fedbayes[privacy]'")

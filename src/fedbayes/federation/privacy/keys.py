@@ -1,7 +1,7 @@
 """The server's secrets: outside of run folders, which people share.
 
-They lie in the user's state folder (`$XDG_STATE_HOME/fedbayes/noise` or ~/.local/state on Linux), one
-for each run, readable by the user alone.
+They lie in the user's state folder (on Linux `fedbayes/noise` in $XDG_STATE_HOME or else
+~/.local/state), one for each run, readable by the user alone, until the run is over.
 """
 
 import os
@@ -60,6 +60,11 @@ def secret(run: str) -> Secret:
             "new one"
         )
     return Secret(key)
+
+
+def forget(run: str) -> None:
+    """Remove the secret of a run: from then on nobody can take its noise off."""
+    key_file(run).unlink(missing_ok=True)
 
 
 def _write(path: Path, key: bytes) -> None:

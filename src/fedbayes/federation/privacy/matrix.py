@@ -1,9 +1,9 @@
 """Noise that later rounds partly take back: DP-FTRL by matrix factorization, without sampling.
 
-What is released are prefix sums A x of the rounds' sums x, A a lower triangle of ones. With A = B C,
-B (C x + z·Z) is as private as the Gaussian mechanism on C x, and is A (x + z·C⁻¹Z): round t has the
-noise z·(C⁻¹Z)_t in place of z·Z_t. With C = √A, the noise of a prefix sum grows like log t, in place
-of √t (Denisov et al. 2022; Henzinger et al. 2022; Kalinin and Lampert 2024 for its bands).
+What is released are prefix sums A x of the rounds' sums x, A a lower triangle of ones. With
+A = B C, B (C x + z·Z) is as private as the Gaussian mechanism on C x, and is A (x + z·C⁻¹Z): round t
+has the noise z·(C⁻¹Z)_t in place of z·Z_t. With C = √A, the noise of a prefix sum grows like log t,
+in place of √t (Denisov et al. 2022; Henzinger et al. 2022; Kalinin and Lampert 2024 for bands).
 
 C is a lower triangular Toeplitz matrix with coefficients c ≥ 0, the same for any number of rounds:
 Σ_k c_k x^k = (1 − x)^(−1/2), cut off after `bands` of them.
@@ -36,8 +36,8 @@ def strategy(rounds: int, bands: int = 0) -> Vector:
 
 
 def weights(number: int, bands: int = 0) -> Vector:
-    """What round `number` of a sequence, from 1, takes of the draws of its rounds up to it: the last
-    row of C⁻¹, [number]; the newest is last.
+    """What round `number` of a sequence, from 1, takes of the draws of its rounds up to it, the
+    newest last: the last row of C⁻¹, [number].
     """
     column = coefficients(number, bands)
     inverse = np.zeros(number)  # of the power series: Σ_j c_j inverse_{k−j} = [k = 0]

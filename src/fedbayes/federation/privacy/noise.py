@@ -55,7 +55,7 @@ class Stream:
 
     def uniform(self, count: int) -> NDArray[np.float64]:
         """So many numbers uniform on multiples of 2⁻⁵³ in [0, 1)."""
-        return (self.words(count) >> np.uint64(11)) * 2.0**-53
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def gaussian(self, count: int) -> NDArray[np.float64]:
         """So many standard normal numbers, by the inverse of their distribution function.

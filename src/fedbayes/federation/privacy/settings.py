@@ -31,6 +31,11 @@ class Privacy(BaseModel):
         ge=1,
         description="rounds that a change's share of the factor reaches (matrix); all by default",
     )
+    clips: Annotated[dict[str, Annotated[float, Field(gt=0)]], Only("noise")] = Field(
+        default_factory=dict,
+        description="bounds of single parts of a report (control, gates, shift, ...), in place of "
+        "aggregation.clip",
+    )
     quantile: Annotated[float | None, Only("noise")] = Field(
         None,
         gt=0,
