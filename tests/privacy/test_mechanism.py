@@ -257,7 +257,7 @@ def test_an_auditor_finds_no_more_than_epsilon_and_not_much_less(kind):
     tries, z, delta = 12_000, 1.0, 1e-3
 
     def outcomes(value, secret):
-        """As many rounds of one entry as one round has entries, of which the noise is independent."""
+        """As many rounds of one entry as a round has entries: their noise is independent."""
         alone = {"a": torch.zeros(1, dtype=torch.float64)}
         mechanism = Mechanism(Privacy(noise=z), 1.0, SECRET, Record.empty(), 1, 1)
         private = mechanism.begin(way_around(alone), dict(alone))
