@@ -232,14 +232,15 @@ class Gated(
         return {**server.weights, **server.buffers}
 
     def changes(self, report: Report, server: AnyServer, run: Run) -> Changes:
-        """Changes of the weights that the gates let through, and which gates were open (`gates`, 0
-        or 1 by layer).
+        """Changes of the weights that the gates let through, and of which gates were open (`gates`
+        by layer): 0 or 1, less the server's probability of it.
         """
         found = super().changes(report, server, run)
         weights = found["weights"]
         shares = {name: (~change.isnan()).double() for name, change in weights.items()}
         if gated := self._gated(run):
-            found["gates"] = {u.layer: _opened(shares, u) for u in gated}
+            prior = self._probabilities(server, gated)
+            found["gates"] = {u.layer: _opened(shares, u) - prior[u.layer] for u in gated}
         return found
 
     def resummed(self, total: Total, server: AnyServer, run: Run) -> Sum:
@@ -248,9 +249,10 @@ class Gated(
         weights = replace(
             total, changes={n: part for n, part in total.changes.items() if n != "gates"}
         )
-        heard = dict(total.heard["weights"])
+        heard, prior = dict(total.heard["weights"]), self._probabilities(server, self._gated(run))
         for layer in self._gated(run):
-            opened = votes[layer.layer].clamp(0, total.weight)
+            expected = total.weight * prior[layer.layer]
+            opened = (votes[layer.layer] + expected).clamp(0, total.weight)
             for axis in layer.owned:
                 change = total.changes["weights"][axis.tensor]
                 heard[axis.tensor] = axis.along(opened, change, total.weight) * torch.ones_like(
@@ -258,6 +260,20 @@ class Gated(
                 )
         weights = replace(weights, heard={**total.heard, "weights": heard})
         return weights.whole(self.origin(server, run))
+
+    def _probabilities(self, server: AnyServer, gated: tuple[Group, ...]) -> Tensors:
+        """The server's probability that each gate is open, by layer, float64 on the CPU; 0 of units
+        that are gone.
+        """
+        alive = _alive(server.weights, gated)
+        return {
+            u.layer: (
+                torch.sigmoid(self._logits(server.weights, server.thresholds, u)) * alive[u.layer]
+            )
+            .cpu()
+            .double()
+            for u in gated
+        }
 
     def _update(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Server, Info]:
         """Steps on w and v, then pruning (Algorithm 1; sums over clients are means here).

@@ -1,7 +1,7 @@
 """VIRTUAL: variational federated multi-task learning."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log
 from weakref import WeakKeyDictionary
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedbayes.contracts import (
     At,
+    Changes,
     Info,
     Loss,
     Method,
@@ -22,6 +23,7 @@ from fedbayes.contracts import (
     Sampler,
     Solved,
     Sum,
+    Total,
     Tree,
 )
 from fedbayes.errors import ConfigError, MessageError, ModelError
@@ -340,6 +342,20 @@ class Virtual(Method[Server, Client, Sum]):
             if bool((precision + changes[name] <= 0).any()):
                 raise MessageError(f"it takes more precision off {name!r} than the posterior has")
 
+    def changes(self, report: Report, server: Server, run: Run) -> Changes:
+        """Changes of precisions, and of shifts beyond those that leave the means where they are: so
+        bounds and noise on the one do not move the other.
+        """
+        found = super().changes(report, server, run)
+        return {**found, "shift": _recentred(found, server.posterior.mean, -1.0)}
+
+    def resummed(self, total: Total, server: Server, run: Run) -> Sum:
+        """Changes of precisions and of shifts."""
+        shift = _recentred(total.changes, server.posterior.mean, 1.0)
+        return super().resummed(
+            replace(total, changes={**total.changes, "shift": shift}), server, run
+        )
+
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
@@ -524,6 +540,15 @@ def _posterior(message: Tensors) -> Gaussian:
     precision = {n: t.double() for n, t in part(message, "precision").items()}
     mean = part(message, "mean")
     return Gaussian(precision, {n: p * mean[n].double() for n, p in precision.items()})
+
+
+def _recentred(changes: Changes, mean: Tensors, sign: float) -> Tensors:
+    """Changes of shifts plus or minus those of precisions times the means."""
+    return {
+        f"shift/{n}": changes["shift"][f"shift/{n}"]
+        + sign * m.cpu().double() * changes["precision"][f"precision/{n}"]
+        for n, m in mean.items()
+    }
 
 
 def _floored(cavity: Gaussian, posterior: Gaussian) -> Gaussian:
