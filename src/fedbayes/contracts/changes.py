@@ -5,7 +5,8 @@ and knows nothing of the method: `Method.changes` takes a report apart, `Method.
 sum of what became of the changes together again, as the `Sum` of reports that the update knows.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -104,14 +105,36 @@ def parted(changes: Tensors, report: Report, network: Network) -> Changes:
     """
     trained, found = network.split()[0], Changes()
     for name, change in changes.items():
-        if not dtype_of(report.tensors[name]).is_floating_point:
-            part = "counters"
-        elif name in network.initial:
-            part = "weights" if name in trained else "buffers"
-        else:
-            part = name.partition("/")[0] if "/" in name else "weights"
+        part = part_of(name, dtype_of(report.tensors[name]), network, trained)
         found.setdefault(part, {})[name] = change
     return found
+
+
+def part_of(name: str, dtype: torch.dtype, network: Network, trained: Collection[str]) -> str:
+    """The part that a tensor belongs to, as `parted` has it.
+
+    Args:
+        name: of the tensor.
+        dtype: its type, as it is reported.
+        network: of the run.
+        trained: names of the weights that are trained.
+    """
+    if not dtype.is_floating_point:
+        return "counters"
+    if name in network.initial:
+        return "weights" if name in trained else "buffers"
+    return name.partition("/")[0] if "/" in name else "weights"
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """The L2 norm over all entries of some float64 tensors; NaN counts as zero."""
+    squares = 0.0
+    for tensor in tensors:
+        length = float(torch.linalg.vector_norm(tensor))
+        if math.isnan(length):
+            length = float(torch.linalg.vector_norm(tensor.nan_to_num(nan=0.0)))
+        squares += length * length
+    return math.sqrt(squares)
 
 
 def types_of(report: Report) -> dict[str, torch.dtype]:

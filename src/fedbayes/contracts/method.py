@@ -39,7 +39,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedbayes.contracts.changes import Changes, Total, changes_of, parted
+from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of, parted
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Problem, Solved
@@ -101,6 +101,9 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     absent: ClassVar[Literal["unknown", "zero", "unchanged"]] = "unknown"
     """What an entry that a sparse report leaves out says: nothing, that it is zero, or that it is
     as the server has it."""
+    masks_as_sent: ClassVar[bool] = False
+    """Whether sparse reports keep the very entries that the server's message keeps; a report that
+    keeps others is refused."""
     centralized: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
     has_global_model: ClassVar[bool] = True
@@ -113,6 +116,15 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     summary leads with, and what is best."""
     sends_final_model: ClassVar[bool] = False
     """Whether every client gets a copy of the last global model, whose bytes count."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether a report's weight is the number of samples that the client trained on.
+
+        If not, every report has weight 1, and one with another weight is refused. By default it
+        is what a field `weighting` says; without one, reports are not weighted.
+        """
+        return getattr(self, "weighting", "uniform") == "samples"
 
     def check(self, run: Run) -> None:
         """Refuse, before anything runs, training, network or likelihood that it cannot work with.
@@ -207,6 +219,19 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         By default the global model.
         """
         return self.model(server, run)
+
+    def ordinary(self, server: ServerState, run: Run) -> dict[str, float]:
+        """By part, an L2 norm that makes no change remarkable, however small others' are; 0 for
+        parts that are not here.
+
+        By default the norm of the tensors that changes are measured from: a client may move a
+        network by as much as there is of it.
+        """
+        trained, parts = run.network.split()[0], Changes()
+        for name, tensor in self.origin(server, run).items():
+            part = part_of(name, tensor.dtype, run.network, trained)
+            parts.setdefault(part, {})[name] = tensor.double()
+        return {part: norm(tensors.values()) for part, tensors in parts.items()}
 
     def changes(self, report: Report, server: ServerState, run: Run) -> Changes:
         """What a report adds, by part, each of which is bounded by a norm of its own.

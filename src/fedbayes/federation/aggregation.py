@@ -56,7 +56,11 @@ def clipped(changes: Changes, clip: float) -> Changes:
 
 
 class Clipped(OfChanges):
-    """A sum of reports of bounded change."""
+    """A sum of reports whose weight times change is bounded.
+
+    So a client cannot move the sum by more, however heavy it says that it is. The intake makes the
+    weights multiples of the cohort's median, and bounds them.
+    """
 
     def __init__(self, way: Way, clip: float) -> None:
         super().__init__(way)
@@ -64,7 +68,8 @@ class Clipped(OfChanges):
 
     def add(self, client: int, report: Report) -> None:
         """Fold one report in."""
-        self._add(clipped(self._way.changes(report), self._clip), report, report.weight)
+        bound = self._clip / report.weight
+        self._add(clipped(self._way.changes(report), bound), report, report.weight)
 
 
 class Private(OfChanges):

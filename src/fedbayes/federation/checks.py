@@ -9,7 +9,7 @@ from fedbayes.contracts import Report
 from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError
 from fedbayes.likelihoods import Likelihood, Scores, score_names
-from fedbayes.messages import Masked, Message, decode, dtype_of, encode, shape_of
+from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of, encode, shape_of
 
 _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
@@ -41,13 +41,8 @@ def decode_report(data: bytes, expected: Message) -> Report:
     most = header + most_values(expected)
     if len(data) > most:
         raise MessageError(f"it has {len(data):,} bytes; at most {most:,} make sense")
-    tensors = decode(data, longest_header=header)
-    weight = 1.0
-    if _WEIGHT in tensors:
-        item = tensors.pop(_WEIGHT)
-        if isinstance(item, Masked) or item.shape != () or item.dtype != torch.float64:
-            raise MessageError("its weight is not a float64 scalar")
-        weight = float(item)
+    report = read_report(data, longest_header=header)
+    tensors, weight = report.tensors, report.weight
     if not 0 < weight <= HEAVIEST:  # nor is NaN
         raise MessageError(f"its weight is {weight}; it must be positive and at most 2**53")
     if tensors.keys() != expected.keys():
@@ -68,6 +63,37 @@ def decode_report(data: bytes, expected: Message) -> Report:
         if not all_finite(values):
             raise MessageError(f"{name!r} holds NaN or infinite values")
     return Report({name: tensors[name] for name in expected}, weight)
+
+
+def read_report(data: bytes, *, longest_header: int = LONGEST_HEADER) -> Report:
+    """The inverse of `encode_report`; whether the report is a proper one is not looked at.
+
+    Raises:
+        MessageError: the bytes are no message, or the weight is no number.
+    """
+    tensors, weight = decode(data, longest_header=longest_header), 1.0
+    if _WEIGHT in tensors:
+        item = tensors.pop(_WEIGHT)
+        if isinstance(item, Masked) or item.shape != () or item.dtype != torch.float64:
+            raise MessageError("its weight is not a float64 scalar")
+        weight = float(item)
+    return Report(tensors, weight)
+
+
+def check_masks(report: Report, sent: Message) -> None:
+    """See that a report keeps the very entries that the server's message keeps.
+
+    Raises:
+        MessageError: it keeps others. The text says of which tensor.
+    """
+    for name, pattern in sent.items():
+        item = report.tensors[name]
+        masks = item.masks if isinstance(item, Masked) else {}
+        wanted = pattern.masks if isinstance(pattern, Masked) else {}
+        if masks.keys() != wanted.keys() or not all(
+            torch.equal(mask, wanted[axes].cpu()) for axes, mask in masks.items()
+        ):
+            raise MessageError(f"it keeps other entries of {name!r} than it was sent")
 
 
 def check_scores(scores: Scores, likelihood: Likelihood) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from fedbayes.contracts import AnyMethod, Info, Report
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import check_scores, decode_report
+from fedbayes.federation.checks import check_masks, check_scores, decode_report
 from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.weights import Weights
 from fedbayes.likelihoods import Scores
 
 
@@ -29,8 +30,10 @@ class Ledger:
     """Clients of whom no report came, and why."""
     troubles: dict[int, str] = field(default_factory=dict)
     """Clients whose report came after all, and what went wrong before."""
-    infos: list[Info] = field(default_factory=list)
+    infos: dict[int, Info] = field(default_factory=dict)
     """Metrics of each client whose report counted, those that are finite."""
+    weights: Weights = field(default_factory=lambda: Weights(weighted=True))
+    """What reports weigh."""
     _missing: int = field(default=0, init=False)
 
     def enter(
@@ -62,14 +65,24 @@ class Ledger:
         try:
             report = decode_report(outcome.report, expected)
             check_scores(outcome.scores, broadcast.run.likelihood)
+            report, why = self.weights.believed(client, report)
+            if method.masks_as_sent:
+                check_masks(report, expected)
             method.accept(broadcast.server, report)
         except MessageError as error:
             self.refused[client] = str(error)
             return None
-        finite = {name: value for name, value in outcome.info.items() if math.isfinite(value)}
-        self.infos.append(finite)
+        if why:
+            self.troubles[client] = f"{outcome.trouble}; {why}" if outcome.trouble else why
+        self.infos[client] = {n: value for n, value in outcome.info.items() if math.isfinite(value)}
         self.scores[client] = outcome.scores
         return report
+
+    def refuse(self, client: int, reason: str) -> None:
+        """Take back what a client said whose report, once the cohort was heard, does not count."""
+        self.refused[client] = reason
+        for said in (self.infos, self.scores, self.troubles):
+            said.pop(client, None)
 
     def require_someone(self, number: int, cohort: list[int]) -> None:
         """See that not every client was lost.
@@ -84,7 +97,7 @@ class Ledger:
     def info(self) -> Info:
         """The mean of each metric over the clients that gave it."""
         values: dict[str, list[float]] = {}
-        for info in self.infos:
+        for info in self.infos.values():
             for name, value in info.items():
                 values.setdefault(name, []).append(value)
         return {name: sum(each) / len(each) for name, each in values.items()}

@@ -15,7 +15,9 @@ MOST_LEVELS = 2**30
 
 
 class Aggregation(BaseModel):
-    """The `[aggregation]` table of a config, for methods that average weights."""
+    """The `[aggregation]` table of a config: what is believed of reports, and how they are put
+    together.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -39,6 +41,25 @@ class Aggregation(BaseModel):
     delta: Annotated[float, Only("noise")] = Field(
         1e-5, gt=0, lt=1, description="δ of differential privacy"
     )
+
+    max_change: float = Field(
+        100.0,
+        ge=0,
+        description="longest change, by part of a report, as a multiple of the round's median; a "
+        "longer one is refused (unless it is ordinary: not longer than the server's own part); "
+        "0: no bound",
+    )
+    max_weight: float = Field(
+        1_000_000.0,
+        gt=0,
+        description="largest weight of a report, where weights are numbers of samples; a report "
+        "with a larger one is refused",
+    )
+
+    @property
+    def weighs(self) -> bool:
+        """Whether weight times change is what is bounded."""
+        return self.rule == "mean" and self.clip is not None and not self.noise
 
     @property
     def plain(self) -> bool:

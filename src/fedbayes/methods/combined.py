@@ -1,6 +1,7 @@
 """Combined Learning: linear combinations, convex or not, of models trained to convergence."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -76,6 +77,15 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         description="orders of magnitude by which a network may amplify its inputs (linear, exp); "
         "float32 holds 38",
     )
+
+    @property
+    def weighted(self) -> bool:
+        """By numbers of samples: the rules are made of them."""
+        return True
+
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """The norm of the model; what is received of it has bounds of its own."""
+        return super().ordinary(server, run) | {"received": inf}
 
     def remarks(self, run: Run) -> list[str]:
         """The non-convex rules scale what the network puts out."""

@@ -1,7 +1,7 @@
 """FedSparse: the spike-and-slab prior; whole units are gated, pruned and not sent."""
 
 from dataclasses import dataclass, replace
-from math import log
+from math import log, sqrt
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -241,6 +241,11 @@ class Gated(
         if gated := self._gated(run):
             found["gates"] = {u.layer: _opened(shares, u) for u in gated}
         return found
+
+    def ordinary(self, server: AnyServer, run: Run) -> dict[str, float]:
+        """Gates may be open, all of them."""
+        gates = sum(u.count for u in self._gated(run))
+        return super().ordinary(server, run) | {"gates": sqrt(gates)}
 
     def resummed(self, total: Total, server: AnyServer, run: Run) -> Sum:
         """Weights count as often as their gate was open."""

@@ -25,7 +25,7 @@ from fedbayes.contracts import (
     nll,
     single_draw,
 )
-from fedbayes.contracts.changes import changes_of, parted
+from fedbayes.contracts.changes import changes_of, norm, parted
 from fedbayes.likelihoods import evaluate
 from fedbayes.messages import Message, dense
 from fedbayes.tensors import Samples, Tensors, part
@@ -135,6 +135,11 @@ class Mixture(Method[Server, Nothing, Gathered]):
         """Report the weights where training ended."""
         weight = float(solved.count) if self.weighting == "samples" else 1.0
         return Report(dict(solved.parameters), weight), client, solved.info
+
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """The norm of a centre."""
+        trained = run.network.split()[0]
+        return {"weights": norm(server.components[f"0/{name}"].double() for name in trained)}
 
     def changes(self, report: Report, server: Server, run: Run) -> Changes:
         """Changes from the nearest centre."""

@@ -24,6 +24,7 @@ from fedbayes.contracts import (
     Sum,
     Tree,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
@@ -331,10 +332,16 @@ class Virtual(Method[Server, Client, Sum]):
         start |= named("own_mean", own) | named("own_log_std", spread)
         return start | named("gate", gates)
 
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """The posterior's own natural parameters: all that was learnt so far."""
+        posterior = server.posterior
+        return {
+            "precision": norm(posterior.precision.values()),
+            "shift": norm(posterior.shift.values()),
+        }
+
     def accept(self, server: Server, report: Report) -> None:
-        """A change counts once, and leaves the posterior's precisions positive."""
-        if report.weight != 1:
-            raise MessageError(f"its weight is {report.weight:g}; a change of a factor has 1")
+        """A change leaves the posterior's precisions positive."""
         changes = part(dense(report.tensors), "precision")
         for name, precision in server.posterior.precision.items():
             if bool((precision + changes[name] <= 0).any()):

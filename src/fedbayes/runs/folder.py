@@ -20,7 +20,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from torch import Tensor
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, MessageError, RunError
+from fedbayes.federation.weights import none_yet
 from fedbayes.messages import decode, dense, encode
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
@@ -68,6 +69,9 @@ class Progress:
     """Time that the rounds took."""
     constants: str = ""
     """Digest of the frozen parameters that the rounds were made with; empty without any."""
+    weights: Tensor = field(default_factory=lambda: none_yet(0))
+    """Of each client, the weight of its first report that counted; 0 if none did, float64 [S], or
+    [0] as by an older version."""
 
 
 def write_beside(path: Path, data: bytes) -> None:

@@ -11,7 +11,7 @@ from fedbayes.tensors import Tensors, parameter_count, sparsity
 
 GLOBAL = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
 """Metrics of the global model on the union of the clients' test sets."""
-_OURS = GLOBAL | {"stopped", "metrics", "troubles", "link_down", "link_up"}
+_OURS = GLOBAL | {"stopped", "metrics", "troubles", "undone", "link_down", "link_up"}
 """What a line says in some rounds alone, and no client may say for us."""
 
 
@@ -62,11 +62,25 @@ def round_line(
         "lost": {str(client): reason for client, reason in ledger.lost.items()},
         **({"troubles": troubles} if troubles else {}),
         "skipped": result.skipped,
+        **({"undone": result.undone} if result.undone else {}),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
         "seconds": seconds,
         **(link if any(link.values()) else {}),
     }
+
+
+def in_vain(line: Metrics) -> str:
+    """Why a round came to nothing though reports came, in words: each was refused, or the update
+    undone. Empty if it did not.
+    """
+    refused, lost = line["refused"], line["lost"]
+    if undone := line.get("undone"):
+        return str(undone)
+    if refused and len(refused) + len(lost) == line["cohort"]:
+        client, reason = next(iter(refused.items()))
+        return f"client {client}: {reason}"
+    return ""
 
 
 def troubles_of(lines: list[Metrics], *kinds: str) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.round import Round, run_round, sample_cohort
+from fedbayes.federation.weights import Weights, none_yet
 from fedbayes.messages import encode
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.runs.build import build_data, build_runtime, note_start, stored_data
@@ -30,7 +31,7 @@ from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import ClientStates, Metrics, Progress, RunFolder, first_progress
-from fedbayes.runs.lines import evaluation_line, round_line, troubles_of
+from fedbayes.runs.lines import evaluation_line, in_vain, round_line, troubles_of
 from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
@@ -138,8 +139,10 @@ class Simulation:
                 "put its code and files back as they were, or start a new run"
             )
         self.progress: Progress = checkpoint
+        self._in_vain = 0  # rounds in a row that came to nothing, in this process
         self._saved = checkpoint.round
         self.server: Any = unpack(self.method.server_state, checkpoint.server)
+        self._weights = self._weights_after(checkpoint)
         self.folder.drop_metrics_after(checkpoint.round)
         lines = self.folder.metrics()
         self._standing = Standing(
@@ -160,6 +163,14 @@ class Simulation:
             keep_older=self.config.keep_checkpoints == "all",
             best=self._stored_of_best,
         )
+
+    def _weights_after(self, checkpoint: Progress) -> Weights:
+        """What reports weigh, by what clients have said so far."""
+        most = self.config.aggregation.max_weight
+        if self.config.secure.enabled:  # all that is seen is the mean of the cohort's weights
+            return Weights.of(self.method, most)
+        first = checkpoint.weights if len(checkpoint.weights) else none_yet(self.clients)
+        return Weights.of(self.method, most, first)
 
     @property
     def _keeps_best(self) -> bool:
@@ -208,6 +219,7 @@ class Simulation:
             self.folder.reopen()
         while not self.over and not self.stop:
             yield self._step(self.progress.round + 1)
+            self._require_sound_rounds()
         if self._saved < self.progress.round:
             self.checkpoint()
         if self.progress.round:
@@ -231,6 +243,26 @@ class Simulation:
         raise RunError(
             f"no round of {self.folder.path} had an update, so its model is the untrained start: "
             f"too few good reports came ({most})"
+        )
+
+    def _require_sound_rounds(self) -> None:
+        """See that rounds come to something.
+
+        Raises:
+            RunError: for `stop_refused` rounds in a row every report was refused, or the update
+                undone.
+        """
+        most = self.config.stop_refused
+        if self.over or not most or self._in_vain < most:
+            return
+        if self._saved < self.progress.round:
+            self.checkpoint()
+        raise RunError(
+            f"{self.folder.path}: for {most} rounds in a row every report was refused, or the "
+            f"update was undone; the last time: {in_vain(self._last)}. If the clients are honest, "
+            "training diverges (a smaller training.lr may do), or bounds are too narrow "
+            "(aggregation.max_change, aggregation.max_weight). `resume` tries as many rounds "
+            "again; stop_refused = 0 goes on whatever comes"
         )
 
     @property
@@ -270,6 +302,7 @@ class Simulation:
             result = replace(result, bytes_down=result.bytes_down + copies)
         seconds = time.perf_counter() - began
         past = self.progress
+        first = self._weights.first
         self.progress = replace(
             past,
             round=number,
@@ -280,6 +313,7 @@ class Simulation:
             bytes_up=past.bytes_up + result.bytes_up,
             refused=past.refused + len(result.ledger.refused),
             seconds=past.seconds + seconds,
+            weights=past.weights if first is None else first.clone(),
         )
         evaluation = evaluation_line(self.likelihood, evaluated, clients)
         metrics = round_line(result, evaluation, model, self.network, seconds)
@@ -308,6 +342,7 @@ class Simulation:
             min_reports=1 if self.method.centralized else self.config.min_reports,
             aggregation=self.config.aggregation,
             noise=lambda digest: noise_rng(self.folder.noise_key(), number, digest),
+            weights=self._weights,
             heard=heard,
         )
 
@@ -315,6 +350,8 @@ class Simulation:
         """Write the line of the round that has just ended, and a checkpoint where one is due."""
         number = self.progress.round
         self.folder.add_metrics(metrics)
+        self._last = metrics
+        self._in_vain = self._in_vain + 1 if in_vain(metrics) else 0
         self._standing = self._standing.after(metrics)
         best = self._keeps_best and self._standing.best_round == number
         if best:
