@@ -187,7 +187,7 @@ def plan(settings: Secure, method: AnyMethod, aggregation: Aggregation, cohort: 
     shares = cohort if settings.shares is None else settings.shares
     # Half of what a sum can hold: one that comes out above was tampered with.
     most = 2 ** ((MODULUS // 2 // cohort).bit_length() - 1)
-    weighted = getattr(method, "weighting", "uniform") == "samples" and not aggregation.noise
+    weighted = method.weighted and not aggregation.noise
     return Plan(
         shares=shares,
         threshold=settings.threshold or shares // 2 + 1,
