@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts.reports import Report, Sum
-from fedbayes.messages import Masked, dense, dtype_of
+from fedbayes.messages import Masked, Message, dense, dtype_of
 from fedbayes.models import Network
 from fedbayes.tensors import Tensors
 
@@ -140,3 +140,35 @@ def norm(tensors: Iterable[Tensor]) -> float:
 def types_of(report: Report) -> dict[str, torch.dtype]:
     """Types of a report's tensors by name."""
     return {name: dtype_of(item) for name, item in report.tensors.items()}
+
+
+def clipped(changes: Changes, clip: float) -> Changes:
+    """Changes, each part of which is shortened until its norm is at most `clip`.
+
+    The norm is L2 over all of a part's tensors; what a report says nothing of counts as no change.
+    Integers count what no client can be moved by, and are left alone.
+    """
+    bounded = {}
+    for part, tensors in changes.items():
+        length = norm(tensors.values())
+        short = part == "counters" or length <= clip
+        bounded[part] = tensors if short else {n: t * (clip / length) for n, t in tensors.items()}
+    return bounded
+
+
+def moved(report: Report, changes: Changes, origin: Mapping[str, Tensor]) -> Report:
+    """A report whose changes are others: dense, in the types that it came in.
+
+    Args:
+        report: as it came.
+        changes: what its changes are to be; NaN: it says nothing, and the origin stays.
+        origin: where they are measured from, by name; zero where there is no such name.
+    """
+    tensors: Message = {}
+    for part in changes.values():
+        for name, change in part.items():
+            value = change.nan_to_num(nan=0.0)
+            if name in origin:
+                value = value + origin[name].cpu().double()
+            tensors[name] = value.to(dtype_of(report.tensors[name]))
+    return Report(tensors, report.weight)

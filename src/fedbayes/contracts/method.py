@@ -95,6 +95,9 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     """Type of a client's private state."""
     reduction: ClassVar[type[Sum] | type[Gathered]] = Sum
     """Whether reports are summed or gathered."""
+    takes_middle: ClassVar[bool] = False
+    """Whether the update of gathered reports averages by `Gathered.middle`, in whose place a
+    robust rule may stand."""
     summable: ClassVar[bool] = False
     """Whether all clients get the same broadcast and report the very tensors of it, whole: what
     secure aggregation can sum."""
@@ -200,17 +203,32 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return message
 
-    def accept(self, server: ServerState, report: Report) -> None:
+    def accept(self, server: ServerState, report: Report, run: Run) -> None:
         """Refuse a report with finite but invalid values, such as no honest client can have.
 
         Args:
             server: the state that the client was sent a message of.
             report: of the expected names, shapes and types.
+            run: the run.
 
         Raises:
             MessageError: says what is wrong with it.
         """
         return None
+
+    def trouble(self, report: Report) -> str:
+        """What a user should know of a report that is good but does not say what it should, in
+        words; empty by default.
+        """
+        return ""
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """The tensors whose norms are compared over a round, so that outlying reports are named;
+        none by default.
+
+        For reports that are combined in another way than by averages, which have robust rules.
+        """
+        return {}
 
     def origin(self, server: ServerState, run: Run) -> Tensors:
         """What changes are measured from: tensors as a client that learnt nothing would report
@@ -247,8 +265,12 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         Returns:
             Float64 on the CPU; NaN where the report says nothing.
         """
-        changes = changes_of(report, self.origin(server, run), self.absent)
+        changes = changes_of(report, self.centre(report, server, run), self.absent)
         return parted(changes, report, run.network)
+
+    def centre(self, report: Report, server: ServerState, run: Run) -> Tensors:
+        """What the changes of one report are measured from: the origin, by default, of all."""
+        return self.origin(server, run)
 
     def resummed(self, total: Total, server: ServerState, run: Run) -> Sum:
         """The sum of reports whose changes come to a total, for `update`; the inverse of summing

@@ -14,6 +14,7 @@ from fedbayes.contracts.changes import norm
 from fedbayes.federation.checks import read_report
 from fedbayes.federation.fold import Fold
 from fedbayes.federation.kept import Kept
+from fedbayes.federation.outliers import outliers
 from fedbayes.federation.settings import Aggregation
 from fedbayes.federation.weights import MOST_TIMES_MEDIAN, Weights
 
@@ -97,6 +98,8 @@ class Intake:
         ordinary["counters"] = max(ordinary.get("counters", 0.0), settings.max_weight)
         self._bounds = Bounds(settings.max_change, ordinary)
         self._relative = settings.weighs and method.weighted
+        self._leave_out = settings.outliers == "leave-out"
+        self._compared: dict[int, dict[str, float]] = {}
         self._waiting = Kept()
         self._names: dict[int, tuple[str, ...]] = {}
         self._weights: dict[int, float] = {}
@@ -110,10 +113,13 @@ class Intake:
             data: its bytes.
         """
         self._weights[client] = report.weight
+        compared = self._method.compared(report, self._run)
+        if compared:
+            self._compared[client] = {n: norm([t.cpu().double()]) for n, t in compared.items()}
         within = not self._bounded or self._bounds.within(
             client, norms_of(self._method.changes(report, self._server, self._run))
         )
-        if within and not self._relative:
+        if within and not (self._relative or (compared and self._leave_out)):
             self._fold.add(client, report)
         else:
             self._waiting.add(client, data)
@@ -124,16 +130,27 @@ class Intake:
         for client, weight in self._weights.items():
             weights.counted(client, weight)
 
+    @property
+    def outlying(self) -> dict[int, str]:
+        """Clients whose networks are unlike the others of the round, and how."""
+        return outliers(self._compared)
+
     def close(self) -> Iterator[tuple[int, str]]:
         """Fold in what has waited.
 
         Yields:
             Clients whose reports are refused, each with the reason.
         """
-        refused = {}
+        refused: dict[int, str] = {}
         if self._bounded and self._names:
             limits = self._bounds.limits()
             refused = {client: self._bounds.excess(client, limits) for client in self._names}
+        for client in refused:  # which are no measure of the others
+            if refused[client]:
+                self._compared.pop(client, None)
+        if self._leave_out:
+            strange = {c: f"left out as an outlier: {why}" for c, why in self.outlying.items()}
+            refused = strange | {c: why for c, why in refused.items() if why}
         good = {c: w for c, w in self._weights.items() if not refused.get(c)}
         usual = median(list(good.values())) if good else 1.0
         for client, data in self._waiting:

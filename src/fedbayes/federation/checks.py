@@ -9,12 +9,11 @@ from fedbayes.contracts import Report
 from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError
 from fedbayes.likelihoods import Likelihood, Scores, score_names
+from fedbayes.likelihoods.base import ROUNDING
 from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of, encode, shape_of
 
 _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
-_ROUNDING = 1e-5
-"""What a probability in float32 may be above 1 at most, and its logarithm above 0."""
 HEAVIEST = 2.0**53
 """Largest weight of a report: sums of such weights times values stay finite."""
 
@@ -125,11 +124,13 @@ def check_scores(scores: Scores, likelihood: Likelihood) -> None:
         if math.isnan(value) or value == -math.inf:
             raise MessageError(f"its score {name!r} is {value}, which cannot be")
     for name in likelihood.shares:
-        if not 0 <= scores[name] <= count * (1 + _ROUNDING):
+        if not 0 <= scores[name] <= count * (1 + ROUNDING):
             raise MessageError(f"its score {name!r} is {scores[name]:g} of {count:g} samples")
     for name, value in scores.items():
-        if name.partition("/")[0] in likelihood.nonnegative and value < -count * _ROUNDING:
+        if name.partition("/")[0] in likelihood.nonnegative and value < -count * ROUNDING:
             raise MessageError(f"its score {name!r} is {value:g}; it cannot be negative")
+    if scores["nll"] < count * likelihood.least_nll:
+        raise MessageError(f"its score 'nll' is {scores['nll']:g} of {count:g} samples")
     try:
         likelihood.metrics(scores)
     except (ArithmeticError, ValueError):  # of negative squares, or beyond all numbers

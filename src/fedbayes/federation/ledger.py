@@ -60,20 +60,18 @@ class Ledger:
                 broadcast.sent[client] = 0
             return None
         self.bytes_up += outcome.sent or len(outcome.report)
-        if outcome.trouble:
-            self.troubles[client] = outcome.trouble
         try:
             report = decode_report(outcome.report, expected)
             check_scores(outcome.scores, broadcast.run.likelihood)
             report, why = self.weights.believed(client, report)
             if method.masks_as_sent:
                 check_masks(report, expected)
-            method.accept(broadcast.server, report)
+            method.accept(broadcast.server, report, broadcast.run)
         except MessageError as error:
             self.refused[client] = str(error)
             return None
-        if why:
-            self.troubles[client] = f"{outcome.trouble}; {why}" if outcome.trouble else why
+        if troubles := [*filter(None, (outcome.trouble, why, method.trouble(report)))]:
+            self.troubles[client] = "; ".join(troubles)
         self.infos[client] = {n: value for n, value in outcome.info.items() if math.isfinite(value)}
         self.scores[client] = outcome.scores
         return report

@@ -40,6 +40,8 @@ class Round:
     """Whether there was no update, so that the server is as before."""
     undone: str = ""
     """Why an update that was made does not count, in words; empty if it does, or none was made."""
+    outliers: dict[int, str] = field(default_factory=dict)
+    """Clients whose networks were unlike the others, and how."""
     info: Info = field(default_factory=dict)
     """The method's metrics: means over the clients, and the server's."""
 
@@ -136,6 +138,7 @@ def run_round(
         bytes_up=0 if method.centralized else ledger.bytes_up,
         skipped=skipped or bool(undone),
         undone=undone,
+        outliers=intake.outlying,
         info=info,
     )
 

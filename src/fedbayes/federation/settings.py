@@ -14,6 +14,10 @@ MOST_LEVELS = 2**30
 """Flower rounds to 32-bit integers."""
 
 
+Rule = Literal["mean", "median", "trimmed-mean", "krum"]
+"""What stands for the reports of a round."""
+
+
 class Aggregation(BaseModel):
     """The `[aggregation]` table of a config: what is believed of reports, and how they are put
     together.
@@ -21,7 +25,7 @@ class Aggregation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    rule: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
+    rule: Rule = Field(
         "mean",
         description="mean; median: of every weight; trimmed-mean: of every weight, without the "
         "`hostile` largest and smallest; krum: mean of the reports nearest to their neighbours",
@@ -54,6 +58,12 @@ class Aggregation(BaseModel):
         gt=0,
         description="largest weight of a report, where weights are numbers of samples; a report "
         "with a larger one is refused",
+    )
+
+    outliers: Literal["name", "leave-out"] = Field(
+        "name",
+        description="what is done with networks that are unlike the others of a round, under "
+        "methods that match or combine whole ones: name them, or leave them out too",
     )
 
     @property

@@ -141,7 +141,7 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
             report["counts"] = problem.given["counts"]
         return Report(report, float(solved.count)), client, solved.info
 
-    def accept(self, server: Server, report: Report) -> None:
+    def accept(self, server: Server, report: Report, run: Run) -> None:
         """Counts of classes are not negative, and those of its samples."""
         if not self.class_shares:
             return
@@ -152,6 +152,10 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
             raise MessageError(
                 f"its counts of classes come to {total}, and its weight is {report.weight:g}"
             )
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """Weights and biases by depth: norms are the same in whatever order neurons are."""
+        return {n: t for n, t in dense(report.tensors).items() if n != "counts"}
 
     def origin(self, server: Server, run: Run) -> Tensors:
         """Nothing: neurons of different networks are not measured from one another."""

@@ -340,7 +340,7 @@ class Virtual(Method[Server, Client, Sum]):
             "shift": norm(posterior.shift.values()),
         }
 
-    def accept(self, server: Server, report: Report) -> None:
+    def accept(self, server: Server, report: Report, run: Run) -> None:
         """A change leaves the posterior's precisions positive."""
         changes = part(dense(report.tensors), "precision")
         for name, precision in server.posterior.precision.items():
@@ -351,18 +351,20 @@ class Virtual(Method[Server, Client, Sum]):
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
         Changes that are each possible, but come to a negative precision, are no honest clients';
-        the posterior then keeps a little of what it had.
+        the posterior then keeps its mean, and a little of its precision.
         """
         before = server.posterior
         after = before * Gaussian(
             part(reports.tensors, "precision"), part(reports.tensors, "shift")
         )
-        precision = {
-            n: torch.maximum(p, _ROUNDING * before.precision[n]) for n, p in after.precision.items()
-        }
+        precision, shift = dict(after.precision), dict(after.shift)
+        for name, least in _least(before).items():
+            gone = after.precision[name] < least
+            precision[name] = torch.where(gone, least, after.precision[name])
+            shift[name] = torch.where(gone, least * before.mean[name], after.shift[name])
         mean = sum(float(p.sum()) for p in precision.values())
         count = sum(p.numel() for p in precision.values())
-        return Server(Gaussian(precision, after.shift)), {"mean_precision": mean / count}
+        return Server(Gaussian(precision, shift)), {"mean_precision": mean / count}
 
     def model(self, server: Server, run: Run) -> Tensors:
         """Means and stds of the shared weights, float32."""
@@ -533,9 +535,14 @@ def _posterior(message: Tensors) -> Gaussian:
     return Gaussian(precision, {n: p * mean[n].double() for n, p in precision.items()})
 
 
+def _least(posterior: Gaussian) -> Tensors:
+    """Precisions that rounding must not bring to zero, at least."""
+    return {n: _ROUNDING * p for n, p in posterior.precision.items()}
+
+
 def _floored(cavity: Gaussian, posterior: Gaussian) -> Gaussian:
     """The cavity, whose precision the rounding of a message must not bring to zero."""
-    floor = {n: _ROUNDING * p for n, p in posterior.precision.items()}
+    floor = _least(posterior)
     return Gaussian(
         {n: torch.maximum(p, floor[n]) for n, p in cavity.precision.items()}, cavity.shift
     )

@@ -11,7 +11,7 @@ from fedbayes.tensors import Tensors, parameter_count, sparsity
 
 GLOBAL = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
 """Metrics of the global model on the union of the clients' test sets."""
-_OURS = GLOBAL | {"stopped", "metrics", "troubles", "undone", "link_down", "link_up"}
+_OURS = GLOBAL | {"stopped", "metrics", "troubles", "undone", "outliers", "link_down", "link_up"}
 """What a line says in some rounds alone, and no client may say for us."""
 
 
@@ -44,6 +44,7 @@ def round_line(
     """
     parameters, ledger = network.parameters(model), result.ledger
     troubles = {str(client): reason for client, reason in ledger.troubles.items()}
+    outliers = {str(client): reason for client, reason in result.outliers.items()}
     link = {"link_down": ledger.link_down, "link_up": ledger.link_up}
     # No client can name a metric as one of ours.
     info = {
@@ -62,6 +63,7 @@ def round_line(
         "lost": {str(client): reason for client, reason in ledger.lost.items()},
         **({"troubles": troubles} if troubles else {}),
         "skipped": result.skipped,
+        **({"outliers": outliers} if outliers else {}),
         **({"undone": result.undone} if result.undone else {}),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
@@ -88,7 +90,7 @@ def troubles_of(lines: list[Metrics], *kinds: str) -> list[dict[str, Any]]:
 
     Args:
         lines: of the rounds.
-        kinds: any of `refused`, `lost` and `troubles`.
+        kinds: any of `refused`, `lost`, `troubles` and `outliers`.
     """
     return [
         {"round": line["round"], "client": int(client), "reason": reason}
