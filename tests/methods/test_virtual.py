@@ -534,7 +534,7 @@ def test_a_client_stops_early_by_its_validation_loss():
         method={"name": "virtual", "samples": 2, "kl_weight": 1e-3},
     )
     # 337 samples, of which 67 are set aside: 9 steps an epoch.
-    assert all(0 < line["steps"] < 100 * 9 for line in run.metrics)
+    assert all(0 < line["reported"]["steps"] < 100 * 9 for line in run.metrics)
     assert run.summary["local_accuracy"] > 0.7
 
 

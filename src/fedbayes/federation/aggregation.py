@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbayes.contracts import AnyMethod, Gathered, Report, Run, Sum
+from fedbayes.contracts import AnyMethod, Gathered, Method, Report, Run, Sum
 from fedbayes.contracts.changes import clipped
 from fedbayes.errors import ConfigError
 from fedbayes.federation.fold import Fold, OfChanges, Untouched, Way
@@ -183,7 +183,8 @@ def check(
     if not _adds(method):
         able = ", ".join(name for name, kind in METHODS.items() if _adds(kind))
         raise ConfigError(
-            f"[aggregation] is for methods whose reports add ({able}); {method.name} does not"
+            f"aggregation.rule and aggregation.clip are for methods whose reports add ({able}), "
+            f"and not for {method.name}{_instead(method)}"
         )
     if settings.noise and not method.summable:
         able = ", ".join(name for name, kind in METHODS.items() if _adds(kind) and kind.summable)
@@ -194,6 +195,15 @@ def check(
             f"aggregation.rule = {settings.rule!r} with hostile = {settings.hostile} needs "
             f"min_reports of at least {least[settings.rule]}; it is {min_reports}"
         )
+
+
+def _instead(method: AnyMethod) -> str:
+    """What a method has in place of robust rules, in words."""
+    if method.absent == "unchanged":
+        return f": {method.name} takes the clients' median, or the mean of their signs, as it is"
+    if type(method).compared is not Method.compared:
+        return "; aggregation.outliers = 'leave-out' leaves out networks unlike the others"
+    return ""
 
 
 def _adds(method: AnyMethod | type[AnyMethod]) -> bool:

@@ -1,11 +1,12 @@
 """What a report must be before the server looks at it."""
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import Report
+from fedbayes.contracts import Info, Report
 from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError
 from fedbayes.likelihoods import Likelihood, Scores, score_names
@@ -14,6 +15,10 @@ from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of,
 
 _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
+MOST_METRICS = 64
+"""Metrics, or scores, that a report may carry."""
+LONGEST_NAME = 100
+"""Characters of the name of a metric or score."""
 HEAVIEST = 2.0**53
 """Largest weight of a report: sums of such weights times values stay finite."""
 
@@ -93,6 +98,41 @@ def check_masks(report: Report, sent: Message) -> None:
             torch.equal(mask, wanted[axes].cpu()) for axes, mask in masks.items()
         ):
             raise MessageError(f"it keeps other entries of {name!r} than it was sent")
+
+
+def check_info(info: Info) -> None:
+    """See that what a client tells of its work is few figures of short names, on every engine.
+
+    Raises:
+        MessageError: they are too many, or a name is too long or cannot be printed.
+    """
+    if len(info) > MOST_METRICS:
+        raise MessageError(f"its metrics are too many: {len(info)}, at most {MOST_METRICS}")
+    for name in info:
+        if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
+            raise MessageError(f"invalid metrics: {name[:LONGEST_NAME]!r} is no name of one")
+
+
+def means(infos: Collection[Info]) -> Info:
+    """The mean of each figure over the clients that gave a finite one: of `MOST_METRICS` figures at
+    most, those that most clients gave.
+    """
+    values: dict[str, list[float]] = {}
+    for info in infos:
+        for name, value in info.items():
+            if math.isfinite(value):
+                values.setdefault(name, []).append(value)
+    if len(values) > MOST_METRICS:
+        kept = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_METRICS]
+        values = {name: each for name, each in values.items() if name in kept}
+    return {name: _mean(each) for name, each in values.items()}
+
+
+def _mean(values: list[float]) -> float:
+    total = sum(values)
+    if math.isfinite(total):
+        return total / len(values)
+    return sum(value / len(values) for value in values)
 
 
 def check_scores(scores: Scores, likelihood: Likelihood) -> None:

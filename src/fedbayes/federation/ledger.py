@@ -1,12 +1,11 @@
 """The accounts of a round: who reported, what it weighed, who was refused or lost."""
 
-import math
 from dataclasses import dataclass, field
 
 from fedbayes.contracts import AnyMethod, Info, Report
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import check_masks, check_scores, decode_report
+from fedbayes.federation.checks import check_info, check_masks, check_scores, decode_report, means
 from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.weights import Weights
 from fedbayes.likelihoods import Scores
@@ -31,7 +30,7 @@ class Ledger:
     troubles: dict[int, str] = field(default_factory=dict)
     """Clients whose report came after all, and what went wrong before."""
     infos: dict[int, Info] = field(default_factory=dict)
-    """Metrics of each client whose report counted, those that are finite."""
+    """Metrics of each client whose report counted, in its own words."""
     weights: Weights = field(default_factory=lambda: Weights(weighted=True))
     """What reports weigh."""
     _missing: int = field(default=0, init=False)
@@ -62,6 +61,7 @@ class Ledger:
         self.bytes_up += outcome.sent or len(outcome.report)
         try:
             report = decode_report(outcome.report, expected)
+            check_info(outcome.info)
             check_scores(outcome.scores, broadcast.run.likelihood)
             report, why = self.weights.believed(client, report)
             if method.masks_as_sent:
@@ -72,7 +72,7 @@ class Ledger:
             return None
         if troubles := [*filter(None, (outcome.trouble, why, method.trouble(report)))]:
             self.troubles[client] = "; ".join(troubles)
-        self.infos[client] = {n: value for n, value in outcome.info.items() if math.isfinite(value)}
+        self.infos[client] = outcome.info
         self.scores[client] = outcome.scores
         return report
 
@@ -93,9 +93,5 @@ class Ledger:
             raise EngineError(f"no client reported in round {number}. {reasons}")
 
     def info(self) -> Info:
-        """The mean of each metric over the clients that gave it."""
-        values: dict[str, list[float]] = {}
-        for info in self.infos.values():
-            for name, value in info.items():
-                values.setdefault(name, []).append(value)
-        return {name: sum(each) / len(each) for name, each in values.items()}
+        """The mean of each metric over the clients that gave it, of a bounded number of them."""
+        return means(self.infos.values())

@@ -42,8 +42,10 @@ class Round:
     """Why an update that was made does not count, in words; empty if it does, or none was made."""
     outliers: dict[int, str] = field(default_factory=dict)
     """Clients whose networks were unlike the others, and how."""
+    reported: Info = field(default_factory=dict)
+    """What clients say of their work, on average: nothing of it is known to be true."""
     info: Info = field(default_factory=dict)
-    """The method's metrics: means over the clients, and the server's."""
+    """What the server's update says of itself."""
 
 
 def sample_cohort(
@@ -116,14 +118,15 @@ def run_round(
     for client, reason in intake.close():
         ledger.refuse(client, reason)
     ledger.require_someone(number, cohort)
-    info, skipped, undone = ledger.info(), reports.clients < min_reports, ""
+    info: Info = {}
+    skipped, undone = reports.clients < min_reports, ""
     if not skipped:
         updated, metrics = method.update(server, reports.reduced(), At(run, number))
         undone = unsound(updated, method, run)
         if undone:
             ledger.scores.clear()
         else:
-            server, info = updated, info | metrics
+            server, info = updated, metrics
             intake.count(weights)
             for client, state in after:
                 if client not in ledger.refused:
@@ -139,6 +142,7 @@ def run_round(
         skipped=skipped or bool(undone),
         undone=undone,
         outliers=intake.outlying,
+        reported=ledger.info(),
         info=info,
     )
 

@@ -333,11 +333,14 @@ class Virtual(Method[Server, Client, Sum]):
         return start | named("gate", gates)
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
-        """The posterior's own natural parameters: all that was learnt so far."""
-        posterior = server.posterior
+        """The posterior's own natural parameters, all that was learnt so far; or those that a
+        newcomer starts with.
+        """
+        posterior, start = server.posterior, self.start_std**-2
+        began = [w.double() for w in run.network.initial.values()]
         return {
-            "precision": norm(posterior.precision.values()),
-            "shift": norm(posterior.shift.values()),
+            "precision": norm(p.clamp_min(start) for p in posterior.precision.values()),
+            "shift": max(norm(posterior.shift.values()), start * norm(began)),
         }
 
     def accept(self, server: Server, report: Report, run: Run) -> None:

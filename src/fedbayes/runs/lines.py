@@ -11,8 +11,6 @@ from fedbayes.tensors import Tensors, parameter_count, sparsity
 
 GLOBAL = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
 """Metrics of the global model on the union of the clients' test sets."""
-_OURS = GLOBAL | {"stopped", "metrics", "troubles", "undone", "outliers", "link_down", "link_up"}
-"""What a line says in some rounds alone, and no client may say for us."""
 
 
 def evaluation_line(
@@ -46,14 +44,7 @@ def round_line(
     troubles = {str(client): reason for client, reason in ledger.troubles.items()}
     outliers = {str(client): reason for client, reason in result.outliers.items()}
     link = {"link_down": ledger.link_down, "link_up": ledger.link_up}
-    # No client can name a metric as one of ours.
-    info = {
-        name: value
-        for name, value in result.info.items()
-        if name not in _OURS and not name.startswith(("global_", "local_"))
-    }
     return {
-        **info,
         "round": result.number,
         **evaluation,
         "bytes_down": result.bytes_down,
@@ -68,6 +59,8 @@ def round_line(
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
         "seconds": seconds,
+        "reported": result.reported,
+        "update": result.info,
         **(link if any(link.values()) else {}),
     }
 

@@ -230,13 +230,23 @@ class Simulation:
             self.folder.finish(whole, self.summary(), card)
 
     def require_an_update(self) -> None:
-        """See that a run that has ended had an update.
+        """See that a run that has ended had an update, and say so if most rounds had none.
 
         Raises:
             RunError: no round had one, so that the model is the untrained start.
         """
         metrics = self.folder.metrics()
-        if not self.over or not all(line["skipped"] for line in metrics):
+        if not self.over:
+            return
+        skipped = sum(line["skipped"] for line in metrics)
+        if skipped < len(metrics):
+            if 2 * skipped > len(metrics):
+                warnings.warn(
+                    f"{skipped} of {len(metrics)} rounds of {self.folder.path} had no update: its "
+                    f"model is that of the other {len(metrics) - skipped}",
+                    FedbayesWarning,
+                    stacklevel=2,
+                )
             return
         reasons = Counter(entry["reason"] for entry in troubles_of(metrics, "refused", "lost"))
         most = "; ".join(f"{reason} ({count} times)" for reason, count in reasons.most_common(3))

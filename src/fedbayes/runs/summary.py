@@ -55,6 +55,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "lost_reports": sum(len(line.get("lost", {})) for line in lines),
         "losses": troubles_of(lines, "refused", "lost"),
         "troubles": troubles_of(lines, "troubles"),
+        "outliers": troubles_of(lines, "outliers"),
         "skipped_rounds": sum(line["skipped"] for line in lines),
         **_privacy(simulation),
         "sparsity": sparsity(parameters),
