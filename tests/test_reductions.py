@@ -50,7 +50,8 @@ def test_a_clipped_sum_is_around_the_centre():
     reduction = Clipped(way_around(CENTRE), 1.5)
     for client, report in enumerate(REPORTS):
         reduction.add(client, Report(report, client + 1.0))
-    changes = np.array([shortened(c, 1.5) for c in CHANGES])
+    # What is bounded is weight times change.
+    changes = np.array([shortened(c, 1.5 / n) for n, c in enumerate(CHANGES, 1)])
     wanted = flat(CENTRE) + np.average(changes, axis=0, weights=[1, 2, 3])
     np.testing.assert_allclose(flat(reduction.reduced().mean()), wanted, rtol=1e-6)
 

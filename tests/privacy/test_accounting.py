@@ -80,7 +80,7 @@ def sampled_epsilon(rate, noise, delta=DELTA):
     return {ADD_REMOVE: max(solved(1, 0), solved(0, 1)), REPLACE: solved(1, -1)}
 
 
-@pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.5, 0.7)])
+@pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0)])
 def test_a_sampled_round_is_the_integral_of_its_densities(rate, noise):
     found, exact = epsilons([Spent(noise, rate=rate)], DELTA), sampled_epsilon(rate, noise)
     for kind, value in exact.items():

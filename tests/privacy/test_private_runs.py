@@ -226,7 +226,7 @@ def test_coins_without_noise_follow_the_seed():
     assert "epsilon" not in one.summary()
 
 
-@pytest.mark.parametrize("engine", ["sequential", "workers"])
+@pytest.mark.parametrize("engine", ["sequential", pytest.param("workers", marks=pytest.mark.slow)])
 def test_clients_send_no_figures_unless_they_are_asked_for(engine):
     quiet = run(**settings(engine=engine, rounds=1))
     assert quiet.summary["local_accuracy"] is None
@@ -284,7 +284,8 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
         ({"aggregation": {}}, "needs aggregation.clip"),
         ({"aggregation": {"clip": 1.0, "rule": "median"}}, "needs aggregation.clip and .*rule"),
         ({"checkpoint_every": 2}, "checkpoint_every = 1"),
-        ({"method": {"name": "pfnm"}}, "methods whose reports add .*pfnm does not"),
+        ({"method": {"name": "pfnm"}}, "methods whose reports add .*not for pfnm"),
+        ({"method": {"name": "mixture"}}, "methods whose reports add .*mixture does not"),
         ({"method": {"name": "global"}, "aggregation": {}}, "needs aggregation.clip"),
         ({"privacy": {"noise": 1.0, "mechanism": "matrix"}, "sampling": "poisson"}, "schedule"),
         ({"privacy": {"noise": 1.0, "clips": {"control": 1.0}}}, "names 'control'; .* weights"),

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedbayes.contracts import AnyMethod, Report
+from fedbayes.contracts.changes import shortened
 from fedbayes.errors import ConfigError, EngineError, MessageError
-from fedbayes.federation.clipping import shortened
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.settings import FEWEST, MODULUS, MOST_LEVELS, Aggregation, Secure
 from fedbayes.messages import Masked, Message, dense
@@ -206,7 +206,7 @@ def plan(
     shares = cohort if settings.shares is None else settings.shares
     # Half of what a sum can hold: one that comes out above was tampered with.
     most = 2 ** ((MODULUS // 2 // cohort).bit_length() - 1)
-    weighted = getattr(method, "weighting", "uniform") == "samples" and not private
+    weighted = method.weighted and not private
     return Plan(
         shares=shares,
         threshold=settings.threshold or shares // 2 + 1,

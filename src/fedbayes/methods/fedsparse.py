@@ -1,7 +1,7 @@
 """FedSparse: the spike-and-slab prior; whole units are gated, pruned and not sent."""
 
 from dataclasses import dataclass, replace
-from math import log
+from math import log, sqrt
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -232,16 +232,28 @@ class Gated(
         return {**server.weights, **server.buffers}
 
     def changes(self, report: Report, server: AnyServer, run: Run) -> Changes:
-        """Changes of the weights that the gates let through, and of which gates were open (`gates`
-        by layer): 0 or 1, less the server's probability of it.
+        """Changes of the weights that the gates let through, and by how much more or less gates
+        were open than the server takes them to be (`gates`, by layer).
         """
         found = super().changes(report, server, run)
         weights = found["weights"]
         shares = {name: (~change.isnan()).double() for name, change in weights.items()}
         if gated := self._gated(run):
-            prior = self._probabilities(server, gated)
-            found["gates"] = {u.layer: _opened(shares, u) - prior[u.layer] for u in gated}
+            believed = self._believed(server, gated)
+            found["gates"] = {u.layer: _opened(shares, u) - believed[u.layer] for u in gated}
         return found
+
+    def _believed(self, server: AnyServer, gated: tuple[Group, ...]) -> Tensors:
+        """θ, the server's probabilities of open gates, float64 by layer."""
+        return {
+            u.layer: torch.sigmoid(self._logits(server.weights, server.thresholds, u)).double()
+            for u in gated
+        }
+
+    def ordinary(self, server: AnyServer, run: Run) -> dict[str, float]:
+        """Gates may be open, all of them."""
+        gates = sum(u.count for u in self._gated(run))
+        return super().ordinary(server, run) | {"gates": sqrt(gates)}
 
     def resummed(self, total: Total, server: AnyServer, run: Run) -> Sum:
         """Weights count as often as their gate was open."""
@@ -249,31 +261,24 @@ class Gated(
         weights = replace(
             total, changes={n: part for n, part in total.changes.items() if n != "gates"}
         )
-        heard, prior = dict(total.heard["weights"]), self._probabilities(server, self._gated(run))
-        for layer in self._gated(run):
-            expected = total.weight * prior[layer.layer]
-            opened = (votes[layer.layer] + expected).clamp(0, total.weight)
+        heard, moved = dict(total.heard["weights"]), dict(total.changes["weights"])
+        gated = self._gated(run)
+        believed = self._believed(server, gated)
+        for layer in gated:
+            opened = votes[layer.layer] + believed[layer.layer] * total.weight
+            opened = opened.clamp(0, total.weight)
             for axis in layer.owned:
-                change = total.changes["weights"][axis.tensor]
-                heard[axis.tensor] = axis.along(opened, change, total.weight) * torch.ones_like(
-                    change
-                )
-        weights = replace(weights, heard={**total.heard, "weights": heard})
+                change, said = moved[axis.tensor], heard.get(axis.tensor)
+                count = axis.along(opened, change, total.weight) * torch.ones_like(change)
+                if said is not None:  # the mean change of those that spoke, as often as gates open
+                    moved[axis.tensor] = change * (count / said.clamp_min(1e-12))
+                heard[axis.tensor] = count
+        weights = replace(
+            weights,
+            changes={**weights.changes, "weights": moved},
+            heard={**total.heard, "weights": heard},
+        )
         return weights.whole(self.origin(server, run))
-
-    def _probabilities(self, server: AnyServer, gated: tuple[Group, ...]) -> Tensors:
-        """The server's probability that each gate is open, by layer, float64 on the CPU; 0 of units
-        that are gone.
-        """
-        alive = _alive(server.weights, gated)
-        return {
-            u.layer: (
-                torch.sigmoid(self._logits(server.weights, server.thresholds, u)) * alive[u.layer]
-            )
-            .cpu()
-            .double()
-            for u in gated
-        }
 
     def _update(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Server, Info]:
         """Steps on w and v, then pruning (Algorithm 1; sums over clients are means here).

@@ -26,6 +26,7 @@ from fedbayes.contracts import (
     Total,
     Tree,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
@@ -333,10 +334,19 @@ class Virtual(Method[Server, Client, Sum]):
         start |= named("own_mean", own) | named("own_log_std", spread)
         return start | named("gate", gates)
 
-    def accept(self, server: Server, report: Report) -> None:
-        """A change counts once, and leaves the posterior's precisions positive."""
-        if report.weight != 1:
-            raise MessageError(f"its weight is {report.weight:g}; a change of a factor has 1")
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """The posterior's own natural parameters, all that was learnt so far; or those that a
+        newcomer starts with.
+        """
+        posterior, start = server.posterior, self.start_std**-2
+        began = [w.double() for w in run.network.initial.values()]
+        return {
+            "precision": norm(p.clamp_min(start) for p in posterior.precision.values()),
+            "shift": max(norm(posterior.shift.values()), start * norm(began)),
+        }
+
+    def accept(self, server: Server, report: Report, run: Run) -> None:
+        """A change leaves the posterior's precisions positive."""
         changes = part(dense(report.tensors), "precision")
         for name, precision in server.posterior.precision.items():
             if bool((precision + changes[name] <= 0).any()):
@@ -360,18 +370,20 @@ class Virtual(Method[Server, Client, Sum]):
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
         Changes that are each possible, but come to a negative precision, are no honest clients';
-        the posterior then keeps a little of what it had.
+        the posterior then keeps its mean, and a little of its precision.
         """
         before = server.posterior
         after = before * Gaussian(
             part(reports.tensors, "precision"), part(reports.tensors, "shift")
         )
-        precision = {
-            n: torch.maximum(p, _ROUNDING * before.precision[n]) for n, p in after.precision.items()
-        }
+        precision, shift = dict(after.precision), dict(after.shift)
+        for name, least in _least(before).items():
+            gone = after.precision[name] < least
+            precision[name] = torch.where(gone, least, after.precision[name])
+            shift[name] = torch.where(gone, least * before.mean[name], after.shift[name])
         mean = sum(float(p.sum()) for p in precision.values())
         count = sum(p.numel() for p in precision.values())
-        return Server(Gaussian(precision, after.shift)), {"mean_precision": mean / count}
+        return Server(Gaussian(precision, shift)), {"mean_precision": mean / count}
 
     def model(self, server: Server, run: Run) -> Tensors:
         """Means and stds of the shared weights, float32."""
@@ -551,9 +563,14 @@ def _recentred(changes: Changes, mean: Tensors, sign: float) -> Tensors:
     }
 
 
+def _least(posterior: Gaussian) -> Tensors:
+    """Precisions that rounding must not bring to zero, at least."""
+    return {n: _ROUNDING * p for n, p in posterior.precision.items()}
+
+
 def _floored(cavity: Gaussian, posterior: Gaussian) -> Gaussian:
     """The cavity, whose precision the rounding of a message must not bring to zero."""
-    floor = {n: _ROUNDING * p for n, p in posterior.precision.items()}
+    floor = _least(posterior)
     return Gaussian(
         {n: torch.maximum(p, floor[n]) for n, p in cavity.precision.items()}, cavity.shift
     )

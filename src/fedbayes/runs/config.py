@@ -70,6 +70,13 @@ class Config(BaseModel):
         0.0, ge=0, description="rise of the headline accuracy that counts as better (stop_after)"
     )
 
+    stop_refused: int = Field(
+        5,
+        ge=0,
+        description="rounds in a row of which every report is refused, or the update undone, that "
+        "end the run with an error; 0: none do",
+    )
+
     data: DataSettings = DataSettings()
     task: dict[str, Any] = Field(
         default_factory=lambda: {"likelihood": "auto"},

@@ -18,7 +18,7 @@ an unfinished round left behind is removed when the run is resumed.
 import json
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, MessageError, RunError
 from fedbayes.federation.privacy.record import Record
+from fedbayes.federation.weights import none_yet
 from fedbayes.messages import decode, dense, encode
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
@@ -69,6 +70,9 @@ class Progress:
     """Digest of the frozen parameters that the rounds were made with; empty without any."""
     privacy: Record = Record.empty()  # noqa: RUF009 - it is frozen
     """What the rounds have spent of privacy, as they were run."""
+    weights: Tensor = field(default_factory=lambda: none_yet(0))
+    """Of each client, the weight of its first report that counted; 0 if none did, float64 [S], or
+    [0] as by an older version."""
 
 
 def write_beside(path: Path, data: bytes) -> None:

@@ -1,6 +1,7 @@
 """What came of the rounds of a run: `summary.json`."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -48,9 +49,11 @@ def summarize(simulation: "Simulation") -> Metrics:
         "link_up": sum(line.get("link_up", 0) for line in lines),
         **_best(simulation, lines),
         "refused_reports": progress.refused,
+        "refused_clients": _refused(simulation, lines),
         "lost_reports": sum(len(line.get("lost", {})) for line in lines),
         "losses": troubles_of(lines, "refused", "lost"),
         "troubles": troubles_of(lines, "troubles"),
+        "outliers": troubles_of(lines, "outliers"),
         "skipped_rounds": sum(line["skipped"] for line in lines),
         **run_summary(config, progress.privacy, progress.round),
         "sparsity": sparsity(parameters),
@@ -61,6 +64,13 @@ def summarize(simulation: "Simulation") -> Metrics:
         "stopped_reason": _reason(simulation, lines),
         "folder": str(simulation.folder.path),
     }
+
+
+def _refused(simulation: "Simulation", lines: Sequence[Metrics]) -> dict[str, int]:
+    """How many reports of each client were refused, by its name in the partition."""
+    names = simulation.data.partition.names
+    found = Counter(int(client) for line in lines for client in line["refused"])
+    return {names[client]: count for client, count in sorted(found.items())}
 
 
 def _best(simulation: "Simulation", lines: Sequence[Metrics]) -> Metrics:

@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedbayes.contracts import AnyMethod, At, Changes, Report, Run, Sum, Total
-from fedbayes.contracts.changes import types_of
+from fedbayes.contracts.changes import shortened, types_of
 from fedbayes.errors import ConfigError
 from fedbayes.federation.client_runtime import NoReport, Outcome
-from fedbayes.federation.clipping import norm, shortened
 from fedbayes.federation.fold import Way
 from fedbayes.federation.privacy import matrix
 from fedbayes.federation.privacy.accounting import Spent
@@ -97,8 +96,9 @@ class Private:
         changes = self._way.changes(report)
         for part in self._parts:
             found = {n: t.nan_to_num(nan=0.0) for n, t in changes[part].items()}
-            self._within[part] += 0.5 if norm(found) <= self._bounds[part] else -0.5
-            for name, change in shortened(found, self._bounds[part]).items():
+            entering = shortened(found, self._bounds[part])
+            self._within[part] += 0.5 if entering is found else -0.5
+            for name, change in entering.items():
                 self._sums[part][name].add_(change)
         self.clients += 1
 
