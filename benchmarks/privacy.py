@@ -19,6 +19,18 @@ CLIENTS, COHORT, DELTA = 1_000, 200, 1e-5
 METHODS = {
     "fedavg": {"method": {"name": "fedavg"}, "clip": 0.6},
     "fedsparse": {"method": {"name": "fedsparse"}, "clip": 0.9, "clips": {"gates": 0.6}},
+    "virtual": {
+        "method": {
+            "name": "virtual",
+            "lateral": False,
+            "samples": 1,
+            "predictions": 5,
+            "prior_std": 0.05,
+            "kl_weight": 0.01,
+        },
+        "clip": 4.0,
+        "clips": {"precision": 1.0},
+    },
 }
 
 
@@ -29,7 +41,7 @@ def multiplier(epsilon, rounds):
     def excess(z):
         return epsilons([Spent(z, rate=COHORT / CLIENTS)] * rounds, DELTA)[REPLACE] - epsilon
 
-    return round(brentq(excess, 0.3, 50, xtol=0.005) + 0.005, 3)
+    return round(brentq(excess, 0.6, 12, xtol=0.01) + 0.01, 2)
 
 
 def accuracy(chosen, noise, rounds):
@@ -55,7 +67,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=[8.0, 4.0, 2.0, 1.0])
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=12)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     noises = {epsilon: multiplier(epsilon, given.rounds) for epsilon in given.epsilons}
