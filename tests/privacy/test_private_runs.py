@@ -44,12 +44,14 @@ class Absent(FedAvg):
     name = "absent"
     summary = "some clients report NaN"
     failing: tuple[int, ...] = ()
+    value: float | None = None
 
     def local(self, message, client, data, site):
         report, client_state, info = super().local(message, client, data, site)
         if site.client in self.failing:
-            nan = {name: torch.full_like(t, math.nan) for name, t in report.tensors.items()}
-            report = Report(nan, report.weight)
+            value = math.nan if self.value is None else self.value
+            lie = {name: torch.full_like(t, value) for name, t in report.tensors.items()}
+            report = Report(lie, report.weight)
         return report, client_state, info
 
 
@@ -71,6 +73,17 @@ def test_a_round_is_released_with_noise_whoever_fails(failing):
     # Both rounds' noise, on top of what the others changed: far more than a change.
     assert float(moved.std()) == pytest.approx(math.sqrt(2) / 3, rel=0.1)
     assert result.summary["epsilon"] == epsilons([Spent(1.0, members=(0,))] * 2, 1e-5)[REPLACE]
+
+
+def test_no_report_is_measured_by_others_and_none_moves_the_sum_by_more_than_the_bound():
+    """Elsewhere 3e38 is refused by the median of the cohort, which would tell of the others."""
+    common = settings(rounds=1, privacy={"noise": 1.0, "repeatable": True})
+    with pytest.warns(UserWarning, match="repeatable"):
+        honest, hostile = run(**common), run(method=absent(2) | {"value": 3e38}, **common)
+    assert hostile.summary["refused_reports"] == 0
+    changed = [hostile.model[n].double() - honest.model[n].double() for n in honest.model]
+    distance = math.sqrt(sum(float(c.square().sum()) for c in changed))
+    assert 0.5 / 7 < distance <= 2 / 7 * (1 + 1e-4)
 
 
 def test_the_server_ends_with_the_same_noise_whether_a_client_fails_or_learns_nothing(tmp_path):
@@ -224,6 +237,15 @@ def test_coins_without_noise_follow_the_seed():
         simulation_lines = [step.metrics for step in one]
     assert len(simulation_lines) == 4
     assert "epsilon" not in one.summary()
+
+
+def test_without_noise_a_cohort_of_nobody_has_no_update():
+    config = Config.create(**settings(privacy={}, sampling="poisson", rounds=2, stop_refused=1))
+    with Simulation(config) as simulation:
+        cohorts = {1: [], 2: [3]}
+        simulation.cohort_of = cohorts.get
+        lines = [step.metrics for step in simulation]
+    assert [line["skipped"] for line in lines] == [True, False]
 
 
 @pytest.mark.parametrize("engine", ["sequential", pytest.param("workers", marks=pytest.mark.slow)])

@@ -129,7 +129,7 @@ def run_round(
             after.add(client, outcome.state)
     for client, reason in intake.close():
         ledger.refuse(client, reason)
-    if privacy is None:
+    if privacy is None and cohort:
         ledger.require_someone(number, cohort)
     info: Info = {}
     skipped, undone = reports.clients < min_reports, ""
