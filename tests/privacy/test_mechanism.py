@@ -20,8 +20,8 @@ from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, epsilons
 from fedbayes.federation.privacy.matrix import strategy
 from fedbayes.federation.privacy.mechanism import Mechanism, multipliers
 from fedbayes.federation.privacy.noise import Secret
-from fedbayes.federation.privacy.record import Record
 from fedbayes.federation.privacy.settings import Privacy
+from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.secure import Plan
 
 SECRET = Secret(b"s" * 32)
@@ -49,7 +49,7 @@ def folded(centre, reports, parts=None, record=None, number=1, secret=SECRET, si
         Privacy(**{"noise": 1.0, **given}),
         clip,
         secret,
-        record or Record.empty(),
+        record or Spending.empty(),
         number,
         size or len(reports),
         members=tuple(range(len(reports))),
@@ -79,7 +79,7 @@ def test_what_enters_the_sum_is_no_longer_than_the_bound(kind, large, small, cli
     centre = {"a": (torch.randn(size, generator=rng).double() * 2.0**large).clamp(-limit, limit)}
     moved = (centre["a"] + torch.randn(size, generator=rng).double() * 2.0**small).to(kind)
     centre["a"] = centre["a"].to(kind)
-    mechanism = Mechanism(Privacy(noise=1.0), clip, SECRET, Record.empty(), 1, 1)
+    mechanism = Mechanism(Privacy(noise=1.0), clip, SECRET, Spending.empty(), 1, 1)
     private = mechanism.begin(way_around(centre), dict(centre))
     private.add(0, Report({"a": moved.clamp(-limit, limit)}, 2.0**53))
     entered = private._sums["weights"]["a"]
@@ -179,7 +179,7 @@ def test_correlated_noise_has_the_covariance_of_the_inverse_factor():
     """Rounds one after another, each from its own process: only the record and the secret stay."""
     rounds, entries, z = 5, 60_000, 2.0
     centre = {"a": torch.zeros(entries, dtype=torch.float64)}
-    record, noise = Record.empty(), []
+    record, noise = Spending.empty(), []
     for number in range(1, rounds + 1):
         summed, record = folded(
             centre, [], record=record, number=number, size=1, noise=z, mechanism="matrix"
@@ -213,7 +213,7 @@ def test_bounds_follow_a_quantile_of_the_norms():
     norms = rng.lognormal(1.0, 0.5, size=60)
     axis = torch.eye(10)[0]
     for start in (0.3, 30.0):
-        record = Record.empty()
+        record = Spending.empty()
         reports = [Report({"a": float(n) * axis}) for n in norms]
         for number in range(1, 61):
             _, record = folded(
@@ -257,7 +257,7 @@ def test_an_auditor_finds_no_more_than_epsilon_and_not_much_less(kind):
     def outcomes(value, secret):
         """As many rounds of one entry as a round has entries: their noise is independent."""
         alone = {"a": torch.zeros(1, dtype=torch.float64)}
-        mechanism = Mechanism(Privacy(noise=z), 1.0, SECRET, Record.empty(), 1, 1)
+        mechanism = Mechanism(Privacy(noise=z), 1.0, SECRET, Spending.empty(), 1, 1)
         private = mechanism.begin(way_around(alone), dict(alone))
         if value:
             private.add(0, Report({"a": torch.tensor([value], dtype=torch.float64)}))

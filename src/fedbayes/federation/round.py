@@ -16,7 +16,7 @@ from fedbayes.federation.fold import Fold, Way
 from fedbayes.federation.kept import Kept
 from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy.mechanism import Mechanism, Private
-from fedbayes.federation.privacy.record import Record
+from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.weights import Weights
 from fedbayes.tensors import pack
 
@@ -47,7 +47,7 @@ class Round:
     """What clients say of their work, on average: nothing of it is known to be true."""
     info: Info = field(default_factory=dict)
     """What the server's update says of itself."""
-    privacy: Record | None = None
+    privacy: Spending | None = None
     """What the rounds so far have spent, where this one was made private."""
 
 

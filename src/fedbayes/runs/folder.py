@@ -28,7 +28,7 @@ from torch import Tensor
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, MessageError, RunError
-from fedbayes.federation.privacy.record import Record
+from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.weights import none_yet
 from fedbayes.messages import decode, dense, encode
 from fedbayes.models import CARD
@@ -68,7 +68,7 @@ class Progress:
     """Time that the rounds took."""
     constants: str = ""
     """Digest of the frozen parameters that the rounds were made with; empty without any."""
-    privacy: Record = Record.empty()  # noqa: RUF009 - it is frozen
+    privacy: Spending = Spending.empty()  # noqa: RUF009 - it is frozen
     """What the rounds have spent of privacy, as they were run."""
     weights: Tensor = field(default_factory=lambda: none_yet(0))
     """Of each client, the weight of its first report that counted; 0 if none did, float64 [S], or

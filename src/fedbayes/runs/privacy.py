@@ -8,7 +8,7 @@ from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, epsilons
 from fedbayes.federation.privacy.mechanism import Mechanism
 from fedbayes.federation.privacy.noise import Secret
-from fedbayes.federation.privacy.record import Record
+from fedbayes.federation.privacy.spending import Spending
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics
 
@@ -23,7 +23,7 @@ def needs_secret(config: Config) -> bool:
     return bool(config.privacy.noise) or config.sampling == "poisson"
 
 
-def identified(record: Record, config: Config) -> Record:
+def identified(record: Spending, config: Config) -> Spending:
     """The record, with an id for the run's secret if it needs one and has none."""
     if record.run or not needs_secret(config) or _public(config):
         return record
@@ -35,7 +35,7 @@ def _public(config: Config) -> bool:
     return config.privacy.repeatable or not config.privacy.noise
 
 
-def secret_of(record: Record, config: Config) -> Secret | None:
+def secret_of(record: Spending, config: Config) -> Secret | None:
     """The secret of a run; None if it needs none.
 
     Raises:
@@ -49,7 +49,7 @@ def secret_of(record: Record, config: Config) -> Secret | None:
 def mechanism(
     config: Config,
     run: Run,
-    record: Record,
+    record: Spending,
     secret: Secret | None,
     *,
     number: int,
@@ -80,7 +80,7 @@ def mechanism(
     )
 
 
-def round_summary(record: Record) -> Metrics:
+def round_summary(record: Spending) -> Metrics:
     """What the line of a round says of what it spent."""
     noise, _, rate = record.levels[-1].tolist()
     line: Metrics = {
@@ -90,7 +90,7 @@ def round_summary(record: Record) -> Metrics:
     return {**line, "rate": rate} if rate else line
 
 
-def run_summary(config: Config, record: Record, rounds: int) -> Metrics:
+def run_summary(config: Config, record: Spending, rounds: int) -> Metrics:
     """What a summary says of ε after so many rounds: nothing if none of them had noise.
 
     `epsilon` is that of neighbours of which one has all data of one client replaced, the larger

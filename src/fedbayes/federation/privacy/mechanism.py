@@ -17,8 +17,8 @@ from fedbayes.federation.fold import Way
 from fedbayes.federation.privacy import matrix
 from fedbayes.federation.privacy.accounting import Spent
 from fedbayes.federation.privacy.noise import Secret
-from fedbayes.federation.privacy.record import NONCE, Record
 from fedbayes.federation.privacy.settings import Privacy
+from fedbayes.federation.privacy.spending import NONCE, Spending
 from fedbayes.messages import Message
 from fedbayes.methods import METHODS
 from fedbayes.models import Network
@@ -32,7 +32,7 @@ class Mechanism:
     clip: float
     """Bound of the norm of each part's change where no other is set, or has been found."""
     secret: Secret
-    record: Record
+    record: Spending
     """What the rounds before it have spent."""
     number: int
     """The round, from 1."""

@@ -15,7 +15,7 @@ NONCE = 16
 
 
 @dataclass(frozen=True)
-class Record:
+class Spending:
     """What each round spent when it was run, whatever the config says now."""
 
     run: str
@@ -103,7 +103,7 @@ class Record:
         entries: int,
         nonce: bytes,
         fingerprint: bytes,
-    ) -> "Record":
+    ) -> "Spending":
         """With a round more.
 
         Args:
@@ -138,7 +138,7 @@ class Record:
             members=torch.cat([before.members, torch.tensor(spent.members, dtype=torch.int64)]),
         )
 
-    def _padded(self, rounds: int) -> "Record":
+    def _padded(self, rounds: int) -> "Spending":
         """With so many rounds more that had no noise."""
         level = torch.tensor([[0.0, inf, 0.0]], dtype=torch.float64).expand(rounds, 3)
         return replace(
