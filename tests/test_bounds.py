@@ -224,8 +224,7 @@ def test_what_waits_in_a_file_is_folded_in_as_what_waits_in_memory(monkeypatch):
     found = [Report({"x": torch.randn(3), "a": torch.randn(2)}, float(n + 1)) for n in range(6)]
     aggregation = Aggregation(max_change=1000)
     wanted, _ = folded(aggregation, found)
-    monkeypatch.setattr("fedbayes.federation.kept.MEMORY", 0)
-    monkeypatch.setattr("fedbayes.federation.bounds.Kept", lambda: Kept(0))
+    monkeypatch.setattr("fedbayes.federation.bounds.MEMORY", 0)
     from_file, _ = folded(aggregation, found)
     assert_identical(from_file.reduced().tensors, wanted.reduced().tensors)
     assert list(from_file.reduced().tensors) == ["x", "a"]

@@ -9,19 +9,57 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, Changes, Report, Run
-from fedbayes.contracts.changes import norm
+import torch
+
+from fedbayes.contracts import AnyMethod, Changes, Method, Report, Run
+from fedbayes.contracts.changes import norm, part_of
 from fedbayes.federation.checks import read_report
 from fedbayes.federation.fold import Fold
-from fedbayes.federation.kept import Kept
+from fedbayes.federation.kept import MEMORY, Kept
 from fedbayes.federation.outliers import outliers
 from fedbayes.federation.settings import Aggregation
 from fedbayes.federation.weights import MOST_TIMES_MEDIAN, Weights
+from fedbayes.messages import Masked, dense
+from fedbayes.tensors import Tensors
 
 
 def norms_of(changes: Changes) -> dict[str, float]:
     """The L2 norm of every part."""
     return {part: norm(tensors.values()) for part, tensors in changes.items()}
+
+
+def norms_of_report(
+    report: Report, method: AnyMethod, server: Any, run: Run, origin: Tensors
+) -> dict[str, float]:
+    """The L2 norm of the change of every part.
+
+    Whole reports of methods that measure changes as they do by default are not widened to float64,
+    unless their size asks for it.
+
+    Args:
+        report: it.
+        method: of the run.
+        server: its state.
+        run: the run.
+        origin: where changes are measured from by default (`Method.origin`).
+    """
+    kind = type(method)
+    plain = kind.changes is Method.changes and kind.centre is Method.centre
+    if plain and not any(isinstance(item, Masked) for item in report.tensors.values()):
+        trained, squares = run.network.split()[0], dict[str, float]()
+        for name, item in dense(report.tensors).items():
+            part = part_of(name, item.dtype, run.network, trained)
+            own = origin.get(name)
+            whole = item if item.dtype in (torch.float32, torch.float64) else item.double()
+            length = float(torch.linalg.vector_norm(whole if own is None else whole - own.cpu()))
+            squares[part] = squares.get(part, 0.0) + length * length
+        if all(square < _EXACT for square in squares.values()):
+            return {part: math.sqrt(square) for part, square in squares.items()}
+    return norms_of(method.changes(report, server, run))
+
+
+_EXACT = 1e30
+"""Squares up to which float32 has no overflow."""
 
 
 def median(values: list[float]) -> float:
@@ -100,7 +138,9 @@ class Intake:
         self._relative = settings.weighs and method.weighted
         self._leave_out = settings.outliers == "leave-out"
         self._compared: dict[int, dict[str, float]] = {}
-        self._waiting = Kept()
+        self._origin = method.origin(server, run) if self._bounded else {}
+        self._near: dict[int, Report] = {}
+        self._room, self._waiting = MEMORY, Kept(0)
         self._names: dict[int, tuple[str, ...]] = {}
         self._weights: dict[int, float] = {}
 
@@ -117,13 +157,18 @@ class Intake:
         if compared:
             self._compared[client] = {n: norm([t.cpu().double()]) for n, t in compared.items()}
         within = not self._bounded or self._bounds.within(
-            client, norms_of(self._method.changes(report, self._server, self._run))
+            client,
+            norms_of_report(report, self._method, self._server, self._run, self._origin),
         )
         if within and not (self._relative or (compared and self._leave_out)):
             self._fold.add(client, report)
         else:
-            self._waiting.add(client, data)
             self._names[client] = tuple(report.tensors)
+            if len(data) <= self._room:
+                self._room -= len(data)
+                self._near[client] = report
+            else:
+                self._waiting.add(client, data)
 
     def count(self, weights: Weights) -> None:
         """Note what the reports weigh that were folded in."""
@@ -153,7 +198,7 @@ class Intake:
             refused = strange | {c: why for c, why in refused.items() if why}
         good = {c: w for c, w in self._weights.items() if not refused.get(c)}
         usual = median(list(good.values())) if good else 1.0
-        for client, data in self._waiting:
+        for client, names in self._names.items():
             if reason := refused.get(client):
                 del self._weights[client]
                 yield client, reason
@@ -161,7 +206,7 @@ class Intake:
             weight = good[client]
             if self._relative:
                 weight = min(weight / usual, MOST_TIMES_MEDIAN)
-            tensors = read_report(data).tensors
-            report = Report({name: tensors[name] for name in self._names[client]}, weight)
+            report = self._near.pop(client, None) or read_report(self._waiting[client])
+            report = Report({name: report.tensors[name] for name in names}, weight)
             self._fold.add(client, report)
         self._waiting.close()
