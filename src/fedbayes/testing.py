@@ -41,7 +41,7 @@ from fedbayes.federation.checks import decode_report, encode_report
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.messages import Masked, Message, decode, dense, encode
+from fedbayes.messages import Masked, Message, decode, decode_file, dense, encode
 from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import resume, run
@@ -216,11 +216,11 @@ class MethodContract:
         with self.after_one_round(tmp_path) as simulation:
             kinds = [(simulation.method.server_state, pack(simulation.server))]
             kinds += [
-                (simulation.method.client_state, dense(decode(simulation.states[client])))
+                (simulation.method.client_state, decode_file(simulation.states[client]))
                 for client in simulation.states
             ]
             for kind, packed in kinds:
-                stored = dense(decode(encode(dict(packed))))
+                stored = decode_file(encode(dict(packed)))
                 assert_identical(packed, pack(unpack(kind, stored)))
 
     def test_engines_agree(self, tmp_path: Path) -> None:

@@ -15,9 +15,12 @@ from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.checks import encode_report
 from fedbayes.likelihoods import Scores, evaluate, total
-from fedbayes.messages import Message, decode, dense, encode
+from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors, pack, to, unpack
+
+_HEADER = 8192
+"""Bytes of a broadcast's header for each tensor of the network."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,9 @@ class ClientRuntime:
                 "the same model settings, files and version of its code"
             )
         device = run.network.device
-        message = _to(decode(task.message), device)
+        # A method may send sparse tensors of a network that is large, and then little but names.
+        header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
+        message = _to(decode(task.message, longest_header=header), device)
         samples = (
             self.data.all_train() if self.method.centralized else self.data.train(task.client)
         ).to(device)
@@ -145,7 +150,7 @@ class ClientRuntime:
     def evaluate(self, evaluation: Evaluation) -> Tensors:
         """Terms of the scores of a global model on some rows of the union of the test sets."""
         device = self.run.network.device
-        model = to(dense(decode(evaluation.model)), device)
+        model = to(decode_file(evaluation.model), device)
         samples = self.data.test_union(evaluation.start, evaluation.stop).to(device)
         return evaluate(self.run.likelihood, self.method.draws(model, self.run), samples)
 
@@ -166,7 +171,7 @@ class ClientRuntime:
             EngineError: it is damaged.
         """
         try:
-            return unpack(self.method.client_state, to(dense(decode(task.state or b"")), device))
+            return unpack(self.method.client_state, to(decode_file(task.state or b""), device))
         except MessageError as error:
             raise EngineError(
                 f"the private state of client {task.client} is damaged: {error}"

@@ -30,7 +30,7 @@ from torch import Tensor
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, MessageError, RunError
-from fedbayes.messages import decode, dense, encode
+from fedbayes.messages import decode_file, encode
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
@@ -353,7 +353,7 @@ class RunFolder:
             )
         path = self._checkpoint(wanted)
         try:
-            stored = dense(decode(path.read_bytes()))
+            stored = decode_file(path.read_bytes())
             if "correct" in stored:
                 raise RunError(
                     f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
@@ -419,7 +419,7 @@ class RunFolder:
                     "models of their own"
                 )
         try:
-            return dense(decode(self.model_file.read_bytes()))
+            return decode_file(self.model_file.read_bytes())
         except (OSError, MessageError) as error:
             raise RunError(f"cannot read the model of {self.path}: {error}") from None
 
