@@ -219,7 +219,7 @@ class MethodContract:
             arguments = [(*s, *b.arguments[1:]) for s, b in zip(split, both, strict=True)]
             stacked = _stacked([_copied(a) for a in arguments])
             mapped = torch.func.vmap(torch.func.grad_and_value(energy), randomness="different")
-            with seeds.global_rng(0, run.network.device):
+            with seeds.global_rng(0, "layers", device=run.network.device):
                 mapped(*_copied(stacked))
                 _without_dropout(run.network.module)
                 values = torch.func.vmap(energy, randomness="different")(*_copied(stacked))
@@ -379,7 +379,7 @@ class _Stated:
 
 def _value(loss: Loss, stated: _Stated) -> Tensor:
     """The loss at copies of its arguments, with the same random numbers of layers every time."""
-    with torch.no_grad(), seeds.global_rng(0, "cpu"):
+    with torch.no_grad(), seeds.global_rng(0, "layers"):
         return loss(*_copied(stated.arguments))
 
 

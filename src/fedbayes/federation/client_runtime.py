@@ -133,8 +133,8 @@ class ClientRuntime:
         samples, held_out = self._set_aside(samples, task.client)
         at = self.at(task, held_out)
         state = self.method.join(at) if task.state is None else self._state(task, device)
-        seed = seeds.integer(run.seed, "layers", round=task.round, client=task.client)
-        with seeds.global_rng(seed, device):
+        place = {"round": task.round, "client": task.client}
+        with seeds.global_rng(run.seed, "layers", **place, device=device):
             report, state, info = self.method.local(message, state, samples, at)
         scores: Scores = {}
         if not self.method.centralized:
