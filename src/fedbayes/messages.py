@@ -254,16 +254,23 @@ def decode(data: bytes, *, longest_header: int | None = None) -> Message:
     return message
 
 
-def decode_file(data: bytes) -> Tensors:
+def decode_file(data: bytes, *, plain: bool = False) -> Tensors:
     """The tensors in bytes of a file: a state, a checkpoint, a model.
 
     As `decode`, but no tensor is sparse, and most of the bytes may be header: a state may be of
-    many small tensors, which take some thirty times their bytes.
+    many small tensors, each of which takes a kilobyte of memory.
+
+    Args:
+        data: the bytes.
+        plain: whether the file is one of safetensors, whose header is not deflated. A stranger's
+            should be; then the cost is some thirty times that of the bytes at most.
 
     Raises:
         MessageError: the bytes are not such a file. No other error leaves here.
     """
-    message = decode(data, longest_header=SHORT_HEADER + 8 * len(data))
+    if plain and len(data) >= 8 and data[7] & 0x80:
+        raise MessageError("not a file of safetensors: its header is deflated")
+    message = decode(data, longest_header=SHORT_HEADER + (4 if plain else 32) * len(data))
     for name, item in message.items():
         if isinstance(item, Masked):
             raise MessageError(f"not a file of tensors: {quoted(name)} is sparse")

@@ -26,7 +26,7 @@ _COMMAS, _BRACKETS = MOST_AXES + 4, 3
 """Signs of either kind in the header's JSON that a tensor may need."""
 
 _INT = {int}
-_NAMES = {
+NAMES = {
     "F64": ("float64", "f8"),
     "F32": ("float32", "f4"),
     "F16": ("float16", "f2"),
@@ -51,7 +51,7 @@ _TYPES: dict[str, tuple[torch.dtype, int]] = {}
 """Types by their name in a header, and the bytes of an entry."""
 _STORED: dict[torch.dtype, tuple[np.dtype[Any], bool]] = {}
 """As what NumPy reads a type, and whether that is another one, of as many bytes."""
-for _code, (_name, _stored) in _NAMES.items():
+for _code, (_name, _stored) in NAMES.items():
     if (_dtype := getattr(torch, _name, None)) is not None:
         _TYPES[_code] = (_dtype, _dtype.itemsize)
         _STORED[_dtype] = (np.dtype(f"<{_stored or f'i{_dtype.itemsize}'}"), not _stored)

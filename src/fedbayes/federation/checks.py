@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedbayes.contracts import Report
 from fedbayes.data.wording import listed
-from fedbayes.errors import MessageError
+from fedbayes.errors import MessageError, quoted
 from fedbayes.likelihoods import Likelihood, Scores, score_names
 from fedbayes.messages import Masked, Message, decode, dtype_of, encode, shape_of
 
@@ -51,9 +51,9 @@ def decode_report(data: bytes, expected: Message) -> Report:
     if not 0 < weight <= HEAVIEST:  # nor is NaN
         raise MessageError(f"its weight is {weight}; it must be positive and at most 2**53")
     if tensors.keys() != expected.keys():
-        missing = sorted(expected.keys() - tensors.keys())
-        surplus = sorted(tensors.keys() - expected.keys())
-        raise MessageError(f"its tensors are not those expected: {missing=}, {surplus=}")
+        missing = listed(map(quoted, sorted(expected.keys() - tensors.keys())), 3) or "none"
+        surplus = listed(map(quoted, sorted(tensors.keys() - expected.keys())), 3) or "none"
+        raise MessageError(f"its tensors are not those expected: missing {missing}; more {surplus}")
     for name, pattern in expected.items():
         item = tensors[name]
         if shape_of(item) != shape_of(pattern):

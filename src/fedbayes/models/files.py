@@ -80,7 +80,7 @@ def read_model(path: Path) -> tuple[Tensors, str]:
                 warnings.simplefilter("ignore")  # of TorchScript, which is refused
                 content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         else:
-            content = decode_file(data)
+            content = decode_file(data, plain=True)
     except OSError as error:
         raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
     except KeyError:  # the code of an unknown operation of pickle

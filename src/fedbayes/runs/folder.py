@@ -419,7 +419,7 @@ class RunFolder:
                     "models of their own"
                 )
         try:
-            return decode_file(self.model_file.read_bytes())
+            return decode_file(self.model_file.read_bytes(), plain=True)
         except (OSError, MessageError) as error:
             raise RunError(f"cannot read the model of {self.path}: {error}") from None
 
