@@ -38,7 +38,7 @@ def decode_report(data: bytes, expected: Message) -> Report:
             are wrong, or a value is NaN or infinite. The text says which.
     """
     header = longest_header(expected)
-    most = header + most_values(expected)
+    most = longest_report(expected)
     if len(data) > most:
         raise MessageError(f"it has {len(data):,} bytes; at most {most:,} make sense")
     tensors = decode(data, longest_header=header)
@@ -108,6 +108,11 @@ def check_scores(scores: Scores, likelihood: Likelihood) -> None:
         likelihood.metrics(scores)
     except (ArithmeticError, ValueError):  # of negative squares, or beyond all numbers
         raise MessageError("its scores cannot be of any samples: they give no metrics") from None
+
+
+def longest_report(expected: Message) -> int:
+    """Bytes that no proper report exceeds."""
+    return longest_header(expected) + most_values(expected)
 
 
 def longest_header(expected: Message) -> int:

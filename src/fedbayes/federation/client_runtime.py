@@ -36,6 +36,8 @@ class Task:
     constants: str = ""
     """Digest of the frozen weights of the server's network (`Network.constants_digest`), which are
     not sent."""
+    most: int = 0
+    """Bytes of the longest proper report, which a server asks for at most; not sent."""
 
 
 @dataclass(frozen=True)
