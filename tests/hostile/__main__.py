@@ -3,7 +3,7 @@
     python -m tests.hostile            # under an hour on two cores
     python -m tests.hostile --quick    # about a minute
 
-Each part is a function of how many to try and a seed. It gives how many it tried and how many
+Each part is a function of how many to try and a seed, the number of the first of them. It gives how many it tried and how many
 survived, what failed in words, and if it likes its worst figures by unit. A part that is not there
 is left out.
 """
@@ -23,7 +23,10 @@ PARTS = [
     Part("messages and reports", "tests.hostile.messages:fuzz", 1_000_000, 15_000, 2_500),
     Part("kills", "tests.hostile.kills:kills", 1_000, 6, 5),
     Part("damaged folders", "tests.hostile.folders:damages", 1_000, 20, 10),
-    Part("attacks", "tests.hostile.attacks:attacks", 34, 0, 1),
+    Part(
+        *("attacks", "tests.hostile.attacks:attacks", 34, 1, 1),
+        needs="fedbayes.federation.attacks",
+    ),
 ]
 
 

@@ -24,10 +24,13 @@ class Part:
     """How many are tried if it must be quick."""
     at_once: int
     """How many one process tries before it tells."""
+    needs: str = ""
+    """A module without which there is nothing to try."""
 
     def there(self):
-        """Whether its module is."""
-        return find_spec(self.place.partition(":")[0]) is not None
+        """Whether its module is, and what it needs."""
+        names = [self.place.partition(":")[0], *([self.needs] if self.needs else [])]
+        return all(find_spec(name) is not None for name in names)
 
 
 @dataclass
@@ -67,7 +70,7 @@ def run(parts, *, jobs, seed, minutes, tell):
     Args:
         parts: part to how many.
         jobs: processes.
-        seed: of the first piece.
+        seed: of the first of each part; each next one has the next seed.
         minutes: after which no piece is begun.
         tell: called with the accounts whenever a piece has ended.
 
@@ -77,12 +80,12 @@ def run(parts, *, jobs, seed, minutes, tell):
     end = time.monotonic() + 60 * minutes
     accounts = {part.name: Account() for part in parts}
     pieces = [
-        (begun / count, part, min(part.at_once, count - begun))
+        (begun / count, part, begun, min(part.at_once, count - begun))
         for part, count in parts.items()
         for begun in range(0, count, part.at_once)
     ]
     pieces.sort(key=lambda piece: piece[0])  # of all parts the same share at any time
-    waiting = iter(enumerate(pieces, start=seed))
+    waiting = iter(pieces)
     under_way = {}
     with ProcessPoolExecutor(
         jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
@@ -91,8 +94,8 @@ def run(parts, *, jobs, seed, minutes, tell):
             while len(under_way) < jobs and time.monotonic() < end:
                 if (piece := next(waiting, None)) is None:
                     break
-                number, (_, part, count) = piece
-                under_way[pool.submit(work, part.place, count, number)] = part
+                _, part, begun, count = piece
+                under_way[pool.submit(work, part.place, count, seed + begun)] = part
             if not under_way:
                 return accounts
             for done in wait(under_way, return_when=FIRST_COMPLETED).done:
