@@ -3,9 +3,9 @@
     python -m tests.hostile            # under an hour on two cores
     python -m tests.hostile --quick    # about a minute
 
-Each part is a function of how many to try and a seed, the number of the first of them. It gives how many it tried and how many
-survived, what failed in words, and if it likes its worst figures by unit. A part that is not there
-is left out.
+Each part is a function of how many to try and a seed, the number of the first of them. It gives how
+many it tried and how many survived, what failed in words, and if it likes its worst figures by
+unit. A part that is not there is left out.
 """
 
 import argparse
