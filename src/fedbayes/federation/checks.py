@@ -1,6 +1,7 @@
 """What a report must be before the server looks at it."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,6 +16,10 @@ _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
 _ROUNDING = 1e-5
 """What a probability in float32 may be above 1 at most, and its logarithm above 0."""
+MOST_FIGURES = 64
+"""Metrics, or scores, that a client may send with a report."""
+LONGEST_NAME = 100
+"""Characters of the name of a metric or score."""
 HEAVIEST = 2.0**53
 """Largest weight of a report: sums of such weights times values stay finite."""
 
@@ -68,6 +73,31 @@ def decode_report(data: bytes, expected: Message) -> Report:
         if not all_finite(values):
             raise MessageError(f"{name!r} holds NaN or infinite values")
     return Report({name: tensors[name] for name in expected}, weight)
+
+
+def figures(said: Mapping[str, object], what: str) -> dict[str, float]:
+    """The metrics or scores that a client says, whatever engine brought them.
+
+    Args:
+        said: by name; nothing is taken on trust.
+        what: what they are, for the error.
+
+    Raises:
+        MessageError: they are too many or no numbers, or names are long or cannot be printed.
+    """
+    if len(said) > MOST_FIGURES:
+        raise MessageError(f"its {what} are too many: {len(said):,}, at most {MOST_FIGURES}")
+    found: dict[str, float] = {}
+    for name, value in said.items():
+        if not isinstance(value, int | float):
+            raise MessageError(f"invalid {what}: {quoted(name)} is no number")
+        if len(name) > LONGEST_NAME or not name.isprintable():
+            raise MessageError(f"invalid {what}: {quoted(name)} is no name")
+        try:
+            found[name] = float(value)
+        except OverflowError:
+            raise MessageError(f"invalid {what}: {quoted(name)} is no number of 64 bits") from None
+    return found
 
 
 def check_scores(scores: Scores, likelihood: Likelihood) -> None:

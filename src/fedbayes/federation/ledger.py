@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fedbayes.contracts import AnyMethod, Info, Report
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import check_scores, decode_report
+from fedbayes.federation.checks import check_scores, decode_report, figures
 from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.likelihoods import Scores
 
@@ -61,12 +61,13 @@ class Ledger:
             self.troubles[client] = outcome.trouble
         try:
             report = decode_report(outcome.report, expected)
+            info = figures(outcome.info, "metrics")
             check_scores(outcome.scores, broadcast.run.likelihood)
             method.accept(broadcast.server, report)
         except MessageError as error:
             self.refused[client] = str(error)
             return None
-        finite = {name: value for name, value in outcome.info.items() if math.isfinite(value)}
+        finite = {name: value for name, value in info.items() if math.isfinite(value)}
         self.infos.append(finite)
         self.scores[client] = outcome.scores
         return report
