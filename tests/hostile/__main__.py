@@ -17,14 +17,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tests.hostile.attacks import CASES
 from tests.hostile.trying import Part, run
 
 PARTS = [
     Part("messages and reports", "tests.hostile.messages:fuzz", 1_000_000, 15_000, 2_500),
-    Part("kills", "tests.hostile.kills:kills", 1_000, 6, 5),
-    Part("damaged folders", "tests.hostile.folders:damages", 1_000, 20, 10),
+    Part("kills", "tests.hostile.kills:attack", 1_000, 10, 50),
+    Part("damaged folders", "tests.hostile.folders:attack", 1_000, 20, 100),
     Part(
-        *("attacks", "tests.hostile.attacks:attacks", 34, 1, 1),
+        *("attacks", "tests.hostile.attacks:attack", len(CASES), 1, 1),
         needs="fedbayes.federation.attacks",
     ),
 ]
@@ -77,7 +78,7 @@ def main(arguments=None):
     console.print(shown(accounts, wanted))
     failures = [(name, why) for name, account in accounts.items() for why in account.failures]
     for name, why in failures[:20]:
-        console.print(f"[red]{name}[/]: {escape(why)}")
+        console.print(f"[red]{name}[/]: {escape(why[-600:])}")
     if len(failures) > 20:
         console.print(f"and {len(failures) - 20:,} more")
     console.print(f"{(time.monotonic() - start) / 60:.1f} minutes, {given.jobs} processes")

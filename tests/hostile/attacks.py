@@ -23,7 +23,7 @@ CASES = [
 ]
 
 
-def attacks(count, seed):
+def attack(count, seed):
     """Run so many of the cases, from that of this number.
 
     Returns:
