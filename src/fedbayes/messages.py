@@ -146,7 +146,7 @@ _DEFLATED = 1 << 63
 """Flag in the header's length, the first eight bytes: the header is deflated."""
 LONGEST_HEADER = 100_000_000
 """Bytes; the limit of safetensors."""
-SHORT_HEADER = 128 * 1024
+SHORT_HEADER = 96 * 1024
 """Bytes of names and shapes, inflated, that any message may have."""
 _SHORT_PART = 128
 """Bytes of the header for each part, of which a tensor is one and a sparse one several."""
