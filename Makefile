@@ -1,10 +1,11 @@
 # make demo: install and watch a federation learn. make test: run the tests. make check: all
-# that must hold before a commit. make mutants: what the tests would not notice.
+# that must hold before a commit. make mutants: what the tests would not notice. make hostile: all
+# attacks on messages, files and rounds, in under an hour.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow check mutants docs format clean
+.PHONY: demo test slow check mutants hostile docs format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedbayes run
@@ -23,6 +24,9 @@ check: $(VENV)/.developing
 
 mutants: $(VENV)/.developing
 	$(BIN)/python -m tests.mutation
+
+hostile: $(VENV)/.developing
+	$(BIN)/python -m tests.hostile
 
 docs: $(VENV)/.developing
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

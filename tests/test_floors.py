@@ -10,7 +10,17 @@ import fedbayes
 
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
-    {"errors", "fields", "lazy", "seeds", "targets", "tensors", "messages", "metrics"},
+    {
+        "errors",
+        "fields",
+        "lazy",
+        "seeds",
+        "targets",
+        "tensors",
+        "tensor_files",
+        "messages",
+        "metrics",
+    },
     {"likelihoods"},
     {"data", "models", "inference", "matching"},
     {"contracts", "fusion"},

@@ -1,16 +1,22 @@
 import json
 import struct
+import time
 import tracemalloc
+import zlib
 from math import prod
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
 from fedbayes.errors import MessageError
-from fedbayes.messages import Masked, decode, encode
+from fedbayes.messages import Masked, decode, decode_file, encode
+from fedbayes.tensor_files import NAMES
+from tests.hostile.messages import fuzz
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
 names = st.text(
@@ -163,7 +169,186 @@ def test_masks_that_do_not_fit(masks):
     for axes, count in masks.items():
         key = "w#mask:" + ",".join(map(str, axes))
         flat[key] = torch.zeros(-(-count // 8), dtype=torch.uint8)
-    from safetensors.torch import save
-
     with pytest.raises(MessageError):
         decode(save(flat))
+
+
+def _deflated(header, body=b""):
+    small = zlib.compress(header, 9)
+    return struct.pack("<Q", len(small) | 1 << 63) + small + body
+
+
+ENTRY = b'"%06d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},'
+BOMBS = {
+    "many tensors": b"{" + b"".join(ENTRY % n for n in range(120_000))[:-1] + b"}",
+    "lists": b'{"a":[' + b"[]," * 5_000_000 + b"[]]}",
+    "numbers": b'{"a":[' + b"257," * 5_000_000 + b"1]}",
+    "nested": b"[" * 5_000_000,
+    "spaces": b" " * 20_000_000,
+    "one name": b'{"' + b"a" * 20_000_000 + b'":1}',
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_deflated_header_costs_no_more_than_its_bytes_justify(bomb):
+    """What was 180 MB and 17 s: the process grows by no more, and the time is of one message."""
+    data = _deflated(BOMBS[bomb])
+    assert len(data) < 800_000
+    before, start = psutil.Process().memory_info().rss, time.thread_time()
+    tracemalloc.start()
+    with pytest.raises(MessageError) as error:
+        decode(data)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken <= 4_000_000 + 4 * len(data)
+    assert time.thread_time() - start < 0.5  # tracing is slow
+    assert psutil.Process().memory_info().rss - before <= 8_000_000 + 4 * len(data)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_file_of_many_small_tensors_is_read(plain):
+    """Not a message, but a state or a model may be so."""
+    many = {f"layer{number}": torch.tensor(float(number)) for number in range(5_000)}
+    data = encode(many, plain=plain)
+    with pytest.raises(MessageError, match="header is"):
+        decode(data)
+    back = decode_file(data)
+    assert back.keys() == many.keys()
+    assert all(back[name] == tensor for name, tensor in many.items())
+
+
+def test_a_large_message_of_many_tensors_is_read():
+    many = {f"layers.{number}.attention.weight": torch.ones(300, 4) for number in range(3_000)}
+    assert decode(encode(many)).keys() == many.keys()
+
+
+def test_a_file_has_no_sparse_tensors():
+    item = Masked.keep(torch.ones(4), {(0,): torch.tensor([True, False, True, True])})
+    with pytest.raises(MessageError, match="'w' is sparse"):
+        decode_file(encode({"w": item}))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+        '"w":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}',
+        '{"w":{"dtype":"U8","dtype":"I8","shape":[2],"data_offsets":[0,2]}}',
+        '{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"__metadata__":{"a":"","a":""}}',
+        '{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},'
+        '"\\u0077":{"dtype":"U8","shape":[0],"data_offsets":[2,2]}}',
+    ],
+)
+def test_names_that_come_twice_are_refused(header):
+    with pytest.raises(MessageError, match="comes twice"):
+        decode(struct.pack("<Q", len(header)) + header.encode() + b"\0\1")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "U8", "shape": [2], "data_offsets": [0, 1]},
+        {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]},
+        {"dtype": "U8", "shape": [2], "data_offsets": [2, 0]},
+        {"dtype": "U8", "shape": [2], "data_offsets": [-2, 0]},
+        {"dtype": "U8", "shape": [2.0], "data_offsets": [0, 2]},
+        {"dtype": "U8", "shape": [True, 2], "data_offsets": [0, 2]},
+        {"dtype": "U8", "shape": [-1, -2], "data_offsets": [0, 2]},
+        {"dtype": "U8", "shape": 2, "data_offsets": [0, 2]},
+        {"dtype": "U8", "shape": {"2": 1}, "data_offsets": [0, 2]},
+        {"dtype": "U8", "shape": [1] * 33 + [2], "data_offsets": [0, 2]},
+        {"dtype": "U8", "shape": [2**32, 2**32, 2], "data_offsets": [0, 2]},
+        {"dtype": "U8", "shape": [2**40, 2**40, 0], "data_offsets": [0, 0]},
+        {"dtype": "U8", "shape": [2], "data_offsets": [0, 2, 2]},
+        {"dtype": "U8", "shape": [2], "data_offsets": [0, 2], "more": 1},
+        {"dtype": "U8", "shape": [2]},
+        {"dtype": "F4", "shape": [2], "data_offsets": [0, 2]},
+        {"dtype": ["U8"], "shape": [2], "data_offsets": [0, 2]},
+        {"dtype": "BOOL", "shape": [2], "data_offsets": [0, 2]},
+        {},
+        [],
+        None,
+        3,
+    ],
+)
+def test_entries_that_are_none_are_refused(entry):
+    with pytest.raises(MessageError, match="not a message"):
+        decode(_hand_made({"w": entry}, b"\0\2"))
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_the_reader_of_safetensors_agrees(data):
+    """What is read here is read there as the same, and what is refused there is refused here."""
+    pattern = data.draw(st.dictionaries(names, st.tuples(shapes, st.sampled_from(DTYPES))))
+    whole = bytearray(save({n: torch.ones(s).to(d) for n, (s, d) in pattern.items()}))
+    for _ in range(data.draw(st.integers(0, 2))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.sampled_from(b'0123,{["'))
+    try:
+        ours = decode(bytes(whole))
+    except MessageError:
+        return
+    theirs = load(bytes(whole))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype
+        assert torch.equal(ours[name], tensor)
+
+
+@pytest.mark.parametrize(
+    "dtype", [getattr(torch, name) for name, _ in NAMES.values() if hasattr(torch, name)]
+)
+def test_every_type_comes_back_bit_for_bit(dtype):
+    bits = torch.arange(48, dtype=torch.uint8) * (dtype != torch.bool)
+    wanted = bits.view(dtype).reshape(2, -1)
+    back = decode(encode({"w": wanted, "none": wanted[:0]}))
+    assert back["w"].dtype == dtype
+    assert back["w"].shape == wanted.shape
+    assert torch.equal(back["w"].view(torch.uint8), wanted.view(torch.uint8))
+    assert back["none"].shape == (0, wanted.shape[1])
+
+
+@pytest.mark.parametrize("axes", [4, 32, 2_000])
+def test_a_lie_about_a_masks_length_has_a_short_answer(axes):
+    shape = np.full(axes, 2**31 - 1, "<i4").tobytes()
+    entries = {
+        "w": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]},
+        "w#shape": {"dtype": "I32", "shape": [axes], "data_offsets": [0, len(shape)]},
+        "w#mask:0": {
+            "dtype": "U8",
+            "shape": [1],
+            "data_offsets": [len(shape), len(shape) + 1],
+        },
+    }
+    with pytest.raises(MessageError) as error:
+        decode(_hand_made(entries, shape + b"\1"))
+    assert len(str(error.value)) < 300
+
+
+def test_masks_stay_packed_until_they_are_asked_for():
+    mask = torch.zeros(8_000_000, dtype=torch.bool)
+    mask[5] = True
+    data = encode({"w": Masked.keep(torch.ones(8_000_000), {(0,): mask})})
+    tracemalloc.start()
+    item = decode(data)["w"]
+    assert tracemalloc.get_traced_memory()[1] < 4 * len(data)
+    tracemalloc.stop()
+    assert torch.equal(item.masks[(0,)], mask)
+    assert item.masks[(0,)] is item.masks[(0,)]
+    assert len(item.masks) == 1
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "\n", "x" * 10_000, "\u202e", "\0" * 300])
+def test_errors_show_names_short_and_printable(name):
+    for entries in ({name: {}}, {f"{name}#mask:0": {}}):
+        for entry in ({}, {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}):
+            with pytest.raises(MessageError) as error:
+                decode(_hand_made(dict.fromkeys(entries, entry) | {"v": {}}, b""))
+            assert str(error.value).isprintable()
+            assert len(str(error.value)) < 800
+
+
+def test_a_fuzz_of_messages_and_reports_of_every_method():
+    tried, survived, failures, _ = fuzz(2_000, seed=0)
+    assert (survived, failures) == (tried, [])

@@ -1,8 +1,17 @@
+import ast
 import itertools
+from pathlib import Path
+from zlib import crc32
 
+import numpy as np
+import pytest
 import torch
 
+import fedbayes
 from fedbayes import seeds
+
+COLLIDED = [("gates", 11, 15), ("gates", 594, 14)]
+"""Of seed 0: the same 32 bits, which are all that PyTorch's own seeding takes."""
 
 
 def test_generators_depend_on_every_coordinate_and_on_nothing_else():
@@ -22,3 +31,87 @@ def test_generators_depend_on_every_coordinate_and_on_nothing_else():
 
 def test_integers_fit_a_signed_word():
     assert all(0 <= seeds.integer(s, "x") < 2**63 for s in range(100))
+
+
+def test_streams_that_share_32_bits_of_a_seed_differ():
+    one, two = (seeds.integer(0, p, round=r, client=c) for p, r, c in COLLIDED)
+    assert one != two
+    assert one % 2**32 == two % 2**32
+    seeded = [torch.Generator().manual_seed(seed) for seed in (one, two)]
+    assert torch.equal(*(torch.rand(8, generator=rng) for rng in seeded))  # why it matters
+    ours = [seeds.torch_rng(0, p, round=r, client=c) for p, r, c in COLLIDED]
+    assert not torch.equal(*(torch.rand(8, generator=rng) for rng in ours))
+    drawn = []
+    for purpose, number, client in COLLIDED:
+        with seeds.global_rng(0, purpose, round=number, client=client):
+            drawn.append(torch.rand(8))
+    assert not torch.equal(*drawn)
+
+
+def test_many_streams_are_all_different():
+    """By their first words: 128 bits of each, of which two in 2^32 would be the same ones."""
+    streams = {
+        seeds.sequence(0, "gates", round=number, client=client).generate_state(4).tobytes()
+        for number in range(100)
+        for client in range(250)
+    }
+    integers = {
+        seeds.integer(0, "gates", round=n, client=c) for n in range(100) for c in range(250)
+    }
+    assert len(streams) == len(integers) == 25_000
+
+
+def test_the_words_of_the_twister_are_those_that_numpy_draws():
+    """PyTorch's numbers are those of NumPy's Mersenne Twister of the same words."""
+    rng = seeds.torch_rng(3, "batches", round=2, client=1)
+    entropy = seeds.sequence(3, "batches", round=2, client=1)
+    words = np.random.PCG64(entropy).random_raw(312).astype("<u8").view("<u4")
+    twister = np.random.MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    wanted = (twister.random_raw(1000) % 2**24).astype(np.float32) / np.float32(2**24)
+    assert torch.equal(torch.rand(1000, generator=rng), torch.from_numpy(wanted))
+
+
+def test_the_global_generator_is_as_it_was_afterwards():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with seeds.global_rng(0, "layers", client=2):
+        inside = torch.rand(6)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(inside, torch.rand(6, generator=seeds.torch_rng(0, "layers", client=2)))
+
+
+def test_where_the_layout_is_another_generators_are_seeded(monkeypatch):
+    monkeypatch.setattr(seeds, "_known_layout", lambda: False)
+    rng = seeds.torch_rng(0, "gates", round=1)
+    seeded = torch.Generator().manual_seed(seeds.integer(0, "gates", round=1))
+    assert torch.equal(torch.rand(5, generator=rng), torch.rand(5, generator=seeded))
+
+
+def test_this_version_of_pytorch_has_the_known_layout():
+    assert seeds._known_layout()
+
+
+@pytest.mark.parametrize("damage", ["short", "other"])
+def test_another_layout_is_noticed(damage, monkeypatch):
+    state = torch.Generator().manual_seed(0).get_state()
+    other = state[:600] if damage == "short" else state.flip(0)
+    kind = type("Other", (), {"get_state": lambda _: other, "manual_seed": lambda self, _: self})
+    monkeypatch.setattr(torch, "Generator", kind)
+    assert not seeds._known_layout.__wrapped__()
+
+
+def test_no_two_purposes_are_the_same_number():
+    """A purpose is 32 bits of a generator's entropy: the words that we use are all different."""
+    calls = {"sequence", "numpy_rng", "integer", "torch_rng", "global_rng", "rng"}
+    words = set()
+    for path in Path(fedbayes.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in calls:
+                words |= {
+                    a.value
+                    for a in node.args[:2]
+                    if isinstance(a, ast.Constant) and isinstance(a.value, str)
+                }
+    assert len(words) > 10
+    assert len({crc32(word.encode()) for word in words}) == len(words)

@@ -59,6 +59,11 @@ class RunError(FedbayesError):
     """A run folder is absent, damaged, or cannot be continued."""
 
 
+def quoted(word: str) -> str:
+    """A word of a stranger's in quotes, for an error: its start alone, all of it printable."""
+    return repr(word if len(word) <= 60 else f"{word[:59]}…")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """What to add to a message on an unknown word: the known one that is like it, if any is."""
     known = list(known)

@@ -8,19 +8,18 @@ deflated on the way: in a network of many small tensors it would weigh more than
 Nothing is pickled.
 """
 
-import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
-from fedbayes.errors import MessageError
+from fedbayes.errors import MessageError, quoted
+from fedbayes.tensor_files import METADATA, MOST_AXES, MOST_ENTRIES, Part, load, parse, parts
 from fedbayes.tensors import Tensors
 
 
@@ -94,6 +93,32 @@ class Masked:
         return Masked(self.values.to(device), self.shape, masks)
 
 
+class _Packed(Mapping[tuple[int, ...], Tensor]):
+    """Masks that came as bits, each of which becomes eight times as long when it is asked for.
+
+    Args:
+        shape: of the dense tensor.
+        packed: by axes, as `np.packbits` makes them.
+    """
+
+    def __init__(self, shape: tuple[int, ...], packed: Mapping[tuple[int, ...], bytes]) -> None:
+        self._shape, self._packed = shape, packed
+        self._masks: dict[tuple[int, ...], Tensor] = {}
+
+    def __getitem__(self, axes: tuple[int, ...]) -> Tensor:
+        if axes not in self._masks:
+            sizes = tuple(self._shape[axis] for axis in axes)
+            bits = np.unpackbits(np.frombuffer(self._packed[axes], np.uint8), count=prod(sizes))
+            self._masks[axes] = torch.from_numpy(bits.view(np.bool_)).reshape(sizes)
+        return self._masks[axes]
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+
 Message = dict[str, Tensor | Masked]
 """What server and client say to each other: tensors by name, some of them sparse."""
 
@@ -115,15 +140,16 @@ def dtype_of(item: Tensor | Masked) -> torch.dtype:
     return item.values.dtype if isinstance(item, Masked) else item.dtype
 
 
-_UNREADABLE = (KeyError, TypeError, ValueError, RuntimeError, OverflowError)
-"""What the reader of safetensors raises on invalid bytes, besides its own error."""
-_SHAPE, _MASK, _METADATA = "#shape", "#mask:", "__metadata__"
-
+_SHAPE, _MASK = "#shape", "#mask:"
 
 _DEFLATED = 1 << 63
 """Flag in the header's length, the first eight bytes: the header is deflated."""
 LONGEST_HEADER = 100_000_000
 """Bytes; the limit of safetensors."""
+SHORT_HEADER = 96 * 1024
+"""Bytes of names and shapes, inflated, that any message may have."""
+_SHORT_PART = 128
+"""Bytes of the header for each part, of which a tensor is one and a sparse one several."""
 
 
 def encode(
@@ -147,7 +173,7 @@ def encode(
     for name, item in message.items():
         if "#" in name:
             raise MessageError(f"the name {name!r} of a tensor contains the reserved sign '#'")
-        if name == _METADATA:
+        if name == METADATA:
             raise MessageError(f"the name {name!r} of a tensor is reserved for text in the header")
         if isinstance(item, Masked):
             flat[name] = item.values
@@ -181,99 +207,141 @@ def metadata(data: bytes) -> dict[str, str]:
     if size > min(len(data), LONGEST_HEADER):
         return {}
     try:
-        header = json.loads(data[8 : 8 + size])
-    except ValueError:
+        found = parse(data[8 : 8 + size], len(data)).get(METADATA)
+    except MessageError:
         return {}
-    found = header.get(_METADATA) if isinstance(header, dict) else None
     return found if isinstance(found, dict) else {}
 
 
-def _inflated(data: bytes, longest: int) -> bytes:
-    """The bytes as a safetensors file, if its header is not longer than so many bytes."""
-    size = int.from_bytes(data[:8], "little")
-    if not size & _DEFLATED:
-        if size > longest:
-            raise MessageError("not a message: its header is too long")
-        return bytes(data)
-    end = 8 + (size ^ _DEFLATED)
-    stream = zlib.decompressobj()
-    header = stream.decompress(data[8:end], longest)
-    if not stream.eof or stream.unused_data or end > len(data):
-        raise MessageError("not a message: its header is cut off or too long")
-    return len(header).to_bytes(8, "little") + header + data[end:]
-
-
-def decode(data: bytes, *, longest_header: int = LONGEST_HEADER) -> Message:
+def decode(data: bytes, *, longest_header: int | None = None) -> Message:
     """The message that `encode` turned into these bytes; the inverse of `encode`.
 
     Names come in ascending order, whatever order they were encoded in.
 
-    Safe on bytes from a stranger: it allocates no more than the bytes justify. A sparse tensor
-    stays sparse, for the shape that it claims costs nothing to write; compare it with what you
-    expect before you call `dense`.
+    Safe on bytes from a stranger: what it costs is bounded by their number. It takes less than
+    four times their memory and some milliseconds a megabyte, over the 4 MB and 20 ms that a header
+    of `SHORT_HEADER` may take. A sparse tensor stays sparse and its masks packed, for the shape
+    that it claims costs nothing to write; compare it with what you expect before you call `dense`.
 
     Args:
         data: the bytes.
-        longest_header: bytes of names and shapes, inflated. A header costs time and memory far
-            beyond its deflated size, so a stranger is to be given no more than is expected.
+        longest_header: bytes of names and shapes, inflated, and 128 for each part: a tensor, or
+            the values, the shape or a mask of a sparse one. To be given where it is known what to
+            expect; by default it is as long as the number of bytes justifies.
 
     Raises:
         MessageError: the bytes are not an encoded message. No other error leaves here.
     """
     if not data:
         return {}
-    try:
-        # In the order of the names, since the reader's is random; and in memory that PyTorch
-        # laid out, since products of matrices round differently on other alignments.
-        flat = {
-            name: tensor.clone()
-            for name, tensor in sorted(load(_inflated(data, longest_header)).items())
-        }
-    except MessageError:
-        raise
-    except (SafetensorError, zlib.error, *_UNREADABLE) as error:
-        raise MessageError(f"not a message: {error}") from None
-    message: Message = {name: tensor for name, tensor in flat.items() if "#" not in name}
-    parts: dict[str, Tensors] = {}
-    for name, tensor in flat.items():
-        owner, sign, part = name.partition("#")
+    if longest_header is None:
+        longest_header = SHORT_HEADER + len(data) // 8
+    longest_header = min(longest_header, LONGEST_HEADER)
+    header, body = _split(data, longest_header)
+    message: Message = {}
+    sparse: dict[str, dict[str, Part]] = {}
+    for name, part in parts(header, body, longest_header // _SHORT_PART).items():
+        owner, sign, what = name.partition("#")
         if sign:
-            parts.setdefault(owner, {})[sign + part] = tensor
-    for name, pieces in parts.items():
-        values = flat.get(name)
-        if values is None or _SHAPE not in pieces:
-            raise MessageError(f"not a message: {name!r} has a mask but no values or no shape")
+            sparse.setdefault(owner, {})[sign + what] = part
+        else:
+            message[name] = load(name, part)
+    for name, pieces in sparse.items():
+        values = message.get(name)
+        if not isinstance(values, Tensor) or _SHAPE not in pieces:
+            raise MessageError(f"not a message: {quoted(name)} has a mask but no values or shape")
         message[name] = _sparse(name, values, pieces)
     return message
 
 
-def _sparse(name: str, values: Tensor, pieces: Tensors) -> Masked:
+def decode_file(data: bytes, *, plain: bool = False) -> Tensors:
+    """The tensors in bytes of a file: a state, a checkpoint, a model.
+
+    As `decode`, but no tensor is sparse, and most of the bytes may be header: a state may be of
+    many small tensors, each of which takes a kilobyte of memory.
+
+    Args:
+        data: the bytes.
+        plain: whether the file is one of safetensors, whose header is not deflated. A stranger's
+            should be; then the cost is some thirty times that of the bytes at most.
+
+    Raises:
+        MessageError: the bytes are not such a file. No other error leaves here.
+    """
+    if plain and len(data) >= 8 and data[7] & 0x80:
+        raise MessageError("not a file of safetensors: its header is deflated")
+    message = decode(data, longest_header=SHORT_HEADER + (4 if plain else 32) * len(data))
+    for name, item in message.items():
+        if isinstance(item, Masked):
+            raise MessageError(f"not a file of tensors: {quoted(name)} is sparse")
+    return {name: item for name, item in message.items() if isinstance(item, Tensor)}
+
+
+def _split(data: bytes, longest: int) -> tuple[bytes, memoryview]:
+    """The header, if it is not longer than so many bytes, and what follows."""
+    view = memoryview(data)
+    size = int.from_bytes(view[:8], "little")
+    end = 8 + (size & ~_DEFLATED)
+    if end > len(view):
+        raise MessageError("not a message: its header is cut off")
+    if not size & _DEFLATED:
+        if size > longest:
+            raise MessageError("not a message: its header is too long")
+        return bytes(view[8:end]), view[end:]
+    stream = zlib.decompressobj()
+    try:
+        header = stream.decompress(view[8:end], longest)
+    except zlib.error:
+        raise MessageError("not a message: its header cannot be inflated") from None
+    if not stream.eof or stream.unused_data:
+        raise MessageError("not a message: its header is cut off or too long")
+    return header, view[end:]
+
+
+def _axes(name: str, key: str) -> tuple[int, ...]:
+    """The axes that a mask covers, as the name of its part says."""
+    try:
+        axes = tuple(int(axis) for axis in key.removeprefix(_MASK).split(","))
+    except ValueError:
+        axes = ()
+    if key != _MASK + ",".join(map(str, axes)) or list(axes) != sorted(set(axes)):
+        raise MessageError(f"not a message: {quoted(name)} has an unknown part {quoted(key)}")
+    return axes
+
+
+def _sparse(name: str, values: Tensor, pieces: dict[str, Part]) -> Masked:
     """Rebuild one sparse tensor from its values, shape and packed masks, trusting none."""
     sizes = pieces.pop(_SHAPE)
-    if values.ndim != 1 or sizes.ndim != 1 or sizes.dtype != torch.int32 or (sizes < 0).any():
-        raise MessageError(f"not a message: {name!r} is sparse but has no proper shape")
-    shape = tuple(int(size) for size in sizes)
-    masks: dict[tuple[int, ...], Tensor] = {}
+    if values.ndim != 1 or len(sizes.shape) != 1 or sizes.dtype is not torch.int32:
+        raise MessageError(f"not a message: {quoted(name)} is sparse but has no proper shape")
+    shape = tuple(np.frombuffer(sizes.data, "<i4").tolist())
+    if (
+        len(shape) > MOST_AXES
+        or any(size < 0 for size in shape)
+        or prod(size or 1 for size in shape) > MOST_ENTRIES
+    ):
+        raise MessageError(f"not a message: {quoted(name)} is sparse but has no proper shape")
+    packed: dict[tuple[int, ...], bytes] = {}
     free = set(range(len(shape)))
     alive = 1
-    for key, packed in pieces.items():
-        try:
-            axes = tuple(int(axis) for axis in key.removeprefix(_MASK).split(","))
-        except ValueError:
-            raise MessageError(f"not a message: {name!r} has an unknown part {key!r}") from None
-        if not free.issuperset(axes) or len(set(axes)) != len(axes) or list(axes) != sorted(axes):
-            raise MessageError(f"not a message: the masks of {name!r} overlap or leave its shape")
+    for key, part in pieces.items():
+        axes = _axes(name, key)
+        if not free.issuperset(axes):
+            raise MessageError(f"not a message: masks of {quoted(name)} overlap or leave its shape")
         free -= set(axes)
-        sizes_covered = tuple(shape[axis] for axis in axes)
-        count = prod(sizes_covered)
-        if packed.dtype != torch.uint8 or packed.ndim != 1 or len(packed) != -(-count // 8):
-            raise MessageError(f"not a message: a mask of {name!r} does not fit its shape")
-        bits = np.unpackbits(packed.numpy(), count=count).astype(bool)
-        masks[axes] = torch.from_numpy(bits).reshape(sizes_covered)
-        alive *= int(bits.sum())
+        count = prod(shape[axis] for axis in axes)
+        if (
+            part.dtype is not torch.uint8
+            or len(part.shape) != 1
+            or len(part.data) != -(-count // 8)
+        ):
+            raise MessageError(f"not a message: a mask of {quoted(name)} does not fit its shape")
+        packed[axes] = bytes(part.data)
+        alive *= (int.from_bytes(part.data, "big") >> -count % 8).bit_count()
     alive *= prod(shape[axis] for axis in free)
     if alive != len(values):
         raise MessageError(
-            f"not a message: the masks of {name!r} keep {alive} values, {len(values)} were sent"
+            f"not a message: the masks of {quoted(name)} keep {alive} values, "
+            f"{len(values)} were sent"
         )
-    return Masked(values, shape, masks)
+    return Masked(values, shape, _Packed(shape, packed))

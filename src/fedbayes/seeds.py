@@ -6,6 +6,7 @@ makes engines agree bit for bit and lets a run resume where it was killed.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -27,8 +28,7 @@ def numpy_rng(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> np
 
 def integer(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> int:
     """A 63-bit seed for a library that wants a plain integer."""
-    words = sequence(seed, purpose, round=round, client=client).generate_state(1, np.uint64)
-    return int(words[0]) >> 1
+    return _word(sequence(seed, purpose, round=round, client=client))
 
 
 def torch_rng(
@@ -43,22 +43,65 @@ def torch_rng(
     import torch
 
     rng = torch.Generator(device=device)
-    rng.manual_seed(integer(seed, purpose, round=round, client=client))
+    _fill(rng, sequence(seed, purpose, round=round, client=client))
     return rng
 
 
 @contextmanager
-def global_rng(seed: int, device: "torch.device | str" = "cpu") -> Iterator[None]:
+def global_rng(
+    seed: int,
+    purpose: str,
+    *,
+    round: int = 0,
+    client: int = 0,
+    device: "torch.device | str" = "cpu",
+) -> Iterator[None]:
     """Seed PyTorch's global generator inside, and put it back as it was after.
 
     For code that draws from no generator of ours: dropout layers, initializations.
     """
     import torch
 
+    entropy = sequence(seed, purpose, round=round, client=client)
     cuda = torch.device(device).type == "cuda"
     with torch.random.fork_rng(devices=[device] if cuda else []):
         # torch.manual_seed would prepare every kind of device, which takes longer than a step.
-        torch.default_generator.manual_seed(seed)
+        _fill(torch.default_generator, entropy)
         if cuda:
-            torch.cuda.manual_seed(seed)
+            torch.cuda.manual_seed(_word(entropy))
         yield
+
+
+def _word(entropy: np.random.SeedSequence) -> int:
+    """63 bits."""
+    return int(entropy.generate_state(1, np.uint64)[0]) >> 1
+
+
+def _fill(rng: "torch.Generator", entropy: np.random.SeedSequence) -> None:
+    """Put a generator where this entropy says.
+
+    That of CPUs is a Mersenne Twister, of which PyTorch's own seeding reaches 2^32 states: among
+    120,000 streams two would be the same. So its 624 words are written here, from the 128 bits of
+    the entropy. That of CUDA takes 64 bits, and is seeded.
+    """
+    rng.manual_seed(_word(entropy))
+    if rng.device.type != "cpu" or not _known_layout():
+        return
+    state = rng.get_state()
+    words = np.random.PCG64(entropy).random_raw(312).view(np.uint32)  # faster than of `entropy`
+    state.numpy()[_WORDS].view("<u8")[:] = words
+    rng.set_state(state)
+
+
+_WORDS = slice(24, 24 + 624 * 8)
+"""Where in a state of PyTorch's Mersenne Twister its words are, each in eight bytes."""
+
+
+@cache
+def _known_layout() -> bool:
+    """Whether words are where this version of PyTorch has them: compared with NumPy's Twister."""
+    import torch
+
+    state = torch.Generator().manual_seed(20_001).get_state().numpy()
+    words = np.random.RandomState(20_001).get_state(legacy=False)["state"]["key"]
+    return len(state) >= _WORDS.stop and bool((state[_WORDS].view("<u8") == words).all())

@@ -44,7 +44,7 @@ from fedbayes.federation.checks import decode_report, encode_report
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.engines.sequential import Sequential
-from fedbayes.messages import Masked, Message, decode, dense, encode
+from fedbayes.messages import Masked, Message, decode, decode_file, dense, encode
 from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import resume, run
@@ -219,7 +219,7 @@ class MethodContract:
             arguments = [(*s, *b.arguments[1:]) for s, b in zip(split, both, strict=True)]
             stacked = _stacked([_copied(a) for a in arguments])
             mapped = torch.func.vmap(torch.func.grad_and_value(energy), randomness="different")
-            with seeds.global_rng(0, run.network.device):
+            with seeds.global_rng(0, "layers", device=run.network.device):
                 mapped(*_copied(stacked))
                 _without_dropout(run.network.module)
                 values = torch.func.vmap(energy, randomness="different")(*_copied(stacked))
@@ -247,11 +247,11 @@ class MethodContract:
         with self.after_one_round(tmp_path) as simulation:
             kinds = [(simulation.method.server_state, pack(simulation.server))]
             kinds += [
-                (simulation.method.client_state, dense(decode(simulation.states[client])))
+                (simulation.method.client_state, decode_file(simulation.states[client]))
                 for client in simulation.states
             ]
             for kind, packed in kinds:
-                stored = dense(decode(encode(dict(packed))))
+                stored = decode_file(encode(dict(packed)))
                 assert_identical(packed, pack(unpack(kind, stored)))
 
     def test_engines_agree(self, tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ class _Stated:
 
 def _value(loss: Loss, stated: _Stated) -> Tensor:
     """The loss at copies of its arguments, with the same random numbers of layers every time."""
-    with torch.no_grad(), seeds.global_rng(0, "cpu"):
+    with torch.no_grad(), seeds.global_rng(0, "layers"):
         return loss(*_copied(stated.arguments))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.federation.checks import longest_report
 from fedbayes.federation.client_runtime import Task
 from fedbayes.messages import Message, encode
 
@@ -30,10 +31,11 @@ class Broadcast:
         constants = self.run.network.constants_digest
         for client in cohort:
             message = self.message(client)
-            self._expected[client] = self.method.expected(message, self.run)
+            expected = self._expected[client] = self.method.expected(message, self.run)
             data = self._encoded(message)
             self.sent[client] = len(data)
-            yield Task(client, self.number, data, states.get(client), constants)
+            state = states.get(client)
+            yield Task(client, self.number, data, state, constants, longest_report(expected))
 
     def message(self, client: int) -> Message:
         """What a client is sent."""

@@ -1,22 +1,22 @@
 """What a report must be before the server looks at it."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from fedbayes.contracts import Info, Report
 from fedbayes.data.wording import listed
-from fedbayes.errors import MessageError
+from fedbayes.errors import MessageError, quoted
 from fedbayes.likelihoods import Likelihood, Scores, score_names
 from fedbayes.likelihoods.base import ROUNDING
 from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of, encode, shape_of
 
 _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
-MOST_METRICS = 64
-"""Metrics, or scores, that a report may carry."""
+MOST_FIGURES = 64
+"""Metrics, or scores, that a client may send with a report."""
 LONGEST_NAME = 100
 """Characters of the name of a metric or score."""
 HEAVIEST = 2.0**53
@@ -42,7 +42,7 @@ def decode_report(data: bytes, expected: Message) -> Report:
             are wrong, or a value is NaN or infinite. The text says which.
     """
     header = longest_header(expected)
-    most = header + most_values(expected)
+    most = longest_report(expected)
     if len(data) > most:
         raise MessageError(f"it has {len(data):,} bytes; at most {most:,} make sense")
     report = read_report(data, longest_header=header)
@@ -50,9 +50,9 @@ def decode_report(data: bytes, expected: Message) -> Report:
     if not 0 < weight <= HEAVIEST:  # nor is NaN
         raise MessageError(f"its weight is {weight}; it must be positive and at most 2**53")
     if tensors.keys() != expected.keys():
-        missing = sorted(expected.keys() - tensors.keys())
-        surplus = sorted(tensors.keys() - expected.keys())
-        raise MessageError(f"its tensors are not those expected: {missing=}, {surplus=}")
+        missing = listed(map(quoted, sorted(expected.keys() - tensors.keys())), 3) or "none"
+        surplus = listed(map(quoted, sorted(tensors.keys() - expected.keys())), 3) or "none"
+        raise MessageError(f"its tensors are not those expected: missing {missing}; more {surplus}")
     for name, pattern in expected.items():
         item = tensors[name]
         if shape_of(item) != shape_of(pattern):
@@ -100,21 +100,33 @@ def check_masks(report: Report, sent: Message) -> None:
             raise MessageError(f"it keeps other entries of {name!r} than it was sent")
 
 
-def check_info(info: Info) -> None:
-    """See that what a client tells of its work is few figures of short names, on every engine.
+def figures(said: Mapping[str, object], what: str) -> dict[str, float]:
+    """The metrics or scores that a client says, whatever engine brought them.
+
+    Args:
+        said: by name; nothing is taken on trust.
+        what: what they are, for the error.
 
     Raises:
-        MessageError: they are too many, or a name is too long or cannot be printed.
+        MessageError: they are too many or no numbers, or names are long or cannot be printed.
     """
-    if len(info) > MOST_METRICS:
-        raise MessageError(f"its metrics are too many: {len(info)}, at most {MOST_METRICS}")
-    for name in info:
+    if len(said) > MOST_FIGURES:
+        raise MessageError(f"its {what} are too many: {len(said):,}, at most {MOST_FIGURES}")
+    found: dict[str, float] = {}
+    for name, value in said.items():
+        if not isinstance(value, int | float):
+            raise MessageError(f"invalid {what}: {quoted(name)} is no number")
         if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
-            raise MessageError(f"invalid metrics: {name[:LONGEST_NAME]!r} is no name of one")
+            raise MessageError(f"invalid {what}: {quoted(name)} is no name")
+        try:
+            found[name] = float(value)
+        except OverflowError:
+            raise MessageError(f"invalid {what}: {quoted(name)} is no number of 64 bits") from None
+    return found
 
 
 def means(infos: Collection[Info]) -> Info:
-    """The mean of each figure over the clients that gave a finite one: of `MOST_METRICS` figures at
+    """The mean of each figure over the clients that gave a finite one: of `MOST_FIGURES` figures at
     most, those that most clients gave.
     """
     values: dict[str, list[float]] = {}
@@ -122,8 +134,8 @@ def means(infos: Collection[Info]) -> Info:
         for name, value in info.items():
             if math.isfinite(value):
                 values.setdefault(name, []).append(value)
-    if len(values) > MOST_METRICS:
-        kept = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_METRICS]
+    if len(values) > MOST_FIGURES:
+        kept = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_FIGURES]
         values = {name: each for name, each in values.items() if name in kept}
     return {name: _mean(each) for name, each in values.items()}
 
@@ -175,6 +187,11 @@ def check_scores(scores: Scores, likelihood: Likelihood) -> None:
         likelihood.metrics(scores)
     except (ArithmeticError, ValueError):  # of negative squares, or beyond all numbers
         raise MessageError("its scores cannot be of any samples: they give no metrics") from None
+
+
+def longest_report(expected: Message) -> int:
+    """Bytes that no proper report exceeds."""
+    return longest_header(expected) + most_values(expected)
 
 
 def longest_header(expected: Message) -> int:

@@ -15,9 +15,12 @@ from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.checks import encode_report
 from fedbayes.likelihoods import Scores, evaluate, total
-from fedbayes.messages import Message, decode, dense, encode
+from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors, pack, to, unpack
+
+_HEADER = 8192
+"""Bytes of a broadcast's header for each tensor of the network."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Task:
     constants: str = ""
     """Digest of the frozen weights of the server's network (`Network.constants_digest`), which are
     not sent."""
+    most: int = 0
+    """Bytes of the longest proper report, which a server asks for at most; not sent."""
 
 
 @dataclass(frozen=True)
@@ -126,15 +131,17 @@ class ClientRuntime:
                 "the same model settings, files and version of its code"
             )
         device = run.network.device
-        message = _to(decode(task.message), device)
+        # A method may send sparse tensors of a network that is large, and then little but names.
+        header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
+        message = _to(decode(task.message, longest_header=header), device)
         samples = (
             self.data.all_train() if self.method.centralized else self.data.train(task.client)
         ).to(device)
         samples, held_out = self._set_aside(samples, task.client)
         at = self.at(task, held_out)
         state = self.method.join(at) if task.state is None else self._state(task, device)
-        seed = seeds.integer(run.seed, "layers", round=task.round, client=task.client)
-        with seeds.global_rng(seed, device):
+        place = {"round": task.round, "client": task.client}
+        with seeds.global_rng(run.seed, "layers", **place, device=device):
             report, state, info = self.method.local(message, state, samples, at)
         scores: Scores = {}
         if not self.figures:
@@ -152,7 +159,7 @@ class ClientRuntime:
     def evaluate(self, evaluation: Evaluation) -> Tensors:
         """Terms of the scores of a global model on some rows of the union of the test sets."""
         device = self.run.network.device
-        model = to(dense(decode(evaluation.model)), device)
+        model = to(decode_file(evaluation.model), device)
         samples = self.data.test_union(evaluation.start, evaluation.stop).to(device)
         return evaluate(self.run.likelihood, self.method.draws(model, self.run), samples)
 
@@ -173,7 +180,7 @@ class ClientRuntime:
             EngineError: it is damaged.
         """
         try:
-            return unpack(self.method.client_state, to(dense(decode(task.state or b"")), device))
+            return unpack(self.method.client_state, to(decode_file(task.state or b""), device))
         except MessageError as error:
             raise EngineError(
                 f"the private state of client {task.client} is damaged: {error}"

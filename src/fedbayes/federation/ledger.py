@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fedbayes.contracts import AnyMethod, Info, Report
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import check_info, check_masks, check_scores, decode_report, means
+from fedbayes.federation.checks import check_masks, check_scores, decode_report, figures, means
 from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.weights import Weights
 from fedbayes.likelihoods import Scores
@@ -64,7 +64,7 @@ class Ledger:
             expected = _exact(expected)
         try:
             report = decode_report(outcome.report, expected)
-            check_info(outcome.info)
+            info = figures(outcome.info, "metrics")
             check_scores(outcome.scores, broadcast.run.likelihood)
             report, why = self.weights.believed(client, report)
             if method.masks_as_sent:
@@ -75,7 +75,7 @@ class Ledger:
             return None
         if troubles := [*filter(None, (outcome.trouble, why, method.trouble(report)))]:
             self.troubles[client] = "; ".join(troubles)
-        self.infos[client] = outcome.info
+        self.infos[client] = info
         self.scores[client] = outcome.scores
         return report
 

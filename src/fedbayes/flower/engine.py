@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, NoReport, Outcome, Task
+from fedbayes.flower.fetching import longest_reply
 from fedbayes.flower.poller import LinkError, Poller
 from fedbayes.flower.roster import Roster
 from fedbayes.flower.wire import TRAIN, link_size, one_line, read_reply, write_task
@@ -145,7 +146,9 @@ class Flower:
 
     def _pull(self, pending: dict[int, PendingTask], done: dict[int, Outcome | NoReport]) -> None:
         """Move what has been answered from what is pending to what is done."""
-        self.poller.look([each.message_id for each in pending.values() if each.message_id])
+        under_way = [each for each in pending.values() if each.message_id]
+        most = max((each.task.most for each in under_way), default=0)
+        self.poller.look([each.message_id for each in under_way], most)
         for client, each in list(pending.items()):
             reply = self.poller.reply(each.message_id) if each.message_id else None
             if reply is None:
@@ -187,6 +190,8 @@ def _settle(reply: Message | MessageError, pending: PendingTask) -> Outcome | No
             reason = one_line(reply.error.reason or "no reason given")
             return NoReport(f"its node failed: {reason}", down)
         up = link_size(reply)
+        if up > (most := longest_reply(pending.task.most)):
+            raise MessageError(f"its reply has {up:,} bytes; at most {most:,} make sense")
         return replace(
             read_reply(reply.content), link_down=down, link_up=up, trouble=pending.trouble
         )

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import RunNotRunningException
 
 from fedbayes.errors import EngineError, MessageError
+from fedbayes.flower.fetching import fetch, longest_reply
 from fedbayes.flower.wire import one_line
 
 MOMENT = 0.5
@@ -30,17 +31,17 @@ class _Look(threading.Thread):
     for hours. So no client must be waited for where others are.
     """
 
-    def __init__(self, grid: Grid, message_id: str) -> None:
+    def __init__(self, grid: Grid, message_id: str, most: int) -> None:
         super().__init__(daemon=True)
-        self._grid, self._id = grid, message_id
+        self._grid, self._id, self._most = grid, message_id, most
         self._found: Message | MessageError | httpx.HTTPError | RunNotRunningException | None = None
         self.start()
 
     def run(self) -> None:
         """Ask the grid once for the reply, and keep it or what went wrong."""
         try:
-            self._found = next(iter(self._grid.pull_messages([self._id])), None)
-        except (httpx.HTTPError, RunNotRunningException) as error:
+            self._found = fetch(self._grid, self._id, self._most)
+        except (httpx.HTTPError, RunNotRunningException, MessageError) as error:
             self._found = error
         except Exception as error:  # whatever Flower's reader raises on a stranger's bytes
             self._found = MessageError(f"its reply cannot be read: {one_line(error)}")
@@ -87,13 +88,20 @@ class Poller:
         with self.reach() as grid:
             return next((number for number in grid.push_messages([message]) if number), "")
 
-    def look(self, messages: Iterable[str]) -> None:
-        """Look for the answers to these messages, several side by side, each for a moment."""
+    def look(self, messages: Iterable[str], carried: int = 0) -> None:
+        """Look for the answers to these messages, several side by side, each for a moment.
+
+        Args:
+            messages: their ids.
+            carried: bytes that an answer carries at most. A longer one is refused, over a network
+                before it is fetched.
+        """
+        most = longest_reply(carried)
         new = [m for m in messages if m not in self._looks]
         for first in range(0, len(new), LOOKS):
             some = new[first : first + LOOKS]
             with self.reach() as grid:
-                self._looks |= {message_id: _Look(grid, message_id) for message_id in some}
+                self._looks |= {message_id: _Look(grid, message_id, most) for message_id in some}
             end = time.monotonic() + MOMENT
             for message_id in some:
                 self._looks[message_id].join(max(0.0, end - time.monotonic()))

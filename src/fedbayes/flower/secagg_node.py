@@ -41,8 +41,9 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
         outcome = client.work(task, runtime)
         broadcast = decode(task.message)
         vector = plan.write(decode_report(outcome.report, broadcast), broadcast)
-        seed = seeds.integer(runtime.run.seed, "rounding", round=task.round, client=task.client)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - Flower's rounding draws from this one
+        place = {"round": task.round, "client": task.client}
+        words = seeds.sequence(runtime.run.seed, "rounding", **place).generate_state(8)
+        np.random.seed(words)  # noqa: NPY002 - Flower's rounding draws from this one
         reply = FitRes(
             status=Status(Code.OK, ""),
             parameters=Parameters([ndarray_to_bytes(vector)], "numpy.ndarray"),

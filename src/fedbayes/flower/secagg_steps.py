@@ -75,7 +75,8 @@ class Steps:
         waiting = {number: m for m in asked if (number := self._push(m))}
         answers: list[Message] = []
         while waiting:
-            self.poller.look(waiting)
+            # An answer is a masked vector, or keys and shares for everybody.
+            self.poller.look(waiting, 8 * (1 + self.entries) + 1024 * len(asked))
             for number in list(waiting):
                 if (answer := self.poller.reply(number)) is not None:
                     answers += self._take(answer, waiting.pop(number), stage)

@@ -46,7 +46,7 @@ def build(
             the file.
     """
     purpose = "initialization" if client is None else "own initialization"
-    with seeds.global_rng(seeds.integer(seed, purpose, client=client or 0)):
+    with seeds.global_rng(seed, purpose, client=client or 0):
         module = _module(settings, shape, outputs)
         initialize(module, settings)
     width = outputs

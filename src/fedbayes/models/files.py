@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbayes.errors import MessageError, ModelError
-from fedbayes.messages import decode, dense, metadata
+from fedbayes.messages import decode_file, metadata
 from fedbayes.tensors import Tensors
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -80,7 +80,7 @@ def read_model(path: Path) -> tuple[Tensors, str]:
                 warnings.simplefilter("ignore")  # of TorchScript, which is refused
                 content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         else:
-            content = dense(decode(data))
+            content = decode_file(data, plain=True)
     except OSError as error:
         raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
     except KeyError:  # the code of an unknown operation of pickle

@@ -30,7 +30,7 @@ from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, MessageError, RunError
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.weights import none_yet
-from fedbayes.messages import decode, dense, encode
+from fedbayes.messages import decode_file, encode
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
@@ -344,7 +344,7 @@ class RunFolder:
             )
         path = self._checkpoint(wanted)
         try:
-            stored = dense(decode(path.read_bytes()))
+            stored = decode_file(path.read_bytes())
             if "correct" in stored:
                 raise RunError(
                     f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
@@ -410,7 +410,7 @@ class RunFolder:
                     "models of their own"
                 )
         try:
-            return dense(decode(self.model_file.read_bytes()))
+            return decode_file(self.model_file.read_bytes(), plain=True)
         except (OSError, MessageError) as error:
             raise RunError(f"cannot read the model of {self.path}: {error}") from None
 

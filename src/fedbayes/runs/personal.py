@@ -8,7 +8,7 @@ from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.state_store import StateStore
-from fedbayes.messages import decode, dense
+from fedbayes.messages import decode_file
 from fedbayes.methods import METHODS
 from fedbayes.runs.folder import NO_UPDATE, ClientStates, RunFolder
 from fedbayes.tensors import Tensors, to, unpack
@@ -61,7 +61,7 @@ def own_models(
         if place == "nodes":
             state = StateStore(folder.path / "nodes" / str(number)).load(state, number)
         try:
-            own: Any = unpack(method.client_state, to(dense(decode(state)), device))
+            own: Any = unpack(method.client_state, to(decode_file(state), device))
         except MessageError as error:
             raise RunError(
                 f"the private state of client {number} in {folder.path} is damaged: {error}"

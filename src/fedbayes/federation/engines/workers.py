@@ -20,7 +20,7 @@ from fedbayes import errors
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines.worker import Header, read, write
-from fedbayes.messages import decode, dense
+from fedbayes.messages import decode_file
 from fedbayes.tensors import Tensors
 
 Item = TypeVar("Item")
@@ -211,7 +211,7 @@ class Workers:
     def _evaluate(self, evaluation: Evaluation) -> Tensors:
         header = {"kind": "evaluate", "start": evaluation.start, "stop": evaluation.stop}
         _, blobs = self._call("the evaluation", header, [evaluation.model])
-        return dense(decode(blobs[0]))
+        return decode_file(blobs[0])
 
     def _call(
         self, what: str, header: Header, blobs: Sequence[bytes]

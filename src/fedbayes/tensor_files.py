@@ -1,0 +1,175 @@
+"""The format of safetensors, read from a stranger's bytes at a cost that the bytes justify.
+
+The library's own reader has no such bound: a header of small text makes objects of many times its
+length, and of two tensors of one name the last one counts. So names, types, shapes and places are
+read here, each checked, before any tensor is made; and what is made has the length of its bytes.
+"""
+
+import json
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.errors import MessageError, quoted
+
+METADATA = "__metadata__"
+"""Name under which a header has text in place of a tensor."""
+MOST_AXES = 32
+"""Axes that a tensor may have."""
+MOST_ENTRIES = 2**56
+"""Entries that a shape may stand for; axes without entries count as one."""
+_COMMAS, _BRACKETS = MOST_AXES + 4, 3
+"""Signs of either kind in the header's JSON that a tensor may need."""
+
+_INT = {int}
+NAMES = {
+    "F64": ("float64", "f8"),
+    "F32": ("float32", "f4"),
+    "F16": ("float16", "f2"),
+    "BF16": ("bfloat16", ""),
+    "I64": ("int64", "i8"),
+    "I32": ("int32", "i4"),
+    "I16": ("int16", "i2"),
+    "I8": ("int8", "i1"),
+    "U64": ("uint64", ""),
+    "U32": ("uint32", ""),
+    "U16": ("uint16", ""),
+    "U8": ("uint8", "u1"),
+    "BOOL": ("bool", "?"),
+    "C64": ("complex64", "c8"),
+    "F8_E4M3": ("float8_e4m3fn", ""),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", ""),
+    "F8_E5M2": ("float8_e5m2", ""),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", ""),
+}
+"""Types by their name in a header: PyTorch's name and NumPy's, if it has the type."""
+_TYPES: dict[str, tuple[torch.dtype, int]] = {}
+"""Types by their name in a header, and the bytes of an entry."""
+_STORED: dict[torch.dtype, tuple[np.dtype[Any], bool]] = {}
+"""As what NumPy reads a type, and whether that is another one, of as many bytes."""
+for _code, (_name, _stored) in NAMES.items():
+    if (_dtype := getattr(torch, _name, None)) is not None:
+        _TYPES[_code] = (_dtype, _dtype.itemsize)
+        _STORED[_dtype] = (np.dtype(f"<{_stored or f'i{_dtype.itemsize}'}"), not _stored)
+
+
+class Part(NamedTuple):
+    """What a file has under one name."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: memoryview
+    """Its bytes, as many as type and shape ask for."""
+
+
+def parts(header: bytes, body: memoryview, most: int) -> dict[str, Part]:
+    """What a header says of the bytes that follow it, in the order of the names.
+
+    Args:
+        header: JSON, its length bounded by the caller.
+        body: what follows; the parts are views of it.
+        most: parts that there may be.
+
+    Raises:
+        MessageError: the header is none, it does not fit the body, or there are more parts.
+    """
+    entries = parse(header, most)
+    entries.pop(METADATA, None)
+    if len(entries) > most:
+        raise MessageError(f"not a message: it has {len(entries):,} parts, at most {most:,}")
+    found: dict[str, Part] = {}
+    length = len(body)
+    spans: list[tuple[int, int]] = []
+    for name in sorted(entries):
+        dtype, size, shape, start, stop = _entry(name, entries[name])
+        if stop > length or start + size * prod(shape) != stop:
+            raise MessageError(f"not a message: {quoted(name)} has other bytes than its shape")
+        spans.append((start, stop))
+        found[name] = Part(dtype, shape, body[start:stop])
+    spans.sort()
+    if [0, *(stop for _, stop in spans)] != [*(start for start, _ in spans), length]:
+        raise MessageError("not a message: its tensors overlap, or bytes are in none of them")
+    return found
+
+
+def parse(header: bytes, most: int) -> dict[str, object]:
+    """The JSON of a header, at a cost that does not exceed that of so many parts.
+
+    Raises:
+        MessageError: it is no JSON object, or has more in it.
+    """
+    # Before anything is made of it: the signs that objects, lists and their entries need.
+    if header.count(b"{") + header.count(b"[") > _BRACKETS * (most + 1) or header.count(
+        b","
+    ) > _COMMAS * (most + 1):
+        raise MessageError(f"not a message: its header is of more than {most:,} parts")
+    try:
+        text = header.decode()
+        found, end = _JSON.raw_decode(text)
+    except UnicodeDecodeError:
+        raise MessageError("not a message: its header is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"not a message: its header is not JSON ({str(error)[:80]})") from None
+    if type(found) is not dict or text[end:].strip(" \n\r\t"):
+        raise MessageError("not a message: its header is no table of names")
+    return found
+
+
+def load(name: str, part: Part) -> Tensor:
+    """The tensor of a part, in memory that PyTorch laid out.
+
+    Raises:
+        MessageError: truth values are neither 0 nor 1.
+    """
+    dtype, shape, data = part
+    stored, other = _STORED[dtype]
+    if dtype is torch.bool and np.frombuffer(data, "u1").max(initial=0) > 1:
+        raise MessageError(f"not a message: {quoted(name)} holds truth values beyond 0 and 1")
+    found = torch.tensor(np.ndarray(shape, stored, data))
+    return found.view(dtype) if other else found
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """A table of JSON, each name in it once."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise MessageError("not a message: a name comes twice in its header")
+    return found
+
+
+def _no_number(word: str) -> object:
+    raise ValueError(f"{word} is no number")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
+
+
+def _entry(name: str, entry: object) -> tuple[torch.dtype, int, tuple[int, ...], int, int]:
+    """Type, shape and place of a part, each of its kind.
+
+    Raises:
+        MessageError: one of them is not.
+    """
+    try:
+        if not name.isascii():
+            name.encode()  # half of a pair of surrogates is no text
+        if type(entry) is not dict or len(entry) != 3:
+            raise ValueError
+        (dtype, size), shape = _TYPES[entry["dtype"]], entry["shape"]
+        start, stop = entry["data_offsets"]
+        numbers = (start, stop, *shape)
+        if type(shape) is not list or len(shape) > MOST_AXES:
+            raise ValueError
+        if set(map(type, numbers)) != _INT or min(numbers) < 0:
+            raise ValueError
+        if 0 in shape and prod(number or 1 for number in shape) > MOST_ENTRIES:
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise MessageError(
+            f"not a message: {quoted(name)} has no proper type, shape and place in the file"
+        ) from None
+    return dtype, size, numbers[2:], start, stop
