@@ -183,6 +183,9 @@ def folded(aggregation, found, weighted=True, memory=None):
         def ordinary(self, server, run):
             return {}
 
+        def origin(self, server, run):
+            return {}
+
         def changes(self, report, server, run):
             return way.changes(report)
 
