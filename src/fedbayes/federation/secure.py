@@ -78,7 +78,10 @@ class Plan:
             entries = sum(t.numel() for t in tensors.values())
             clip = max(0.0, self.clip - self.step * math.sqrt(entries))
             changes = shortened(changes, clip) if clip else {n: 0 * t for n, t in changes.items()}
-        flat = [torch.tensor([self.range]).double(), *(t.flatten() for t in changes.values())]
+        flat = [
+            torch.tensor([self.range], dtype=torch.float64),
+            *(t.flatten() for t in changes.values()),
+        ]
         vector: Vector = torch.cat(flat).numpy() * share
         if not float(np.abs(vector).max()) <= self.range:
             raise EngineError(
