@@ -5,7 +5,7 @@ import torch
 
 from fedbayes.contracts import Report
 from fedbayes.errors import MessageError
-from fedbayes.federation.checks import check_scores, decode_report, encode_report, figures
+from fedbayes.federation.checks import check_scores, decode_report, encode_report
 from fedbayes.likelihoods import (
     LIKELIHOODS,
     build_likelihood,
@@ -182,24 +182,3 @@ def test_names_that_a_client_made_up_are_shown_as_they_are_and_cut():
         check_scores(scores(CLASSES, **{"\x1b[2J" + "x" * 99: 1.0}), CLASSES)
     assert str(told.value).isprintable()
     assert len(str(told.value)) < 200
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ({str(number): 1.0 for number in range(65)}, "its metrics are too many: 65, at most 64"),
-        ({"x" * 101: 1.0}, "is no name"),
-        ({"\x1b[2J": 1.0}, r"'\\x1b\[2J' is no name"),
-        ({"loss": "low"}, "'loss' is no number"),
-        ({"loss": [1.0]}, "'loss' is no number"),
-        ({"loss": 10**400}, "'loss' is no number of 64 bits"),
-    ],
-)
-def test_figures_of_a_client_are_few_numbers_of_short_names(said, words):
-    with pytest.raises(MessageError, match=words) as error:
-        figures(said, "metrics")
-    assert len(str(error.value)) < 200
-    assert figures({"loss": 1, "x" * 100: math.inf}, "metrics") == {
-        "loss": 1.0,
-        "x" * 100: math.inf,
-    }

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedbayes.errors import EngineError, MessageError
-from fedbayes.federation.checks import figures
+from fedbayes.federation.checks import LONGEST_NAME, MOST_METRICS
 from fedbayes.federation.client_runtime import Outcome, Task
 
 HELLO = "query.hello"
@@ -133,10 +133,26 @@ def read_reply(content: RecordDict) -> Outcome:
         raise MessageError("its reply lacks the report or what belongs to it") from None
     if not is_ticket(ticket):
         raise MessageError("its ticket is invalid")
-    info, sums = figures(metrics, "metrics"), figures(scores, "scores")
+    info, sums = _numbers(metrics, "metrics"), _numbers(scores, "scores")
     return Outcome(report, bytes(ticket), info, sums)  # type: ignore[arg-type]
 
 
 def is_ticket(value: object) -> bool:
     """Whether this can be a ticket for a private state, or none, which is empty."""
     return isinstance(value, bytes) and len(value) <= LONGEST_TICKET
+
+
+def _numbers(record: MetricRecord, what: str) -> dict[str, float]:
+    """The metrics or scores of a record.
+
+    Raises:
+        MessageError: they are too many, their names are too long, or they are not numbers.
+    """
+    if len(record) > MOST_METRICS:
+        raise MessageError(f"its {what} are too many: {len(record)}, at most {MOST_METRICS}")
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if not isinstance(value, int | float) or len(name) > LONGEST_NAME:
+            raise MessageError(f"invalid {what}: not numbers, or names too long")
+        numbers[name] = float(value)
+    return numbers
