@@ -136,6 +136,35 @@ def federate_keys(
         Console().print(f"wrote {file}", highlight=False, soft_wrap=True)
 
 
+@federate_app.command("hub")
+def federate_hub(
+    folder: Annotated[Path, typer.Argument(help="Folder of `federate keys`.")],
+    nodes: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where nodes come; 0.0.0.0:9092 for other machines' too."
+        ),
+    ] = "127.0.0.1:9092",
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where the rest is, on loopback.")
+    ] = 8000,
+) -> None:
+    """Run a SuperLink of which other machines reach the part of nodes alone."""
+    from fedbayes.flower import host_and_port, require_flower
+
+    require_flower()
+    at = host_and_port("--nodes", nodes)
+    from fedbayes.flower.hub import serve
+
+    Console(stderr=True).print(
+        f"nodes with an admitted key come at {nodes}; fedbayes federate run, admit and nodes at "
+        f"localhost:{port}, from this machine alone",
+        highlight=False,
+        soft_wrap=True,
+    )
+    serve(folder, at, port)
+
+
 @federate_app.command("admit")
 def federate_admit(
     keys: Annotated[list[Path], typer.Argument(help="Public keys of clients: client-0.pub …")],
