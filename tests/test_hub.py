@@ -1,7 +1,12 @@
 """The SuperLink of a federation, as a stranger, a node and its operator find it."""
 
 import asyncio
+import http.client
+import json
 import socket
+import ssl
+import stat
+import subprocess
 import time
 import warnings
 from datetime import UTC, datetime, timedelta
@@ -24,7 +29,8 @@ from fedbayes.flower import host_and_port, hub, wire
 from fedbayes.flower.keys import make_keys, read_public_key
 from fedbayes.flower.project import hello_files
 from fedbayes.flower.registry import _row, introduced
-from fedbayes.flower.superlink import SuperLink
+from fedbayes.flower.superlink import LinkError, SuperLink
+from tests.deployment import BIN, Deployment, wait_for
 from tests.test_flower import settings
 from tests.test_fusion import command
 
@@ -401,8 +407,7 @@ def test_nodes_are_listed_with_their_clients_and_when_they_were_seen(deployed):
     # And those who are asked nothing are still listed.
     assert "client-2" in listed("--ask", "0")
     # A hub that was ended knows its nodes again.
-    with suppress(ProcessLookupError):
-        deployed.kill(deployed.superlink)
+    deployed.kill(deployed.superlink)
     deployed.start_superlink()
     again = json.loads(listed("--json", "--ask", "0"))["nodes"]
     assert [row["name"] for row in again] == ["client-0", "client-1", "client-2"]
