@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import re
 import socket
 import ssl
 import stat
@@ -11,6 +12,7 @@ import time
 import warnings
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from shutil import which
 from threading import Thread
 from types import SimpleNamespace
 
@@ -30,7 +32,7 @@ from fedbayes.flower.keys import make_keys, read_public_key
 from fedbayes.flower.project import hello_files
 from fedbayes.flower.registry import _row, introduced
 from fedbayes.flower.superlink import LinkError, SuperLink
-from tests.deployment import BIN, Deployment, wait_for
+from tests.deployment import BIN, ROOT, Deployment, free_port, listens, wait_for
 from tests.test_flower import settings
 from tests.test_fusion import command
 
@@ -362,6 +364,43 @@ def test_a_superlink_at_every_interface_is_warned_of(tmp_path):
         words = " ".join(deployment.log("federate").split())
         assert "can start runs, which nodes execute, and admit keys of their own" in words
         assert "fedbayes federate hub" in words
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not which("nginx"), reason="no nginx here")
+def test_the_proxy_of_the_documentation_lets_nodes_through_and_nobody_else(tmp_path):
+    text = (ROOT / "docs" / "federation.md").read_text()
+    (server,) = re.findall(r"```nginx\n(.*?)```", text, re.DOTALL)
+    make_keys(tmp_path / "keys", ["localhost", "127.0.0.1"], clients=4)
+    with Deployment(tmp_path, certificates=tmp_path / "keys", auth=True) as deployment:
+        deployment.nodes_port = free_port()
+        for written, here in (
+            ("/etc/fedbayes/keys", str(tmp_path / "keys")),
+            ("listen 9092", f"listen {deployment.nodes_port}"),
+            ("127.0.0.1:8000", deployment.address),
+        ):
+            assert written in server
+            server = server.replace(written, here)
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        places = " ".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in kinds)
+        (tmp_path / "nginx.conf").write_text(
+            f"daemon off; pid {tmp_path}/nginx.pid; events {{}} "
+            f"http {{ access_log off; {places} {server} }}"
+        )
+        paths = ["-p", tmp_path, "-e", "stderr", "-c", tmp_path / "nginx.conf"]
+        deployment.spawn("nginx", [which("nginx"), *paths])
+        wait_for(lambda: listens(deployment.nodes_port), 30, "nginx")
+        came = attacks(stranger_at(deployment.nodes_address, deployment), deployment)
+        assert all("says 404" in str(error) for error in came.values()), came
+        for way in ("fleet/../control", "fleet/%2e%2e/control", "fleet/..%2fcontrol", "/control"):
+            trust = ssl.create_default_context(cafile=deployment.certificates / "ca.crt")
+            line = http.client.HTTPSConnection("localhost", deployment.nodes_port, context=trust)
+            line.request("POST", f"/v1/{way}/list-runs", b"")
+            assert line.getresponse().status in (400, 401, 404), way
+        assert deployment.federate("admit", tmp_path / "keys" / "client-0.pub").wait(60) == 0
+        deployment.start_node(0, key=tmp_path / "keys" / "client-0.key")
+        link = stranger_at(deployment.address, deployment)
+        wait_for(lambda: link.nodes()[0].status == "online", 90, "node behind nginx")
 
 
 @pytest.mark.slow
