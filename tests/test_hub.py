@@ -131,6 +131,21 @@ def test_a_taken_address_is_a_plain_error():
             hub._listen("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("name", ["superlink.db", "server.pem", "server.key"])
+def test_a_damaged_file_of_the_hub_is_named(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub.os, "umask", lambda mask: None)
+    make_keys(tmp_path / "keys", ["localhost"], clients=0)
+    (tmp_path / "keys" / name).write_bytes(b"garbage, and no end of it " * 500)
+    with pytest.raises(RunError, match=name):
+        hub.serve(tmp_path / "keys", ("127.0.0.1", free_port()), free_port())
+
+
+def test_the_port_of_nodes_is_named_when_runs_are_started_there(listening):
+    link = SuperLink(f"127.0.0.1:{listening('127.0.0.1', 404)}")
+    with pytest.raises(LinkError, match="is this the port of nodes alone"):
+        link.check()
+
+
 # ---- an open control API is noticed
 
 

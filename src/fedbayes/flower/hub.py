@@ -8,6 +8,7 @@ application listens twice: whole on loopback, and elsewhere with nothing but the
 import math
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from typing import Any
 
 import uvicorn
 from flwr.superlink.main import create_app
+from sqlalchemy.exc import DatabaseError
 
 from fedbayes.errors import EngineError, RunError
 
@@ -92,24 +94,24 @@ def serve(folder: Path, nodes: tuple[str, int], port: int) -> None:
     if nodes[1] == port:
         raise EngineError(f"nodes come at port {port}, where the rest is; give it another --port")
     os.umask(0o077)
-    try:
-        app = only_nodes_from_outside(_flower(folder, port), port)
-    except (AttributeError, TypeError) as error:
-        raise EngineError(
-            f"this Flower's SuperLink is started otherwise than that of 1.41 and 1.42 ({error}); "
-            "install one of these: pip install 'flwr>=1.41,<1.43'"
-        ) from None
-    config = uvicorn.Config(
-        app,
-        lifespan="on",
-        proxy_headers=False,
-        access_log=False,
-        log_level="warning",
-        ssl_certfile=folder / "server.pem",
-        ssl_keyfile=folder / "server.key",
-    )
     with ExitStack() as stack:
         sockets = [stack.enter_context(_listen(*at)) for at in (("127.0.0.1", port), nodes)]
+        config = uvicorn.Config(
+            only_nodes_from_outside(_flower(folder, port), port),
+            lifespan="on",
+            proxy_headers=False,
+            access_log=False,
+            log_level="warning",
+            ssl_certfile=folder / "server.pem",
+            ssl_keyfile=folder / "server.key",
+        )
+        try:
+            config.load()
+        except ssl.SSLError as error:
+            raise RunError(
+                f"{folder / 'server.pem'} and {folder / 'server.key'} are no certificate and its "
+                f"key: {error.reason}"
+            ) from None
         uvicorn.Server(config).run(sockets)
 
 
@@ -134,9 +136,19 @@ def _flower(folder: Path, port: int) -> App:
     sys.argv += [word for option in options.items() for word in option]
     try:
         config = flower._parse_superlink_lifespan_config()
+        app: App = create_app(config, flower.SuperLinkLifespan)
+    except (AttributeError, TypeError) as error:
+        raise EngineError(
+            f"this Flower's SuperLink is started otherwise than that of 1.41 and 1.42 ({error}); "
+            "install one of these: pip install 'flwr>=1.41,<1.43'"
+        ) from None
+    except DatabaseError as error:
+        raise RunError(
+            f"{database} is no database of this Flower's SuperLink ({error.orig}); move it away, "
+            "and admit the clients again"
+        ) from None
     finally:
         sys.argv = before
-    app: App = create_app(config, flower.SuperLinkLifespan)
     return app
 
 

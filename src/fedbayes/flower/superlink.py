@@ -239,6 +239,8 @@ class SuperLink:
     def _trouble(self, error: httpx.HTTPError) -> str:
         if isinstance(error, httpx.HTTPStatusError):
             said = error.response.text[:300] or error.response.reason_phrase
+            if error.response.status_code == httpx.codes.NOT_FOUND:
+                said += "; is this the port of nodes alone? The rest is at the hub's localhost:8000"
             return f"the SuperLink at {self.address} says {error.response.status_code}: {said}"
         hint = "; is it up, and does it speak TLS (--root-certificates) or not (--insecure)?"
         return f"cannot reach a SuperLink at {self.address}: {error}{hint}"
