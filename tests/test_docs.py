@@ -168,3 +168,14 @@ def test_what_is_said_of_attacks_is_tried_by_a_test():
     for attack, holds, _, tests in attacks:
         assert re.match(r"(yes|no|in part)\b", holds), attack
         assert NAMED.findall(tests) or (holds == "no" and tests == "-"), attack
+
+
+def test_the_commands_of_a_federation_have_these_options(capsys):
+    """Names of commands and options are looked at; what they do is in tests/test_federation.py."""
+    text = (DOCS / "federation.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^    (?:fedbayes) (.*?)(?: &.*)?$", text, re.MULTILINE)
+    assert len(lines) >= 6
+    for line in lines:
+        assert command(*shlex.split(line), "--help") == 0, line
+    assert command("federate", "hub", "keys", "--node", "x", "--help") == 2
+    assert "No such option" in capsys.readouterr().err

@@ -241,6 +241,8 @@ class SuperLink:
             said = error.response.text[:300] or error.response.reason_phrase
             if error.response.status_code == httpx.codes.NOT_FOUND:
                 said += "; is this the port of nodes alone? The rest is at the hub's localhost:8000"
+            elif error.response.status_code == httpx.codes.UNAUTHORIZED:
+                said += "; name the file with its secret: --superexec-secret"
             return f"the SuperLink at {self.address} says {error.response.status_code}: {said}"
         hint = "; is it up, and does it speak TLS (--root-certificates) or not (--insecure)?"
         return f"cannot reach a SuperLink at {self.address}: {error}{hint}"
