@@ -16,16 +16,16 @@ from fedbayes.federation.client_runtime import Outcome, Task
 
 HELLO = "query.hello"
 """Type of the message that asks a node which client it is."""
+PROGRAMS = ("fedbayes", "flwr", "torch", "python")
+"""What a node says the versions of."""
+LONGEST_VERSION = 40
+"""Characters of a version."""
 TRAIN = "train.round"
 """Type of the message that carries a task."""
 MOST_METRICS = 64
 """Metrics, or scores, that a report may carry."""
 LONGEST_NAME = 100
 """Characters of the name of a metric or score."""
-PROGRAMS = ("fedbayes", "flwr", "torch", "python")
-"""What a node says the versions of."""
-LONGEST_VERSION = 40
-"""Characters of a version."""
 LONGEST_TICKET = 200
 """Bytes of a ticket for a private state."""
 
