@@ -39,7 +39,7 @@ Certificates = Annotated[
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trials on one machine.")]
 Secret = Annotated[
     Path | None,
-    typer.Option("--superexec-secret", help="File given to --superexec-auth-secret-file."),
+    typer.Option("--superexec-secret", help="File with the hub's secret: superexec.key."),
 ]
 
 

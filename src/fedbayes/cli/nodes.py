@@ -24,9 +24,9 @@ def nodes(
     insecure: Insecure = False,
     superexec_secret: Secret = None,
     ask: Annotated[
-        float,
+        int,
         typer.Option(min=0, help="Seconds to ask nodes that are online who they are; 0: do not."),
-    ] = 60.0,
+    ] = 60,
     as_json: AsJson = False,
 ) -> None:
     """List the nodes of a SuperLink: last seen, which client, versions that differ from here."""
