@@ -113,17 +113,8 @@ def test_masks_are_uniform():
         draw(b"0" * 32, 2**20, [(3,)])
 
 
-def test_flowers_own_modules_stay_as_they_are():
-    before = secaggplus_utils.pseudo_rand_gen
-    assert run(settings()).summary["lost_reports"] == 0
-    assert secagg_node._flower().pseudo_rand_gen is draw
-    assert secagg._flower().pseudo_rand_gen is draw
-    for module in THEIRS:
-        assert module.pseudo_rand_gen is before
-
-
-def test_no_mask_of_a_round_is_flowers(monkeypatch):
-    def never(*arguments):
+def test_no_mask_of_a_round_is_flowers_whose_modules_stay_as_they_are(monkeypatch):
+    def never(seed, num_range, dimensions_list):
         raise AssertionError("a mask of 32 bits")
 
     for module in THEIRS:
@@ -132,6 +123,9 @@ def test_no_mask_of_a_round_is_flowers(monkeypatch):
     ended = run(config)
     assert ended.summary["lost_reports"] == 0
     assert close(ended.model, run(open_sum(config)).model)
+    assert all(module.pseudo_rand_gen is never for module in THEIRS)
+    assert secagg_node._flower().pseudo_rand_gen is draw
+    assert secagg._flower().pseudo_rand_gen is draw
 
 
 def test_a_flower_that_masks_otherwise_is_refused(monkeypatch):
