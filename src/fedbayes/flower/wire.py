@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedbayes.errors import EngineError, MessageError
+from fedbayes.federation.checks import LONGEST_NAME, MOST_METRICS
 from fedbayes.federation.client_runtime import Outcome, Task
 
 HELLO = "query.hello"
@@ -22,10 +23,6 @@ LONGEST_VERSION = 40
 """Characters of a version."""
 TRAIN = "train.round"
 """Type of the message that carries a task."""
-MOST_METRICS = 64
-"""Metrics, or scores, that a report may carry."""
-LONGEST_NAME = 100
-"""Characters of the name of a metric or score."""
 LONGEST_TICKET = 200
 """Bytes of a ticket for a private state."""
 
