@@ -40,13 +40,26 @@ class Deployment:
         folder: for logs and for what the processes leave.
         certificates: folder of `federate keys`; None for no TLS.
         database: whether the SuperLink keeps its state in a file.
+        hub: whether it is that of `fedbayes federate hub`; nodes then come at a port of their own.
+        host: where it listens; with `hub`, where nodes come.
     """
 
-    def __init__(self, folder, certificates=None, database=False, isolation="process", auth=False):
+    def __init__(
+        self,
+        folder,
+        certificates=None,
+        database=False,
+        isolation="process",
+        auth=False,
+        hub=False,
+        host="127.0.0.1",
+    ):
         self.folder = folder
         self.certificates = certificates
         self.database, self.isolation, self.auth = database, isolation, auth
+        self.hub, self.host = hub, host
         self.port = free_port()
+        self.nodes_port = free_port() if hub else self.port
         self.nodes = {}
         self.processes = []
         self.start_superlink()
@@ -54,6 +67,10 @@ class Deployment:
     @property
     def address(self):
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def nodes_address(self):
+        return f"127.0.0.1:{self.nodes_port}"
 
     @property
     def trust(self):
@@ -85,7 +102,14 @@ class Deployment:
         return process
 
     def start_superlink(self):
-        command = ["flower-superlink", "--port", self.port, "--isolation", self.isolation]
+        if self.hub:
+            command = ["fedbayes", "federate", "hub", self.certificates, "--port", self.port]
+            command += ["--nodes", f"{self.host}:{self.nodes_port}"]
+            self.superlink = self.spawn("superlink", command)
+            wait_for(lambda: listens(self.port) and listens(self.nodes_port), 60, "SuperLink")
+            return
+        command = ["flower-superlink", "--host", self.host, "--port", self.port]
+        command += ["--isolation", self.isolation]
         command += ["--disable-runtime-dependency-installation"]
         if self.certificates is None:
             command += ["--insecure"]
@@ -104,7 +128,7 @@ class Deployment:
     def start_node(self, client, key=None, superlink=None, **config):
         config = {"client": client, "state": str(self.folder / f"state-{client}"), **config}
         text = " ".join(f"{k}={v!r}".replace("'", '"') for k, v in config.items())
-        command = ["flower-supernode", "--superlink", superlink or self.address, *self.trust]
+        command = ["flower-supernode", "--superlink", superlink or self.nodes_address, *self.trust]
         command += ["--port", free_port(), "--node-config", text]
         if key is not None:
             command += ["--auth-supernode-private-key", key]

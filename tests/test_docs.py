@@ -147,3 +147,35 @@ def test_commands_in_the_pages_are_known():
         assert {word for word in rest if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options, words
         if "--method" in rest and name == "run":
             assert rest[rest.index("--method") + 1] in METHODS
+
+
+NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+
+
+def test_what_is_said_of_attacks_is_tried_by_a_test():
+    """Every line of docs/security.md names tests that are there; one without says that it fails."""
+    said = (DOCS / "security.md").read_text()
+    for file, name in NAMED.findall(said):
+        where = Path(__file__).parent / file
+        assert name == "test_name" or f"def {name}(" in where.read_text(), f"{file} has no {name}"
+    rows = [
+        [cell.strip() for cell in line.strip("|\n").split("|")]
+        for line in said.splitlines()
+        if line.startswith("|") and not line.startswith("|---")
+    ]
+    attacks = [row for row in rows if len(row) == 4 and row[0] != "attack"]
+    assert len(attacks) > 30
+    for attack, holds, _, tests in attacks:
+        assert re.match(r"(yes|no|in part)\b", holds), attack
+        assert NAMED.findall(tests) or (holds == "no" and tests == "-"), attack
+
+
+def test_the_commands_of_a_federation_have_these_options(capsys):
+    """Names of commands and options are looked at; what they do is in tests/test_federation.py."""
+    text = (DOCS / "federation.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^    (?:fedbayes) (.*?)(?: &.*)?$", text, re.MULTILINE)
+    assert len(lines) >= 6
+    for line in lines:
+        assert command(*shlex.split(line), "--help") == 0, line
+    assert command("federate", "hub", "keys", "--node", "x", "--help") == 2
+    assert "No such option" in capsys.readouterr().err

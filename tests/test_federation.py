@@ -199,9 +199,9 @@ def test_ctrl_c_ends_after_the_round(deployment):
 
 @pytest.fixture
 def secured(tmp_path):
-    """A SuperLink with TLS that lets only admitted keys in."""
+    """The SuperLink of `federate hub`, with TLS, which lets only admitted keys in."""
     make_keys(tmp_path / "keys", ["localhost", "127.0.0.1"], clients=4)
-    with Deployment(tmp_path, certificates=tmp_path / "keys", auth=True) as deployment:
+    with Deployment(tmp_path, certificates=tmp_path / "keys", hub=True) as deployment:
         public = [tmp_path / "keys" / f"client-{client}.pub" for client in range(3)]
         process = deployment.federate("admit", *public)
         assert process.wait(timeout=60) == 0, deployment.log("federate")

@@ -39,7 +39,7 @@ Certificates = Annotated[
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for trials on one machine.")]
 Secret = Annotated[
     Path | None,
-    typer.Option("--superexec-secret", help="File given to --superexec-auth-secret-file."),
+    typer.Option("--superexec-secret", help="File with the hub's secret: superexec.key."),
 ]
 
 
@@ -134,6 +134,35 @@ def federate_keys(
 
     for file in make_keys(folder, host, clients):
         Console().print(f"wrote {file}", highlight=False, soft_wrap=True)
+
+
+@federate_app.command("hub")
+def federate_hub(
+    folder: Annotated[Path, typer.Argument(help="Folder of `federate keys`.")],
+    nodes: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where nodes come; 0.0.0.0:9092 for other machines' too."
+        ),
+    ] = "127.0.0.1:9092",
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where the rest is, on loopback.")
+    ] = 8000,
+) -> None:
+    """Run a SuperLink of which other machines reach the part of nodes alone."""
+    from fedbayes.flower import host_and_port, require_flower
+
+    require_flower()
+    at = host_and_port("--nodes", nodes)
+    from fedbayes.flower.hub import serve
+
+    Console(stderr=True).print(
+        f"nodes with an admitted key come at {nodes}; fedbayes federate run, admit and nodes at "
+        f"localhost:{port}, from this machine alone",
+        highlight=False,
+        soft_wrap=True,
+    )
+    serve(folder, at, port)
 
 
 @federate_app.command("admit")

@@ -3,10 +3,11 @@
 import logging
 import re
 import ssl
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbayes.errors import EngineError
+from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.runs.activity import Notify, unnoticed
 
 if TYPE_CHECKING:
@@ -26,6 +27,18 @@ def require_flower() -> None:
         import flwr  # noqa: F401
     except ImportError:
         raise EngineError("this needs Flower: pip install 'fedbayes[flower]'") from None
+
+
+def host_and_port(option: str, address: str) -> tuple[str, int]:
+    """The parts of HOST:PORT; an IPv6 address is in brackets.
+
+    Raises:
+        EngineError: it is not that.
+    """
+    host, _, port = address.rpartition(":")
+    if not re.fullmatch(r"[^\s/@]+:\d{1,5}", address) or not 0 < int(port) <= 65535:
+        raise EngineError(f"{option} {address}: write HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def superlink_at(
@@ -54,8 +67,7 @@ def superlink_at(
             "say how the SuperLink is reached: --root-certificates CA.pem for TLS, or --insecure "
             "for a trial on one machine"
         )
-    if not re.fullmatch(r"[^\s/@]+:\d{1,5}", address) or int(address.rpartition(":")[2]) > 65535:
-        raise EngineError(f"--superlink {address}: write HOST:PORT")
+    host_and_port("--superlink", address)
     if certificates is not None:
         try:
             ssl.create_default_context(cafile=certificates.expanduser())
@@ -92,6 +104,14 @@ def federation(
     from fedbayes.runs.simulation import Simulation
 
     link.check()  # before there is a run folder
+    if where := link.open_to_others():
+        warnings.warn(
+            f"whoever reaches {where} can start runs, which nodes execute, and admit keys of their "
+            "own: Flower asks for no password there. Start the SuperLink with `fedbayes federate "
+            "hub`, or with --host 127.0.0.1 behind a proxy (docs/federation.md)",
+            FedbayesWarning,
+            stacklevel=2,
+        )
 
     def start(simulation: Simulation) -> "Engine":
         # As it was written: a resumed run reads its own copy of `model.weights`, nodes have theirs.

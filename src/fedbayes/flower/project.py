@@ -70,6 +70,18 @@ def app_files(
         name: name of the project.
         folder: where the ServerApp keeps its run folder; empty if no ServerApp reads the files.
     """
+    return {
+        **_app(config, name, folder),
+        "schema.json": data.preprocessing.public().dump(),
+    }
+
+
+def hello_files() -> dict[str, bytes]:
+    """The files of a Flower app that asks nodes who they are, and has no work for them."""
+    return _app(Config.create(engine="flower"), "hello", "")
+
+
+def _app(config: Config, name: str, folder: str) -> dict[str, bytes]:
     # Where data lie is each machine's own affair.
     hidden: dict[str, Any] = {"dir": None}
     if config.data.path is not None and not folder:
@@ -80,7 +92,6 @@ def app_files(
         "pyproject.toml": pyproject.encode(),
         "federation.py": _APP.encode(),
         "config.toml": settings.dump().encode(),
-        "schema.json": data.preprocessing.public().dump(),
     }
 
 

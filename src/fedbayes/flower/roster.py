@@ -2,12 +2,13 @@
 
 import math
 import time
+import warnings
 
 from flwr.app import Message, RecordDict
 
-from fedbayes.errors import EngineError, MessageError
+from fedbayes.errors import EngineError, FedbayesWarning, MessageError
 from fedbayes.flower.poller import Poller
-from fedbayes.flower.wire import HELLO, read_hello
+from fedbayes.flower.wire import HELLO, Hello, own_versions, read_hello
 
 DISCOVER_EVERY = 2.0
 """Seconds between two looks at which nodes are connected."""
@@ -22,15 +23,20 @@ class Roster:
         poller: the way to the nodes.
         clients: how many there are.
         timeout: seconds that a node has for its answer.
+        compare: whether to warn of nodes that run on other versions than this process.
     """
 
-    def __init__(self, poller: Poller, clients: int, timeout: float) -> None:
+    def __init__(
+        self, poller: Poller, clients: int, timeout: float, *, compare: bool = True
+    ) -> None:
         self._poller, self._count, self._timeout = poller, clients, timeout
+        self._compared = compare
         self.reset()
 
     def reset(self) -> None:
         """Forget all nodes: the grid that they were on is gone."""
         self.nodes: dict[int, int] = {}  # client: the node where it is
+        self.hellos: dict[int, Hello] = {}  # what a node said of itself
         self.asked: dict[str, int] = {}  # id of a hello under way: node
         self._since: dict[int, str] = {}  # node that was asked: when it connected
         self._unplaced: dict[int, str] = {}  # node that is no client of ours: why
@@ -74,6 +80,7 @@ class Roster:
         """Forget a node that went away."""
         self._since.pop(node, None)
         self._unplaced.pop(node, None)
+        self.hellos.pop(node, None)
         self.ask_again()  # one of them may have come in its place
         self.nodes = {client: n for client, n in self.nodes.items() if n != node}
 
@@ -81,17 +88,36 @@ class Roster:
         """What nodes say that could not be placed, to be put behind a sentence."""
         return "".join(f"; node {node} says: {why}" for node, why in self._unplaced.items())
 
+    def troubles(self) -> dict[int, str]:
+        """Nodes that are no client, and why."""
+        return dict(self._unplaced)
+
+    def _compare(self, hello: Hello) -> None:
+        """Note where a client's node runs on other versions than the server."""
+        own = own_versions()
+        other = [f"{n} {v} (here {own[n]})" for n, v in hello.versions.items() if v != own[n]]
+        if other and self._compared:
+            warnings.warn(
+                f"the node of client {hello.client} has {', '.join(other)}; its numbers may differ "
+                "from those of the same versions",
+                FedbayesWarning,
+                stacklevel=2,
+            )
+
     def _register(self, node: int, reply: Message | MessageError) -> None:
         """Note which client a node says that it is. Who came first keeps the place."""
         self._unplaced.pop(node, None)
+        self.hellos.pop(node, None)
         try:
             if isinstance(reply, MessageError):
                 raise reply
-            client = read_hello(reply)
+            self.hellos[node] = hello = read_hello(reply)
+            client = hello.client
             if not 0 <= client < self._count:
                 raise EngineError(f"it is client {client}, of clients 0 to {self._count - 1}")
             if client in self.nodes:
                 raise EngineError(f"client {client} is node {self.nodes[client]} already")
             self.nodes[client] = node
+            self._compare(hello)
         except (EngineError, MessageError) as error:
             self._unplaced[node] = str(error)

@@ -1,6 +1,7 @@
 """Flower's secure aggregation, SecAgg+: the engine of a server that sees the sum alone.
 
-Keys, shares, masks and rounding are Flower's `SecAggPlusWorkflow`. It was made for Flower's
+Keys, shares and rounding are Flower's `SecAggPlusWorkflow`; masks are ours (`secagg_masks.py`). It
+was made for Flower's
 strategies, so a round is put to it as one: a strategy that hands out our tasks (`_Tasks`), and a
 grid of its steps (`Steps`).
 
@@ -10,6 +11,8 @@ stands in for each of them, so a round goes on as ever: the sum is the same.
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
+from types import ModuleType
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
@@ -19,7 +22,6 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.strategy import FedAvg
-from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.serverapp import Grid
@@ -30,6 +32,7 @@ from fedbayes.federation.client_runtime import ClientRuntime, NoReport, Outcome,
 from fedbayes.federation.secure import MODULUS, Plan
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.poller import LinkError
+from fedbayes.flower.secagg_masks import with_masks
 from fedbayes.flower.secagg_node import write_secure_task
 from fedbayes.flower.secagg_steps import DroppedEarly, Steps
 from fedbayes.flower.wire import one_line
@@ -158,7 +161,7 @@ def _aggregate(tasks: dict[int, Task], plan: Plan, steps: Steps) -> dict[int, Fi
     state[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: first.round})
     state[MAIN_PARAMS_RECORD] = ArrayRecord()
     context = Context(0, 0, {}, state, {})
-    workflow = SecAggPlusWorkflow(
+    workflow = _flower().SecAggPlusWorkflow(
         plan.shares if plan.shares < len(tasks) else 1.0,  # 1.0: all
         plan.threshold,
         max_weight=1.0,
@@ -168,6 +171,12 @@ def _aggregate(tasks: dict[int, Task], plan: Plan, steps: Steps) -> dict[int, Fi
     )
     workflow(cast(Grid, steps), LegacyContext(context, strategy=strategy))
     return strategy.results
+
+
+@cache
+def _flower() -> ModuleType:
+    """Flower's workflow, which takes off our masks."""
+    return with_masks("flwr.server.workflow.secure_aggregation.secaggplus_workflow")
 
 
 class _Tasks(FedAvg):

@@ -1,24 +1,28 @@
 """Flower's secure aggregation, SecAgg+: a client's end, and the task that it gets.
 
-Keys, shares, masks and rounding are Flower's `secaggplus_mod`.
+Keys, shares and rounding are Flower's `secaggplus_mod`; masks are ours (`secagg_masks.py`).
 """
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
+from types import ModuleType
 from typing import cast
 
 import numpy as np
-from flwr.app import Context, Message
-from flwr.client.mod import secaggplus_mod
+from flwr.app import ConfigRecord, Context, Message
 from flwr.common import Code, FitIns, FitRes, Parameters, Scalar, Status, ndarray_to_bytes
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
 
 from fedbayes import seeds
-from fedbayes.errors import FedbayesError
+from fedbayes.errors import EngineError, FedbayesError
 from fedbayes.federation.checks import decode_report
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.secure import Plan
 from fedbayes.flower.node import Node, complaint
+from fedbayes.flower.secagg_masks import KIND, with_masks
+from fedbayes.flower.wire import one_line
 from fedbayes.messages import decode
 
 
@@ -55,6 +59,7 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
     def answer(message: Message, context: Context) -> Message:
         before = np.random.get_state()  # noqa: NPY002
         try:
+            _refuse_to_unmask_one(message.content.config_records[RECORD_KEY_CONFIGS])
             return secaggplus_mod(message, context, train)
         except FedbayesError as error:
             return complaint(error, message)
@@ -64,6 +69,39 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
     return answer
 
 
+def secaggplus_mod(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Flower's mod, with our masks."""
+    return cast(Message, _flower().secaggplus_mod(message, context, call_next))
+
+
+@cache
+def _flower() -> ModuleType:
+    return with_masks("flwr.client.mod.secure_aggregation.secaggplus_mod")
+
+
+def _refuse_to_unmask_one(asked: ConfigRecord) -> None:
+    """See that the server wants one of a client's two secrets, as the protocol has it.
+
+    With both it could take all masks off that client's report.
+
+    Raises:
+        EngineError: it wants both.
+    """
+    if asked.get(Key.STAGE) != Stage.UNMASK:
+        return
+    stayed, left = (
+        set(cast(list[int], asked.get(key, [])))
+        for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST)
+    )
+    if stayed & left:
+        raise EngineError(
+            "the server says of a client both that it stayed and that it left; the two secrets "
+            "that it asks for would open that client's report"
+        )
+
+
 def write_secure_task(task: Task, plan: Plan) -> FitIns:
     """A task and the numbers of secure aggregation, as Flower's workflow sends them."""
     about: dict[str, Scalar] = {
@@ -71,14 +109,24 @@ def write_secure_task(task: Task, plan: Plan) -> FitIns:
         "round": task.round,
         "ticket": task.state or b"",
         "constants": task.constants,
+        "masks": KIND,
         **asdict(plan),
     }
     return FitIns(Parameters([task.message], "fedbayes"), about)
 
 
 def read_secure_task(fit: FitIns) -> tuple[Task, Plan]:
-    """The inverse of `write_secure_task`."""
+    """The inverse of `write_secure_task`.
+
+    Raises:
+        EngineError: the server takes off other masks than ours.
+    """
     about = dict(fit.config)
+    if (masks := about.pop("masks", "Flower's own")) != KIND:
+        raise EngineError(
+            f"the server's masks are {one_line(masks)}, this node's are {KIND}; install the same "
+            "version of fedbayes on both"
+        )
     names = ("client", "round", "ticket", "constants")
     client, number, ticket, constants = (about.pop(name) for name in names)
     state = cast(bytes, ticket) or None

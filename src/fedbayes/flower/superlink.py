@@ -7,17 +7,26 @@ there is `flwr run` on the project that `fedbayes federate init` writes.)
 """
 
 import hashlib
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+)
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -31,10 +40,12 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
+from psutil import net_if_addrs
 
 from fedbayes.errors import EngineError
 from fedbayes.flower.poller import LinkError
@@ -43,6 +54,16 @@ _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _PATIENCE = 10.0
 """Seconds that one call is tried again while the SuperLink does not answer, and that a run
 waits to be handed out."""
+
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_ADDRESSES = 8
+"""Of this machine's addresses, how many are tried."""
+_MOMENT = 2.0
+"""Seconds that such a try may take."""
+
+
+def _loopback(address: str) -> bool:
+    return ip_address(address.partition("%")[0]).is_loopback
 
 
 def _patient() -> RetryInvoker:
@@ -104,6 +125,55 @@ class SuperLink:
         with self._control() as client:
             client.ListRuns(ListRunsRequest(limit=1))
 
+    def nodes(self) -> list[NodeInfo]:
+        """The nodes that it knows, as Flower tells of them.
+
+        Raises:
+            LinkError: it cannot be reached.
+        """
+        with self._control() as client:
+            return list(client.ListNodes(ListNodesRequest()).nodes_info)
+
+    def open_to_others(self) -> str:
+        """Where others than this machine can start runs and admit keys; empty if nowhere.
+
+        This machine's own addresses on networks are tried, and nothing is changed.
+        """
+        host, _, port = self.address.rpartition(":")
+        here = {
+            a.address for all_ in net_if_addrs().values() for a in all_ if a.family in _INTERNET
+        }
+        try:
+            aimed = {str(info[4][0]) for info in socket.getaddrinfo(host.strip("[]"), None)}
+        except OSError:
+            return ""
+        outside = [a for a in sorted(here | aimed) if not _loopback(a) and "%" not in a]
+        if not aimed & here and not all(map(_loopback, aimed)):
+            outside = sorted(aimed)  # it is another machine's
+        for address in outside[:_ADDRESSES]:
+            shown = f"[{address}]" if ":" in address else address
+            if self._answers(f"{shown}:{port}"):
+                return f"{shown}:{port}"
+        return ""
+
+    def _answers(self, address: str) -> bool:
+        """Whether whoever reaches this address can list runs there."""
+        scheme = "http" if self.certificates is None else "https"
+        trust = ssl.create_default_context()
+        if self.certificates is not None:
+            trust = ssl.create_default_context(cafile=self.certificates.expanduser())
+            trust.check_hostname = False  # the certificate may be for another name
+        try:
+            with httpx.Client(verify=trust, timeout=_MOMENT, trust_env=False) as client:
+                answer = client.post(
+                    f"{scheme}://{address}/v1/control/list-runs",
+                    headers={"content-type": PROTOBUF_MEDIA_TYPE},
+                    content=ListRunsRequest(limit=1).SerializeToString(),
+                )
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == httpx.codes.OK
+
     @contextmanager
     def _control(self) -> Iterator[ControlHttpClient]:
         client = ControlHttpClient.from_server_address(
@@ -154,7 +224,8 @@ class SuperLink:
             client.close()
         raise EngineError(
             f"the SuperLink at {self.address} gave run {run_id} to another process. Start it with "
-            "--isolation process, or use `flwr run` on a project of `fedbayes federate init`"
+            "`fedbayes federate hub` or --isolation process, or use `flwr run` on a project of "
+            "`fedbayes federate init`"
         )
 
     def grid(self, token: str) -> HttpGrid:
@@ -168,6 +239,10 @@ class SuperLink:
     def _trouble(self, error: httpx.HTTPError) -> str:
         if isinstance(error, httpx.HTTPStatusError):
             said = error.response.text[:300] or error.response.reason_phrase
+            if error.response.status_code == httpx.codes.NOT_FOUND:
+                said += "; is this the port of nodes alone? The rest is at the hub's localhost:8000"
+            elif error.response.status_code == httpx.codes.UNAUTHORIZED:
+                said += "; name the file with its secret: --superexec-secret"
             return f"the SuperLink at {self.address} says {error.response.status_code}: {said}"
         hint = "; is it up, and does it speak TLS (--root-certificates) or not (--insecure)?"
         return f"cannot reach a SuperLink at {self.address}: {error}{hint}"

@@ -4,6 +4,10 @@ Flower carries the bytes that we encoded, as an array of bytes, and nothing of i
 envelope. Whatever comes from a node is read without trust.
 """
 
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
@@ -13,6 +17,10 @@ from fedbayes.federation.client_runtime import Outcome, Task
 
 HELLO = "query.hello"
 """Type of the message that asks a node which client it is."""
+PROGRAMS = ("fedbayes", "flwr", "torch", "python")
+"""What a node says the versions of."""
+LONGEST_VERSION = 40
+"""Characters of a version."""
 TRAIN = "train.round"
 """Type of the message that carries a task."""
 LONGEST_TICKET = 200
@@ -40,13 +48,30 @@ def one_line(words: object) -> str:
     return "".join(c if c.isprintable() else " " for c in str(words)[:500])
 
 
+@dataclass(frozen=True)
+class Hello:
+    """Who a node says it is."""
+
+    client: int
+    versions: dict[str, str]
+    """Of `PROGRAMS`, as far as it says them."""
+
+
+def own_versions() -> dict[str, str]:
+    """What this process runs on, by the names of `PROGRAMS`."""
+    return {
+        name: platform.python_version() if name == "python" else version(name) for name in PROGRAMS
+    }
+
+
 def write_hello(client: int) -> RecordDict:
-    """A node's answer to which client it is."""
-    return RecordDict({"hello": ConfigRecord({"client": client})})
+    """A node's answer to which client it is, and on what it runs."""
+    versions = ConfigRecord(dict(own_versions()))
+    return RecordDict({"hello": ConfigRecord({"client": client}), "versions": versions})
 
 
-def read_hello(reply: Message) -> int:
-    """The client that a node says it is.
+def read_hello(reply: Message) -> Hello:
+    """The client that a node says it is, and its versions.
 
     Raises:
         EngineError: it does not say so. The text is the node's.
@@ -60,7 +85,9 @@ def read_hello(reply: Message) -> int:
         raise EngineError(str(error)) from None
     if type(client) is not int:
         raise EngineError(f"its number is {one_line(repr(client))}")
-    return client
+    told = reply.content.config_records.get("versions", ConfigRecord())
+    versions = {name: told[name] for name in PROGRAMS if isinstance(told.get(name), str)}
+    return Hello(client, {name: one_line(v)[:LONGEST_VERSION] for name, v in versions.items()})
 
 
 def write_complaint(text: str) -> RecordDict:
