@@ -10,7 +10,7 @@ import fedbayes
 
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
-    {"errors", "fields", "lazy", "seeds", "targets", "tensors", "messages", "metrics"},
+    {"errors", "fields", "files", "lazy", "seeds", "targets", "tensors", "messages", "metrics"},
     {"likelihoods"},
     {"data", "models", "inference", "matching"},
     {"contracts", "fusion"},

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.data import FederatedData, Partition
+from fedbayes.data import FederatedData
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.wording import listed
 from fedbayes.errors import FedbayesError, RunError
@@ -203,7 +203,9 @@ def _record(run: RunFolder, label: str) -> Record:
     except FedbayesError as error:
         notes.append(f"what is predicted is not known: {error}")
     try:
-        division = Partition.load(run.partition_file)
+        division = run.partition()
+        if division is None:
+            raise RunError(f"there is no partition file {run.partition_file}")
         names = division.names
         fields |= {
             "clients": names,

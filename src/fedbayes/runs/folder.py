@@ -10,15 +10,23 @@
     clients/             private states of clients, one file each
     model.safetensors    the global model, of the last round or of the best
     summary.json         what came of it
+    SHA256SUMS           digests of the files of a run that has ended, for `sha256sum -c`
     noise.key            secret of the server's noise, where there is some
+    .lock                held by the process that goes on with the run
 
 A round counts once its checkpoint is there. Every file is written beside and renamed, and what
 an unfinished round left behind is removed when the run is resumed.
+
+A checkpoint has a digest of itself, of each private state, of the lines of metrics so far, and of
+what stays as it is (see `fedbayes.runs.record`); `SHA256SUMS` has those of what is written at the
+end. What is read is compared with them, and where it differs nothing is gone on with.
 """
 
+import hashlib
 import json
 import os
 import secrets
+import warnings
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +37,23 @@ from torch import Tensor
 
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
-from fedbayes.errors import DataError, MessageError, RunError
-from fedbayes.messages import decode, dense, encode
+from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
+from fedbayes.files import (
+    check_seal,
+    digest,
+    flush,
+    has_seal,
+    parse_json,
+    read_bytes,
+    read_text,
+    sealed,
+)
+from fedbayes.messages import decode, dense, metadata
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
+from fedbayes.runs.lock import RunLock
+from fedbayes.runs.record import FREE, RECORD, Record
 from fedbayes.runs.scores import ClientScores
 from fedbayes.tensors import Tensors, pack, unpack
 
@@ -42,8 +62,18 @@ SEEDS_FILE = "seeds.toml"
 NO_UPDATE = "no round had an update"
 """Why a run ended whose model is the untrained start."""
 
+DIGEST = 32
+"""Bytes of a SHA-256 digest."""
+SUMS_FILE = "SHA256SUMS"
+"""Digests of what is written at the end of a run, as `sha256sum` writes and reads them."""
+_START_AGAIN = "put it back from a copy, or start a new run"
+
 Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
+
+
+_UNKNOWN = torch.empty(0, DIGEST, dtype=torch.uint8)
+"""Digests of private states before there is any."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +98,38 @@ class Progress:
     """Time that the rounds took."""
     constants: str = ""
     """Digest of the frozen parameters that the rounds were made with; empty without any."""
+    digests: Tensor = _UNKNOWN
+    """Of each client, the SHA-256 digest of its private state on disk, uint8 [S, 32], zeros if it
+    has none; [0, 32] before there is any."""
 
 
 def write_beside(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file so that it is there whole or not at all, after a power cut too."""
+    _write(path, data, flushed=True)
+
+
+def _write(path: Path, data: bytes, *, flushed: bool, mode: int = 0o666) -> None:
+    """Write a file beside its place, and rename it.
+
+    Args:
+        path: the file.
+        data: its content.
+        flushed: whether the content reaches the disk before the name does.
+        mode: who may read and write it, within what the process lets others.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    beside.replace(path)
+    try:
+        beside.unlink(missing_ok=True)
+        number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+            if flushed:
+                file.flush()
+                os.fsync(number)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
@@ -105,21 +160,26 @@ def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
 class ClientStates(MutableMapping[int, bytes]):
     """Private states of clients as files, with the last complete round's kept until the next.
 
-    A file is named by client and round. Writing one leaves the older one alone, since a kill may
-    take the run back to it; `commit` removes what no checkpoint needs.
+    A file is named by client and round, and only its owner may read it. Writing one leaves the
+    older one alone, since a kill may take the run back to it; `commit` removes what no checkpoint
+    needs. What is read is what was written, by its digest.
 
     Args:
         folder: where the files are.
         stored: of each client, the round of its newest state; 0 if none, int64 [S].
+        digests: of each client, the digest of that state, as `Progress` has them.
     """
 
-    def __init__(self, folder: Path, stored: Tensor) -> None:
+    def __init__(self, folder: Path, stored: Tensor, digests: Tensor = _UNKNOWN) -> None:
         self._folder = folder
         self.stored = stored.clone()
         """Of each client, the round of its newest state; 0 if none."""
+        self.digests = digests.clone()
+        """Of each client, the digest of its newest state, as `Progress` has them."""
         self.round = 0
         """The round that is being run."""
         self._superseded: list[Path] = []
+        self._new: set[Path] = set()
 
     def _path(self, client: int, number: int) -> Path:
         return self._folder / f"{client:07d}-{number:07d}.safetensors"
@@ -128,18 +188,54 @@ class ClientStates(MutableMapping[int, bytes]):
         number = int(self.stored[client])
         if not number:
             raise KeyError(client)
+        path = self._path(client, number)
         try:
-            return self._path(client, number).read_bytes()
+            state = read_bytes(path)
         except OSError as error:
-            raise RunError(f"the state of client {client} is lost: {error}") from None
+            raise RunError(
+                f"the private state of client {client} is lost: {path}: {error.strerror or error}; "
+                f"{_START_AGAIN}"
+            ) from None
+        wanted = bytes(self.digests[client].tolist()) if len(self.digests) else b""
+        # Older versions kept no digests.
+        if any(wanted) and hashlib.sha256(state).digest() != wanted:
+            raise RunError(
+                f"the private state of client {client}, {path}, is damaged: it is not what round "
+                f"{number} left; {_START_AGAIN}"
+            )
+        return state
 
     def __setitem__(self, client: int, state: bytes) -> None:
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(exist_ok=True, mode=0o700)
         before = int(self.stored[client])
         if before and before != self.round:
             self._superseded.append(self._path(client, before))
-        write_beside(self._path(client, self.round), state)
+        path = self._path(client, self.round)
+        _write(path, state, flushed=False, mode=0o600)
+        self._new.add(path)
         self.stored[client] = self.round
+        if not len(self.digests):
+            self.digests = torch.zeros(len(self.stored), DIGEST, dtype=torch.uint8)
+        found = bytearray(hashlib.sha256(state).digest())
+        self.digests[client] = torch.frombuffer(found, dtype=torch.uint8)
+
+    def flush(self) -> None:
+        """Have new states written to the disk itself, before a checkpoint names them."""
+        for path in self._new:
+            if path.exists():
+                flush(path)
+        self._new.clear()
+
+    def check(self) -> None:
+        """See that every state is what it was, and closed to others.
+
+        Raises:
+            RunError: one is damaged or lost.
+        """
+        if self._folder.is_dir():
+            self._folder.chmod(0o700)
+        for client in self:
+            self[client]
 
     def __delitem__(self, client: int) -> None:
         raise TypeError("a client's state is replaced, never deleted")
@@ -200,6 +296,12 @@ class RunFolder:
         self.clients = path / "clients"
         self.model_file = path / "model.safetensors"
         self.summary_file = path / "summary.json"
+        self.sums_file = path / SUMS_FILE
+        self._lock: RunLock | None = None
+        self._read: tuple[object, Record | None] = (None, None)
+        self._fixed: dict[str, str] = {}
+        self._lines = hashlib.sha256()
+        self._lines_size = 0
 
     def refuse_second_run(self) -> None:
         """See that no run is here yet.
@@ -217,6 +319,33 @@ class RunFolder:
                 f"{self.path} already holds runs of several seeds; choose another folder"
             )
 
+    def lock(self) -> None:
+        """Keep all others from going on with the run until `unlock`, or the end of this process.
+
+        Raises:
+            RunError: another process is at work on it, or the folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write the run folder {self.path}: {error}") from None
+        self._lock = RunLock(self.path)
+
+    def refuse_while_locked(self) -> None:
+        """See early that no other process is at work on the run that is here.
+
+        Raises:
+            RunError: one is.
+        """
+        if self.config_file.exists():
+            RunLock(self.path).release()
+
+    def unlock(self) -> None:
+        """Give back what `lock` took."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def create(self, config: Config, division: Partition, preprocessing: Preprocessing) -> None:
         """Make the folder; what is there already stays as it is.
 
@@ -227,12 +356,14 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if not self.config_file.exists():
                 if (start := config.model.weights) is not None:
-                    write_beside(self.path / f"start{start.suffix}", start.read_bytes())
+                    write_beside(self.path / f"start{start.suffix}", read_bytes(start))
                 write_beside(self.config_file, config.dump().encode())
             if not self.preprocessing_file.exists():
                 write_beside(self.preprocessing_file, preprocessing.dump())
             if not self.partition_file.exists():
-                division.save(self.partition_file)
+                write_beside(self.partition_file, division.dump())
+            fixed = (self.preprocessing_file, self.partition_file, *self.path.glob("start.*"))
+            self._fixed = {path.name: digest(read_bytes(path)) for path in fixed}
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
 
@@ -271,6 +402,98 @@ class RunFolder:
         model = config.model.model_copy(update={"weights": kept})
         return config.model_copy(update={"model": model})
 
+    def record(self) -> Record | None:
+        """What the newest checkpoint knows of the other files; None where there is none, or of an
+        older version.
+
+        Raises:
+            RunError: the checkpoint is damaged.
+        """
+        for _ in range(_TRIES):
+            if not (rounds := self.rounds()):
+                return None
+            path = self._checkpoint(rounds[-1])
+            try:
+                found = path.stat()
+                key = path, found.st_mtime_ns, found.st_size
+                if self._read[0] != key:
+                    self._read = key, _record_of(path, read_bytes(path))
+                return self._read[1]
+            except FileNotFoundError:  # a run that goes on has just written another one
+                continue
+            except OSError as error:
+                raise RunError(f"cannot read the checkpoint {path}: {error}") from None
+        raise RunError(f"the checkpoints in {self.checkpoints} change too fast to be read")
+
+    def config_changes(self) -> dict[str, str]:
+        """How the config differs from the one that the run was made with, by key.
+
+        Nothing that it names is looked up, and a folder without a checkpoint has no other config.
+
+        Raises:
+            RunError: the config, or the newest checkpoint, cannot be read.
+        """
+        record = self.record()
+        if record is None:
+            return {}
+        try:
+            return record.changes(read_text(self.config_file))
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.config_file}: {error}") from None
+
+    def refuse_changed_config(self) -> None:
+        """See that the run would be gone on with, and is told of, under the settings that it had.
+
+        Raises:
+            RunError: a setting differs that changes what is computed; says which.
+        """
+        changed = self.config_changes()
+        if fixed := [how for key, how in changed.items() if key not in FREE]:
+            raise RunError(
+                f"{self.config_file} is not what the run was made with: {'; '.join(fixed)}. Take "
+                "it back, or start a new run with it"
+            )
+
+    def note_changed_config(self) -> None:
+        """Say which settings differ that may, such as the number of rounds."""
+        changed = self.config_changes()
+        if free := [how for key, how in changed.items() if key in FREE]:
+            warnings.warn(
+                f"{self.config_file} has changed since the last round: {'; '.join(free)}",
+                FedbayesWarning,
+                stacklevel=3,
+            )
+
+    def check_start(self) -> None:
+        """See that the weights that the run started from are what they were.
+
+        Raises:
+            RunError: they are not, or are gone.
+        """
+        record = self.record()
+        for name in [] if record is None else record.files:
+            if name.startswith("start."):
+                self._checked(self.path / name)
+
+    def _checked(self, path: Path) -> bytes:
+        """The content of a file that stays as it is.
+
+        Raises:
+            RunError: it is not what it was.
+            FileNotFoundError: there is none, and never was as far as is known.
+            OSError: it cannot be read.
+        """
+        record = self.record()
+        try:
+            data = read_bytes(path)
+        except FileNotFoundError:
+            if record is not None and path.name in record.files:
+                raise RunError(f"{path} is gone; {_START_AGAIN}") from None
+            raise
+        if record is not None:
+            record.check(path, data)
+        return data
+
     def preprocessing(self) -> Preprocessing | None:
         """What the run's network sees of a raw sample; None in a folder of an older version.
 
@@ -278,11 +501,24 @@ class RunFolder:
             RunError: the file is damaged.
         """
         try:
-            return Preprocessing.load(self.preprocessing_file.read_bytes())
+            return Preprocessing.load(self._checked(self.preprocessing_file))
         except FileNotFoundError:
             return None
         except (OSError, DataError) as error:
             raise RunError(f"{self.preprocessing_file} is damaged: {error}") from None
+
+    def partition(self) -> Partition | None:
+        """Which client has which rows; None where the run was killed before it was written.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        try:
+            return Partition.load(self.partition_file, self._checked(self.partition_file))
+        except FileNotFoundError:
+            return None
+        except (OSError, DataError) as error:
+            raise RunError(str(error)) from None
 
     def client_names(self) -> tuple[str, ...]:
         """Names of the clients.
@@ -290,10 +526,9 @@ class RunFolder:
         Raises:
             RunError: the run's partition cannot be read.
         """
-        try:
-            return Partition.load(self.partition_file).names
-        except DataError as error:
-            raise RunError(str(error)) from None
+        if (division := self.partition()) is None:
+            raise RunError(f"there is no partition file {self.partition_file}")
+        return division.names
 
     def find_client(self, name: str | int) -> int:
         """Index of the client of this name, or else of this number.
@@ -317,8 +552,13 @@ class RunFolder:
             best: the best round so far; 0 if there is none.
         """
         newest = self._checkpoint(progress.round)
-        write_beside(newest, encode(pack(progress)))
-        if keep == "all":
+        if self._lines_size:
+            flush(self.metrics_file)
+        record = Record(
+            read_text(self.config_file), self._fixed, self._lines_size, self._lines.hexdigest()
+        )
+        write_beside(newest, sealed(pack(progress), {RECORD: record.dump()}))
+        if keep == "all" and progress.round:
             return
         kept = {newest, self._checkpoint(best)} if keep == "best" else {newest}
         for path in self.checkpoints.glob("*.safetensors"):
@@ -342,67 +582,190 @@ class RunFolder:
         Raises:
             RunError: there is no such checkpoint, or it is damaged.
         """
-        rounds = self.rounds()
-        if number is None and not rounds:
-            return None
-        wanted = rounds[-1] if number is None else number
-        if wanted not in rounds:
+        if number is None:
+            newest = self.newest()
+            return newest if newest is not None and newest.round else None
+        if number not in self.rounds():
             raise RunError(
-                f"{self.path} has no checkpoint of round {wanted}, only of {rounds or 'none'}; "
-                "keep them with keep_checkpoints = 'all', or the best with 'best'"
+                f"{self.path} has no checkpoint of round {number}, only of "
+                f"{self.rounds() or 'none'}; keep them with keep_checkpoints = 'all', or the best "
+                "with 'best'"
             )
-        path = self._checkpoint(wanted)
         try:
-            stored = dense(decode(path.read_bytes()))
+            return self._progress(number)
+        except FileNotFoundError as error:
+            raise RunError(f"cannot read the checkpoint {error.filename}: it is gone") from None
+
+    def newest(self) -> Progress | None:
+        """The state that a resume starts from; None where there is no checkpoint.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        for _ in range(_TRIES):
+            if not (rounds := self.rounds()):
+                return None
+            try:
+                return self._progress(rounds[-1])
+            except FileNotFoundError:  # a run that goes on has just written another one
+                continue
+        raise RunError(f"the checkpoints in {self.checkpoints} change too fast to be read")
+
+    def _progress(self, number: int) -> Progress:
+        """The checkpoint of a round.
+
+        Raises:
+            RunError: it is damaged.
+            FileNotFoundError: it is gone.
+        """
+        path = self._checkpoint(number)
+        try:
+            data = read_bytes(path)
+            _record_of(path, data)
+            stored = dense(decode(data))
             if "correct" in stored:
                 raise RunError(
                     f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
                     "fedbayes 0.1 for it, or start a new run. Its model and summary can be read"
                 )
-            return unpack(Progress, stored)
+            progress = unpack(Progress, stored)
+        except FileNotFoundError:
+            raise
         except (OSError, MessageError) as error:
-            raise RunError(f"the checkpoint {path} is damaged: {error}") from None
+            raise RunError(f"the checkpoint {path} is damaged: {error}; {_START_AGAIN}") from None
+        if progress.round != number:
+            raise RunError(
+                f"the checkpoint {path} is damaged: it is that of round {progress.round}; "
+                f"{_START_AGAIN}"
+            )
+        return progress
+
+    def refuse_lost_checkpoint(self) -> None:
+        """See that a run without a checkpoint never had one, so that it may begin.
+
+        Raises:
+            RunError: it had.
+        """
+        self.metrics()  # what is damaged is told first
+        left = [self.metrics_file, self.summary_file, self.model_file, self.clients]
+        if traces := [path.name for path in left if path.exists()]:
+            raise RunError(
+                f"{self.checkpoints} holds no checkpoint, but the run had rounds, for there is "
+                f"{', '.join(traces)}; put the newest checkpoint back from a copy, or start a new "
+                "run in another folder"
+            )
 
     def add_metrics(self, metrics: Metrics) -> None:
-        """Append the line of a round to `metrics.jsonl`."""
-        with self.metrics_file.open("a") as file:
-            file.write(json.dumps(metrics) + "\n")
+        """Append the line of a round to `metrics.jsonl`.
+
+        Raises:
+            RunError: somebody else has written to it.
+        """
+        line = (json.dumps(metrics) + "\n").encode()
+        with self.metrics_file.open("ab") as file:
+            if file.tell() != self._lines_size:
+                raise RunError(
+                    f"{self.metrics_file} was changed while the run went on: it has "
+                    f"{file.tell():,} bytes where {self._lines_size:,} were written"
+                )
+            file.write(line)
+        self._lines.update(line)
+        self._lines_size += len(line)
 
     def metrics(self) -> list[Metrics]:
         """The lines of all rounds; a last line that was cut off by a kill is left out.
 
         Raises:
-            RunError: a line is damaged.
+            RunError: a line is damaged, or is not what it was when the newest checkpoint was
+                written.
         """
-        if not self.metrics_file.exists():
-            return []
-        whole = []
-        for number, line in enumerate(self.metrics_file.read_text().split("\n")[:-1], start=1):
+        return [line for line, _ in self._metrics()]
+
+    def _metrics(self) -> Iterator[tuple[Metrics, bytes]]:
+        """The lines of all rounds, and as they are written."""
+        record = self.record()  # first: the file may grow meanwhile
+        try:
+            data = read_bytes(self.metrics_file)
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise RunError(f"cannot read {self.metrics_file}: {error.strerror}") from None
+        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             try:
-                whole.append(_table(line))
+                yield _table(line), line + b"\n"
             except ValueError as error:
                 raise RunError(
-                    f"{self.metrics_file}, line {number} is damaged: {error}; remove it"
+                    f"{self.metrics_file}, line {number} is damaged: {error}; {_START_AGAIN}"
                 ) from None
-        return whole
+        if record is None or not record.lines_digest:
+            return
+        if len(data) < record.lines or digest(data[: record.lines]) != record.lines_digest:
+            raise RunError(
+                f"{self.metrics_file} is damaged: its lines are not those that the rounds so far "
+                f"left; {_START_AGAIN}"
+            )
 
     def drop_metrics_after(self, number: int) -> None:
         """Forget the lines of rounds that did not complete."""
-        kept = [line for line in self.metrics() if line["round"] <= number]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_beside(self.metrics_file, text.encode())
+        kept = b"".join(text for line, text in self._metrics() if line["round"] <= number)
+        write_beside(self.metrics_file, kept)
+        self._lines, self._lines_size = hashlib.sha256(kept), len(kept)
+
+    def remove_leftovers(self) -> None:
+        """Remove halves of files that a killed process left beside them; for who has the lock."""
+        for folder in (self.path, self.checkpoints):
+            for path in folder.glob(".*"):
+                name, _, mark = path.name[1:].rpartition(".")
+                ours = name in _OURS or name.startswith(("start.", "round-"))
+                if ours and mark.isdecimal():
+                    path.unlink(missing_ok=True)
 
     def reopen(self) -> None:
         """Remove what an interrupted run left at its end: it is no longer so once rounds follow."""
         self.summary_file.unlink(missing_ok=True)
         self.model_file.unlink(missing_ok=True)
+        self.sums_file.unlink(missing_ok=True)
 
     def finish(self, model: Tensors | None, summary: Metrics, card: Card) -> None:
         """Write the summary, and the global model with its card if there is one."""
+        text = (json.dumps(summary, indent=2) + "\n").encode()
+        written = {self.summary_file.name: text}
         if model is not None:
-            data = encode(dict(model), plain=True, metadata={CARD: card.dump()})
+            data = sealed(dict(model), {CARD: card.dump()})
             write_beside(self.model_file, data)
-        write_beside(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
+            written[self.model_file.name] = data
+        fixed = (self.config_file, self.metrics_file, *map(self._checkpoint, self.rounds()))
+        sums = self._fixed | {
+            str(path.relative_to(self.path)): digest(read_bytes(path)) for path in fixed
+        }
+        sums |= {name: digest(data) for name, data in written.items()}
+        lines = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
+        write_beside(self.sums_file, lines.encode())
+        # Last, since a run with a summary has ended.
+        write_beside(self.summary_file, text)
+        flush(self.path)
+        flush(self.checkpoints)
+
+    def check_sum(self, path: Path, data: bytes) -> None:
+        """See that a file that was written at the end is what it was, as `SHA256SUMS` has it;
+        older versions wrote none.
+
+        Raises:
+            RunError: it is not.
+        """
+        try:
+            text = read_text(self.sums_file)
+            sums = {name: value for value, name in (line.split("  ") for line in text.splitlines())}
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.sums_file} is damaged: {error}") from None
+        if sums.get(path.name) != digest(data):
+            raise RunError(
+                f"{path} is damaged, or {self.sums_file.name} beside it is: it is not what the run "
+                f"left at its end. Put it back from a copy; or remove {self.summary_file} and "
+                f"{self.sums_file}, and write them anew: fedbayes resume {self.path}"
+            )
 
     def model(self) -> Tensors:
         """The global model at the end.
@@ -419,29 +782,72 @@ class RunFolder:
                     "models of their own"
                 )
         try:
-            return dense(decode(self.model_file.read_bytes()))
+            data = read_bytes(self.model_file)
+            self.check_sum(self.model_file, data)
+            check_seal(data)
+            if not data:
+                raise MessageError("it is empty")
+            return dense(decode(data))
         except (OSError, MessageError) as error:
-            raise RunError(f"cannot read the model of {self.path}: {error}") from None
+            raise RunError(f"cannot read the model {self.model_file}: {error}") from None
 
     def summary(self) -> Metrics:
         """What came of the run.
 
         Raises:
-            RunError: the run has not ended.
+            RunError: the run has not ended, or the file is damaged.
         """
         try:
-            return _table(self.summary_file.read_text())
-        except (OSError, ValueError) as error:
+            data = read_bytes(self.summary_file)
+        except FileNotFoundError as error:
             raise RunError(f"{self.path} has no summary yet: {error}") from None
+        except OSError as error:
+            raise RunError(f"cannot read {self.summary_file}: {error}") from None
+        self.check_sum(self.summary_file, data)
+        try:
+            return _table(data)
+        except ValueError as error:
+            raise RunError(f"{self.summary_file} is damaged: {error}") from None
 
 
-def _table(text: str) -> Metrics:
+_TRIES = 20
+"""How often a checkpoint is looked for while a run goes on that replaces it."""
+_OURS = {
+    "config.toml",
+    "partition.npz",
+    "preprocessing.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "summary.json",
+    SUMS_FILE,
+}
+
+
+def _record_of(path: Path, data: bytes) -> Record | None:
+    """The record in a checkpoint, which is what it was when it was written; None of older ones.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    try:
+        if not data:
+            raise MessageError("it is empty")
+        check_seal(data)
+        text = metadata(data).get(RECORD)
+        if (text is None) == has_seal(data):
+            raise MessageError("it lacks its digest, or its record of other files")
+        return None if text is None else Record.load(text)
+    except MessageError as error:
+        raise RunError(f"the checkpoint {path} is damaged: {error}; {_START_AGAIN}") from None
+
+
+def _table(text: str | bytes) -> Metrics:
     """A table in JSON.
 
     Raises:
         ValueError: it is invalid.
     """
-    table: Metrics = json.loads(text)
+    table: Metrics = parse_json(text)
     if not isinstance(table, dict):
         raise ValueError("it is no table")
     return table

@@ -83,6 +83,10 @@ class Simulation:
         self.folder = RunFolder(Path(folder))
         if config is not None:
             self.folder.refuse_second_run()
+        else:
+            self.folder.refuse_while_locked()
+            self.folder.refuse_changed_config()
+            self.folder.check_start()
         self.config = config or self.folder.config()
         notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
         self.data = (
@@ -104,8 +108,6 @@ class Simulation:
             note_start(config, self.data.preprocessing)
             for remark in remarks(config, self.method, self.run, self.data):
                 warnings.warn(remark, FedbayesWarning, stacklevel=2)
-        # Only now is the config known to be sound: a mistake leaves no folder behind.
-        self.folder.create(self.config, self.data.partition, self.data.preprocessing)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
         self._blas = threadpool_limits(self.config.threads, user_api="blas")
@@ -114,6 +116,10 @@ class Simulation:
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
         try:
+            # Only now is the config known to be sound: a mistake leaves no folder behind.
+            self.folder.lock()
+            if config is not None:
+                self.folder.refuse_second_run()  # nobody else was quicker
             self._open(first)
         except BaseException:
             self.close()
@@ -131,7 +137,15 @@ class Simulation:
 
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
-        checkpoint = self.folder.progress() or first or self._first()
+        self.folder.remove_leftovers()
+        self.folder.note_changed_config()
+        checkpoint = self.folder.newest()
+        if checkpoint is None:
+            self.folder.refuse_lost_checkpoint()
+        self.folder.create(self.config, self.data.partition, self.data.preprocessing)
+        if checkpoint is None:
+            checkpoint = first or self._first()
+            self.folder.save(checkpoint, "all")
         if checkpoint.constants != self.network.constants_digest:
             raise RunError(
                 f"frozen weights of the network are not those that {self.folder.path} began with; "
@@ -154,8 +168,9 @@ class Simulation:
         """The state after the best round so far, where its checkpoint is kept."""
         if self._keeps_best and self._standing.best_round:
             self.best = self.folder.progress(self._standing.best_round)
-        self.states = ClientStates(self.folder.clients, checkpoint.stored)
+        self.states = ClientStates(self.folder.clients, checkpoint.stored, checkpoint.digests)
         self.states.round = checkpoint.round
+        self.states.check()
         self.states.remove_strays(
             keep_older=self.config.keep_checkpoints == "all",
             best=self._stored_of_best,
@@ -199,6 +214,7 @@ class Simulation:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        self.folder.unlock()
         torch.set_num_threads(self._threads)
         self._blas.restore_original_limits()
 
@@ -276,6 +292,7 @@ class Simulation:
             server=packed,
             clients=clients,
             stored=self.states.stored.clone(),
+            digests=self.states.digests.clone(),
             bytes_down=past.bytes_down + result.bytes_down,
             bytes_up=past.bytes_up + result.bytes_up,
             refused=past.refused + len(result.ledger.refused),
@@ -324,6 +341,7 @@ class Simulation:
 
     def checkpoint(self) -> None:
         """Make the rounds so far permanent."""
+        self.states.flush()
         self.folder.save(
             self.progress, self.config.keep_checkpoints, self.best.round if self.best else 0
         )
