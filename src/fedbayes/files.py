@@ -15,9 +15,10 @@ from errno import EINVAL
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedbayes.errors import MessageError
 from fedbayes.messages import Masked, encode
-from fedbayes.tensors import Tensor
 
 SEAL = "fedbayes-sha256"
 """The seal's name in the metadata of a safetensors file."""

@@ -26,6 +26,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import warnings
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -104,28 +105,19 @@ class Progress:
 
 
 def write_beside(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, after a power cut too."""
-    _write(path, data, flushed=True)
+    """Write a file so that it is there whole or not at all, after a power cut too.
 
-
-def _write(path: Path, data: bytes, *, flushed: bool, mode: int = 0o666) -> None:
-    """Write a file beside its place, and rename it.
-
-    Args:
-        path: the file.
-        data: its content.
-        flushed: whether the content reaches the disk before the name does.
-        mode: who may read and write it, within what the process lets others.
+    In a folder that is closed to others, so is the file.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
+    mode = 0o666 & stat.S_IMODE(path.parent.stat().st_mode)
     try:
         beside.unlink(missing_ok=True)
-        number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode | 0o600)
         with os.fdopen(number, "wb") as file:
             file.write(data)
-            if flushed:
-                file.flush()
-                os.fsync(number)
+            file.flush()
+            os.fsync(number)
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
@@ -179,7 +171,6 @@ class ClientStates(MutableMapping[int, bytes]):
         self.round = 0
         """The round that is being run."""
         self._superseded: list[Path] = []
-        self._new: set[Path] = set()
 
     def _path(self, client: int, number: int) -> Path:
         return self._folder / f"{client:07d}-{number:07d}.safetensors"
@@ -211,20 +202,12 @@ class ClientStates(MutableMapping[int, bytes]):
         if before and before != self.round:
             self._superseded.append(self._path(client, before))
         path = self._path(client, self.round)
-        _write(path, state, flushed=False, mode=0o600)
-        self._new.add(path)
+        write_beside(path, state)
         self.stored[client] = self.round
         if not len(self.digests):
             self.digests = torch.zeros(len(self.stored), DIGEST, dtype=torch.uint8)
         found = bytearray(hashlib.sha256(state).digest())
         self.digests[client] = torch.frombuffer(found, dtype=torch.uint8)
-
-    def flush(self) -> None:
-        """Have new states written to the disk itself, before a checkpoint names them."""
-        for path in self._new:
-            if path.exists():
-                flush(path)
-        self._new.clear()
 
     def check(self) -> None:
         """See that every state is what it was, and closed to others.

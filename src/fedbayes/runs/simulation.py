@@ -341,7 +341,6 @@ class Simulation:
 
     def checkpoint(self) -> None:
         """Make the rounds so far permanent."""
-        self.states.flush()
         self.folder.save(
             self.progress, self.config.keep_checkpoints, self.best.round if self.best else 0
         )
