@@ -28,10 +28,11 @@ import os
 import secrets
 import stat
 import warnings
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ class Progress:
 
 
 def write_beside(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, after a power cut too.
+    """Write a file so that it is there whole or not at all, whenever the process is killed.
 
     In a folder that is closed to others, so is the file.
     """
@@ -116,8 +117,6 @@ def write_beside(path: Path, data: bytes) -> None:
         number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode | 0o600)
         with os.fdopen(number, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(number)
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
@@ -171,6 +170,10 @@ class ClientStates(MutableMapping[int, bytes]):
         self.round = 0
         """The round that is being run."""
         self._superseded: list[Path] = []
+        """Named by the last checkpoint, and by no later one."""
+        self._retired: list[Path] = []
+        """Named by the checkpoint before that."""
+        self._new: list[Path] = []
 
     def _path(self, client: int, number: int) -> Path:
         return self._folder / f"{client:07d}-{number:07d}.safetensors"
@@ -203,6 +206,7 @@ class ClientStates(MutableMapping[int, bytes]):
             self._superseded.append(self._path(client, before))
         path = self._path(client, self.round)
         write_beside(path, state)
+        self._new.append(path)
         self.stored[client] = self.round
         if not len(self.digests):
             self.digests = torch.zeros(len(self.stored), DIGEST, dtype=torch.uint8)
@@ -235,17 +239,28 @@ class ClientStates(MutableMapping[int, bytes]):
             return set()
         return {self._path(c, int(stored[c])) for c in stored.nonzero()[:, 0].tolist()}
 
-    def commit(self, best: Tensor | None = None) -> None:
-        """Remove the states that the checkpoint just written no longer names.
+    def commit(self, best: Tensor | None = None) -> list[Path]:
+        """Remove the states that neither the checkpoint just written names nor the one before.
 
         Args:
             best: the `stored` of another checkpoint that is kept, int64 [S]; None if there is none.
+
+        Returns:
+            Files that were written since the last call.
         """
-        needed = self._named(best) if self._superseded else set()
-        for path in self._superseded:
+        self.retire(best)
+        self._retired += self._superseded
+        self._superseded = []
+        written, self._new = self._new, []
+        return [path for path in written if path.exists()]
+
+    def retire(self, best: Tensor | None = None) -> None:
+        """Remove the states that only the checkpoint before the last names; as `commit`."""
+        needed = self._named(best) if self._retired else set()
+        for path in self._retired:
             if path not in needed:
                 path.unlink(missing_ok=True)
-        self._superseded = [path for path in self._superseded if path in needed]
+        self._retired = [path for path in self._retired if path in needed]
 
     def remove_strays(self, *, keep_older: bool, best: Tensor | None = None) -> None:
         """Remove what a killed process left behind: states of a round that never completed and,
@@ -526,27 +541,23 @@ class RunFolder:
             return int(name)
         raise RunError(f"{self.path} has no client {name!r}; there are {listed(names)}")
 
-    def save(self, progress: Progress, keep: Literal["last", "best", "all"], best: int = 0) -> None:
+    def save(self, progress: Progress) -> list[Path]:
         """Write a checkpoint: from here on the round counts.
 
-        Args:
-            progress: the state.
-            keep: which of the others stay.
-            best: the best round so far; 0 if there is none.
+        Returns:
+            Files that have yet to reach the disk.
         """
         newest = self._checkpoint(progress.round)
-        if self._lines_size:
-            flush(self.metrics_file)
         record = Record(
             read_text(self.config_file), self._fixed, self._lines_size, self._lines.hexdigest()
         )
         write_beside(newest, sealed(pack(progress), {RECORD: record.dump()}))
-        if keep == "all" and progress.round:
-            return
-        kept = {newest, self._checkpoint(best)} if keep == "best" else {newest}
-        for path in self.checkpoints.glob("*.safetensors"):
-            if path not in kept:
-                path.unlink()
+        return [self.metrics_file, newest, self.checkpoints]
+
+    def keep(self, rounds: Collection[int]) -> None:
+        """Remove all checkpoints but those of these rounds."""
+        for number in set(self.rounds()).difference(rounds):
+            self._checkpoint(number).unlink(missing_ok=True)
 
     def _checkpoint(self, number: int) -> Path:
         return self.checkpoints / f"round-{number:07d}.safetensors"
@@ -592,7 +603,17 @@ class RunFolder:
                 return self._progress(rounds[-1])
             except FileNotFoundError:  # a run that goes on has just written another one
                 continue
+            except RunError as error:
+                raise RunError(f"{error}{self._way_back(rounds[:-1])}") from None
         raise RunError(f"the checkpoints in {self.checkpoints} change too fast to be read")
+
+    def _way_back(self, older: Sequence[int]) -> str:
+        """What to add to an error on the newest checkpoint, where an older one is whole."""
+        for number in reversed(older):
+            with suppress(RunError, FileNotFoundError):
+                self._progress(number)
+                return f"; or remove it, to go on from round {number}, whose checkpoint is whole"
+        return ""
 
     def _progress(self, number: int) -> Progress:
         """The checkpoint of a round.
@@ -726,8 +747,9 @@ class RunFolder:
         write_beside(self.sums_file, lines.encode())
         # Last, since a run with a summary has ended.
         write_beside(self.summary_file, text)
+        for name in sums:
+            flush(self.path / name)
         flush(self.path)
-        flush(self.checkpoints)
 
     def check_sum(self, path: Path, data: bytes) -> None:
         """See that a file that was written at the end is what it was, as `SHA256SUMS` has it;

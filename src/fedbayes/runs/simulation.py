@@ -29,6 +29,7 @@ from fedbayes.runs.build import build_data, build_runtime, note_start, stored_da
 from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.config import Config
+from fedbayes.runs.flusher import Flusher
 from fedbayes.runs.folder import ClientStates, Metrics, Progress, RunFolder, first_progress
 from fedbayes.runs.lines import evaluation_line, round_line, troubles_of
 from fedbayes.runs.scores import GlobalEvaluation
@@ -115,6 +116,7 @@ class Simulation:
         self.stop = False
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
+        self._flusher = Flusher()
         try:
             # Only now is the config known to be sound: a mistake leaves no folder behind.
             self.folder.lock()
@@ -145,7 +147,7 @@ class Simulation:
         self.folder.create(self.config, self.data.partition, self.data.preprocessing)
         if checkpoint is None:
             checkpoint = first or self._first()
-            self.folder.save(checkpoint, "all")
+            self.folder.save(checkpoint)
         if checkpoint.constants != self.network.constants_digest:
             raise RunError(
                 f"frozen weights of the network are not those that {self.folder.path} began with; "
@@ -207,13 +209,18 @@ class Simulation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            if error is None:
+                self._tidy()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End the workers and give back what the run borrowed of this process."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        self._flusher.close()
         self.folder.unlock()
         torch.set_num_threads(self._threads)
         self._blas.restore_original_limits()
@@ -226,6 +233,7 @@ class Simulation:
             yield self._step(self.progress.round + 1)
         if self._saved < self.progress.round:
             self.checkpoint()
+        self._tidy()
         if self.progress.round:
             server: Any = unpack(self.method.server_state, self.kept.server)
             model = self.method.model(server, self.run) if self.method.has_global_model else None
@@ -340,13 +348,30 @@ class Simulation:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Make the rounds so far permanent."""
-        self.folder.save(
-            self.progress, self.config.keep_checkpoints, self.best.round if self.best else 0
-        )
-        self._saved = self.progress.round
+        """Make the rounds so far permanent.
+
+        What the last checkpoint names has reached the disk by now, so what is older can go; this
+        one goes there during the next round.
+        """
+        self._flusher.wait()
+        written = self.folder.save(self.progress)
+        before, self._saved = self._saved, self.progress.round
         if self.config.keep_checkpoints != "all":
-            self.states.commit(self._stored_of_best)
+            self.folder.keep({before, self._saved, *self._best_round})
+            written += self.states.commit(self._stored_of_best)
+        self._flusher.start(written)
+
+    @property
+    def _best_round(self) -> tuple[int, ...]:
+        """The round of the best checkpoint, if that is kept."""
+        return () if self.best is None else (self.best.round,)
+
+    def _tidy(self) -> None:
+        """Wait until the last checkpoint is on the disk, and remove what it replaced."""
+        self._flusher.wait()
+        if self.config.keep_checkpoints != "all" and self._saved:
+            self.folder.keep({self._saved, *self._best_round})
+            self.states.retire(self._stored_of_best)
 
     def _stands_still(self, line: Metrics) -> bool:
         """Whether the run ends with this round, since the headline metric improves no more."""
