@@ -9,7 +9,10 @@ import json
 import os
 import re
 import stat
+import struct
 import tomllib
+import zipfile
+import zlib
 from collections.abc import Mapping
 from errno import EINVAL
 from pathlib import Path
@@ -20,6 +23,11 @@ from torch import Tensor
 from fedbayes.errors import MessageError
 from fedbayes.messages import Masked, encode
 
+NPZ_ERRORS = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, ArithmeticError),
+    *(MemoryError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""What NumPy's reader of NPZ files raises on invalid ones."""
 SEAL = "fedbayes-sha256"
 """The seal's name in the metadata of a safetensors file."""
 _BLANK = "0" * 64

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from fedbayes.errors import FedbayesError, FedbayesWarning
+from fedbayes.lazy import search_here_last
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,9 +41,7 @@ def options(
 
 def main() -> None:
     """Run the command line; a user's error becomes one plain message and exit status 2."""
-    # So that `package.module:name` finds the user's own module, as with `python -m`.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    search_here_last()
     rich.reconfigure(stderr=True)  # one console for all that is shown while work goes on
     # Python's own "once" begins anew whenever a library changes a filter.
     warnings.simplefilter("always", FedbayesWarning)

@@ -2,11 +2,8 @@
 
 import io
 import os
-import struct
 import tempfile
 import warnings
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_clie
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.wording import describe
 from fedbayes.errors import DataError, FedbayesWarning
-from fedbayes.files import read_bytes
+from fedbayes.files import NPZ_ERRORS, read_bytes
 
 DEFAULT_FRACTION = 0.25
 """Part of a client's samples that it tests on, where there is no official test part."""
@@ -107,7 +104,7 @@ class Partition:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 arrays = {name: file[name] for name in _RAGGED}
                 names = tuple(str(name) for name in file["names"])
-        except _UNREADABLE as error:
+        except NPZ_ERRORS as error:
             raise DataError(
                 f"the partition file {path} is damaged ({error}); make it anew"
             ) from error
@@ -116,12 +113,6 @@ class Partition:
         return cls(**arrays, names=names)
 
 
-_UNREADABLE = (
-    *(OSError, ValueError, TypeError, KeyError, AttributeError, EOFError),
-    *(MemoryError, OverflowError, NotImplementedError, RuntimeError, SyntaxError),
-    *(zipfile.BadZipFile, zlib.error, struct.error),
-)
-"""What NumPy's reader raises on invalid bytes."""
 _RAGGED = ("train", "train_offsets", "test", "test_offsets")
 
 

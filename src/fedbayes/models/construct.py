@@ -1,6 +1,5 @@
 """From the `[model]` table of a config to a network."""
 
-import importlib
 import inspect
 from collections import OrderedDict
 from math import prod
@@ -11,6 +10,7 @@ from torch import nn
 
 from fedbayes import seeds
 from fedbayes.errors import ModelError
+from fedbayes.lazy import own
 from fedbayes.models.files import named_as, read_model, unlike
 from fedbayes.models.network import Network
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
@@ -118,10 +118,9 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> objec
 
     One that has a parameter `classes` gets the width of the last layer by that name.
     """
-    place, _, name = settings.name.partition(":")
     try:
-        factory = getattr(importlib.import_module(place), name)
-    except (ImportError, AttributeError) as error:
+        factory = own(settings.name)
+    except ImportError as error:
         raise ModelError(f"cannot find the model {settings.name!r}: {error}") from None
     try:
         width = "classes" if "classes" in inspect.signature(factory).parameters else "outputs"

@@ -300,6 +300,7 @@ class RunFolder:
         self._fixed: dict[str, str] = {}
         self._lines = hashlib.sha256()
         self._lines_size = 0
+        self._headline = "", True
 
     def refuse_second_run(self) -> None:
         """See that no run is here yet.
@@ -344,13 +345,26 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
-    def create(self, config: Config, division: Partition, preprocessing: Preprocessing) -> None:
+    def create(
+        self,
+        config: Config,
+        division: Partition,
+        preprocessing: Preprocessing,
+        headline: tuple[str, bool],
+    ) -> None:
         """Make the folder; what is there already stays as it is.
+
+        Args:
+            config: all settings.
+            division: which client has which rows.
+            preprocessing: what a network sees of a raw sample.
+            headline: name of the metric that the run is for, and whether higher is better.
 
         Raises:
             RunError: it cannot be made.
         """
         try:
+            self._headline = headline
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if not self.config_file.exists():
                 if (start := config.model.weights) is not None:
@@ -379,11 +393,11 @@ class RunFolder:
             path.write_bytes(key)
         return key
 
-    def config(self) -> Config:
-        """The run's settings.
+    def require_run(self) -> None:
+        """See that there is a run here.
 
         Raises:
-            RunError: there is no run here.
+            RunError: there is none.
         """
         if (self.path / SEEDS_FILE).exists():
             raise RunError(
@@ -391,6 +405,14 @@ class RunFolder:
             )
         if not self.config_file.exists():
             raise RunError(f"{self.path} holds no run: there is no {self.config_file.name}")
+
+    def config(self) -> Config:
+        """The run's settings; what they name as `package.module:Class` is imported.
+
+        Raises:
+            RunError: there is no run here.
+        """
+        self.require_run()
         config = Config.load(self.config_file)
         start = config.model.weights
         if start is None:
@@ -549,7 +571,11 @@ class RunFolder:
         """
         newest = self._checkpoint(progress.round)
         record = Record(
-            read_text(self.config_file), self._fixed, self._lines_size, self._lines.hexdigest()
+            read_text(self.config_file),
+            self._fixed,
+            self._lines_size,
+            self._lines.hexdigest(),
+            *self._headline,
         )
         write_beside(newest, sealed(pack(progress), {RECORD: record.dump()}))
         return [self.metrics_file, newest, self.checkpoints]
@@ -780,11 +806,11 @@ class RunFolder:
                 damaged.
         """
         if self.summary_file.exists() and not self.model_file.exists():
-            method = self.config().build_method()
-            if not method.has_global_model:
+            summary = self.summary()
+            if "model_round" not in summary:
                 raise RunError(
-                    f"{self.path} has no global model: under {method.name} only clients have "
-                    "models of their own"
+                    f"{self.path} has no global model: under {summary.get('method')} only clients "
+                    "have models of their own"
                 )
         try:
             data = read_bytes(self.model_file)

@@ -45,6 +45,11 @@ class Record:
     """Bytes of `metrics.jsonl` up to this checkpoint."""
     lines_digest: str = ""
     """Their digest."""
+    headline: str = ""
+    """Name of the metric that the run is for, such as `local_rmse`; for reports, which look up
+    nothing that a config names."""
+    higher_is_better: bool = True
+    """Whether a higher value of it is a better one."""
 
     def dump(self) -> str:
         """As JSON."""

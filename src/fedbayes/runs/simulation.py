@@ -85,6 +85,7 @@ class Simulation:
         if config is not None:
             self.folder.refuse_second_run()
         else:
+            self.folder.require_run()
             self.folder.refuse_while_locked()
             self.folder.refuse_changed_config()
             self.folder.check_start()
@@ -144,7 +145,12 @@ class Simulation:
         checkpoint = self.folder.newest()
         if checkpoint is None:
             self.folder.refuse_lost_checkpoint()
-        self.folder.create(self.config, self.data.partition, self.data.preprocessing)
+        self.folder.create(
+            self.config,
+            self.data.partition,
+            self.data.preprocessing,
+            (self.headline, self.likelihood.higher_is_better),
+        )
         if checkpoint is None:
             checkpoint = first or self._first()
             self.folder.save(checkpoint)
