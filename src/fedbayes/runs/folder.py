@@ -468,10 +468,10 @@ class RunFolder:
             RunError: a setting differs that changes what is computed; says which.
         """
         changed = self.config_changes()
-        if fixed := [how for key, how in changed.items() if key not in FREE]:
+        if not changed.keys() <= set(FREE):
             raise RunError(
-                f"{self.config_file} is not what the run was made with: {'; '.join(fixed)}. Take "
-                "it back, or start a new run with it"
+                f"{self.config_file} is not what the run was made with: "
+                f"{'; '.join(changed.values())}. Take it back, or start a new run with it"
             )
 
     def note_changed_config(self) -> None:
