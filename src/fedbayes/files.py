@@ -77,6 +77,12 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
+    except ValueError as error:
+        if "int_max_str_digits" in str(error):
+            raise ValueError("it has a number of thousands of digits") from None
+        raise
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -89,6 +95,10 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        if "int_max_str_digits" in str(error):
+            raise ValueError("it has a number of thousands of digits") from None
+        raise
 
 
 def sealed(tensors: Mapping[str, Tensor | Masked], metadata: Mapping[str, str]) -> bytes:
