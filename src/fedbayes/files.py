@@ -108,7 +108,13 @@ def sealed(tensors: Mapping[str, Tensor | Masked], metadata: Mapping[str, str]) 
         tensors: by name, at least one.
         metadata: text for its header.
     """
-    data = encode(tensors, plain=True, metadata={**metadata, SEAL: _BLANK})
+    plain = encode(tensors, plain=True)
+    end = 8 + int.from_bytes(plain[:8], "little")
+    # The library's own writer has text in a random order, and equal runs have equal files.
+    text = json.dumps({**metadata, SEAL: _BLANK}, separators=(",", ":"), ensure_ascii=False)
+    header = b'{"__metadata__":' + text.encode() + b"," + plain[9:end].rstrip()
+    header += b" " * (-len(header) % 8)
+    data = len(header).to_bytes(8, "little") + header + plain[end:]
     found = _seal_of(data)
     assert found is not None
     start, end = found.span(1)

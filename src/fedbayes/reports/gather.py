@@ -232,6 +232,8 @@ def _record(run: RunFolder, label: str) -> Record:
     except FedbayesError as error:
         notes.append(f"no metrics of clients: {error}")
     try:
+        if text := run.free_changes():
+            notes.append(text)
         run.refuse_changed_config()
         config = _built_in(run, own).model_copy(update={"device": "auto"})
         data = stored_data(config, run)

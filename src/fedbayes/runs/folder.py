@@ -476,13 +476,16 @@ class RunFolder:
 
     def note_changed_config(self) -> None:
         """Say which settings differ that may, such as the number of rounds."""
+        if text := self.free_changes():
+            warnings.warn(text, FedbayesWarning, stacklevel=3)
+
+    def free_changes(self) -> str:
+        """What to say of settings that differ and may; empty if none do."""
         changed = self.config_changes()
-        if free := [how for key, how in changed.items() if key in FREE]:
-            warnings.warn(
-                f"{self.config_file} has changed since the last round: {'; '.join(free)}",
-                FedbayesWarning,
-                stacklevel=3,
-            )
+        free = [how for key, how in changed.items() if key in FREE]
+        if not free:
+            return ""
+        return f"{self.config_file} has changed since the last round: {'; '.join(free)}"
 
     def check_start(self) -> None:
         """See that the weights that the run started from are what they were.

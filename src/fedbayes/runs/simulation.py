@@ -88,6 +88,7 @@ class Simulation:
             self.folder.require_run()
             self.folder.refuse_while_locked()
             self.folder.refuse_changed_config()
+            self.folder.note_changed_config()
             self.folder.check_start()
         self.config = config or self.folder.config()
         notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
@@ -141,7 +142,6 @@ class Simulation:
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
         self.folder.remove_leftovers()
-        self.folder.note_changed_config()
         checkpoint = self.folder.newest()
         if checkpoint is None:
             self.folder.refuse_lost_checkpoint()
