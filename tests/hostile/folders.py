@@ -161,7 +161,7 @@ COMMANDS = (resumed, reported, exported, evaluated)
 def same(one, two):
     """Whether two results are equal to the last bit."""
     if isinstance(one, torch.Tensor):
-        return one.dtype == two.dtype and torch.equal(one, two)
+        return isinstance(two, torch.Tensor) and one.dtype == two.dtype and torch.equal(one, two)
     if isinstance(one, np.ndarray):
         return np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
     if isinstance(one, dict):
@@ -171,7 +171,7 @@ def same(one, two):
             and all(same(value, two[name]) for name, value in one.items())
         )
     if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(same, one, two))
+        return isinstance(two, list | tuple) and len(one) == len(two) and all(map(same, one, two))
     if isinstance(one, float) and isinstance(two, float) and math.isnan(one):
         return math.isnan(two)
     if hasattr(one, "__dataclass_fields__"):

@@ -443,6 +443,8 @@ class RunFolder:
                 continue
             except OSError as error:
                 raise RunError(f"cannot read the checkpoint {path}: {error}") from None
+            except RunError as error:
+                raise RunError(f"{error}{self._way_back(rounds[:-1])}") from None
         raise RunError(f"the checkpoints in {self.checkpoints} change too fast to be read")
 
     def config_changes(self) -> dict[str, str]:
