@@ -174,6 +174,8 @@ def _record(run: RunFolder, label: str) -> Record:
         notes.append("no round is complete yet")
     elif rounds < planned and not run.summary_file.exists():
         notes.append(f"{rounds} of {planned} rounds so far")
+    elif not run.summary_file.exists():
+        notes.append("how it ended is not known: it has no summary.json")
     refused = sum(len(line.get("refused", ())) for line in metrics)
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
@@ -228,7 +230,10 @@ def _record(run: RunFolder, label: str) -> Record:
         elif progress is not None:
             notes.append(f"no metrics of clients: {_untold(settings['task.likelihood'])}")
         elif rounds:
-            notes.append("no metrics of clients: it has no checkpoint")
+            notes.append(
+                "no metrics of clients: it has no checkpoint in checkpoints/, which would say too "
+                "whether its other files are whole"
+            )
     except FedbayesError as error:
         notes.append(f"no metrics of clients: {error}")
     try:

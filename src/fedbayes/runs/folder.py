@@ -422,6 +422,11 @@ class RunFolder:
         model = config.model.model_copy(update={"weights": kept})
         return config.model_copy(update={"model": model})
 
+    @property
+    def _newest(self) -> str:
+        """The newest checkpoint, for messages."""
+        return str(self._checkpoint(self.rounds()[-1]).relative_to(self.path))
+
     def record(self) -> Record | None:
         """What the newest checkpoint knows of the other files; None where there is none, or of an
         older version.
@@ -472,7 +477,7 @@ class RunFolder:
         changed = self.config_changes()
         if not changed.keys() <= set(FREE):
             raise RunError(
-                f"{self.config_file} is not what the run was made with: "
+                f"{self.config_file} is not what the run was made with, as {self._newest} has it: "
                 f"{'; '.join(changed.values())}. Take it back, or start a new run with it"
             )
 
@@ -515,8 +520,11 @@ class RunFolder:
             if record is not None and path.name in record.files:
                 raise RunError(f"{path} is gone; {_START_AGAIN}") from None
             raise
-        if record is not None:
-            record.check(path, data)
+        if record is not None and not record.holds(path.name, data):
+            raise RunError(
+                f"{path} is damaged: it is not what {self._newest} says that it was when the run "
+                f"began; {_START_AGAIN}"
+            )
         return data
 
     def preprocessing(self) -> Preprocessing | None:
@@ -736,8 +744,8 @@ class RunFolder:
             return
         if len(data) < record.lines or digest(data[: record.lines]) != record.lines_digest:
             raise RunError(
-                f"{self.metrics_file} is damaged: its lines are not those that the rounds so far "
-                f"left; {_START_AGAIN}"
+                f"{self.metrics_file} is damaged: its lines are not those that {self._newest} "
+                f"counts; {_START_AGAIN}"
             )
 
     def drop_metrics_after(self, number: int) -> None:
