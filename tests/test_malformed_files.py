@@ -51,7 +51,7 @@ def test_a_malformed_config_is_told(tmp_path, text, words):
 
 @pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "9" * 5000])
 def test_a_malformed_override_is_told_by_its_key(value):
-    with pytest.raises(ConfigError, match="^rounds is no value of TOML"):
+    with pytest.raises(ConfigError, match=r"^rounds is no value of TOML"):
         Config.load(None, [f"rounds={value}"])
 
 
