@@ -210,9 +210,9 @@ def _record(run: RunFolder, label: str) -> Record:
                 }
     except FedbayesError as error:
         notes.append(f"what is predicted is not known: {error}")
-    if (record := run.record()) is not None and record.headline:
-        fields["whose"], _, fields["metric"] = record.headline.partition("_")
-        fields["higher_is_better"] = record.higher_is_better
+    if (known := run.inventory()) is not None and known.headline:
+        fields["whose"], _, fields["metric"] = known.headline.partition("_")
+        fields["higher_is_better"] = known.higher_is_better
     try:
         division = run.partition()
         if division is None:

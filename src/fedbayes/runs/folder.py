@@ -18,8 +18,8 @@ A round counts once its checkpoint is there. Every file is written beside and re
 an unfinished round left behind is removed when the run is resumed.
 
 A checkpoint has a digest of itself, of each private state, of the lines of metrics so far, and of
-what stays as it is (see `fedbayes.runs.record`); `SHA256SUMS` has those of what is written at the
-end. What is read is compared with them, and where it differs nothing is gone on with.
+what stays as it is (see `fedbayes.runs.inventory`); `SHA256SUMS` has those of what is written at
+the end. What is read is compared with them, and where it differs nothing is gone on with.
 """
 
 import hashlib
@@ -54,8 +54,8 @@ from fedbayes.messages import decode, dense, metadata
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
+from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
 from fedbayes.runs.lock import RunLock
-from fedbayes.runs.record import FREE, RECORD, Record
 from fedbayes.runs.scores import ClientScores
 from fedbayes.tensors import Tensors, pack, unpack
 
@@ -296,7 +296,7 @@ class RunFolder:
         self.summary_file = path / "summary.json"
         self.sums_file = path / SUMS_FILE
         self._lock: RunLock | None = None
-        self._read: tuple[object, Record | None] = (None, None)
+        self._read: tuple[object, Inventory | None] = (None, None)
         self._fixed: dict[str, str] = {}
         self._lines = hashlib.sha256()
         self._lines_size = 0
@@ -350,7 +350,7 @@ class RunFolder:
         config: Config,
         division: Partition,
         preprocessing: Preprocessing,
-        headline: tuple[str, bool],
+        headline: tuple[str, bool] = ("", True),
     ) -> None:
         """Make the folder; what is there already stays as it is.
 
@@ -427,7 +427,7 @@ class RunFolder:
         """The newest checkpoint, for messages."""
         return str(self._checkpoint(self.rounds()[-1]).relative_to(self.path))
 
-    def record(self) -> Record | None:
+    def inventory(self) -> Inventory | None:
         """What the newest checkpoint knows of the other files; None where there is none, or of an
         older version.
 
@@ -442,7 +442,7 @@ class RunFolder:
                 found = path.stat()
                 key = path, found.st_mtime_ns, found.st_size
                 if self._read[0] != key:
-                    self._read = key, _record_of(path, read_bytes(path))
+                    self._read = key, _inventory_of(path, read_bytes(path))
                 return self._read[1]
             except FileNotFoundError:  # a run that goes on has just written another one
                 continue
@@ -460,11 +460,11 @@ class RunFolder:
         Raises:
             RunError: the config, or the newest checkpoint, cannot be read.
         """
-        record = self.record()
-        if record is None:
+        known = self.inventory()
+        if known is None:
             return {}
         try:
-            return record.changes(read_text(self.config_file))
+            return known.changes(read_text(self.config_file))
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.config_file}: {error}") from None
 
@@ -500,8 +500,8 @@ class RunFolder:
         Raises:
             RunError: they are not, or are gone.
         """
-        record = self.record()
-        for name in [] if record is None else record.files:
+        known = self.inventory()
+        for name in [] if known is None else known.files:
             if name.startswith("start."):
                 self._checked(self.path / name)
 
@@ -513,14 +513,14 @@ class RunFolder:
             FileNotFoundError: there is none, and never was as far as is known.
             OSError: it cannot be read.
         """
-        record = self.record()
+        known = self.inventory()
         try:
             data = read_bytes(path)
         except FileNotFoundError:
-            if record is not None and path.name in record.files:
+            if known is not None and path.name in known.files:
                 raise RunError(f"{path} is gone; {_START_AGAIN}") from None
             raise
-        if record is not None and not record.holds(path.name, data):
+        if known is not None and not known.holds(path.name, data):
             raise RunError(
                 f"{path} is damaged: it is not what {self._newest} says that it was when the run "
                 f"began; {_START_AGAIN}"
@@ -583,14 +583,14 @@ class RunFolder:
             Files that have yet to reach the disk.
         """
         newest = self._checkpoint(progress.round)
-        record = Record(
+        known = Inventory(
             read_text(self.config_file),
             self._fixed,
             self._lines_size,
             self._lines.hexdigest(),
             *self._headline,
         )
-        write_beside(newest, sealed(pack(progress), {RECORD: record.dump()}))
+        write_beside(newest, sealed(pack(progress), {INVENTORY: known.dump()}))
         return [self.metrics_file, newest, self.checkpoints]
 
     def keep(self, rounds: Collection[int]) -> None:
@@ -664,7 +664,7 @@ class RunFolder:
         path = self._checkpoint(number)
         try:
             data = read_bytes(path)
-            _record_of(path, data)
+            _inventory_of(path, data)
             stored = dense(decode(data))
             if "correct" in stored:
                 raise RunError(
@@ -726,7 +726,7 @@ class RunFolder:
 
     def _metrics(self) -> Iterator[tuple[Metrics, bytes]]:
         """The lines of all rounds, and as they are written."""
-        record = self.record()  # first: the file may grow meanwhile
+        known = self.inventory()  # first: the file may grow meanwhile
         try:
             data = read_bytes(self.metrics_file)
         except FileNotFoundError:
@@ -740,9 +740,9 @@ class RunFolder:
                 raise RunError(
                     f"{self.metrics_file}, line {number} is damaged: {error}; {_START_AGAIN}"
                 ) from None
-        if record is None or not record.lines_digest:
+        if known is None or not known.lines_digest:
             return
-        if len(data) < record.lines or digest(data[: record.lines]) != record.lines_digest:
+        if len(data) < known.lines or digest(data[: known.lines]) != known.lines_digest:
             raise RunError(
                 f"{self.metrics_file} is damaged: its lines are not those that {self._newest} "
                 f"counts; {_START_AGAIN}"
@@ -867,8 +867,8 @@ _OURS = {
 }
 
 
-def _record_of(path: Path, data: bytes) -> Record | None:
-    """The record in a checkpoint, which is what it was when it was written; None of older ones.
+def _inventory_of(path: Path, data: bytes) -> Inventory | None:
+    """The inventory in a checkpoint, which is what it was when it was written; None of older ones.
 
     Raises:
         RunError: it is damaged.
@@ -877,10 +877,10 @@ def _record_of(path: Path, data: bytes) -> Record | None:
         if not data:
             raise MessageError("it is empty")
         check_seal(data)
-        text = metadata(data).get(RECORD)
+        text = metadata(data).get(INVENTORY)
         if (text is None) == has_seal(data):
-            raise MessageError("it lacks its digest, or its record of other files")
-        return None if text is None else Record.load(text)
+            raise MessageError("it lacks its digest, or its inventory of other files")
+        return None if text is None else Inventory.load(text)
     except MessageError as error:
         raise RunError(f"the checkpoint {path} is damaged: {error}; {_START_AGAIN}") from None
 

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 from fedbayes.errors import MessageError
 from fedbayes.files import digest, parse_toml
 
-RECORD = "fedbayes-record"
-"""The record's name in the metadata of a checkpoint."""
+INVENTORY = "fedbayes-inventory"
+"""The name of the inventory in the metadata of a checkpoint."""
 FREE = (
     "rounds",
     "engine",
@@ -32,7 +32,7 @@ computed, and where files are whose content is looked at by itself."""
 
 
 @dataclass(frozen=True)
-class Record:
+class Inventory:
     """The files of a run when a checkpoint was written."""
 
     config: str
@@ -51,10 +51,10 @@ class Record:
 
     def dump(self) -> str:
         """As JSON."""
-        return TypeAdapter(Record).dump_json(self).decode()
+        return TypeAdapter(Inventory).dump_json(self).decode()
 
     @classmethod
-    def load(cls, text: str) -> "Record":
+    def load(cls, text: str) -> "Inventory":
         """The inverse of `dump`.
 
         Raises:
@@ -63,7 +63,7 @@ class Record:
         try:
             return TypeAdapter(cls).validate_json(text)
         except ValidationError:
-            raise MessageError("its record of the run's files is invalid") from None
+            raise MessageError("its inventory of the run's files is invalid") from None
 
     def changes(self, config: str) -> dict[str, str]:
         """The settings that differ in another text of the config: how, by key.
