@@ -10,7 +10,18 @@ import fedbayes
 
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
-    {"errors", "fields", "files", "lazy", "seeds", "targets", "tensors", "messages", "metrics"},
+    {
+        "errors",
+        "fields",
+        "files",
+        "lazy",
+        "seals",
+        "seeds",
+        "targets",
+        "tensors",
+        "messages",
+        "metrics",
+    },
     {"likelihoods"},
     {"data", "models", "inference", "matching"},
     {"contracts", "fusion"},

@@ -20,11 +20,11 @@ from safetensors.torch import load
 import fedbayes
 from fedbayes import Result, Simulation
 from fedbayes.errors import FedbayesWarning, MessageError, RunError
-from fedbayes.files import check_seal, has_seal, sealed
 from fedbayes.messages import decode, metadata
 from fedbayes.runs import folder as record
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.lock import RunLock
+from fedbayes.seals import check_seal, has_seal, sealed
 from fedbayes.tools.export import export
 from fedbayes.tools.model_files import read_with_card, write_model
 from tests.hostile import folders, kills

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbayes.errors import MessageError, ModelError
-from fedbayes.files import check_seal, read_bytes
+from fedbayes.files import read_bytes
 from fedbayes.messages import Masked, decode, dense, dtype_of, metadata, shape_of
+from fedbayes.seals import check_seal
 from fedbayes.tensors import Tensors
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")

@@ -40,16 +40,7 @@ from torch import Tensor
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
-from fedbayes.files import (
-    check_seal,
-    digest,
-    flush,
-    has_seal,
-    parse_json,
-    read_bytes,
-    read_text,
-    sealed,
-)
+from fedbayes.files import digest, flush, parse_json, read_bytes, read_text
 from fedbayes.messages import decode, dense, metadata
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
@@ -57,6 +48,7 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
 from fedbayes.runs.lock import RunLock
 from fedbayes.runs.scores import ClientScores
+from fedbayes.seals import check_seal, has_seal, sealed
 from fedbayes.tensors import Tensors, pack, unpack
 
 SEEDS_FILE = "seeds.toml"
@@ -494,6 +486,17 @@ class RunFolder:
             return ""
         return f"{self.config_file} has changed since the last round: {'; '.join(free)}"
 
+    def refuse_lost_files(self) -> None:
+        """See that all files are there that stay as they are, before a run goes on.
+
+        Raises:
+            RunError: one is gone.
+        """
+        known = self.inventory()
+        for name in {} if known is None else known.files:
+            if not (self.path / name).exists():
+                raise RunError(f"{self.path / name} is gone; {_START_AGAIN}")
+
     def check_start(self) -> None:
         """See that the weights that the run started from are what they were.
 
@@ -517,7 +520,8 @@ class RunFolder:
         try:
             data = read_bytes(path)
         except FileNotFoundError:
-            if known is not None and path.name in known.files:
+            lost = known is not None and path.name in known.files
+            if lost and path != self.preprocessing_file:  # the data tell what that said
                 raise RunError(f"{path} is gone; {_START_AGAIN}") from None
             raise
         if known is not None and not known.holds(path.name, data):
@@ -536,6 +540,12 @@ class RunFolder:
         try:
             return Preprocessing.load(self._checked(self.preprocessing_file))
         except FileNotFoundError:
+            if (known := self.inventory()) and self.preprocessing_file.name in known.files:
+                warnings.warn(
+                    f"{self.preprocessing_file} is gone; what it said is taken from the data",
+                    FedbayesWarning,
+                    stacklevel=3,
+                )
             return None
         except (OSError, DataError) as error:
             raise RunError(f"{self.preprocessing_file} is damaged: {error}") from None

@@ -89,6 +89,7 @@ class Simulation:
             self.folder.refuse_while_locked()
             self.folder.refuse_changed_config()
             self.folder.note_changed_config()
+            self.folder.refuse_lost_files()
             self.folder.check_start()
         self.config = config or self.folder.config()
         notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
