@@ -227,6 +227,7 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
         method=config.build_method(),
         own_network=network,
         data=data,
+        figures=not config.privacy.noise or config.privacy.metrics == "on",
     )
 
 

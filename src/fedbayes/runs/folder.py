@@ -11,7 +11,6 @@
     model.safetensors    the global model, of the last round or of the best
     summary.json         what came of it
     SHA256SUMS           digests of the files of a run that has ended, for `sha256sum -c`
-    noise.key            secret of the server's noise, where there is some
     .lock                held by the process that goes on with the run
 
 A round counts once its checkpoint is there. Every file is written beside and renamed, and what
@@ -25,12 +24,11 @@ the end. What is read is compared with them, and where it differs nothing is gon
 import hashlib
 import json
 import os
-import secrets
 import stat
 import warnings
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +38,8 @@ from torch import Tensor
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
+from fedbayes.federation.privacy.spending import Spending
+from fedbayes.federation.weights import none_yet
 from fedbayes.files import digest, flush, parse_json, read_bytes, read_text
 from fedbayes.messages import decode, dense, metadata
 from fedbayes.models import CARD
@@ -95,6 +95,11 @@ class Progress:
     digests: Tensor = _UNKNOWN
     """Of each client, the SHA-256 digest of its private state on disk, uint8 [S, 32], zeros if it
     has none; [0, 32] before there is any."""
+    privacy: Spending = Spending.empty()  # noqa: RUF009 - it is frozen
+    """What the rounds have spent of privacy, as they were run."""
+    weights: Tensor = field(default_factory=lambda: none_yet(0))
+    """Of each client, the weight of its first report that counted; 0 if none did, float64 [S], or
+    [0] as by an older version."""
 
 
 def write_beside(path: Path, data: bytes) -> None:
@@ -370,20 +375,6 @@ class RunFolder:
             self._fixed = {path.name: digest(read_bytes(path)) for path in fixed}
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
-
-    def noise_key(self) -> bytes:
-        """The secret that the server's noise comes from, made when first needed.
-
-        It is no part of the config, which clients know; a run that is resumed has the same.
-        """
-        path = self.path / "noise.key"
-        if not path.exists():
-            path.touch(mode=0o600)
-        key = path.read_bytes()
-        if not key:
-            key = secrets.token_bytes(32)
-            path.write_bytes(key)
-        return key
 
     def require_run(self) -> None:
         """See that there is a run here.
