@@ -13,7 +13,9 @@ FLOORS = [
     {
         "errors",
         "fields",
+        "files",
         "lazy",
+        "seals",
         "seeds",
         "targets",
         "tensors",

@@ -6,6 +6,12 @@ run = fedbayes.run(method={"name": "fedprox", "proximal": 0.1}, rounds=10)
 print(run.summary["global_accuracy"])
 """
 
+import sys
+
+if sys.orig_argv[1:3] == ["-m", "fedbayes.cli"]:
+    # Python looks into the current directory first: nothing that lies there is run unasked.
+    sys.path[:] = [*sys.path[1:], ""]
+
 from typing import TYPE_CHECKING
 
 from fedbayes.lazy import attributes

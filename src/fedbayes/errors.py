@@ -70,3 +70,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     same = [name for name in known if name.casefold() == word.casefold()]
     close = same or get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_CONTROLS = {
+    **dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd"),
+    **dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd"),
+}
+"""What steers a terminal, or turns the direction of writing, but for line ends and tabs."""
+
+
+def plain(text: str) -> str:
+    """Text that a terminal shows and never obeys: names of files and what is in them may hold
+    sequences that clear the screen or write over what was there.
+    """
+    return text.translate(_CONTROLS)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -63,6 +64,30 @@ class Catalogue(Mapping[str, Kind], Generic[Kind]):
         return len(self._places)
 
 
+def search_here_last() -> None:
+    """Find modules in the current directory, after all others: `package.module:name` may be the
+    user's own and lie there, but a `torch.py` that came with somebody's files is not run.
+    """
+    here = {"", ".", str(Path.cwd())}
+    sys.path[:] = [*(place for place in sys.path if place not in here), ""]
+
+
+def own(place: str) -> Any:
+    """What `package.module:name` names; its module is imported, so its code is run.
+
+    Raises:
+        ImportError: there is no such module or name, or the module is no Python.
+    """
+    module, _, name = place.partition(":")
+    parts = (*module.split("."), *name.split("."))
+    if not all(part.isidentifier() for part in parts):
+        raise ImportError("it is written as package.module:name")
+    try:
+        return resolve_name(place)
+    except (AttributeError, ValueError, TypeError, SyntaxError) as error:
+        raise ImportError(str(error)) from None
+
+
 def own_class(place: str, base: Any, what: str) -> Any:
     """A user's own class.
 
@@ -75,8 +100,8 @@ def own_class(place: str, base: Any, what: str) -> Any:
         ConfigError: there is no such class, or it derives from something else.
     """
     try:
-        found = resolve_name(place)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = own(place)
+    except ImportError as error:
         raise ConfigError(f"cannot find the {what} {place!r}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, base)):
         public = base.__module__.rpartition(".")[0]

@@ -3,6 +3,7 @@
 import re
 import sys
 import warnings
+from collections.abc import Iterable
 from errno import ENOSPC
 from functools import partial
 from importlib.metadata import version
@@ -10,10 +11,14 @@ from typing import Annotated, NoReturn, TextIO
 
 import click
 import rich
+import rich.console
 import typer
+from rich.console import ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 
-from fedbayes.errors import FedbayesError, FedbayesWarning
+from fedbayes.errors import FedbayesError, FedbayesWarning, plain
+from fedbayes.lazy import search_here_last
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,12 +43,22 @@ def options(
     """Probabilistic federated learning on PyTorch."""
 
 
+class Console(rich.console.Console):
+    """A console on which names and contents of files are only shown, whatever they hold."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The pieces of what is printed, without control characters of its own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+
 def main() -> None:
     """Run the command line; a user's error becomes one plain message and exit status 2."""
-    # So that `package.module:name` finds the user's own module, as with `python -m`.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    search_here_last()
     rich.reconfigure(stderr=True)  # one console for all that is shown while work goes on
+    rich.get_console().__class__ = Console
     # Python's own "once" begins anew whenever a library changes a filter.
     warnings.simplefilter("always", FedbayesWarning)
     warnings.showwarning = partial(_show, set())
@@ -87,7 +102,7 @@ def _show(
         rich.get_console().print(text, highlight=False, soft_wrap=True)
     else:
         text = warnings.formatwarning(message, category, filename, lineno, line)
-        print(text, end="", file=file or sys.stderr)
+        print(plain(text), end="", file=file or sys.stderr)
 
 
 def fail(message: str) -> NoReturn:

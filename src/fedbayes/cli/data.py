@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fedbayes.cli.app import app
+from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import DataDir, DataPartition, Setting, completes, overrides
 from fedbayes.errors import RunError
 

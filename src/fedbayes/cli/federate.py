@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from click import Context
-from rich.console import Console
 from typer.core import TyperGroup
 
-from fedbayes.cli.app import app
+from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Json, Setting, Track
 from fedbayes.cli.run import new_folder, run_to_end
 from fedbayes.runs.activity import Notify

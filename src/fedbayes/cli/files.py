@@ -6,11 +6,10 @@ from typing import Annotated
 
 import rich
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbayes.cli.app import app
+from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import DataDir, DataSet, FusionCommand, Json, Setting, overrides
 from fedbayes.errors import ModelError, RunError
 

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import rich
 import typer
-from rich.console import Console
 
-from fedbayes.cli.app import app
+from fedbayes.cli.app import Console, app
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import rich
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fedbayes.cli.app import app
+from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import (
     DataDir,
     DataPartition,

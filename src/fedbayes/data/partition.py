@@ -1,10 +1,9 @@
 """Which client holds which rows of a pool, for training and for testing."""
 
+import io
 import os
 import tempfile
 import warnings
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_clie
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.wording import describe
 from fedbayes.errors import DataError, FedbayesWarning
+from fedbayes.files import NPZ_ERRORS, read_bytes
 
 DEFAULT_FRACTION = 0.25
 """Part of a client's samples that it tests on, where there is no official test part."""
@@ -55,6 +55,19 @@ class Partition:
         """Rows that a client is tested on."""
         return self.test[self.test_offsets[client] : self.test_offsets[client + 1]]
 
+    def dump(self) -> bytes:
+        """As the content of an `.npz` file."""
+        file = io.BytesIO()
+        np.savez(
+            file,
+            train=self.train,
+            train_offsets=self.train_offsets,
+            test=self.test,
+            test_offsets=self.test_offsets,
+            names=np.array(self.names, dtype=np.str_),
+        )
+        return file.getvalue()
+
     def save(self, path: Path) -> None:
         """Write to an `.npz` file, beside it first, so that a kill leaves no half of it."""
         with tempfile.NamedTemporaryFile(
@@ -62,14 +75,7 @@ class Partition:
         ) as file:
             beside = Path(file.name)
             try:
-                np.savez(
-                    file,
-                    train=self.train,
-                    train_offsets=self.train_offsets,
-                    test=self.test,
-                    test_offsets=self.test_offsets,
-                    names=np.array(self.names, dtype=np.str_),
-                )
+                file.write(self.dump())
                 file.flush()
                 os.fsync(file.fileno())
                 beside.replace(path)
@@ -78,19 +84,27 @@ class Partition:
                 raise
 
     @classmethod
-    def load(cls, path: Path) -> "Partition":
+    def load(cls, path: Path, data: bytes | None = None) -> "Partition":
         """Read what `save` wrote.
+
+        Args:
+            path: The file.
+            data: Its content, if it was read already.
 
         Raises:
             DataError: The file is absent, damaged, or no partition.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in _RAGGED}
-                names = tuple(str(name) for name in file["names"])
+            data = read_bytes(path) if data is None else data
         except FileNotFoundError as error:
             raise DataError(f"there is no partition file {path}") from error
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except OSError as error:
+            raise DataError(f"cannot read the partition file {path}: {error.strerror}") from error
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                arrays = {name: file[name] for name in _RAGGED}
+                names = tuple(str(name) for name in file["names"])
+        except NPZ_ERRORS as error:
             raise DataError(
                 f"the partition file {path} is damaged ({error}); make it anew"
             ) from error

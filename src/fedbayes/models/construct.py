@@ -1,16 +1,19 @@
 """From the `[model]` table of a config to a network."""
 
-import importlib
 import inspect
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
+import psutil
 import torch
 from torch import nn
 
 from fedbayes import seeds
 from fedbayes.errors import ModelError
+from fedbayes.lazy import own
 from fedbayes.models.files import named_as, read_model, unlike
 from fedbayes.models.network import Network
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
@@ -47,7 +50,11 @@ def build(
     """
     purpose = "initialization" if client is None else "own initialization"
     with seeds.global_rng(seed, purpose, client=client or 0):
-        module = _module(settings, shape, outputs)
+        try:
+            module = _module(settings, shape, outputs)
+        except (RuntimeError, MemoryError, OverflowError) as error:
+            reason = str(error).partition("\n")[0] or "not enough memory"
+            raise ModelError(f"model {settings.name!r} cannot be built: {reason}") from error
         initialize(module, settings)
     width = outputs
     if head is not None:
@@ -73,6 +80,7 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn
     if settings.name == "mlp":
         if any(width < 1 for width in settings.hidden):
             raise ModelError(f"model.hidden has {min(settings.hidden)}; widths must be at least 1")
+        _require_memory([prod(shape), *settings.hidden, outputs])
         return MLP(prod(shape), settings.hidden, outputs, settings.bias, settings.dropout)
     if settings.name in BUILT_IN and (len(shape) != 3 or min(shape[1:]) < 16):
         raise ModelError(
@@ -95,6 +103,20 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn
     return module
 
 
+def _require_memory(widths: Sequence[int]) -> None:
+    """See that a fully connected network of these widths has room here.
+
+    Raises:
+        ModelError: it has not.
+    """
+    needed = 4 * sum(one * two for one, two in pairwise(widths))
+    if needed > psutil.virtual_memory().total:
+        raise ModelError(
+            f"a network with layers of {', '.join(f'{width:,}' for width in widths)} takes "
+            f"{needed / 1e9:,.0f} GB, more than this machine has; choose a smaller model.hidden"
+        )
+
+
 def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
     """Put the weights of a file into a module.
 
@@ -108,7 +130,7 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
         odd = unlike(weights if named is None else named, wanted)
         raise ModelError(f"{file} holds no weights of model {settings.name!r}: {odd}")
     for name, tensor in named.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
             raise ModelError(f"{file}: {name} holds NaN or infinite values")
     module.load_state_dict(named)
 
@@ -118,10 +140,9 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> objec
 
     One that has a parameter `classes` gets the width of the last layer by that name.
     """
-    place, _, name = settings.name.partition(":")
     try:
-        factory = getattr(importlib.import_module(place), name)
-    except (ImportError, AttributeError) as error:
+        factory = own(settings.name)
+    except ImportError as error:
         raise ModelError(f"cannot find the model {settings.name!r}: {error}") from None
     try:
         width = "classes" if "classes" in inspect.signature(factory).parameters else "outputs"

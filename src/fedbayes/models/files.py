@@ -4,19 +4,22 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 from pathlib import Path
 from pickle import UnpicklingError
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbayes.errors import MessageError, ModelError
+from fedbayes.files import read_bytes
 from fedbayes.messages import decode_file, metadata
+from fedbayes.seals import check_seal
 from fedbayes.tensors import Tensors
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -26,6 +29,7 @@ PROGRAMS = (".pt2", ".onnx")
 CARD = "fedbayes"
 """Where a file has the card of its model: in the metadata of safetensors, an attribute of the
 `state_dict` in a file of PyTorch."""
+_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ARCHIVE = b"PK\x03\x04"
 _STATE_DICTS = ("state_dict", "model_state_dict", "model_state", "model")
 """Where checkpoints have the weights."""
@@ -73,19 +77,24 @@ def read_model(path: Path) -> tuple[Tensors, str]:
             ".safetensors or .pt, as fedbayes export writes them too"
         )
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         pickled = path.suffix.lower() in PICKLED or data.startswith(_ARCHIVE)
         if pickled:
+            if data.startswith(_ARCHIVE):
+                _check_archive(data)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of TorchScript, which is refused
                 content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         else:
+            if not data:
+                raise MessageError("")
+            check_seal(data)
             content = decode_file(data, plain=True)
     except OSError as error:
         raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
     except KeyError:  # the code of an unknown operation of pickle
         raise ModelError(_unreadable(path, "it does not begin as PyTorch's files do")) from None
-    except (MessageError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (MessageError, UnpicklingError, *_UNREADABLE) as error:
         raise ModelError(_unreadable(path, str(error) or type(error).__name__)) from None
     content = _state_dict(content)
     if not isinstance(content, dict) or not content:
@@ -97,6 +106,13 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     ]
     if wrong:
         raise ModelError(f"{path}: {wrong[0]!r} is no tensor; save a model's state_dict alone")
+    for name, tensor in content.items():
+        if odd := _oddity(tensor):
+            raise ModelError(f"{path}: {name!r} is {odd}")
+    try:
+        _refuse_claims(content, len(data))
+    except ValueError as error:
+        raise ModelError(_unreadable(path, str(error))) from None
     card = getattr(content, CARD, "") if pickled else metadata(data).get(CARD, "")
     if not pickled:
         content = {name: content[name] for name in sorted(content, key=_natural)}
@@ -105,6 +121,51 @@ def read_model(path: Path) -> tuple[Tensors, str]:
         if all(name.startswith(prefix) for name in weights):
             weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
     return weights, card if isinstance(card, str) else ""
+
+
+_UNREADABLE = (
+    *(RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, MemoryError, AssertionError, BadZipFile, zlib.error),
+)
+"""What PyTorch's reader raises on invalid bytes."""
+_ROOM = 64 << 20
+"""Bytes that a file may hold beyond what its length justifies."""
+
+
+def _check_archive(data: bytes) -> None:
+    """See that an archive, as PyTorch writes it, is whole, and unpacks to about its own size.
+
+    Raises:
+        ValueError: it is not; PyTorch would not look at the checksums.
+        BadZipFile: it is no archive.
+    """
+    with ZipFile(io.BytesIO(data)) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > 4 * len(data) + _ROOM:
+            raise ValueError(f"its {len(data):,} bytes claim to unpack to {unpacked:,}")
+        if (broken := archive.testzip()) is not None:
+            raise ValueError(f"{broken} in it is not what was written")
+
+
+def _refuse_claims(tensors: Mapping[str, Tensor], size: int) -> None:
+    """See that tensors are about as large as their file, before memory is taken for them: one
+    number of a pickled file may stand for all of a tensor.
+
+    Raises:
+        ValueError: they are far larger.
+    """
+    claimed = sum(t.numel() * t.element_size() for t in tensors.values())
+    if claimed > 16 * size + _ROOM:
+        raise ValueError(f"its {size:,} bytes claim to hold tensors of {claimed:,}")
+
+
+def _oddity(tensor: Tensor) -> str:
+    """What keeps a tensor from being taken for weights, and what to do; empty if nothing does."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return "sparse or nested; save it as a dense tensor, with to_dense()"
+    if tensor.device.type != "cpu":
+        return f"on device {tensor.device.type!r}, which has no values; save the weights themselves"
+    return ""
 
 
 def _state_dict(content: object) -> object:
@@ -131,6 +192,12 @@ def _unreadable(path: Path, reason: str) -> str:
             f"{path} is a TorchScript archive, whose weights are not read; save its state_dict: "
             "torch.save(torch.jit.load(...).state_dict(), 'model.pt')"
         )
+    if "eights only" in reason or "weights_only" in reason or "npickl" in reason:
+        return (
+            f"{path} holds pickled objects and not tensors alone; unpickling them would run code "
+            "from the file, so it is not done. Where it was made, save its weights: "
+            "torch.save(model.state_dict(), 'model.pt')"
+        )
     first = reason.strip().splitlines()[0] if reason.strip() else "it is empty"
     return (
         f"{path} is damaged or no model: {first}. Save a state_dict, with safetensors or torch.save"
@@ -147,7 +214,7 @@ def read_program(path: Path) -> tuple[nn.Module, str]:
         ModelError: the file is absent, damaged, or holds pickled objects.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
     try:
@@ -172,6 +239,7 @@ def _refuse_pickles(data: bytes) -> None:
     Raises:
         UnpicklingError: there is more.
     """
+    _check_archive(data)
     with ZipFile(io.BytesIO(data)) as archive:
         if not any(Path(name).name == "archive_format" for name in archive.namelist()):
             raise ValueError("it holds no program")
@@ -276,8 +344,10 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
         raise ModelError(f"{source} has {len(layers)} linear layers; at least two are needed")
     for layer in layers:
         for name, tensor in ((layer.name, layer.weight), (layer.bias_name, layer.bias)):
-            if tensor is not None and not tensor.is_floating_point():
-                raise ModelError(f"{source}: {name!r} is of type {tensor.dtype}, not floating")
+            if tensor is not None and tensor.dtype not in _FLOATING:
+                raise ModelError(
+                    f"{source}: {name!r} is of type {tensor.dtype}, not floating of 16 bits or more"
+                )
             if tensor is not None and not torch.isfinite(tensor).all():
                 raise ModelError(f"{source}: {name!r} holds NaN or infinite values")
     return _chained(layers, source)

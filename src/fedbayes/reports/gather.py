@@ -1,6 +1,5 @@
 """What run folders tell, whether their runs have ended or not."""
 
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.data import FederatedData, Partition
+from fedbayes.data import FederatedData
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.wording import listed
 from fedbayes.errors import FedbayesError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.files import parse_toml, read_text
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.trust import examine
 from fedbayes.metrics import Calibration, Coverage
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
+from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, Progress, RunFolder
 from fedbayes.runs.standing import flat
 from fedbayes.targets import Target
@@ -173,6 +174,8 @@ def _record(run: RunFolder, label: str) -> Record:
         notes.append("no round is complete yet")
     elif rounds < planned and not run.summary_file.exists():
         notes.append(f"{rounds} of {planned} rounds so far")
+    elif not run.summary_file.exists():
+        notes.append("how it ended is not known: it has no summary.json")
     refused = sum(len(line.get("refused", ())) for line in metrics)
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
@@ -195,16 +198,26 @@ def _record(run: RunFolder, label: str) -> Record:
         except FedbayesError as error:
             notes.append(f"how it ended is not known: {error}")
     likelihood, progress = None, None
+    own = [settings[key] for key in _NAMES if ":" in str(settings.get(key, ""))]
     try:
         preprocessing = run.preprocessing()
         if preprocessing is not None:
             fields |= {"classes": preprocessing.classes, "target": preprocessing.target}
-            likelihood = _likelihood(settings, preprocessing.target)
-            fields |= {"metric": likelihood.metric, "higher_is_better": likelihood.higher_is_better}
+            if ":" not in str(settings.get("task.likelihood", "")):
+                likelihood = _likelihood(settings, preprocessing.target)
+                fields |= {
+                    "metric": likelihood.metric,
+                    "higher_is_better": likelihood.higher_is_better,
+                }
     except FedbayesError as error:
         notes.append(f"what is predicted is not known: {error}")
+    if (known := run.inventory()) is not None and known.headline:
+        fields["whose"], _, fields["metric"] = known.headline.partition("_")
+        fields["higher_is_better"] = known.higher_is_better
     try:
-        division = Partition.load(run.partition_file)
+        division = run.partition()
+        if division is None:
+            raise RunError(f"there is no partition file {run.partition_file}")
         names = division.names
         fields |= {
             "clients": names,
@@ -215,16 +228,20 @@ def _record(run: RunFolder, label: str) -> Record:
         if progress is not None and likelihood is not None:
             each = progress.clients.each(likelihood)
             fields["values"] = {names[c]: found[likelihood.metric] for c, found in each.items()}
+        elif progress is not None:
+            notes.append(f"no metrics of clients: {_untold(settings['task.likelihood'])}")
         elif rounds:
-            notes.append("no metrics of clients: it has no checkpoint")
+            notes.append(
+                "no metrics of clients: it has no checkpoint in checkpoints/, which would say too "
+                "whether its other files are whole"
+            )
     except FedbayesError as error:
         notes.append(f"no metrics of clients: {error}")
     try:
-        config = run.config().model_copy(update={"device": "auto"})
-        method = config.build_method()
-        fields["whose"] = method.headline
-        if not method.has_global_model:
-            notes.append(f"under {method.name} only clients have models: there is no global one")
+        if text := run.free_changes():
+            notes.append(text)
+        run.refuse_changed_config()
+        config = _built_in(run, own).model_copy(update={"device": "auto"})
         data = stored_data(config, run)
         fields |= {
             "clients": data.partition.names,
@@ -234,6 +251,12 @@ def _record(run: RunFolder, label: str) -> Record:
             "target": data.target,
             "counts": data.counts() if data.classes else None,
         }
+        if own:
+            raise RunError(_untold(own[0]))
+        method = config.build_method()
+        fields["whose"] = method.headline
+        if not method.has_global_model:
+            notes.append(f"under {method.name} only clients have models: there is no global one")
         runtime = build_runtime(config, data, quiet=True)
         model = _model(run, runtime, progress)
         if model is not None and data.test_total:
@@ -248,6 +271,26 @@ def _record(run: RunFolder, label: str) -> Record:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
     return Record(label, run.path, settings, metrics, notes=tuple(notes), **fields)
+
+
+_NAMES = ("method.name", "model.name", "task.likelihood")
+"""Settings that may name a class or function of the user's own."""
+
+
+def _untold(name: str) -> str:
+    """Why something is left out that a module of the user's own would tell."""
+    return (
+        f"{name} is of a module of its user's own, and a report imports none; fedbayes calibrate "
+        "and fedbayes evaluate do"
+    )
+
+
+def _built_in(run: RunFolder, own: Sequence[str]) -> Config:
+    """The settings of a run, those of its data alone where others name a user's own module."""
+    if not own:
+        return run.config()
+    table = parse_toml(read_text(run.config_file))
+    return Config.create(**{key: table[key] for key in ("seed", "data") if key in table})
 
 
 def _whose(summary: Metrics) -> list[str]:
@@ -282,7 +325,7 @@ def _written(file: Path) -> datetime | None:
 def _settings(run: RunFolder) -> dict[str, Any]:
     """The config as it stands in the file: the method it names need not be installed here."""
     try:
-        return dict(_flat(tomllib.loads(run.config_file.read_text())))
+        return dict(_flat(parse_toml(read_text(run.config_file))))
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {run.config_file}: {error}") from None
 

@@ -11,7 +11,6 @@ from fedbayes.contracts import Run
 from fedbayes.data import (
     Dataset,
     FederatedData,
-    Partition,
     Preprocessing,
     differences,
     load_dataset,
@@ -57,10 +56,7 @@ def stored_data(
     if before is not None:
         _compare(before, dataset, folder, changed)
         statistics, target = before.statistics, before.target
-    if folder.partition_file.exists():
-        divided = Partition.load(folder.partition_file)
-    else:
-        divided = partition(dataset, config.data, config.seed)
+    divided = folder.partition() or partition(dataset, config.data, config.seed)
     return FederatedData(
         dataset, divided, config.seed, statistics, target=target, label=_label(config)
     )
@@ -205,6 +201,8 @@ def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) 
     Raises:
         RunError: its frozen weights are not those that the run was made with.
     """
+    folder.refuse_changed_config()
+    folder.check_start()
     likelihood = build_likelihood(config, preprocessing.target, quiet=True)
     network = build_network(config, preprocessing.shape, likelihood)
     bind_frozen(folder, network)
@@ -272,7 +270,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # of `meta`, there are no values
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device {name!r} cannot be used: {reason}") from None

@@ -1,7 +1,7 @@
 """The config of a run: TOML to checked settings, with errors that name the key."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -14,6 +14,7 @@ from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.settings import Aggregation, Secure
 from fedbayes.fields import OneOf, Only
+from fedbayes.files import parse_toml, read_text
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.lazy import own_class
 from fedbayes.likelihoods import LIKELIHOODS, complete_likelihood, find_likelihood
@@ -23,6 +24,10 @@ from fedbayes.runs.settings import Row, explain, find, rows, toml, unknown
 
 if TYPE_CHECKING:
     from fedbayes.contracts import AnyMethod
+
+
+LARGEST = 1e30
+"""Of a setting: far more is beyond what 32 bits hold, in which networks compute."""
 
 
 class Config(BaseModel):
@@ -143,6 +148,9 @@ class Config(BaseModel):
         ):
             table.clear()
             table.update(completed)
+        for key, value in _numbers(self.model_dump(mode="json")):
+            if abs(value) > LARGEST:
+                raise ValueError(f"{key} is {value:g}; numbers are at most {LARGEST:g}")
         return self
 
     @classmethod
@@ -353,6 +361,18 @@ def no_setting(key: str, known: Sequence[Row], method: str, likelihood: str = "a
     )
 
 
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """All fractions among settings, by key."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _numbers(item, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item, key)
+    elif isinstance(value, float):
+        yield key, value
+
+
 def _no_method(name: str) -> ConfigError:
     return ConfigError(
         f"no method is called {name!r}{did_you_mean(name, METHODS)}; there are "
@@ -374,12 +394,12 @@ def _known(error: ValidationError, given: Mapping[str, Any]) -> list[Row]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return parse_toml(read_text(file))
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {file}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config {file}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {file}: {error.strerror or error}") from None
+    except ValueError as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None
 
 
@@ -393,9 +413,11 @@ def _override(settings: dict[str, Any], override: str) -> None:
     if not text.strip():
         raise ConfigError(f"{override} has no value; leave it out for the default")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    except ValueError as error:
+        raise ConfigError(f"{key} is no value of TOML: {error}") from None
     *path, last = key.strip().split(".")
     table = settings
     for part in path:

@@ -10,31 +10,45 @@
     clients/             private states of clients, one file each
     model.safetensors    the global model, of the last round or of the best
     summary.json         what came of it
+    SHA256SUMS           digests of the files of a run that has ended, for `sha256sum -c`
+    .lock                held by the process that goes on with the run
 
 A round counts once its checkpoint is there. Every file is written beside and renamed, and what
 an unfinished round left behind is removed when the run is resumed.
+
+A checkpoint has a digest of itself, of each private state, of the lines of metrics so far, and of
+what stays as it is (see `fedbayes.runs.inventory`); `SHA256SUMS` has those of what is written at
+the end. What is read is compared with them, and where it differs nothing is gone on with.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, MutableMapping, Sequence
+import stat
+import warnings
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
-from fedbayes.errors import DataError, MessageError, RunError
+from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.weights import none_yet
-from fedbayes.messages import decode_file, encode
+from fedbayes.files import digest, flush, parse_json, read_bytes, read_text
+from fedbayes.messages import decode_file, metadata
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
+from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
+from fedbayes.runs.lock import RunLock
 from fedbayes.runs.scores import ClientScores
+from fedbayes.seals import check_seal, has_seal, sealed
 from fedbayes.tensors import Tensors, pack, unpack
 
 SEEDS_FILE = "seeds.toml"
@@ -42,8 +56,18 @@ SEEDS_FILE = "seeds.toml"
 NO_UPDATE = "no round had an update"
 """Why a run ended whose model is the untrained start."""
 
+DIGEST = 32
+"""Bytes of a SHA-256 digest."""
+SUMS_FILE = "SHA256SUMS"
+"""Digests of what is written at the end of a run, as `sha256sum` writes and reads them."""
+_START_AGAIN = "put it back from a copy, or start a new run"
+
 Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
+
+
+_UNKNOWN = torch.empty(0, DIGEST, dtype=torch.uint8)
+"""Digests of private states before there is any."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +92,9 @@ class Progress:
     """Time that the rounds took."""
     constants: str = ""
     """Digest of the frozen parameters that the rounds were made with; empty without any."""
+    digests: Tensor = _UNKNOWN
+    """Of each client, the SHA-256 digest of its private state on disk, uint8 [S, 32], zeros if it
+    has none; [0, 32] before there is any."""
     privacy: Spending = Spending.empty()  # noqa: RUF009 - it is frozen
     """What the rounds have spent of privacy, as they were run."""
     weights: Tensor = field(default_factory=lambda: none_yet(0))
@@ -76,10 +103,21 @@ class Progress:
 
 
 def write_beside(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file so that it is there whole or not at all, whenever the process is killed.
+
+    In a folder that is closed to others, so is the file.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    beside.replace(path)
+    mode = 0o666 & stat.S_IMODE(path.parent.stat().st_mode)
+    try:
+        beside.unlink(missing_ok=True)
+        number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode | 0o600)
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
@@ -110,21 +148,29 @@ def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
 class ClientStates(MutableMapping[int, bytes]):
     """Private states of clients as files, with the last complete round's kept until the next.
 
-    A file is named by client and round. Writing one leaves the older one alone, since a kill may
-    take the run back to it; `commit` removes what no checkpoint needs.
+    A file is named by client and round, and only its owner may read it. Writing one leaves the
+    older one alone, since a kill may take the run back to it; `commit` removes what no checkpoint
+    needs. What is read is what was written, by its digest.
 
     Args:
         folder: where the files are.
         stored: of each client, the round of its newest state; 0 if none, int64 [S].
+        digests: of each client, the digest of that state, as `Progress` has them.
     """
 
-    def __init__(self, folder: Path, stored: Tensor) -> None:
+    def __init__(self, folder: Path, stored: Tensor, digests: Tensor = _UNKNOWN) -> None:
         self._folder = folder
         self.stored = stored.clone()
         """Of each client, the round of its newest state; 0 if none."""
+        self.digests = digests.clone()
+        """Of each client, the digest of its newest state, as `Progress` has them."""
         self.round = 0
         """The round that is being run."""
         self._superseded: list[Path] = []
+        """Named by the last checkpoint, and by no later one."""
+        self._retired: list[Path] = []
+        """Named by the checkpoint before that."""
+        self._new: list[Path] = []
 
     def _path(self, client: int, number: int) -> Path:
         return self._folder / f"{client:07d}-{number:07d}.safetensors"
@@ -133,18 +179,47 @@ class ClientStates(MutableMapping[int, bytes]):
         number = int(self.stored[client])
         if not number:
             raise KeyError(client)
+        path = self._path(client, number)
         try:
-            return self._path(client, number).read_bytes()
+            state = read_bytes(path)
         except OSError as error:
-            raise RunError(f"the state of client {client} is lost: {error}") from None
+            raise RunError(
+                f"the private state of client {client} is lost: {path}: {error.strerror or error}; "
+                f"{_START_AGAIN}"
+            ) from None
+        wanted = bytes(self.digests[client].tolist()) if len(self.digests) else b""
+        # Older versions kept no digests.
+        if any(wanted) and hashlib.sha256(state).digest() != wanted:
+            raise RunError(
+                f"the private state of client {client}, {path}, is damaged: it is not what round "
+                f"{number} left; {_START_AGAIN}"
+            )
+        return state
 
     def __setitem__(self, client: int, state: bytes) -> None:
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(exist_ok=True, mode=0o700)
         before = int(self.stored[client])
         if before and before != self.round:
             self._superseded.append(self._path(client, before))
-        write_beside(self._path(client, self.round), state)
+        path = self._path(client, self.round)
+        write_beside(path, state)
+        self._new.append(path)
         self.stored[client] = self.round
+        if not len(self.digests):
+            self.digests = torch.zeros(len(self.stored), DIGEST, dtype=torch.uint8)
+        found = bytearray(hashlib.sha256(state).digest())
+        self.digests[client] = torch.frombuffer(found, dtype=torch.uint8)
+
+    def check(self) -> None:
+        """See that every state is what it was, and closed to others.
+
+        Raises:
+            RunError: one is damaged or lost.
+        """
+        if self._folder.is_dir():
+            self._folder.chmod(0o700)
+        for client in self:
+            self[client]
 
     def __delitem__(self, client: int) -> None:
         raise TypeError("a client's state is replaced, never deleted")
@@ -161,17 +236,28 @@ class ClientStates(MutableMapping[int, bytes]):
             return set()
         return {self._path(c, int(stored[c])) for c in stored.nonzero()[:, 0].tolist()}
 
-    def commit(self, best: Tensor | None = None) -> None:
-        """Remove the states that the checkpoint just written no longer names.
+    def commit(self, best: Tensor | None = None) -> list[Path]:
+        """Remove the states that neither the checkpoint just written names nor the one before.
 
         Args:
             best: the `stored` of another checkpoint that is kept, int64 [S]; None if there is none.
+
+        Returns:
+            Files that were written since the last call.
         """
-        needed = self._named(best) if self._superseded else set()
-        for path in self._superseded:
+        self.retire(best)
+        self._retired += self._superseded
+        self._superseded = []
+        written, self._new = self._new, []
+        return [path for path in written if path.exists()]
+
+    def retire(self, best: Tensor | None = None) -> None:
+        """Remove the states that only the checkpoint before the last names; as `commit`."""
+        needed = self._named(best) if self._retired else set()
+        for path in self._retired:
             if path not in needed:
                 path.unlink(missing_ok=True)
-        self._superseded = [path for path in self._superseded if path in needed]
+        self._retired = [path for path in self._retired if path in needed]
 
     def remove_strays(self, *, keep_older: bool, best: Tensor | None = None) -> None:
         """Remove what a killed process left behind: states of a round that never completed and,
@@ -205,6 +291,13 @@ class RunFolder:
         self.clients = path / "clients"
         self.model_file = path / "model.safetensors"
         self.summary_file = path / "summary.json"
+        self.sums_file = path / SUMS_FILE
+        self._lock: RunLock | None = None
+        self._read: tuple[object, Inventory | None] = (None, None)
+        self._fixed: dict[str, str] = {}
+        self._lines = hashlib.sha256()
+        self._lines_size = 0
+        self._headline = "", True
 
     def refuse_second_run(self) -> None:
         """See that no run is here yet.
@@ -222,30 +315,72 @@ class RunFolder:
                 f"{self.path} already holds runs of several seeds; choose another folder"
             )
 
-    def create(self, config: Config, division: Partition, preprocessing: Preprocessing) -> None:
+    def lock(self) -> None:
+        """Keep all others from going on with the run until `unlock`, or the end of this process.
+
+        Raises:
+            RunError: another process is at work on it, or the folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write the run folder {self.path}: {error}") from None
+        self._lock = RunLock(self.path)
+
+    def refuse_while_locked(self) -> None:
+        """See early that no other process is at work on the run that is here.
+
+        Raises:
+            RunError: one is.
+        """
+        if self.config_file.exists():
+            RunLock(self.path).release()
+
+    def unlock(self) -> None:
+        """Give back what `lock` took."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def create(
+        self,
+        config: Config,
+        division: Partition,
+        preprocessing: Preprocessing,
+        headline: tuple[str, bool] = ("", True),
+    ) -> None:
         """Make the folder; what is there already stays as it is.
+
+        Args:
+            config: all settings.
+            division: which client has which rows.
+            preprocessing: what a network sees of a raw sample.
+            headline: name of the metric that the run is for, and whether higher is better.
 
         Raises:
             RunError: it cannot be made.
         """
         try:
+            self._headline = headline
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if not self.config_file.exists():
                 if (start := config.model.weights) is not None:
-                    write_beside(self.path / f"start{start.suffix}", start.read_bytes())
+                    write_beside(self.path / f"start{start.suffix}", read_bytes(start))
                 write_beside(self.config_file, config.dump().encode())
             if not self.preprocessing_file.exists():
                 write_beside(self.preprocessing_file, preprocessing.dump())
             if not self.partition_file.exists():
-                division.save(self.partition_file)
+                write_beside(self.partition_file, division.dump())
+            fixed = (self.preprocessing_file, self.partition_file, *self.path.glob("start.*"))
+            self._fixed = {path.name: digest(read_bytes(path)) for path in fixed}
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
 
-    def config(self) -> Config:
-        """The run's settings.
+    def require_run(self) -> None:
+        """See that there is a run here.
 
         Raises:
-            RunError: there is no run here.
+            RunError: there is none.
         """
         if (self.path / SEEDS_FILE).exists():
             raise RunError(
@@ -253,6 +388,14 @@ class RunFolder:
             )
         if not self.config_file.exists():
             raise RunError(f"{self.path} holds no run: there is no {self.config_file.name}")
+
+    def config(self) -> Config:
+        """The run's settings; what they name as `package.module:Class` is imported.
+
+        Raises:
+            RunError: there is no run here.
+        """
+        self.require_run()
         config = Config.load(self.config_file)
         start = config.model.weights
         if start is None:
@@ -262,6 +405,123 @@ class RunFolder:
         model = config.model.model_copy(update={"weights": kept})
         return config.model_copy(update={"model": model})
 
+    @property
+    def _newest(self) -> str:
+        """The newest checkpoint, for messages."""
+        return str(self._checkpoint(self.rounds()[-1]).relative_to(self.path))
+
+    def inventory(self) -> Inventory | None:
+        """What the newest checkpoint knows of the other files; None where there is none, or of an
+        older version.
+
+        Raises:
+            RunError: the checkpoint is damaged.
+        """
+        for _ in range(_TRIES):
+            if not (rounds := self.rounds()):
+                return None
+            path = self._checkpoint(rounds[-1])
+            try:
+                found = path.stat()
+                key = path, found.st_mtime_ns, found.st_size
+                if self._read[0] != key:
+                    self._read = key, _inventory_of(path, read_bytes(path))
+                return self._read[1]
+            except FileNotFoundError:  # a run that goes on has just written another one
+                continue
+            except OSError as error:
+                raise RunError(f"cannot read the checkpoint {path}: {error}") from None
+            except RunError as error:
+                raise RunError(f"{error}{self._way_back(rounds[:-1])}") from None
+        raise RunError(f"the checkpoints in {self.checkpoints} change too fast to be read")
+
+    def config_changes(self) -> dict[str, str]:
+        """How the config differs from the one that the run was made with, by key.
+
+        Nothing that it names is looked up, and a folder without a checkpoint has no other config.
+
+        Raises:
+            RunError: the config, or the newest checkpoint, cannot be read.
+        """
+        known = self.inventory()
+        if known is None:
+            return {}
+        try:
+            return known.changes(read_text(self.config_file))
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.config_file}: {error}") from None
+
+    def refuse_changed_config(self) -> None:
+        """See that the run would be gone on with, and is told of, under the settings that it had.
+
+        Raises:
+            RunError: a setting differs that changes what is computed; says which.
+        """
+        changed = self.config_changes()
+        if not changed.keys() <= set(FREE):
+            raise RunError(
+                f"{self.config_file} is not what the run was made with, as {self._newest} has it: "
+                f"{'; '.join(changed.values())}. Take it back, or start a new run with it"
+            )
+
+    def note_changed_config(self) -> None:
+        """Say which settings differ that may, such as the number of rounds."""
+        if text := self.free_changes():
+            warnings.warn(text, FedbayesWarning, stacklevel=3)
+
+    def free_changes(self) -> str:
+        """What to say of settings that differ and may; empty if none do."""
+        changed = self.config_changes()
+        free = [how for key, how in changed.items() if key in FREE]
+        if not free:
+            return ""
+        return f"{self.config_file} has changed since the last round: {'; '.join(free)}"
+
+    def refuse_lost_files(self) -> None:
+        """See that all files are there that stay as they are, before a run goes on.
+
+        Raises:
+            RunError: one is gone.
+        """
+        known = self.inventory()
+        for name in {} if known is None else known.files:
+            if not (self.path / name).exists():
+                raise RunError(f"{self.path / name} is gone; {_START_AGAIN}")
+
+    def check_start(self) -> None:
+        """See that the weights that the run started from are what they were.
+
+        Raises:
+            RunError: they are not, or are gone.
+        """
+        known = self.inventory()
+        for name in [] if known is None else known.files:
+            if name.startswith("start."):
+                self._checked(self.path / name)
+
+    def _checked(self, path: Path) -> bytes:
+        """The content of a file that stays as it is.
+
+        Raises:
+            RunError: it is not what it was.
+            FileNotFoundError: there is none, and never was as far as is known.
+            OSError: it cannot be read.
+        """
+        known = self.inventory()
+        try:
+            data = read_bytes(path)
+        except FileNotFoundError:
+            lost = known is not None and path.name in known.files
+            if lost and path != self.preprocessing_file:  # the data tell what that said
+                raise RunError(f"{path} is gone; {_START_AGAIN}") from None
+            raise
+        if known is not None and not known.holds(path.name, data):
+            raise RunError(
+                f"{path} is damaged: it is not what {self._newest} says that it was when the run "
+                f"began; {_START_AGAIN}"
+            )
+        return data
+
     def preprocessing(self) -> Preprocessing | None:
         """What the run's network sees of a raw sample; None in a folder of an older version.
 
@@ -269,11 +529,30 @@ class RunFolder:
             RunError: the file is damaged.
         """
         try:
-            return Preprocessing.load(self.preprocessing_file.read_bytes())
+            return Preprocessing.load(self._checked(self.preprocessing_file))
         except FileNotFoundError:
+            if (known := self.inventory()) and self.preprocessing_file.name in known.files:
+                warnings.warn(
+                    f"{self.preprocessing_file} is gone; what it said is taken from the data",
+                    FedbayesWarning,
+                    stacklevel=3,
+                )
             return None
         except (OSError, DataError) as error:
             raise RunError(f"{self.preprocessing_file} is damaged: {error}") from None
+
+    def partition(self) -> Partition | None:
+        """Which client has which rows; None where the run was killed before it was written.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        try:
+            return Partition.load(self.partition_file, self._checked(self.partition_file))
+        except FileNotFoundError:
+            return None
+        except (OSError, DataError) as error:
+            raise RunError(str(error)) from None
 
     def client_names(self) -> tuple[str, ...]:
         """Names of the clients.
@@ -281,10 +560,9 @@ class RunFolder:
         Raises:
             RunError: the run's partition cannot be read.
         """
-        try:
-            return Partition.load(self.partition_file).names
-        except DataError as error:
-            raise RunError(str(error)) from None
+        if (division := self.partition()) is None:
+            raise RunError(f"there is no partition file {self.partition_file}")
+        return division.names
 
     def find_client(self, name: str | int) -> int:
         """Index of the client of this name, or else of this number.
@@ -299,22 +577,27 @@ class RunFolder:
             return int(name)
         raise RunError(f"{self.path} has no client {name!r}; there are {listed(names)}")
 
-    def save(self, progress: Progress, keep: Literal["last", "best", "all"], best: int = 0) -> None:
+    def save(self, progress: Progress) -> list[Path]:
         """Write a checkpoint: from here on the round counts.
 
-        Args:
-            progress: the state.
-            keep: which of the others stay.
-            best: the best round so far; 0 if there is none.
+        Returns:
+            Files that have yet to reach the disk.
         """
         newest = self._checkpoint(progress.round)
-        write_beside(newest, encode(pack(progress)))
-        if keep == "all":
-            return
-        kept = {newest, self._checkpoint(best)} if keep == "best" else {newest}
-        for path in self.checkpoints.glob("*.safetensors"):
-            if path not in kept:
-                path.unlink()
+        known = Inventory(
+            read_text(self.config_file),
+            self._fixed,
+            self._lines_size,
+            self._lines.hexdigest(),
+            *self._headline,
+        )
+        write_beside(newest, sealed(pack(progress), {INVENTORY: known.dump()}))
+        return [self.metrics_file, newest, self.checkpoints]
+
+    def keep(self, rounds: Collection[int]) -> None:
+        """Remove all checkpoints but those of these rounds."""
+        for number in set(self.rounds()).difference(rounds):
+            self._checkpoint(number).unlink(missing_ok=True)
 
     def _checkpoint(self, number: int) -> Path:
         return self.checkpoints / f"round-{number:07d}.safetensors"
@@ -333,67 +616,201 @@ class RunFolder:
         Raises:
             RunError: there is no such checkpoint, or it is damaged.
         """
-        rounds = self.rounds()
-        if number is None and not rounds:
-            return None
-        wanted = rounds[-1] if number is None else number
-        if wanted not in rounds:
+        if number is None:
+            newest = self.newest()
+            return newest if newest is not None and newest.round else None
+        if number not in self.rounds():
             raise RunError(
-                f"{self.path} has no checkpoint of round {wanted}, only of {rounds or 'none'}; "
-                "keep them with keep_checkpoints = 'all', or the best with 'best'"
+                f"{self.path} has no checkpoint of round {number}, only of "
+                f"{self.rounds() or 'none'}; keep them with keep_checkpoints = 'all', or the best "
+                "with 'best'"
             )
-        path = self._checkpoint(wanted)
         try:
-            stored = decode_file(path.read_bytes())
+            return self._progress(number)
+        except FileNotFoundError as error:
+            raise RunError(f"cannot read the checkpoint {error.filename}: it is gone") from None
+
+    def newest(self) -> Progress | None:
+        """The state that a resume starts from; None where there is no checkpoint.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        for _ in range(_TRIES):
+            if not (rounds := self.rounds()):
+                return None
+            try:
+                return self._progress(rounds[-1])
+            except FileNotFoundError:  # a run that goes on has just written another one
+                continue
+            except RunError as error:
+                raise RunError(f"{error}{self._way_back(rounds[:-1])}") from None
+        raise RunError(f"the checkpoints in {self.checkpoints} change too fast to be read")
+
+    def _way_back(self, older: Sequence[int]) -> str:
+        """What to add to an error on the newest checkpoint, where an older one is whole."""
+        for number in reversed(older):
+            with suppress(RunError, FileNotFoundError):
+                self._progress(number)
+                return f"; or remove it, to go on from round {number}, whose checkpoint is whole"
+        return ""
+
+    def _progress(self, number: int) -> Progress:
+        """The checkpoint of a round.
+
+        Raises:
+            RunError: it is damaged.
+            FileNotFoundError: it is gone.
+        """
+        path = self._checkpoint(number)
+        try:
+            data = read_bytes(path)
+            _inventory_of(path, data)
+            stored = decode_file(data)
             if "correct" in stored:
                 raise RunError(
                     f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
                     "fedbayes 0.1 for it, or start a new run. Its model and summary can be read"
                 )
-            return unpack(Progress, stored)
+            progress = unpack(Progress, stored)
+        except FileNotFoundError:
+            raise
         except (OSError, MessageError) as error:
-            raise RunError(f"the checkpoint {path} is damaged: {error}") from None
+            raise RunError(f"the checkpoint {path} is damaged: {error}; {_START_AGAIN}") from None
+        if progress.round != number:
+            raise RunError(
+                f"the checkpoint {path} is damaged: it is that of round {progress.round}; "
+                f"{_START_AGAIN}"
+            )
+        return progress
+
+    def refuse_lost_checkpoint(self) -> None:
+        """See that a run without a checkpoint never had one, so that it may begin.
+
+        Raises:
+            RunError: it had.
+        """
+        self.metrics()  # what is damaged is told first
+        left = [self.metrics_file, self.summary_file, self.model_file, self.clients]
+        if traces := [path.name for path in left if path.exists()]:
+            raise RunError(
+                f"{self.checkpoints} holds no checkpoint, but the run had rounds, for there is "
+                f"{', '.join(traces)}; put the newest checkpoint back from a copy, or start a new "
+                "run in another folder"
+            )
 
     def add_metrics(self, metrics: Metrics) -> None:
-        """Append the line of a round to `metrics.jsonl`."""
-        with self.metrics_file.open("a") as file:
-            file.write(json.dumps(metrics) + "\n")
+        """Append the line of a round to `metrics.jsonl`.
+
+        Raises:
+            RunError: somebody else has written to it.
+        """
+        line = (json.dumps(metrics) + "\n").encode()
+        with self.metrics_file.open("ab") as file:
+            if file.tell() != self._lines_size:
+                raise RunError(
+                    f"{self.metrics_file} was changed while the run went on: it has "
+                    f"{file.tell():,} bytes where {self._lines_size:,} were written"
+                )
+            file.write(line)
+        self._lines.update(line)
+        self._lines_size += len(line)
 
     def metrics(self) -> list[Metrics]:
         """The lines of all rounds; a last line that was cut off by a kill is left out.
 
         Raises:
-            RunError: a line is damaged.
+            RunError: a line is damaged, or is not what it was when the newest checkpoint was
+                written.
         """
-        if not self.metrics_file.exists():
-            return []
-        whole = []
-        for number, line in enumerate(self.metrics_file.read_text().split("\n")[:-1], start=1):
+        return [line for line, _ in self._metrics()]
+
+    def _metrics(self) -> Iterator[tuple[Metrics, bytes]]:
+        """The lines of all rounds, and as they are written."""
+        known = self.inventory()  # first: the file may grow meanwhile
+        try:
+            data = read_bytes(self.metrics_file)
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise RunError(f"cannot read {self.metrics_file}: {error.strerror}") from None
+        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             try:
-                whole.append(_table(line))
+                yield _table(line), line + b"\n"
             except ValueError as error:
                 raise RunError(
-                    f"{self.metrics_file}, line {number} is damaged: {error}; remove it"
+                    f"{self.metrics_file}, line {number} is damaged: {error}; {_START_AGAIN}"
                 ) from None
-        return whole
+        if known is None or not known.lines_digest:
+            return
+        if len(data) < known.lines or digest(data[: known.lines]) != known.lines_digest:
+            raise RunError(
+                f"{self.metrics_file} is damaged: its lines are not those that {self._newest} "
+                f"counts; {_START_AGAIN}"
+            )
 
     def drop_metrics_after(self, number: int) -> None:
         """Forget the lines of rounds that did not complete."""
-        kept = [line for line in self.metrics() if line["round"] <= number]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_beside(self.metrics_file, text.encode())
+        kept = b"".join(text for line, text in self._metrics() if line["round"] <= number)
+        write_beside(self.metrics_file, kept)
+        self._lines, self._lines_size = hashlib.sha256(kept), len(kept)
+
+    def remove_leftovers(self) -> None:
+        """Remove halves of files that a killed process left beside them; for who has the lock."""
+        for folder in (self.path, self.checkpoints):
+            for path in folder.glob(".*"):
+                name, _, mark = path.name[1:].rpartition(".")
+                ours = name in _OURS or name.startswith(("start.", "round-"))
+                if ours and mark.isdecimal():
+                    path.unlink(missing_ok=True)
 
     def reopen(self) -> None:
         """Remove what an interrupted run left at its end: it is no longer so once rounds follow."""
         self.summary_file.unlink(missing_ok=True)
         self.model_file.unlink(missing_ok=True)
+        self.sums_file.unlink(missing_ok=True)
 
     def finish(self, model: Tensors | None, summary: Metrics, card: Card) -> None:
         """Write the summary, and the global model with its card if there is one."""
+        text = (json.dumps(summary, indent=2) + "\n").encode()
+        written = {self.summary_file.name: text}
         if model is not None:
-            data = encode(dict(model), plain=True, metadata={CARD: card.dump()})
+            data = sealed(dict(model), {CARD: card.dump()})
             write_beside(self.model_file, data)
-        write_beside(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
+            written[self.model_file.name] = data
+        fixed = (self.config_file, self.metrics_file, *map(self._checkpoint, self.rounds()))
+        sums = self._fixed | {
+            str(path.relative_to(self.path)): digest(read_bytes(path)) for path in fixed
+        }
+        sums |= {name: digest(data) for name, data in written.items()}
+        lines = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
+        write_beside(self.sums_file, lines.encode())
+        # Last, since a run with a summary has ended.
+        write_beside(self.summary_file, text)
+        for name in sums:
+            flush(self.path / name)
+        flush(self.path)
+
+    def check_sum(self, path: Path, data: bytes) -> None:
+        """See that a file that was written at the end is what it was, as `SHA256SUMS` has it;
+        older versions wrote none.
+
+        Raises:
+            RunError: it is not.
+        """
+        try:
+            text = read_text(self.sums_file)
+            sums = {name: value for value, name in (line.split("  ") for line in text.splitlines())}
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.sums_file} is damaged: {error}") from None
+        if sums.get(path.name) != digest(data):
+            raise RunError(
+                f"{path} is damaged, or {self.sums_file.name} beside it is: it is not what the run "
+                f"left at its end. Put it back from a copy; or remove {self.summary_file} and "
+                f"{self.sums_file}, and write them anew: fedbayes resume {self.path}"
+            )
 
     def model(self) -> Tensors:
         """The global model at the end.
@@ -403,36 +820,79 @@ class RunFolder:
                 damaged.
         """
         if self.summary_file.exists() and not self.model_file.exists():
-            method = self.config().build_method()
-            if not method.has_global_model:
+            summary = self.summary()
+            if "model_round" not in summary:
                 raise RunError(
-                    f"{self.path} has no global model: under {method.name} only clients have "
-                    "models of their own"
+                    f"{self.path} has no global model: under {summary.get('method')} only clients "
+                    "have models of their own"
                 )
         try:
-            return decode_file(self.model_file.read_bytes(), plain=True)
+            data = read_bytes(self.model_file)
+            self.check_sum(self.model_file, data)
+            check_seal(data)
+            if not data:
+                raise MessageError("it is empty")
+            return decode_file(data, plain=True)
         except (OSError, MessageError) as error:
-            raise RunError(f"cannot read the model of {self.path}: {error}") from None
+            raise RunError(f"cannot read the model {self.model_file}: {error}") from None
 
     def summary(self) -> Metrics:
         """What came of the run.
 
         Raises:
-            RunError: the run has not ended.
+            RunError: the run has not ended, or the file is damaged.
         """
         try:
-            return _table(self.summary_file.read_text())
-        except (OSError, ValueError) as error:
+            data = read_bytes(self.summary_file)
+        except FileNotFoundError as error:
             raise RunError(f"{self.path} has no summary yet: {error}") from None
+        except OSError as error:
+            raise RunError(f"cannot read {self.summary_file}: {error}") from None
+        self.check_sum(self.summary_file, data)
+        try:
+            return _table(data)
+        except ValueError as error:
+            raise RunError(f"{self.summary_file} is damaged: {error}") from None
 
 
-def _table(text: str) -> Metrics:
+_TRIES = 20
+"""How often a checkpoint is looked for while a run goes on that replaces it."""
+_OURS = {
+    "config.toml",
+    "partition.npz",
+    "preprocessing.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "summary.json",
+    SUMS_FILE,
+}
+
+
+def _inventory_of(path: Path, data: bytes) -> Inventory | None:
+    """The inventory in a checkpoint, which is what it was when it was written; None of older ones.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    try:
+        if not data:
+            raise MessageError("it is empty")
+        check_seal(data)
+        text = metadata(data).get(INVENTORY)
+        if (text is None) == has_seal(data):
+            raise MessageError("it lacks its digest, or its inventory of other files")
+        return None if text is None else Inventory.load(text)
+    except MessageError as error:
+        raise RunError(f"the checkpoint {path} is damaged: {error}; {_START_AGAIN}") from None
+
+
+def _table(text: str | bytes) -> Metrics:
     """A table in JSON.
 
     Raises:
         ValueError: it is invalid.
     """
-    table: Metrics = json.loads(text)
+    table: Metrics = parse_json(text)
     if not isinstance(table, dict):
         raise ValueError("it is no table")
     return table

@@ -47,7 +47,7 @@ def own_models(
     if place == "remote":
         raise RunError(f"the clients' own models of {folder.path} are with their nodes")
     server: Any = unpack(method.server_state, progress.server)
-    states = ClientStates(folder.clients, progress.stored)
+    states = ClientStates(folder.clients, progress.stored, progress.digests)
     if client is not None and client not in states:
         raise RunError(
             f"client {folder.client_names()[client]} of {folder.path} has no model of its own: "

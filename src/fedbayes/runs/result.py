@@ -12,6 +12,7 @@ from fedbayes.data import Preprocessing, pixel_order
 from fedbayes.errors import RunError
 from fedbayes.likelihoods import Likelihood, Numeric, predictor
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
+from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.tensors import Tensors, to, unpack
@@ -33,9 +34,14 @@ class Result:
     def __init__(self, folder: Path | str, keep: object = None) -> None:
         self.folder = RunFolder(Path(folder))
         self._keep = keep  # a temporary folder lives as long as the run that is in it
-        self.config = self.folder.config()
         self.summary = self.folder.summary()
         self.metrics = self.folder.metrics()
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings; what they name as `package.module:Class` is imported."""
+        self.folder.refuse_changed_config()
+        return self.folder.config()
 
     @property
     def model(self) -> Tensors:

@@ -31,6 +31,7 @@ from fedbayes.runs.build import build_data, build_runtime, note_start, stored_da
 from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.config import Config
+from fedbayes.runs.flusher import Flusher
 from fedbayes.runs.folder import ClientStates, Metrics, Progress, RunFolder, first_progress
 from fedbayes.runs.lines import evaluation_line, in_vain, round_line, troubles_of
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
@@ -86,6 +87,13 @@ class Simulation:
         self.folder = RunFolder(Path(folder))
         if config is not None:
             self.folder.refuse_second_run()
+        else:
+            self.folder.require_run()
+            self.folder.refuse_while_locked()
+            self.folder.refuse_changed_config()
+            self.folder.note_changed_config()
+            self.folder.refuse_lost_files()
+            self.folder.check_start()
         self.config = config or self.folder.config()
         notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
         self.data = (
@@ -107,8 +115,6 @@ class Simulation:
             note_start(config, self.data.preprocessing)
             for remark in remarks(config, self.method, self.run, self.data):
                 warnings.warn(remark, FedbayesWarning, stacklevel=2)
-        # Only now is the config known to be sound: a mistake leaves no folder behind.
-        self.folder.create(self.config, self.data.partition, self.data.preprocessing)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
         self._blas = threadpool_limits(self.config.threads, user_api="blas")
@@ -116,7 +122,12 @@ class Simulation:
         self.stop = False
         """Set it to end after the round under way."""
         self._engine: Engine | None = None
+        self._flusher = Flusher()
         try:
+            # Only now is the config known to be sound: a mistake leaves no folder behind.
+            self.folder.lock()
+            if config is not None:
+                self.folder.refuse_second_run()  # nobody else was quicker
             self._open(first)
         except BaseException:
             self.close()
@@ -134,7 +145,19 @@ class Simulation:
 
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
-        checkpoint = self.folder.progress() or first or self._first()
+        self.folder.remove_leftovers()
+        checkpoint = self.folder.newest()
+        if checkpoint is None:
+            self.folder.refuse_lost_checkpoint()
+        self.folder.create(
+            self.config,
+            self.data.partition,
+            self.data.preprocessing,
+            (self.headline, self.likelihood.higher_is_better),
+        )
+        if checkpoint is None:
+            checkpoint = first or self._first()
+            self.folder.save(checkpoint)
         if checkpoint.constants != self.network.constants_digest:
             raise RunError(
                 f"frozen weights of the network are not those that {self.folder.path} began with; "
@@ -161,8 +184,9 @@ class Simulation:
         """The state after the best round so far, where its checkpoint is kept."""
         if self._keeps_best and self._standing.best_round:
             self.best = self.folder.progress(self._standing.best_round)
-        self.states = ClientStates(self.folder.clients, checkpoint.stored)
+        self.states = ClientStates(self.folder.clients, checkpoint.stored, checkpoint.digests)
         self.states.round = checkpoint.round
+        self.states.check()
         self.states.remove_strays(
             keep_older=self.config.keep_checkpoints == "all",
             best=self._stored_of_best,
@@ -207,13 +231,19 @@ class Simulation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            if error is None:
+                self._tidy()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End the workers and give back what the run borrowed of this process."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        self._flusher.close()
+        self.folder.unlock()
         torch.set_num_threads(self._threads)
         self._blas.restore_original_limits()
 
@@ -226,6 +256,7 @@ class Simulation:
             self._require_sound_rounds()
         if self._saved < self.progress.round:
             self.checkpoint()
+        self._tidy()
         if self.progress.round:
             server: Any = unpack(self.method.server_state, self.kept.server)
             model = self.method.model(server, self.run) if self.method.has_global_model else None
@@ -325,6 +356,7 @@ class Simulation:
             server=packed,
             clients=clients,
             stored=self.states.stored.clone(),
+            digests=self.states.digests.clone(),
             bytes_down=past.bytes_down + result.bytes_down,
             bytes_up=past.bytes_up + result.bytes_up,
             refused=past.refused + len(result.ledger.refused),
@@ -386,13 +418,33 @@ class Simulation:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Make the rounds so far permanent."""
-        self.folder.save(
-            self.progress, self.config.keep_checkpoints, self.best.round if self.best else 0
-        )
-        self._saved = self.progress.round
+        """Make the rounds so far permanent.
+
+        What the last checkpoint names has reached the disk by now, so what is older can go; this
+        one goes there during the next round. That of a private round is there before the next one:
+        what a release spent must be known even after a power cut that follows it.
+        """
+        self._flusher.wait()
+        written = self.folder.save(self.progress)
+        before, self._saved = self._saved, self.progress.round
         if self.config.keep_checkpoints != "all":
-            self.states.commit(self._stored_of_best)
+            self.folder.keep({before, self._saved, *self._best_round})
+            written += self.states.commit(self._stored_of_best)
+        self._flusher.start(written)
+        if self.config.privacy.noise:
+            self._flusher.wait()
+
+    @property
+    def _best_round(self) -> tuple[int, ...]:
+        """The round of the best checkpoint, if that is kept."""
+        return () if self.best is None else (self.best.round,)
+
+    def _tidy(self) -> None:
+        """Wait until the last checkpoint is on the disk, and remove what it replaced."""
+        self._flusher.wait()
+        if self.config.keep_checkpoints != "all" and self._saved:
+            self.folder.keep({self._saved, *self._best_round})
+            self.states.retire(self._stored_of_best)
 
     def _stands_still(self, line: Metrics) -> bool:
         """Whether the run ends with this round, since the headline metric improves no more."""

@@ -28,8 +28,10 @@ def trust(folder: Path, *, personal: bool = False, client: str | int | None = No
         RunError: it has not ended, there are no test samples, or clients keep no own models.
     """
     folder_of_run = RunFolder(folder)
-    config = folder_of_run.config()
+    folder_of_run.require_run()
     folder_of_run.summary()  # it has ended
+    folder_of_run.refuse_changed_config()  # before anything that it names is imported
+    config = folder_of_run.config()
     method = config.build_method()
     chosen = None if client is None else folder_of_run.find_client(client)
     if not personal and chosen is None:

@@ -92,6 +92,7 @@ def _known(model: Path, run: Path | None) -> tuple[Card | None, str]:
     """The card that says how data are standardized, and where it is from."""
     if run is not None:
         folder = RunFolder(run)
+        folder.refuse_changed_config()
         config = folder.config()
         preprocessing = folder.preprocessing() or stored_data(config, folder).preprocessing
         return Card.of(config, preprocessing, 0), str(run)
@@ -120,6 +121,7 @@ def is_program(path: Path) -> bool:
 def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
     """The test sets of the clients of a run."""
     folder = RunFolder(run)
+    folder.refuse_changed_config()
     config = folder.config()
     where = [entry for entry in given if entry.partition("=")[0].strip() == "data.dir"]
     if where:

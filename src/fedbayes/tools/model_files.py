@@ -1,12 +1,11 @@
 """What silos hand over: models in files, how many samples of each class they saw, some data."""
 
 import io
-import json
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +14,13 @@ import torch
 from fedbayes.data import Preprocessing
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.engine_table import ENGINES
-from fedbayes.messages import encode
+from fedbayes.files import NPZ_ERRORS, parse_json, read_bytes, read_text
 from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
 from fedbayes.runs.build import stored_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.folder import RunFolder, write_beside
 from fedbayes.runs.personal import own_weights
+from fedbayes.seals import sealed
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, Tensors
 
@@ -39,6 +39,10 @@ def read_with_card(path: Path) -> tuple[Tensors, Card | None]:
         preprocessing = run.preprocessing()
         if preprocessing is not None:
             return _own_network(path, run, preprocessing)
+    beside = RunFolder(path.absolute().parent)
+    if path.absolute() == beside.model_file and beside.summary_file.is_file():
+        with suppress(OSError):  # which is told below
+            beside.check_sum(beside.model_file, read_bytes(path))
     weights, text = read_model(path)
     return weights, Card.load(text, str(path)) if text else None
 
@@ -146,7 +150,7 @@ def write_model(path: Path, weights: Tensors, card: Card | None = None) -> None:
     """
     text = "" if card is None else card.dump()
     if path.suffix.lower() == ".safetensors":
-        write_beside(path, encode(dict(weights), plain=True, metadata={CARD: text} if text else {}))
+        write_beside(path, sealed(dict(weights), {CARD: text} if text else {}))
         return
     state = OrderedDict(weights)
     if text:
@@ -166,7 +170,7 @@ def read_counts(path: Path, models: Sequence[Path]) -> npt.NDArray[np.int64]:
         DataError: the file is absent, no JSON, or does not fit the models.
     """
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_text(path))
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the counts {path}: {error}") from None
     if isinstance(content, dict):
@@ -200,9 +204,9 @@ def read_samples(
             than those that the networks were trained on.
     """
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+    except NPZ_ERRORS as error:
         raise DataError(f"cannot read the samples {path}: {error}") from None
     numbers = "finite numbers" if preprocessing is None else "numbers, NaN where one is missing,"
     columns = 0 if target is None or target.classes else target.columns

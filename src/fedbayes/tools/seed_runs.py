@@ -11,7 +11,6 @@ with more seeds adds to what is there.
 import json
 import statistics
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -22,6 +21,7 @@ import tomli_w
 
 from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesError, RunError
+from fedbayes.files import parse_json, parse_toml, read_text
 from fedbayes.runs.activity import Notify, unnoticed
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder, write_beside
@@ -190,7 +190,7 @@ class SeedRuns:
             RunError: they have not all ended.
         """
         try:
-            table: Metrics = json.loads(self._table_file.read_text())
+            table: Metrics = parse_json(read_text(self._table_file))
         except (OSError, ValueError) as error:
             raise RunError(f"{self.folder} has no summary yet: {error}") from None
         if table["seeds"] != self.seeds:
@@ -337,7 +337,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[int]]:
     """Settings and seeds of a folder."""
     path = folder / SEEDS_FILE
     try:
-        settings = tomllib.loads(path.read_text())
+        settings = parse_toml(read_text(path))
         return settings, settings.pop("seeds")
     except FileNotFoundError:
         raise RunError(f"{folder} holds no runs of several seeds: it has no {SEEDS_FILE}") from None

@@ -80,7 +80,8 @@ class _Worker:
         }
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fedbayes.federation.engines.worker"],
+            # -P: modules are found where this process finds them, in the same order.
+            [sys.executable, "-P", "-m", "fedbayes.federation.engines.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,

@@ -1,0 +1,95 @@
+"""Files that may be damaged, or a stranger's, read with care."""
+
+import hashlib
+import json
+import os
+import stat
+import struct
+import tomllib
+import zipfile
+import zlib
+from errno import EINVAL
+from pathlib import Path
+from typing import Any
+
+NPZ_ERRORS = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, ArithmeticError),
+    *(MemoryError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""What NumPy's reader of NPZ files raises on invalid ones."""
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 digest, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Of a pipe or a device, at which reading may never end, an error.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    kind = path.stat().st_mode
+    # What a shell puts in a file's place, as in <(zcat config.gz), is open already.
+    given = path.is_relative_to("/dev/fd") or path.is_relative_to("/proc/self/fd")
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or given):
+        raise OSError(EINVAL, "it is a pipe or a device, and no file", str(path))
+    return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """The content of a text file in UTF-8; as `read_bytes`.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+        ValueError: it is no text.
+    """
+    data = read_bytes(path)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says.
+
+    Raises:
+        ValueError: it is invalid, or nested so deeply that no file of ours is.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
+    except ValueError as error:
+        if "int_max_str_digits" in str(error):
+            raise ValueError("it has a number of thousands of digits") from None
+        raise
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What TOML says.
+
+    Raises:
+        ValueError: it is invalid, or nested so deeply that no file of ours is.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        if "int_max_str_digits" in str(error):
+            raise ValueError("it has a number of thousands of digits") from None
+        raise
+
+
+def flush(path: Path) -> None:
+    """Have the system write a file, or the entries of a folder, to the disk itself."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,152 @@
+"""What a folder or a model file names is not run by who only reads it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedbayes
+from fedbayes.errors import RunError
+from fedbayes.reports import gather, plot, write_page
+from fedbayes.tools.calibration import trust
+from fedbayes.tools.export import export
+from tests.hostile import folders
+
+PLANTED = "from pathlib import Path\nPath({mark!r}).touch()\n"
+OWN = (
+    PLANTED
+    + """
+from torch import nn
+from fedbayes.contracts import PointEstimate, Weights
+from fedbayes.likelihoods.categorical import Categorical
+
+class Mine(PointEstimate[Weights]):
+    name = "mine"
+    summary = "averages"
+    server_state = Weights
+    headline = "local"
+
+    def init(self, run):
+        return Weights(run.network.initial)
+
+    def update(self, server, reports, at):
+        return Weights(reports.mean()), {{}}
+
+class Likely(Categorical):
+    name = "likely"
+
+def network(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+"""
+)
+NAMES = {"method": {"name": "ownmod:Mine"}, "model": {"name": "ownmod:network"}}
+
+
+def in_process_of_its_own(code, folder, mode=("-c",)):
+    return subprocess.run(
+        [sys.executable, *mode, *([code] if isinstance(code, str) else code)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A run under a method and a network of the user's own, whose module is then forgotten."""
+    sys.modules.pop("ownmod", None)
+    place, mark = tmp_path / "code", tmp_path / "was imported"
+    place.mkdir()
+    (place / "ownmod.py").write_text(OWN.format(mark=str(mark)))
+    monkeypatch.syspath_prepend(place)
+    fedbayes.run(folders.config(**NAMES), tmp_path / "run", progress=False)
+    assert mark.exists()
+    mark.unlink()
+    sys.modules.pop("ownmod")
+    return tmp_path / "run", mark
+
+
+def test_reports_import_nothing_that_a_folder_names(own, tmp_path):
+    folder, mark = own
+    (record,) = gather([folder])
+    assert record.settings["method.name"] == "ownmod:Mine"
+    assert record.headline == "local_accuracy"
+    assert record.metrics[-1]["round"] == 4
+    assert record.counts is not None, "the split is told by the data alone"
+    assert record.confusion is None
+    assert any("a report imports none" in note for note in record.notes)
+    write_page([folder], tmp_path / "r.html")
+    plot([folder], "headline", tmp_path / "f.png")
+    assert fedbayes.Result(folder).summary["method"] == "ownmod:Mine"
+    assert "ownmod" not in sys.modules
+    assert not mark.exists()
+    # What the folder says is what the run says, which may import it.
+    assert trust(folder).metrics["accuracy"] == pytest.approx(
+        record.metrics[-1]["global_accuracy"], abs=1e-6
+    )
+    assert mark.exists()
+
+
+def test_a_report_of_a_run_that_goes_on_knows_its_headline(own):
+    folder, mark = own
+    for name in ("summary.json", "SHA256SUMS", "model.safetensors"):
+        (folder / name).unlink()
+    assert gather([folder])[0].headline == "local_accuracy"
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("use", [fedbayes.resume, trust, lambda f: export(f, f / "x.pt")])
+def test_what_is_refused_is_refused_before_it_is_imported(tmp_path, monkeypatch, use):
+    run = fedbayes.run(folders.config(), tmp_path / "run", progress=False).folder.path
+    (tmp_path / "evil.py").write_text(PLANTED.format(mark=str(tmp_path / "mark")))
+    monkeypatch.syspath_prepend(tmp_path)
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace('name = "scaffold"', 'name = "evil:Method"'))
+    with pytest.raises(RunError, match=r"method.name was 'scaffold', and is 'evil:Method'"):
+        use(run)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("mode", ["script", "module"])
+def test_what_lies_in_the_current_directory_is_not_run_unasked(tmp_path, mode):
+    for name in ("torch", "numpy", "typer", "rich", "difflib", "tomllib", "json"):
+        (tmp_path / f"{name}.py").write_text(PLANTED.format(mark=str(tmp_path / f"{name} ran")))
+    script = Path(sys.executable).with_name("fedbayes")
+    start = [sys.executable, "-m", "fedbayes.cli"] if mode == "module" else [script]
+    arguments = ["run", "--rounds", "1", "--clients", "2", "--json", "-o", "run"]
+    done = subprocess.run(
+        [*start, *arguments, "--engine", "workers"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert not list(tmp_path.glob("* ran"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 1
+
+
+def test_the_search_path_of_the_command_line_ends_here(tmp_path):
+    (tmp_path / "ownmod.py").write_text("")
+    code = (
+        "import sys; sys.path.insert(0, ''); from fedbayes.lazy import search_here_last;"
+        "search_here_last(); assert sys.path[-1] == '' and sys.path.count('') == 1;"
+        "import ownmod; print(ownmod.__file__)"
+    )
+    done = in_process_of_its_own(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ownmod.py" in done.stdout
+
+
+def test_copies_of_a_folder_are_read_alike(own, tmp_path):
+    folder, mark = own
+    again = shutil.copytree(folder, tmp_path / "again")
+    one, two = gather([folder, again])
+    assert one.metrics == two.metrics
+    assert not mark.exists()

@@ -1,0 +1,348 @@
+"""What a run folder knows of its own files: damage is told, and two processes never write one."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load
+
+import fedbayes
+from fedbayes import Result, Simulation
+from fedbayes.errors import FedbayesWarning, MessageError, RunError
+from fedbayes.messages import decode, metadata
+from fedbayes.runs import folder as record
+from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.lock import RunLock
+from fedbayes.seals import check_seal, has_seal, sealed
+from fedbayes.tools.export import export
+from fedbayes.tools.model_files import read_with_card, write_model
+from tests.hostile import folders, kills
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fedbayes.run(folders.config(), tmp_path_factory.mktemp("runs") / "run").folder.path
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def edit(folder, before, after):
+    file = folder / "config.toml"
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
+def flip(path, place=0.5):
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * place)] ^= 1
+    path.write_bytes(data)
+
+
+def checkpoint(folder):
+    return max((folder / "checkpoints").iterdir())
+
+
+def test_damaged_folders_are_told(tmp_path):
+    tried, survived, failures = folders.attack(20, 3, tmp_path)
+    assert survived == tried, "\n".join(failures)
+
+
+def test_kills_at_random_moments_change_nothing(tmp_path):
+    tried, survived, failures = kills.attack(5, 4, tmp_path)
+    assert survived == tried, "\n".join(failures)
+
+
+@pytest.mark.slow
+def test_many_damaged_folders_and_kills():
+    for attack, cases in ((folders.attack, 1000), (kills.attack, 200)):
+        tried, survived, failures = attack(cases, 11)
+        assert survived == tried, "\n".join(failures)
+
+
+@settings(deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_seal_finds_every_bit(place, bit):
+    whole = sealed({"a": torch.arange(9.0), "b": torch.ones(2, 3)}, {"text": "für\n"})
+    assert has_seal(whole)
+    check_seal(whole)
+    data = bytearray(whole)
+    data[int(place * len(data))] ^= 1 << bit
+    damaged = bytes(data)
+    if has_seal(damaged):  # else its name is what was changed
+        with pytest.raises(MessageError):
+            check_seal(damaged)
+    else:
+        with suppress(MessageError):
+            assert folders.same(decode(damaged), decode(whole))
+
+
+def test_a_sealed_file_is_a_safetensors_file(tmp_path):
+    tensors = {"b": torch.arange(7, dtype=torch.bfloat16), "a/x": torch.tensor(3.5)}
+    data = sealed(tensors, {"text": 'said "so"'})
+    (tmp_path / "x.safetensors").write_bytes(data)
+    for found in (load(data), decode(data)):
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert file.metadata()["text"] == metadata(data)["text"] == 'said "so"'
+
+
+@pytest.mark.parametrize("place", [0.0, 0.02, 0.5, 0.999])
+def test_a_flipped_checkpoint_is_refused(copy, place):
+    flip(checkpoint(copy), place)
+    with pytest.raises(RunError, match=r"round-0000004.safetensors is damaged.*from a copy"):
+        fedbayes.resume(copy)
+
+
+def test_a_lost_checkpoint_starts_nothing_anew(copy):
+    before = {p.name: p.read_bytes() for p in (copy / "clients").iterdir()}
+    checkpoint(copy).unlink()
+    with pytest.raises(RunError, match="holds no checkpoint, but the run had rounds"):
+        fedbayes.resume(copy)
+    assert {p.name: p.read_bytes() for p in (copy / "clients").iterdir()} == before
+
+
+def test_before_the_first_round_there_is_a_checkpoint_too(tmp_path):
+    Simulation(folders.config(), tmp_path / "run").close()
+    assert RunFolder(tmp_path / "run").rounds() == [0]
+    assert RunFolder(tmp_path / "run").progress() is None
+    assert fedbayes.resume(tmp_path / "run").folder.rounds() == [4]
+
+
+def test_emptied_metrics_are_told(copy):
+    (copy / "metrics.jsonl").write_bytes(b"")
+    for use in (fedbayes.resume, Result):
+        with pytest.raises(RunError, match=r"metrics.jsonl is damaged"):
+            use(copy)
+
+
+@pytest.mark.parametrize("damage", ["flip", "remove", "swap"])
+def test_a_private_state_is_what_it_was(copy, damage):
+    first, second, *_ = sorted((copy / "clients").iterdir())
+    if damage == "flip":
+        flip(first)
+    elif damage == "remove":
+        first.unlink()
+    else:
+        shutil.copy(second, first)
+    with pytest.raises(RunError, match=f"private state of client 0.*{first.name}"):
+        fedbayes.resume(copy)
+
+
+def test_a_state_that_changes_between_rounds_is_refused(tmp_path):
+    config = folders.config(rounds=3, cohort=4)
+    with Simulation(config, tmp_path / "run") as simulation:
+        steps = iter(simulation)
+        next(steps)
+        flip(next((tmp_path / "run" / "clients").glob("0000002-*")))
+        with pytest.raises(RunError, match="private state of client 2"):
+            next(steps)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "summary.json"])
+def test_what_a_run_left_at_its_end_is_what_is_read(copy, tmp_path, name):
+    flip(copy / name)
+    with pytest.raises(RunError, match=rf"{name} is damaged, or SHA256SUMS"):
+        export(copy, tmp_path / "out.safetensors")
+    if name == "model.safetensors":
+        with pytest.raises(RunError, match=name):
+            read_with_card(copy / name)
+    whole = RunFolder(shutil.copytree(copy, tmp_path / "again")).path
+    (whole / "summary.json").unlink()
+    (whole / "SHA256SUMS").unlink()
+    fedbayes.resume(whole)  # the way out that is named
+    export(whole, tmp_path / "out.safetensors")
+
+
+def test_a_damaged_model_file_is_found_anywhere(run, tmp_path):
+    export(run, tmp_path / "m.safetensors")
+    weights, card = read_with_card(tmp_path / "m.safetensors")
+    flip(tmp_path / "m.safetensors", 0.9)
+    with pytest.raises(fedbayes.errors.ModelError, match=r"m.safetensors is damaged.*digest"):
+        read_with_card(tmp_path / "m.safetensors")
+    write_model(tmp_path / "m.pt", weights, card)
+    data = bytearray((tmp_path / "m.pt").read_bytes())
+    place = bytes(data).find(weights[max(weights)].numpy().tobytes()[:8])
+    data[place] ^= 1
+    (tmp_path / "m.pt").write_bytes(data)
+    with pytest.raises(fedbayes.errors.ModelError, match=r"m.pt is damaged"):
+        read_with_card(tmp_path / "m.pt")
+
+
+def test_sums_are_those_of_sha256sum(run):
+    lines = (run / "SHA256SUMS").read_text().splitlines()
+    sums = {name: value for value, name in (line.split("  ") for line in lines)}
+    assert sums.keys() >= {"config.toml", "model.safetensors", "metrics.jsonl", "summary.json"}
+    for name, value in sums.items():
+        assert hashlib.sha256((run / name).read_bytes()).hexdigest() == value
+    if shutil.which("sha256sum"):
+        subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=run, check=True)
+
+
+def test_another_config_is_refused_with_its_keys(copy):
+    edit(copy, "lr = 0.1", "lr = 0.2")
+    edit(copy, "cohort = 2", "cohort = 3")
+    for use in (fedbayes.resume, lambda folder: export(folder, folder / "x.pt")):
+        with pytest.raises(
+            RunError, match=r"cohort was 2, and is 3; training.lr was 0.1, and is 0.2"
+        ):
+            use(copy)
+
+
+def test_settings_that_change_no_number_may_change_and_it_is_said(copy, run):
+    edit(copy, "rounds = 4", "rounds = 5")
+    with pytest.warns(FedbayesWarning, match="rounds was 4, and is 5"):
+        longer = fedbayes.resume(copy)
+    assert len(longer.metrics) == 5
+    assert folders.timeless(copy)[:4] == folders.timeless(run)
+
+
+def test_two_processes_never_write_one_run(copy):
+    with Simulation(None, copy):
+        code = f"import fedbayes; fedbayes.resume({str(copy)!r})"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert f"process {os.getpid()} is at work on the run in {copy}" in other.stderr
+        with pytest.raises(RunError, match="this process itself is at work"):
+            Simulation(None, copy)
+        Result(copy)  # reading needs no lock
+    Simulation(None, copy).close()
+
+
+def test_a_lock_names_the_other_machine(tmp_path):
+    lock = RunLock(tmp_path)
+    (tmp_path / ".lock").write_text("17 elsewhere\n")
+    with pytest.raises(RunError, match="process 17 on 'elsewhere' is at work"):
+        RunLock(tmp_path)
+    lock.release()
+    RunLock(tmp_path).release()
+
+
+def test_a_second_run_into_one_folder_finds_the_first(tmp_path):
+    """Both have seen an empty folder; only one goes on."""
+    first = Simulation(folders.config(), tmp_path / "run")
+    with pytest.raises(RunError, match="already holds a run"):
+        Simulation(folders.config(), tmp_path / "run")
+    first.close()
+
+
+def test_an_error_gives_the_lock_back(copy):
+    whole = checkpoint(copy).read_bytes()
+    flip(checkpoint(copy))
+    with pytest.raises(RunError) as kept:
+        fedbayes.resume(copy)
+    checkpoint(copy).write_bytes(whole)
+    fedbayes.resume(copy)
+    assert kept
+
+
+def test_private_states_are_closed_to_others(run):
+    assert stat.S_IMODE((run / "clients").stat().st_mode) == 0o700
+    for state in (run / "clients").iterdir():
+        assert stat.S_IMODE(state.stat().st_mode) & 0o077 == 0
+
+
+def test_a_full_disk_leaves_no_halves(tmp_path, monkeypatch):
+    class Full:
+        def __init__(self, number, mode):
+            os.close(number)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    written = tmp_path / "metrics.jsonl"
+    written.write_bytes(b"before")
+    monkeypatch.setattr(record.os, "fdopen", Full)
+    with pytest.raises(OSError, match="No space left"):
+        record.write_beside(written, b"after")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert written.read_bytes() == b"before"
+
+
+def test_halves_of_a_killed_process_are_removed(copy):
+    halves = [
+        copy / ".metrics.jsonl.4711",
+        copy / ".summary.json.4711",
+        copy / "checkpoints" / ".round-0000005.safetensors.4711",
+        copy / "clients" / ".0000000-0000005.safetensors.4711",
+    ]
+    for half in halves:
+        half.write_bytes(b"half")
+    mine = copy / ".notes.txt"
+    mine.write_text("not ours")
+    fedbayes.resume(copy)
+    assert not any(half.exists() for half in halves)
+    assert mine.exists()
+
+
+def test_a_torn_checkpoint_leaves_the_one_before(tmp_path):
+    """After a power cut the newest may be there by name alone; what it replaces still is."""
+    with Simulation(folders.config(), tmp_path / "run") as simulation:
+        steps = iter(simulation)
+        for _ in range(3):
+            next(steps)
+        shutil.copytree(tmp_path / "run", tmp_path / "cut")
+    assert RunFolder(tmp_path / "cut").rounds() == [2, 3]
+    checkpoint(tmp_path / "cut").write_bytes(b"")
+    with pytest.raises(RunError, match="remove it, to go on from round 2, whose"):
+        fedbayes.resume(tmp_path / "cut")
+    checkpoint(tmp_path / "cut").unlink()
+    fedbayes.resume(tmp_path / "cut")
+    whole = fedbayes.run(folders.config(), tmp_path / "whole").folder.path
+    assert folders.same(folders.resumed(whole), folders.resumed(tmp_path / "cut"))
+
+
+def test_a_run_of_an_older_version_has_no_digests_and_goes_on(copy, tmp_path):
+    from fedbayes.messages import dense, encode
+
+    for path in (copy / "checkpoints").iterdir():
+        stored = dense(decode(path.read_bytes()))
+        del stored["digests"]
+        path.write_bytes(encode(stored))
+    (copy / "SHA256SUMS").unlink()
+    edit(copy, "rounds = 4", "rounds = 5")
+    assert fedbayes.resume(copy).summary["rounds"] == 5
+
+
+def test_a_report_reads_a_run_that_goes_on(tmp_path):
+    with Simulation(folders.config(), tmp_path / "run") as simulation:
+        for step in simulation:
+            assert len(RunFolder(tmp_path / "run").metrics()) == step.number
+            assert RunFolder(tmp_path / "run").progress().round == step.number
+
+
+def test_lines_that_somebody_else_wrote_are_told(tmp_path):
+    with Simulation(folders.config(), tmp_path / "run") as simulation:
+        steps = iter(simulation)
+        next(steps)
+        with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"round": 9}) + "\n")
+        with pytest.raises(RunError, match="was changed while the run went on"):
+            next(steps)
+
+
+def test_the_config_is_compared_without_looking_names_up(copy):
+    edit(copy, 'name = "scaffold"', 'name = "nowhere:Method"')
+    with pytest.raises(RunError, match=r"method.name was 'scaffold', and is 'nowhere:Method'"):
+        fedbayes.resume(copy)
