@@ -19,6 +19,8 @@ from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.aggregation import noise_rng
+from fedbayes.federation.attacks.adversary import Adversary
+from fedbayes.federation.attacks.colluding import Colluding
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import Engine
@@ -97,12 +99,13 @@ class Simulation:
         self.likelihood = self.run.likelihood
         self.network = self.run.network
         self.clients, self.cohort = self.run.clients, self.run.cohort
-        check(self.config, self.method, self.run, self.data)
+        self.adversary: Adversary | None = self.runtime.adversary
+        check(self.config, self.method, self.run, self.data, self.adversary)
         first = None
         if config is not None:
             first = self._first()
             note_start(config, self.data.preprocessing)
-            for remark in remarks(config, self.method, self.run, self.data):
+            for remark in remarks(config, self.method, self.run, self.data, self.adversary):
                 warnings.warn(remark, FedbayesWarning, stacklevel=2)
         # Only now is the config known to be sound: a mistake leaves no folder behind.
         self.folder.create(self.config, self.data.partition, self.data.preprocessing)
@@ -181,6 +184,8 @@ class Simulation:
         if self._engine is None:
             self._notify(Activity(f"starting {self.config.engine}", self.progress.round))
             self._engine = self._start_engine(self)
+            if self.adversary is not None and self.adversary.attack.collusion:
+                self._engine = Colluding(self._engine, self.adversary, self.method, self.run)
         return self._engine
 
     def __enter__(self) -> Self:

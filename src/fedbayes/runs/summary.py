@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbayes.federation.aggregation import epsilon
+from fedbayes.federation.attacks.adversary import SUCCESS
 from fedbayes.runs.folder import NO_UPDATE, Metrics
 from fedbayes.runs.lines import GLOBAL, troubles_of
 from fedbayes.tensors import parameter_count, sparsity
@@ -54,6 +55,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "losses": troubles_of(lines, "refused", "lost"),
         "troubles": troubles_of(lines, "troubles"),
         "skipped_rounds": sum(line["skipped"] for line in lines),
+        **_attack(simulation, last),
         **_privacy(simulation),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
@@ -74,6 +76,21 @@ def _best(simulation: "Simulation", lines: Sequence[Metrics]) -> Metrics:
     return {
         "best_round": number,
         **{f"best_{name}": line[name] for name in _BEST if name in line},
+    }
+
+
+def _attack(simulation: "Simulation", last: Metrics) -> Metrics:
+    """What attacked the run, and how far it got with test samples that it aimed at."""
+    adversary = simulation.adversary
+    if adversary is None:
+        return {}
+    return {
+        "attack": {
+            **adversary.settings.model_dump(exclude_defaults=True),
+            "clients": sorted(adversary.clients),
+            "start": adversary.settings.start,
+        },
+        **({SUCCESS: last[SUCCESS]} if SUCCESS in last else {}),
     }
 
 
