@@ -32,7 +32,7 @@ class FedNova(PointEstimate[Weights]):
     summary = "averages changes by the number of local steps"
     paper = "Wang et al. 2020"
     server_state = Weights
-    summable = averages = False
+    summable = False
 
     def check(self, run: Run) -> None:
         if run.training.optimizer != "sgd":

@@ -1,6 +1,7 @@
 """Clipping, robust rules and central differential privacy, against NumPy and formulas."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,16 +10,18 @@ from scipy.optimize import brentq
 from scipy.stats import norm, trim_mean
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.contracts import Report
+from fedbayes.contracts import Report, Weights
+from fedbayes.contracts.changes import changes_of
 from fedbayes.errors import ConfigError
 from fedbayes.federation.aggregation import (
     Aggregation,
     Private,
     clipped,
     epsilon,
+    fold,
     noise_rng,
 )
-from fedbayes.federation.aggregation import reduction as reduction_of
+from fedbayes.federation.fold import Way
 from fedbayes.methods.fedavg import FedAvg
 
 CENTRE = {"a": torch.zeros(4, 3), "b": torch.ones(5), "steps": torch.tensor(3)}
@@ -39,12 +42,20 @@ def reports(count, seed=0):
 
 def middle(rule, found, **settings):
     aggregation = Aggregation(rule=rule, **settings)
-    reduction = reduction_of(aggregation, CENTRE, len(found), noise_of(1))
+    reduction = folding(aggregation, len(found))
     for client, report in enumerate(found):
         # Weights are the clients' own claims and count for nothing here.
         reduction.add(client, Report(report, 10.0**client))
     assert reduction.clients == len(found)
-    return reduction.mean()
+    return reduction.reduced().mean()
+
+
+def folding(aggregation, cohort):
+    """A fold of FedAvg's reports whose server is at the centre."""
+    real = {name: t for name, t in CENTRE.items() if t.is_floating_point()}
+    network = SimpleNamespace(initial=CENTRE, split=lambda: (real, {}))
+    run = SimpleNamespace(network=network)
+    return fold(aggregation, FedAvg(), Weights(CENTRE), run, cohort, noise_of(1))
 
 
 def noise_of(number, key=b"k" * 32):
@@ -85,25 +96,33 @@ def test_krum_is_its_definition():
 
 
 @pytest.mark.parametrize("clip", [0.5, 1e6])
-def test_clipping_bounds_the_change_over_all_tensors(clip):
-    (report,) = reports(1)
-    bounded = clipped(report, CENTRE, clip)
-    change = np.concatenate([(bounded[n] - CENTRE[n]).numpy().ravel() for n in ("a", "b")])
-    whole = np.concatenate([(report[n] - CENTRE[n]).numpy().ravel() for n in ("a", "b")])
-    length = np.linalg.norm(whole)
-    assert np.linalg.norm(change) == pytest.approx(min(length, clip), rel=1e-6)
-    np.testing.assert_allclose(change, whole * min(1, clip / length), rtol=1e-4, atol=1e-7)
-    assert bounded["steps"] == 7
+def test_clipping_bounds_the_norm_of_every_part(clip):
+    rng = np.random.default_rng(0)
+    parts = {
+        "weights": {"a": rng.normal(size=(4, 3)), "b": rng.normal(size=5)},
+        "control": {"control/a": 100 * rng.normal(size=(4, 3))},
+    }
+    changes = {
+        part: {n: torch.from_numpy(x) for n, x in tensors.items()}
+        for part, tensors in parts.items()
+    }
+    changes["counters"] = {"steps": torch.tensor(7.0)}
+    bounded = clipped(changes, clip)
+    assert bounded["counters"]["steps"] == 7
+    for part, tensors in parts.items():
+        length = np.linalg.norm(np.concatenate([x.ravel() for x in tensors.values()]))
+        for name, x in tensors.items():
+            np.testing.assert_allclose(bounded[part][name], x * min(1, clip / length), rtol=1e-12)
 
 
 def test_a_clipped_mean_keeps_the_weights():
     found = reports(2)
     aggregation = Aggregation(clip=1e6)
-    reduction = reduction_of(aggregation, CENTRE, 2, noise_of(1))
+    reduction = folding(aggregation, 2)
     for client, weight in enumerate((1.0, 3.0)):
         reduction.add(client, Report(found[client], weight))
     mean = (stacked(found, "b") * [[0.25], [0.75]]).sum(0)
-    np.testing.assert_allclose(reduction.mean()["b"], mean, rtol=1e-6)
+    np.testing.assert_allclose(reduction.reduced().mean()["b"], mean, rtol=1e-6)
 
 
 class Attacked(FedAvg):
@@ -134,14 +153,15 @@ def test_robust_rules_withstand_what_ruins_the_mean():
 
 def test_noise_has_the_deviation_that_is_claimed():
     big = {"a": torch.zeros(40_000)}
-    private = Private(big, clip=2.0, noise=1.5, cohort=10, rng=noise_of(1))
+    way = Way(lambda r: {"weights": changes_of(r, big, "unknown")}, lambda t: t.whole(big))
+    private = Private(way, clip=2.0, noise=1.5, cohort=10, rng=noise_of(1))
     for client in range(6):  # of 10: the divisor tells nobody how many reported
         private.add(client, Report({"a": torch.full((40_000,), 1.0)}, 1e9))
-    mean = private.mean()["a"].double()
+    mean = private.reduced().mean()["a"].double()
     change = 2.0 / math.sqrt(40_000)
     assert float(mean.mean()) == pytest.approx(6 * change / 10, abs=4 * 0.3 / 200)
     assert float(mean.std()) == pytest.approx(1.5 * 2.0 / 10, rel=0.02)
-    assert torch.equal(private.mean()["a"], private.mean()["a"])
+    assert torch.equal(private.reduced().mean()["a"], private.reduced().mean()["a"])
 
 
 def test_noise_differs_by_round_by_key_and_by_what_it_goes_on():
@@ -221,8 +241,8 @@ def test_a_private_run_resumes_to_the_same_model_and_tells_epsilon(tmp_path):
         ({"aggregation": {"noise": 1.0, "clip": 1.0}, "checkpoint_every": 2}, "checkpoint_every"),
         ({"aggregation": {"rule": "krum", "hostile": 1}}, "min_reports of at least 5"),
         ({"aggregation": {"rule": "trimmed-mean", "hostile": 1}}, "min_reports of at least 3"),
-        ({"aggregation": {"rule": "median"}, "method": {"name": "fedsparse"}}, "average weights"),
-        ({"aggregation": {"clip": 1.0}, "method": {"name": "global"}}, "average weights"),
+        ({"aggregation": {"rule": "median"}, "method": {"name": "pfnm"}}, "whose reports add"),
+        ({"aggregation": {"clip": 1.0}, "method": {"name": "global"}}, "whose reports add"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, words):

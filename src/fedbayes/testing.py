@@ -34,8 +34,11 @@ from fedbayes.contracts import (
     Report,
     Run,
     Solved,
+    Sum,
+    Total,
     Tree,
 )
+from fedbayes.contracts.changes import types_of
 from fedbayes.errors import RunError
 from fedbayes.federation.checks import decode_report, encode_report
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
@@ -143,6 +146,34 @@ class MethodContract:
                 updates.append(pack(method.update(server, reports, At(simulation.run, 2))[0]))
             assert_identical(updates[0], updates[1])
             assert_identical(before, pack(server))
+
+    def test_changes_come_to_the_same_update(self, tmp_path: Path) -> None:
+        """The sum of the reports' changes, put together again, updates the server as the reports
+        themselves do; so bounds, robust rules and noise work on what the update is made of. For
+        methods whose reports add.
+        """
+        with self.after_one_round(tmp_path) as simulation:
+            method, run, server = simulation.method, simulation.run, simulation.server
+            reports, total = method.reduction(), Total()
+            for client in range(3):
+                at = simulation.runtime.at(Task(client, 2, b"", None))
+                message, samples = method.message(server, at), simulation.data.train(client)
+                report, _, _ = method.local(message, method.join(at), samples, at)
+                reports.add(client, report)
+                changes = method.changes(report, server, run)
+                assert all(t.dtype == torch.float64 for p in changes.values() for t in p.values())
+                total.add(changes, report.weight)
+                total.dtypes |= types_of(report)
+            if not isinstance(reports, Sum):
+                return
+            direct = pack(method.update(server, reports, At(run, 2))[0])
+            summed = method.resummed(total, server, run)
+            assert summed.clients == reports.clients
+            assert summed.weight == reports.weight
+            by_way_of_changes = pack(method.update(server, summed, At(run, 2))[0])
+            assert direct.keys() == by_way_of_changes.keys()
+            for name, tensor in direct.items():
+                torch.testing.assert_close(by_way_of_changes[name], tensor, rtol=1e-4, atol=1e-6)
 
     def test_the_loss_is_pure(self, tmp_path: Path) -> None:
         """The loss has the same value at the same arguments, whatever was asked of it between, and

@@ -1,5 +1,6 @@
 """What a method is, and what it works with."""
 
+from fedbayes.contracts.changes import Changes, Total
 from fedbayes.contracts.method import (
     AnyMethod,
     ClientState,
@@ -20,6 +21,7 @@ from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
 __all__ = [
     "AnyMethod",
     "At",
+    "Changes",
     "ClientState",
     "Gathered",
     "Info",
@@ -35,6 +37,7 @@ __all__ = [
     "ServerState",
     "Solved",
     "Sum",
+    "Total",
     "Tree",
     "Weighting",
     "Weights",

@@ -39,6 +39,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedbayes.contracts.changes import Changes, Total, changes_of, parted
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Problem, Solved
@@ -97,9 +98,9 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     summable: ClassVar[bool] = False
     """Whether all clients get the same broadcast and report the very tensors of it, whole: what
     secure aggregation can sum."""
-    averages: ClassVar[bool] = False
-    """Whether the server's update is of a mean of weights, in place of which a robust rule or a
-    noisy mean may stand."""
+    absent: ClassVar[Literal["unknown", "zero", "unchanged"]] = "unknown"
+    """What an entry that a sparse report leaves out says: nothing, that it is zero, or that it is
+    as the server has it."""
     centralized: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
     has_global_model: ClassVar[bool] = True
@@ -198,6 +199,37 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
             MessageError: says what is wrong with it.
         """
         return None
+
+    def origin(self, server: ServerState, run: Run) -> Tensors:
+        """What changes are measured from: tensors as a client that learnt nothing would report
+        them, dense, by name. What is not here is measured from zero, as are changes themselves.
+
+        By default the global model.
+        """
+        return self.model(server, run)
+
+    def changes(self, report: Report, server: ServerState, run: Run) -> Changes:
+        """What a report adds, by part, each of which is bounded by a norm of its own.
+
+        By default trained weights are the part `weights`, other real tensors of the network
+        `buffers`, integers `counters`, and what is called `part/name` the part of that name.
+
+        Args:
+            report: of the expected names, shapes and types.
+            server: the state that the client was sent a message of.
+            run: the run.
+
+        Returns:
+            Float64 on the CPU; NaN where the report says nothing.
+        """
+        changes = changes_of(report, self.origin(server, run), self.absent)
+        return parted(changes, report, run.network)
+
+    def resummed(self, total: Total, server: ServerState, run: Run) -> Sum:
+        """The sum of reports whose changes come to a total, for `update`; the inverse of summing
+        what `changes` gives.
+        """
+        return total.whole(self.origin(server, run))
 
     @abstractmethod
     def update(self, server: ServerState, reports: Reduced, at: At) -> tuple[ServerState, Info]:

@@ -23,7 +23,6 @@ class PointEstimate(Method[ServerState, Nothing, Sum]):
     """
 
     summable = True
-    averages = True
 
     weighting: Weighting = Field(
         "samples", description="weight of a client in the mean: its number of samples, or 1"

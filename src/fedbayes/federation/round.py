@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
-from fedbayes.federation.aggregation import Aggregation, NoiseRng, reduction
+from fedbayes.federation.aggregation import Aggregation, NoiseRng, fold
 from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines import Engine
@@ -88,9 +88,7 @@ def run_round(
         EngineError: every client was lost.
     """
     broadcast, ledger = Broadcast(run, method, server, number), Ledger()
-    reports = method.reduction()
-    if aggregation is not None and not aggregation.plain:
-        reports = reduction(aggregation, broadcast.message(cohort[0]), len(cohort), noise)
+    reports = fold(aggregation or Aggregation(), method, server, run, len(cohort), noise)
     waiting: dict[int, bytes] = {}
     outcomes = engine.train(broadcast.tasks(cohort, states))
     for done, (client, outcome) in enumerate(zip(cohort, outcomes, strict=True), 1):
@@ -107,7 +105,7 @@ def run_round(
     ledger.require_someone(number, cohort)
     info, skipped = ledger.info(), reports.clients < min_reports
     if not skipped:
-        server, metrics = method.update(server, reports, At(run, number))
+        server, metrics = method.update(server, reports.reduced(), At(run, number))
         info |= metrics
     return Round(
         number=number,

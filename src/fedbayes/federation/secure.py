@@ -70,11 +70,13 @@ class Plan:
             raise EngineError(
                 f"its weight is {report.weight:g}; secure.max_weight is {self.max_weight:g}"
             )
+        changes = {n: tensors[n].double() - centre[n].double() for n in sorted(centre)}
         if self.clip:
             entries = sum(t.numel() for t in tensors.values())
-            tensors = clipped(tensors, centre, max(0.0, self.clip - self.step * math.sqrt(entries)))
-        changes = [(tensors[n].double() - centre[n].double()).flatten() for n in sorted(centre)]
-        vector: Vector = torch.cat([torch.tensor([self.range]).double(), *changes]).numpy() * share
+            clip = max(0.0, self.clip - self.step * math.sqrt(entries))
+            changes = clipped({"": changes}, clip)[""]
+        flat = [torch.tensor([self.range]).double(), *(t.flatten() for t in changes.values())]
+        vector: Vector = torch.cat(flat).numpy() * share
         if not float(np.abs(vector).max()) <= self.range:
             raise EngineError(
                 f"a weight changed by {np.abs(vector[1:]).max() / share:g}, by far more than "

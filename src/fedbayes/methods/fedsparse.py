@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbayes.contracts import (
     At,
+    Changes,
     ClientState,
     Info,
     Loss,
@@ -21,6 +22,7 @@ from fedbayes.contracts import (
     Run,
     Solved,
     Sum,
+    Total,
     Tree,
     nll,
     units_remarks,
@@ -224,6 +226,38 @@ class Gated(
             shift = torch.cat(shifts)
             info |= {"gate_shift_mean": float(shift.mean()), "gate_shift_max": float(shift.max())}
         return units.mask(weights, found), info
+
+    def origin(self, server: AnyServer, run: Run) -> Tensors:
+        """Weights and buffers, also of units that the model leaves out."""
+        return {**server.weights, **server.buffers}
+
+    def changes(self, report: Report, server: AnyServer, run: Run) -> Changes:
+        """Changes of the weights that the gates let through, and which gates were open (`gates`, 0
+        or 1 by layer).
+        """
+        found = super().changes(report, server, run)
+        weights = found["weights"]
+        shares = {name: (~change.isnan()).double() for name, change in weights.items()}
+        if gated := self._gated(run):
+            found["gates"] = {u.layer: _opened(shares, u) for u in gated}
+        return found
+
+    def resummed(self, total: Total, server: AnyServer, run: Run) -> Sum:
+        """Weights count as often as their gate was open."""
+        votes = total.changes.get("gates", {})
+        weights = replace(
+            total, changes={n: part for n, part in total.changes.items() if n != "gates"}
+        )
+        heard = dict(total.heard["weights"])
+        for layer in self._gated(run):
+            opened = votes[layer.layer].clamp(0, total.weight)
+            for axis in layer.owned:
+                change = total.changes["weights"][axis.tensor]
+                heard[axis.tensor] = axis.along(opened, change, total.weight) * torch.ones_like(
+                    change
+                )
+        weights = replace(weights, heard={**total.heard, "weights": heard})
+        return weights.whole(self.origin(server, run))
 
     def _update(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Server, Info]:
         """Steps on w and v, then pruning (Algorithm 1; sums over clients are means here).

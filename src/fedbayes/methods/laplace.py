@@ -39,6 +39,7 @@ class Laplace(Method[Weights, Nothing, Gathered]):
     paper = "Louizos et al. 2021, appendix J.1"
     server_state = Weights
     reduction = Gathered
+    absent = "unchanged"
 
     scale: float = Field(
         1e-4, ge=0, description="λ, inverse scale of the prior; the price of leaving the server"

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedbayes.contracts import At, Info, Method, Problem, Report, Run, Solved, Sum, Weights
+from fedbayes.contracts import At, Gathered, Info, Method, Problem, Report, Run, Solved, Weights
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors
 
@@ -17,7 +17,7 @@ class Client:
     weights: Tensors
 
 
-class Local(Method[Weights, Client, Sum]):
+class Local(Method[Weights, Client, Gathered]):
     """Every client trains alone and nothing is sent: the lower bound of sharing.
 
     There is no global model: none is evaluated or saved.
@@ -27,6 +27,7 @@ class Local(Method[Weights, Client, Sum]):
     summary = "one model per client, nothing is sent (baseline)"
     server_state = Weights
     client_state = Client
+    reduction = Gathered
     has_global_model = False
     keeps_models = True
     headline = "local"
@@ -58,7 +59,7 @@ class Local(Method[Weights, Client, Sum]):
         """Report nothing and keep the weights."""
         return Report({}), Client(solved.parameters), solved.info
 
-    def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
+    def update(self, server: Weights, reports: Gathered, at: At) -> tuple[Weights, Info]:
         """Nothing to learn from."""
         return server, {}
 

@@ -141,6 +141,10 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         if self.class_shares and bool((dense(report.tensors)["counts"] < 0).any()):
             raise MessageError("its counts of classes are negative")
 
+    def origin(self, server: Server, run: Run) -> Tensors:
+        """Nothing: neurons of different networks are not measured from one another."""
+        return {}
+
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """Match the last reports of all clients (Algorithms 1 and 2)."""
         latest = dict(server.latest)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedbayes import seeds
 from fedbayes.contracts import (
     At,
+    Changes,
     Gathered,
     Info,
     Loss,
@@ -24,6 +25,7 @@ from fedbayes.contracts import (
     nll,
     single_draw,
 )
+from fedbayes.contracts.changes import changes_of, parted
 from fedbayes.likelihoods import evaluate
 from fedbayes.messages import Message, dense
 from fedbayes.tensors import Samples, Tensors, part
@@ -133,6 +135,13 @@ class Mixture(Method[Server, Nothing, Gathered]):
         """Report the weights where training ended."""
         weight = float(solved.count) if self.weighting == "samples" else 1.0
         return Report(dict(solved.parameters), weight), client, solved.info
+
+    def changes(self, report: Report, server: Server, run: Run) -> Changes:
+        """Changes from the nearest centre."""
+        phi, trained = dense(report.tensors), list(run.network.split()[0])
+        centres = [part(server.components, str(k)) for k in range(self.components)]
+        nearest = min(centres, key=lambda centre: float(_distance(phi, centre, trained)))
+        return parted(changes_of(report, nearest, self.absent), report, run.network)
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """Responsibilities and the centres' weighted means; a centre of nobody stays."""

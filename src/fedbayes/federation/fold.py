@@ -1,0 +1,91 @@
+"""How the reports of a round become what the method's update gets.
+
+Either as they are, in the method's own reduction, or by way of their changes: each is bounded, and
+in place of their sum something else may stand. Methods see none of it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from fedbayes.contracts import AnyMethod, Changes, Gathered, Report, Run, Sum, Total
+from fedbayes.contracts.changes import types_of
+
+
+class Fold(Protocol):
+    """Takes the reports of one round, one by one in the order of the cohort."""
+
+    @property
+    def clients(self) -> int:
+        """Number of reports."""
+
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in."""
+
+    def reduced(self) -> Sum | Gathered:
+        """What the update gets."""
+
+
+class Untouched:
+    """Reports as they are, in the reduction of the method."""
+
+    def __init__(self, reduction: type[Sum] | type[Gathered]) -> None:
+        self._reports = reduction()
+
+    @property
+    def clients(self) -> int:
+        """Number of reports."""
+        return self._reports.clients
+
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in."""
+        self._reports.add(client, report)
+
+    def reduced(self) -> Sum | Gathered:
+        """Their sum, or all of them."""
+        return self._reports
+
+
+@dataclass(frozen=True)
+class Way:
+    """From reports to changes and back, for one method and one state of its server."""
+
+    changes: Callable[[Report], Changes]
+    """`Method.changes` of a report."""
+    resummed: Callable[[Total], Sum]
+    """`Method.resummed` of a total."""
+
+    @classmethod
+    def of(cls, method: AnyMethod, server: Any, run: Run) -> "Way":
+        """The way of a method whose server is in this state."""
+        return cls(
+            partial(method.changes, server=server, run=run),
+            partial(method.resummed, server=server, run=run),
+        )
+
+
+class OfChanges(ABC):
+    """A fold by way of changes."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._total = Total()
+
+    @property
+    def clients(self) -> int:
+        """Number of reports."""
+        return self._total.clients
+
+    @abstractmethod
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in."""
+
+    def _add(self, changes: Changes, report: Report, weight: float) -> None:
+        self._total.add(changes, weight)
+        self._total.dtypes |= types_of(report)
+
+    def reduced(self) -> Sum:
+        """The sum of reports that come to the total."""
+        return self._way.resummed(self._total)
