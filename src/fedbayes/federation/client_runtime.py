@@ -109,7 +109,7 @@ class ClientRuntime:
     """Builds the network of a client with an initialization of its own."""
     data: Data
     adversary: Adversary | None = None
-    """Whose clients do not do their honest part; none in an honest run."""
+    """Who trains on poisoned data, and what for; None in an honest run."""
 
     def train(self, task: Task) -> Outcome:
         """Decode, run the E-step, evaluate the personal model, encode.
@@ -143,8 +143,6 @@ class ClientRuntime:
             if model is not None and len(test.y):
                 draw = self.method.draws(model, run)
                 scores = total(evaluate(run.likelihood, draw, test))
-        if self.adversary is not None:
-            report = self.adversary.reported(report, self.method, message, at)
         return Outcome(
             report=encode_report(report), state=encode(pack(state)), info=info, scores=scores
         )

@@ -20,7 +20,7 @@ from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.aggregation import noise_rng
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.attacks.colluding import Colluding
+from fedbayes.federation.attacks.engine import Lying
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import Engine
@@ -184,8 +184,10 @@ class Simulation:
         if self._engine is None:
             self._notify(Activity(f"starting {self.config.engine}", self.progress.round))
             self._engine = self._start_engine(self)
-            if self.adversary is not None and self.adversary.attack.collusion:
-                self._engine = Colluding(self._engine, self.adversary, self.method, self.run)
+            if self.adversary is not None and self.adversary.attack.on_reports:
+                self._engine = Lying(
+                    self._engine, self.adversary, self.method, self.run, lambda: self.server
+                )
         return self._engine
 
     def __enter__(self) -> Self:

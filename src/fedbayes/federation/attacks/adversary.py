@@ -8,13 +8,12 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes import seeds
-from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.contracts import AnyMethod, Run
 from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.attacks import find_attack
-from fedbayes.federation.attacks.base import Attack, View
+from fedbayes.federation.attacks.base import Attack
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.likelihoods import evaluate
-from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors
 
 SUCCESS = "attack_success"
@@ -90,12 +89,6 @@ class Adversary:
             return samples
         rng = seeds.torch_rng(run.seed, "attack on data", round=number, client=client)
         return self.attack.poison(samples, run, rng)
-
-    def reported(self, report: Report, method: AnyMethod, message: Message, at: At) -> Report:
-        """What a client reports, if it needs to know nobody else's report for that."""
-        if not self.attacks(at.client, at.round) or self.attack.collusion:
-            return report
-        return self.attack.report(report, View(method, at.run, message, at.round, at.client))
 
     def success(self, model: Tensors, samples: Samples, method: AnyMethod, run: Run) -> Tensors:
         """What test samples add to the success of the attack, float64 [n] under `SUCCESS`;

@@ -1,15 +1,13 @@
 """What an attack is."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from fedbayes import seeds
-from fedbayes.contracts import AnyMethod, Report, Run
+from fedbayes.contracts import AnyMethod, At, Report, Run
 from fedbayes.federation.attacks.shifts import changes, shifted
-from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -19,14 +17,10 @@ class View:
 
     method: AnyMethod
     """The method of the run."""
-    run: Run
-    """What no round changes."""
-    message: Message
-    """The broadcast to this client."""
-    round: int
-    """The round, from 1."""
-    client: int
-    """Index of the client, 0..S-1."""
+    server: Any
+    """The server's state, of which the client was sent a message."""
+    at: At
+    """The round and the client."""
     honest: list[Tensors] = field(default_factory=list)
     """Of each honest client of the round, what its report adds (as `changes`); empty unless the
     attack is one by `collusion`."""
@@ -36,9 +30,7 @@ class View:
     @property
     def rng(self) -> torch.Generator:
         """Random numbers for what the client reports: the same whenever the round is run."""
-        return seeds.torch_rng(
-            self.run.seed, "attack on reports", round=self.round, client=self.client
-        )
+        return self.at.rng("attack on reports")
 
     def changes(self, report: Report) -> Tensors:
         """What a report says beyond that of a client that learnt nothing.
@@ -47,7 +39,7 @@ class View:
             By name of the report's tensors of real numbers, float64, in their dense shapes; NaN
             where the report says nothing, as at units that it leaves out.
         """
-        return changes(self.method, report, self.message, self.run)
+        return changes(self.method, report, self.server, self.at.run)
 
     def shifted(self, report: Report, wanted: Tensors) -> Report:
         """The report of the same form that says these changes in place of its own.

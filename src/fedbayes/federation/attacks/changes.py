@@ -19,6 +19,11 @@ class Scaled(Attack):
         wanted = {name: self.scale * change for name, change in view.changes(report).items()}
         return view.shifted(report, wanted)
 
+    @property
+    def on_reports(self) -> bool:
+        """Not where the change stays as it is, and nothing else is done."""
+        return self.scale != 1.0 or type(self).report is not Scaled.report
+
 
 class SignFlip(Attack):
     """Reports −scale · Δ in place of its change Δ."""

@@ -1,23 +1,20 @@
 """What a report says beyond that of a client that learnt nothing, and reports that say other."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, Report, Run
-from fedbayes.messages import Masked, Message, shape_of
+from fedbayes.messages import Masked
 from fedbayes.tensors import Tensors
 
 
-def changes(method: AnyMethod, report: Report, message: Message, run: Run) -> Tensors:
+def changes(method: AnyMethod, report: Report, server: Any, run: Run) -> Tensors:
     """What a report says beyond that of a client that learnt nothing; see `View.changes`."""
-    return {name: _whole(item) - _start(message, name, item) for name, item in _real(report)}
-
-
-def _start(message: Message, name: str, item: Tensor | Masked) -> Tensor:
-    sent = message.get(name)
-    if sent is None or shape_of(sent) != shape_of(item):
-        return torch.zeros(shape_of(item), dtype=torch.float64)
-    return (sent.dense() if isinstance(sent, Masked) else sent).double()
+    parts = method.changes(report, server, run).values()
+    named = {name: change for part in parts for name, change in part.items()}
+    return {name: named[name] for name, _ in _real(report) if name in named}
 
 
 def shifted(report: Report, own: Tensors, wanted: Tensors) -> Report:
@@ -30,11 +27,10 @@ def shifted(report: Report, own: Tensors, wanted: Tensors) -> Report:
     """
     tensors = dict(report.tensors)
     for name, item in _real(report):
-        if name not in wanted:
-            continue
-        start = _whole(item) - own[name]  # what a client that learnt nothing would say
-        values = start + wanted[name].to(start.device)
-        tensors[name] = _formed(item, torch.where(start.isnan(), _whole(item), values))
+        if name in wanted:
+            start = _whole(item) - own[name]  # what a client that learnt nothing would say
+            values = start + wanted[name]
+            tensors[name] = _formed(item, torch.where(values.isnan(), _whole(item), values))
     return Report(tensors, report.weight)
 
 
