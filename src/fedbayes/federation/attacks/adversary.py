@@ -63,7 +63,7 @@ class Adversary:
         """
         kind = find_attack(self.settings.kind)
         try:
-            return kind(**self.settings.given)
+            return kind(**self.settings.fields(kind.model_fields))
         except ValidationError as error:
             raise ConfigError(_explain(kind, error)) from None
 

@@ -1,5 +1,6 @@
 """The `[attack]` table of a config."""
 
+from collections.abc import Collection
 from math import isnan
 from typing import Annotated, Any, Self
 
@@ -93,10 +94,13 @@ class AttackSettings(BaseModel):
         """Whether there is any attack."""
         return self.kind != "none" and self.clients > 0
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """The fields of the attack's class that are set, by name."""
+    def fields(self, known: Collection[str]) -> dict[str, Any]:
+        """Fields of the attack's class that are set, by name.
+
+        Args:
+            known: fields of the class; others that are set beside it have no effect.
+        """
         if ":" in self.kind:
             return self.parameters
-        about = {"kind", "clients", "start", "parameters"}
-        return self.model_dump(exclude=about, exclude_none=True)
+        own = self.model_dump(exclude_none=True)
+        return {name: own[name] for name in known if name in own}
