@@ -414,9 +414,9 @@ OWN = "tests.toy_attacks:Shrink"
             },
             "with secure.enabled nobody sees one",
         ),
-        ({"attack": {"kind": "nan", "parameters": {"a": 1}}}, "attack.parameters is for an attack"),
-        ({"attack": {"kind": OWN, "parameters": {"shar": 1}}}, "did you mean 'share'"),
-        ({"attack": {"kind": OWN, "parameters": {"share": "x"}}}, "attack.parameters.share is 'x'"),
+        ({"attack": {"kind": "nan", "arguments": {"a": 1}}}, "arguments are for an attack"),
+        ({"attack": {"kind": OWN, "arguments": {"shar": 1}}}, "did you mean 'share'"),
+        ({"attack": {"kind": OWN, "arguments": {"share": "x"}}}, "attack.arguments.share is 'x'"),
         ({"attack": {"kind": "tests.toy_attacks:Absent"}}, "cannot find the attack"),
         ({"attack": {"kind": "tests.toy_methods:Median"}}, "no class derived from fedbayes"),
     ],
@@ -455,7 +455,7 @@ def test_nan_needs_no_quotes():
 
 
 def test_an_attack_of_ones_own(tmp_path):
-    told = Told(tmp_path / "one", {"kind": OWN, "parameters": {"share": 0.25}})
+    told = Told(tmp_path / "one", {"kind": OWN, "arguments": {"share": 0.25}})
     own, start = told.arrays(told.liar, "honest"), told.server.weights
     close(
         told.arrays(told.liar),

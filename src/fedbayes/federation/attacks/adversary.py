@@ -113,7 +113,7 @@ def _explain(kind: type[Attack], error: ValidationError) -> str:
     lines = []
     for details in error.errors():
         name = str(details["loc"][0]) if details["loc"] else ""
-        key = f"attack.parameters.{name}"
+        key = f"attack.arguments.{name}"
         if details["type"] == "extra_forbidden":
             known = ", ".join(kind.model_fields) or "none"
             like = did_you_mean(name, kind.model_fields)

@@ -67,7 +67,7 @@ class Attack(BaseModel):
                 return view.shifted(report, {n: self.share * t for n, t in changes.items()})
 
     It is used as `kind = "my_module:Shrink"` in the `[attack]` table, its fields in
-    `[attack.parameters]`. What it returns is encoded and sent like any report, and may be refused.
+    `[attack.arguments]`. What it returns is encoded and sent like any report, and may be refused.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.federation.attacks import ATTACKS, no_attack
-from fedbayes.fields import Only
+from fedbayes.fields import Arguments, Only
 
 
 class AttackSettings(BaseModel):
@@ -62,8 +62,8 @@ class AttackSettings(BaseModel):
     level: Annotated[float | None, Only("kind", "backdoor")] = Field(
         None, description="value of the pattern, in standard deviations above the mean; 3"
     )
-    parameters: dict[str, Any] = Field(
-        default_factory=dict, description="fields of an attack of your own (package.module:Class)"
+    arguments: Arguments = Field(
+        {}, description="fields of an attack of your own (package.module:Class)"
     )
 
     @field_validator("kind", mode="before")
@@ -81,10 +81,10 @@ class AttackSettings(BaseModel):
         return kind
 
     @model_validator(mode="after")
-    def _own_parameters(self) -> Self:
-        if self.parameters and ":" not in self.kind:
+    def _own_arguments(self) -> Self:
+        if self.arguments and ":" not in self.kind:
             raise ValueError(
-                "attack.parameters is for an attack of your own, kind = 'package.module:Class'; "
+                "arguments are for an attack of your own, kind = 'package.module:Class'; "
                 f"those of {self.kind} stand beside kind"
             )
         return self
@@ -101,6 +101,6 @@ class AttackSettings(BaseModel):
             known: fields of the class; others that are set beside it have no effect.
         """
         if ":" in self.kind:
-            return self.parameters
+            return self.arguments
         own = self.model_dump(exclude_none=True)
         return {name: own[name] for name in known if name in own}
