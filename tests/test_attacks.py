@@ -1,6 +1,7 @@
 """Attacks against SciPy, NumPy and definitions; who attacks, when, and that no more changes."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,7 +22,11 @@ from fedbayes.federation.checks import decode_report
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.messages import Masked, dense
 from fedbayes.methods import METHODS
+from fedbayes.models import read_model
+from fedbayes.reports.gather import gather
+from fedbayes.runs.card import Card
 from fedbayes.runs.config import settings
+from fedbayes.runs.standing import flat
 from fedbayes.tensors import Samples
 from tests.test_fusion import command
 
@@ -375,6 +380,11 @@ def test_no_attacked_run_is_taken_for_an_honest_one(tmp_path, capsys):
     words = f"nan by clients {hostile[0]}, {hostile[1]}"
     assert f"attack {words}" in said.err
     assert words in said.out
+    _, text = read_model(tmp_path / "run" / "model.safetensors")
+    card = Card.load(text, "the model")
+    assert (card.attack["kind"], card.attack["clients"]) == ("nan", 2)
+    (record,) = gather([tmp_path / "run"])
+    assert "2 hostile clients: attack nan from round 1 on" in record.notes
 
 
 @pytest.mark.slow
@@ -477,3 +487,25 @@ def test_every_setting_says_which_attacks_it_is_for():
         told = rows[name].only.removeprefix("attack.kind is ").split(" or ")
         assert sorted(told) == sorted(owners), name
     assert set(rows["kind"].choices) == {"none", *ATTACKS}
+
+
+QUICK = ("fedavg", "scaffold", "feddrop")
+EVERY = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name, kind in METHODS.items()
+    if not kind.centralized and name != "local"
+]
+
+
+@cache
+def ended(method, kind):
+    """The headline metric of digits on ten clients, all settings as they are by default."""
+    tables = {"data": {"clients": 10}, "method": {"name": method}, "attack": {"kind": kind}}
+    summary = run(Config.create(**tables)).summary
+    return flat(summary)[summary["headline"]]
+
+
+@pytest.mark.parametrize("kind", ["huge", "weight"])
+@pytest.mark.parametrize("method", EVERY)
+def test_one_liar_of_ten_costs_little_by_default(method, kind):
+    assert ended(method, kind) >= ended(method, "none") - 0.03
