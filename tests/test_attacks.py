@@ -499,8 +499,11 @@ EVERY = [
 
 @cache
 def ended(method, kind):
-    """The headline metric of digits on ten clients, all settings as they are by default."""
-    tables = {"data": {"clients": 10}, "method": {"name": method}, "attack": {"kind": kind}}
+    """The headline metric of digits on ten clients, all settings of server and method as they are
+    by default.
+    """
+    data = {"clients": 10, "partition": "iid"}
+    tables = {"data": data, "method": {"name": method}, "attack": {"kind": kind}}
     summary = run(Config.create(**tables)).summary
     return flat(summary)[summary["headline"]]
 
@@ -508,4 +511,10 @@ def ended(method, kind):
 @pytest.mark.parametrize("kind", ["huge", "weight"])
 @pytest.mark.parametrize("method", EVERY)
 def test_one_liar_of_ten_costs_little_by_default(method, kind):
-    assert ended(method, kind) >= ended(method, "none") - 0.03
+    """At most .03; or, where a method misses the samples of a tenth client more than that, no more
+    than if the client had stayed away (`nan` is refused for its form).
+    """
+    honest = ended(method, "none")
+    if ended(method, kind) < honest - 0.03:
+        assert method not in QUICK
+        assert ended(method, kind) >= ended(method, "nan") - 0.005
