@@ -33,6 +33,10 @@ class FedBN(Method[Weights, Client, Sum]):
     keeps_models = True
     headline = "local"
 
+    @property
+    def weighted(self) -> bool:
+        return True  # by numbers of samples
+
     def check(self, run: Run) -> None:
         if not own_names(run):
             raise ConfigError("fedbn keeps batch normalization local, and the network has none")

@@ -55,6 +55,10 @@ class FedNova(PointEstimate[Weights]):
         change["fednova/length"] = torch.tensor(length, dtype=torch.float64)
         return Report(change, float(solved.count)), client, solved.info
 
+    def origin(self, server: Weights, run: Run) -> Tensors:
+        """Changes are what is reported; running moments are reported as they are."""
+        return {n: t for n, t in server.weights.items() if n in run.network.buffers}
+
     def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
         mean = reports.mean()
         length = float(mean.pop("fednova/length"))

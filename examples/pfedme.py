@@ -52,6 +52,10 @@ class PFedMe(Method[Weights, Client, Sum]):
     inner: int = Field(5, ge=1, description="K, steps of θ before each step of the copy")
     beta: float = Field(1.0, gt=0, description="β, part of the way to the mean of the copies")
 
+    @property
+    def weighted(self) -> bool:
+        return True  # by numbers of samples
+
     def init(self, run: Run) -> Weights:
         return Weights(run.network.initial)
 

@@ -9,6 +9,14 @@ import pytest
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def secrets_of_tests(tmp_path_factory):
+    """Secrets of runs are kept away from the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def pytest_collection_modifyitems(items):
     """Tests of the real data are skipped where these are not."""
     place = os.environ.get("FEDBAYES_DATA")

@@ -52,7 +52,7 @@ class Uneven(FedAvg):
     def expected(self, message, run):
         return {"answer": torch.zeros(len(message))}
 
-    def accept(self, server, report):
+    def accept(self, server, report, run):
         if report.tensors["answer"][0] < 0:
             raise MessageError("its answer is below zero")
 

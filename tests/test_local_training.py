@@ -297,4 +297,4 @@ def test_samples_are_set_aside_once_and_for_all(tmp_path):
     one = Samples(samples.x[:1], samples.y[:1])
     assert runtime._set_aside(one, 3)[1] is None
     run = fedbayes.run(config, tmp_path / "run")
-    assert run.metrics[0]["steps"] <= 4 * 8
+    assert run.metrics[0]["reported"]["steps"] <= 4 * 8

@@ -41,7 +41,7 @@ def test_a_client_starts_from_its_own_columns(tmp_path):
         step = next(iter(simulation))
         layers = dense_layers(method.model(step.server, simulation.run), "m")
         sizes = [len(layer.weight) for layer in layers[:-1]]
-        assert sizes == [step.metrics["neurons_1"], step.metrics["neurons_2"]]
+        assert sizes == [step.metrics["update"][f"neurons_{i}"] for i in (1, 2)]
         assert 12 <= sizes[0] <= 48
         for client in range(4):
             sent = dense(method.message(step.server, At(simulation.run, 2, client)))
@@ -155,4 +155,4 @@ def _images(folder):
 def test_metrics_hold_the_sizes(tmp_path):
     fedbayes.run(config(rounds=1), tmp_path)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert {"neurons_1", "neurons_2", "objective"} <= line.keys()
+    assert {"neurons_1", "neurons_2", "objective"} <= line["update"].keys()

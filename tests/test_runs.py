@@ -422,7 +422,7 @@ def test_what_clients_say_is_printed_as_it_is_and_names_no_figure_of_ours(tmp_pa
     assert not lines[0].keys() & {"stopped", "troubles", "link_up"}
     assert simulation.folder.summary()["troubles"] == []
     assert lines[-1]["global_accuracy"] < 1
-    assert lines[0]["loss"] == 0.5
+    assert lines[0]["reported"]["loss"] == 0.5
 
 
 def test_too_few_good_reports_leave_the_server_alone(tmp_path, monkeypatch):

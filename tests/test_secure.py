@@ -11,6 +11,7 @@ from fedbayes import Config, Simulation, resume, run
 from fedbayes.contracts import Report
 from fedbayes.errors import ConfigError, EngineError, MessageError
 from fedbayes.federation.aggregation import Aggregation
+from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.secure import MODULUS, Plan, Secure, check
 from fedbayes.federation.secure import plan as make_plan
 from fedbayes.messages import Masked
@@ -177,8 +178,8 @@ def test_figures_of_single_clients_are_not_told():
     ended = run(settings("scaffold"))
     (line,) = ended.metrics
     assert line["local_accuracy"] is None
-    assert "loss" not in line
-    assert "loss" in run(open_sum(settings("scaffold"))).metrics[0]
+    assert "loss" not in line.get("reported", {})
+    assert "loss" in run(open_sum(settings("scaffold"))).metrics[0]["reported"]
 
 
 def test_bytes_are_those_of_masked_vectors_and_the_link_has_the_keys_on_top():
@@ -372,7 +373,7 @@ def test_reports_become_vectors_and_back():
 @pytest.mark.parametrize("levels", [16, 64, 2**20])
 def test_a_clipped_change_is_not_longer_when_it_was_rounded(levels):
     plan = make_plan(
-        Secure(enabled=True, levels=levels), FedAvg(), Aggregation(clip=0.5, noise=1.0), 5
+        Secure(enabled=True, levels=levels), FedAvg(), Aggregation(clip=0.5), 5, private=True
     )
     assert plan.range == 0.5
     for seed in range(20):
@@ -392,10 +393,10 @@ def test_clipping_is_done_by_the_clients(seen):
 
 def test_noise_goes_on_the_sum_with_the_same_epsilon():
     pytest.importorskip("dp_accounting")
-    config = settings(UNIFORM, aggregation={"clip": 0.5, "noise": 0.2})
+    config = settings(UNIFORM, aggregation={"clip": 0.5}, privacy={"noise": 0.2})
     hidden, shown = run(config), run(open_sum(config))
     assert hidden.summary["epsilon"] == shown.summary["epsilon"]
-    quiet = run(open_sum(config).model_copy(update={"aggregation": Aggregation(clip=0.5)})).model
+    quiet = run(open_sum(config).model_copy(update={"privacy": Privacy()})).model
     noise = torch.cat([(hidden.model[name] - quiet[name]).flatten() for name in quiet])
     assert float(noise.std()) == pytest.approx(0.2 * 0.5 / CLIENTS, rel=0.05)
 

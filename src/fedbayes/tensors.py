@@ -113,7 +113,11 @@ def unpack(kind: type[State], flat: Tensors) -> State:
         field, _, rest = name.partition("/")
         groups.setdefault(field, {})[rest] = tensor
     values: dict[str, Any] = {}
-    optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
+    optional = {
+        field.name
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.default is not MISSING or field.default_factory is not MISSING
+    }
     for name, hint in hints.items():
         if name not in groups and name in optional:
             continue

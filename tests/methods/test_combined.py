@@ -169,7 +169,7 @@ def test_a_run_ends_at_its_stable_point(tmp_path):
     summary = run.summary
     assert summary["rounds"] < 40
     assert summary["stopped_reason"].startswith("stable point")
-    recent = [line["received_accuracy"] for line in run.metrics[-3:]]
+    recent = [line["reported"]["received_accuracy"] for line in run.metrics[-3:]]
     assert max(recent) - min(recent) < 0.02
     # Every client has a copy, on its own test set, and its bytes are counted.
     with Simulation(None, tmp_path / "run") as simulation:

@@ -224,7 +224,7 @@ def test_the_ensemble_predicts_with_the_mean_of_softmaxes(tmp_path):
     mean = torch.stack(probabilities).mean(0)
     torch.testing.assert_close(run.predictor()(x).exp(), mean)
     assert not torch.allclose(probabilities[0], probabilities[1], atol=0.05)
-    shares = [run.metrics[-1][f"responsibility_{k}"] for k in range(3)]
+    shares = [run.metrics[-1]["update"][f"responsibility_{k}"] for k in range(3)]
     assert sum(shares) == pytest.approx(1)
     assert min(shares) > 0.1
     assert run.summary["bytes_down"] > 2.5 * run.summary["bytes_up"]

@@ -161,7 +161,7 @@ def test_runs_and_their_compact_export(tmp_path, method):
     lines = list(run.metrics)
     assert lines[-1]["bytes_down"] < whole.metrics[-1]["bytes_down"]
     if method["name"] != "feddrop":
-        assert lines[-1]["alive_0"] < 64
+        assert lines[-1]["update"]["alive_0"] < 64
     done = export(tmp_path / "run", tmp_path / "small.safetensors", small=True)
     assert done.difference < 1e-4
     assert (done.kept < done.parameters) == (method["name"] != "feddrop")

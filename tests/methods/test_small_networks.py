@@ -148,7 +148,7 @@ def test_fedl1_gets_sparse(tmp_path):
         training={"lr": 0.1, "epochs": 5},
         folder=tmp_path,
     )
-    alive = [line["alive_1"] for line in run.metrics]
+    alive = [line["update"]["alive_1"] for line in run.metrics]
     assert alive[-1] < 38
     assert run.summary["sparsity"] > 0.05
     assert run.metrics[-1]["bytes_down"] < 0.97 * run.metrics[0]["bytes_down"]

@@ -192,6 +192,7 @@ def test_a_factor_of_virtual_that_falls_to_nothing_keeps_a_positive_precision(tm
         cohort=1,
         method={"name": "virtual", **fall},
         training={"lr": 1e-3, "steps": 1, "batch_size": 50},
+        aggregation={"max_change": 0},
     ):
         factors = [unpack(Client, dense(decode(state))) for state in states.values()]
         lowest = min(float(p.min()) for f in factors for p in f.factor.precision.values())

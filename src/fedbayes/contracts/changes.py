@@ -5,14 +5,15 @@ and knows nothing of the method: `Method.changes` takes a report apart, `Method.
 sum of what became of the changes together again, as the `Sum` of reports that the update knows.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedbayes.contracts.reports import Report, Sum
-from fedbayes.messages import Masked, dense, dtype_of
+from fedbayes.messages import Masked, Message, dense, dtype_of
 from fedbayes.models import Network
 from fedbayes.tensors import Tensors
 
@@ -104,16 +105,90 @@ def parted(changes: Tensors, report: Report, network: Network) -> Changes:
     """
     trained, found = network.split()[0], Changes()
     for name, change in changes.items():
-        if not dtype_of(report.tensors[name]).is_floating_point:
-            part = "counters"
-        elif name in network.initial:
-            part = "weights" if name in trained else "buffers"
-        else:
-            part = name.partition("/")[0] if "/" in name else "weights"
+        part = part_of(name, dtype_of(report.tensors[name]), network, trained)
         found.setdefault(part, {})[name] = change
     return found
+
+
+def part_of(name: str, dtype: torch.dtype, network: Network, trained: Collection[str]) -> str:
+    """The part that a tensor belongs to, as `parted` has it.
+
+    Args:
+        name: of the tensor.
+        dtype: its type, as it is reported.
+        network: of the run.
+        trained: names of the weights that are trained.
+    """
+    if not dtype.is_floating_point:
+        return "counters"
+    if name in network.initial:
+        return "weights" if name in trained else "buffers"
+    return name.partition("/")[0] if "/" in name else "weights"
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """The L2 norm over all entries of some float64 tensors; NaN counts as zero."""
+    squares = 0.0
+    for tensor in tensors:
+        length = float(torch.linalg.vector_norm(tensor))
+        if math.isnan(length):
+            length = float(torch.linalg.vector_norm(tensor.nan_to_num(nan=0.0)))
+        squares += length * length
+    return math.sqrt(squares)
 
 
 def types_of(report: Report) -> dict[str, torch.dtype]:
     """Types of a report's tensors by name."""
     return {name: dtype_of(item) for name, item in report.tensors.items()}
+
+
+def clipped(changes: Changes, clip: float) -> Changes:
+    """Changes, each part of which is shortened until its norm is at most `clip`.
+
+    The norm is L2 over all of a part's tensors; what a report says nothing of counts as no change.
+    Integers count what no client can be moved by, and are left alone.
+    """
+    return {
+        part: tensors if part == "counters" else shortened(tensors, clip)
+        for part, tensors in changes.items()
+    }
+
+
+def shortened(tensors: Tensors, bound: float) -> Tensors:
+    """The tensors, shortened together until their L2 norm is at most `bound`; themselves if it is.
+
+    Args:
+        tensors: float64; NaN counts as zero.
+        bound: above 0.
+    """
+    largest = max((_largest(t) for t in tensors.values() if t.numel()), default=0.0)
+    if not largest:
+        return tensors
+    # In units of the largest entry, since squares can be beyond all numbers.
+    ratio = norm(t / largest for t in tensors.values())
+    if largest * ratio <= bound:
+        return tensors
+    return {name: t / largest * (bound / ratio) for name, t in tensors.items()}
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude of an entry, NaN apart."""
+    return float(tensor.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).abs().max())
+
+
+def moved(report: Report, changes: Changes, origin: Mapping[str, Tensor]) -> Report:
+    """A report whose changes are others: dense, in the types that it came in.
+
+    Args:
+        report: as it came.
+        changes: what its changes are to be; NaN: it says nothing, and the origin stays.
+        origin: where they are measured from, by name; zero where there is no such name.
+    """
+    tensors: Message = {}
+    for part in changes.values():
+        for name, change in part.items():
+            value = change.nan_to_num(nan=0.0)
+            if name in origin:
+                value = value + origin[name].cpu().double()
+            tensors[name] = value.to(dtype_of(report.tensors[name]))
+    return Report(tensors, report.weight)

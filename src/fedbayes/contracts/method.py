@@ -39,7 +39,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedbayes.contracts.changes import Changes, Total, changes_of, parted
+from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of, parted
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Problem, Solved
@@ -95,12 +95,18 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     """Type of a client's private state."""
     reduction: ClassVar[type[Sum] | type[Gathered]] = Sum
     """Whether reports are summed or gathered."""
+    takes_middle: ClassVar[bool] = False
+    """Whether the update of gathered reports averages by `Gathered.middle`, in whose place a
+    robust rule may stand."""
     summable: ClassVar[bool] = False
     """Whether all clients get the same broadcast and report the very tensors of it, whole: what
     secure aggregation can sum."""
     absent: ClassVar[Literal["unknown", "zero", "unchanged"]] = "unknown"
     """What an entry that a sparse report leaves out says: nothing, that it is zero, or that it is
     as the server has it."""
+    masks_as_sent: ClassVar[bool] = False
+    """Whether sparse reports keep the very entries that the server's message keeps; a report that
+    keeps others is refused."""
     centralized: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
     has_global_model: ClassVar[bool] = True
@@ -113,6 +119,15 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     summary leads with, and what is best."""
     sends_final_model: ClassVar[bool] = False
     """Whether every client gets a copy of the last global model, whose bytes count."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether a report's weight is the number of samples that the client trained on.
+
+        If not, every report has weight 1, and one with another weight is refused. By default it
+        is what a field `weighting` says; without one, reports are not weighted.
+        """
+        return getattr(self, "weighting", "uniform") == "samples"
 
     def check(self, run: Run) -> None:
         """Refuse, before anything runs, training, network or likelihood that it cannot work with.
@@ -188,17 +203,32 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return message
 
-    def accept(self, server: ServerState, report: Report) -> None:
+    def accept(self, server: ServerState, report: Report, run: Run) -> None:
         """Refuse a report with finite but invalid values, such as no honest client can have.
 
         Args:
             server: the state that the client was sent a message of.
             report: of the expected names, shapes and types.
+            run: the run.
 
         Raises:
             MessageError: says what is wrong with it.
         """
         return None
+
+    def trouble(self, report: Report) -> str:
+        """What a user should know of a report that is good but does not say what it should, in
+        words; empty by default.
+        """
+        return ""
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """The tensors whose norms are compared over a round, so that outlying reports are named;
+        none by default.
+
+        For reports that are combined in another way than by averages, which have robust rules.
+        """
+        return {}
 
     def origin(self, server: ServerState, run: Run) -> Tensors:
         """What changes are measured from: tensors as a client that learnt nothing would report
@@ -207,6 +237,19 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         By default the global model.
         """
         return self.model(server, run)
+
+    def ordinary(self, server: ServerState, run: Run) -> dict[str, float]:
+        """By part, an L2 norm that makes no change remarkable, however small others' are; 0 for
+        parts that are not here.
+
+        By default the norm of the tensors that changes are measured from: a client may move a
+        network by as much as there is of it.
+        """
+        trained, parts = run.network.split()[0], Changes()
+        for name, tensor in self.origin(server, run).items():
+            part = part_of(name, tensor.dtype, run.network, trained)
+            parts.setdefault(part, {})[name] = tensor.double()
+        return {part: norm(tensors.values()) for part, tensors in parts.items()}
 
     def changes(self, report: Report, server: ServerState, run: Run) -> Changes:
         """What a report adds, by part, each of which is bounded by a norm of its own.
@@ -222,8 +265,12 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         Returns:
             Float64 on the CPU; NaN where the report says nothing.
         """
-        changes = changes_of(report, self.origin(server, run), self.absent)
+        changes = changes_of(report, self.centre(report, server, run), self.absent)
         return parted(changes, report, run.network)
+
+    def centre(self, report: Report, server: ServerState, run: Run) -> Tensors:
+        """What the changes of one report are measured from: the origin, by default, of all."""
+        return self.origin(server, run)
 
     def resummed(self, total: Total, server: ServerState, run: Run) -> Sum:
         """The sum of reports whose changes come to a total, for `update`; the inverse of summing

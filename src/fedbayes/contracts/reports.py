@@ -1,5 +1,6 @@
 """What clients say to the server, and how it is reduced."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -66,11 +67,27 @@ class Sum:
         return self.present[name] / self.weight
 
 
+Middle = Callable[[Tensor, Tensor], Tensor | None]
+"""The middle of tensors [n, ...] of weights [n], both float64; None if there is none to be had."""
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor | None:
+    """The mean of tensors [n, ...] of weights [n]; None if they weigh nothing."""
+    total = weights.sum()
+    return torch.tensordot(weights, values, dims=1) / total if total > NOBODY else None
+
+
+NOBODY = 1e-12
+"""Total weight below which nobody is heard."""
+
+
 @dataclass
 class Gathered:
     """Reports that do not add (a median, a matching needs them all), by client."""
 
     reports: dict[int, Report] = field(default_factory=dict)
+    middle: Middle = weighted_mean
+    """What the update of a method with `takes_middle` has in place of a weighted mean."""
 
     def add(self, client: int, report: Report) -> None:
         """Keep the report of a client, under its number."""

@@ -1,20 +1,24 @@
 """What a report must be before the server looks at it."""
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import Report
+from fedbayes.contracts import Info, Report
 from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError
 from fedbayes.likelihoods import Likelihood, Scores, score_names
-from fedbayes.messages import Masked, Message, decode, dtype_of, encode, shape_of
+from fedbayes.likelihoods.base import ROUNDING
+from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of, encode, shape_of
 
 _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
-_ROUNDING = 1e-5
-"""What a probability in float32 may be above 1 at most, and its logarithm above 0."""
+MOST_METRICS = 64
+"""Metrics, or scores, that a report may carry."""
+LONGEST_NAME = 100
+"""Characters of the name of a metric or score."""
 HEAVIEST = 2.0**53
 """Largest weight of a report: sums of such weights times values stay finite."""
 
@@ -41,13 +45,8 @@ def decode_report(data: bytes, expected: Message) -> Report:
     most = header + most_values(expected)
     if len(data) > most:
         raise MessageError(f"it has {len(data):,} bytes; at most {most:,} make sense")
-    tensors = decode(data, longest_header=header)
-    weight = 1.0
-    if _WEIGHT in tensors:
-        item = tensors.pop(_WEIGHT)
-        if isinstance(item, Masked) or item.shape != () or item.dtype != torch.float64:
-            raise MessageError("its weight is not a float64 scalar")
-        weight = float(item)
+    report = read_report(data, longest_header=header)
+    tensors, weight = report.tensors, report.weight
     if not 0 < weight <= HEAVIEST:  # nor is NaN
         raise MessageError(f"its weight is {weight}; it must be positive and at most 2**53")
     if tensors.keys() != expected.keys():
@@ -68,6 +67,72 @@ def decode_report(data: bytes, expected: Message) -> Report:
         if not all_finite(values):
             raise MessageError(f"{name!r} holds NaN or infinite values")
     return Report({name: tensors[name] for name in expected}, weight)
+
+
+def read_report(data: bytes, *, longest_header: int = LONGEST_HEADER) -> Report:
+    """The inverse of `encode_report`; whether the report is a proper one is not looked at.
+
+    Raises:
+        MessageError: the bytes are no message, or the weight is no number.
+    """
+    tensors, weight = decode(data, longest_header=longest_header), 1.0
+    if _WEIGHT in tensors:
+        item = tensors.pop(_WEIGHT)
+        if isinstance(item, Masked) or item.shape != () or item.dtype != torch.float64:
+            raise MessageError("its weight is not a float64 scalar")
+        weight = float(item)
+    return Report(tensors, weight)
+
+
+def check_masks(report: Report, sent: Message) -> None:
+    """See that a report keeps the very entries that the server's message keeps.
+
+    Raises:
+        MessageError: it keeps others. The text says of which tensor.
+    """
+    for name, pattern in sent.items():
+        item = report.tensors[name]
+        masks = item.masks if isinstance(item, Masked) else {}
+        wanted = pattern.masks if isinstance(pattern, Masked) else {}
+        if masks.keys() != wanted.keys() or not all(
+            torch.equal(mask, wanted[axes].cpu()) for axes, mask in masks.items()
+        ):
+            raise MessageError(f"it keeps other entries of {name!r} than it was sent")
+
+
+def check_info(info: Info) -> None:
+    """See that what a client tells of its work is few figures of short names, on every engine.
+
+    Raises:
+        MessageError: they are too many, or a name is too long or cannot be printed.
+    """
+    if len(info) > MOST_METRICS:
+        raise MessageError(f"its metrics are too many: {len(info)}, at most {MOST_METRICS}")
+    for name in info:
+        if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
+            raise MessageError(f"invalid metrics: {name[:LONGEST_NAME]!r} is no name of one")
+
+
+def means(infos: Collection[Info]) -> Info:
+    """The mean of each figure over the clients that gave a finite one: of `MOST_METRICS` figures at
+    most, those that most clients gave.
+    """
+    values: dict[str, list[float]] = {}
+    for info in infos:
+        for name, value in info.items():
+            if math.isfinite(value):
+                values.setdefault(name, []).append(value)
+    if len(values) > MOST_METRICS:
+        kept = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_METRICS]
+        values = {name: each for name, each in values.items() if name in kept}
+    return {name: _mean(each) for name, each in values.items()}
+
+
+def _mean(values: list[float]) -> float:
+    total = sum(values)
+    if math.isfinite(total):
+        return total / len(values)
+    return sum(value / len(values) for value in values)
 
 
 def check_scores(scores: Scores, likelihood: Likelihood) -> None:
@@ -99,11 +164,13 @@ def check_scores(scores: Scores, likelihood: Likelihood) -> None:
         if math.isnan(value) or value == -math.inf:
             raise MessageError(f"its score {name!r} is {value}, which cannot be")
     for name in likelihood.shares:
-        if not 0 <= scores[name] <= count * (1 + _ROUNDING):
+        if not 0 <= scores[name] <= count * (1 + ROUNDING):
             raise MessageError(f"its score {name!r} is {scores[name]:g} of {count:g} samples")
     for name, value in scores.items():
-        if name.partition("/")[0] in likelihood.nonnegative and value < -count * _ROUNDING:
+        if name.partition("/")[0] in likelihood.nonnegative and value < -count * ROUNDING:
             raise MessageError(f"its score {name!r} is {value:g}; it cannot be negative")
+    if scores["nll"] < count * likelihood.least_nll:
+        raise MessageError(f"its score 'nll' is {scores['nll']:g} of {count:g} samples")
     try:
         likelihood.metrics(scores)
     except (ArithmeticError, ValueError):  # of negative squares, or beyond all numbers

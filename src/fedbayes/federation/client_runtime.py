@@ -5,7 +5,7 @@ between server and client but what is counted.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +56,9 @@ class Outcome:
     """What went wrong before it came after all; empty if nothing did."""
     sent: int = 0
     """Encoded bytes of what the client sent, where it sent something in place of the report."""
+    exact: bool = False
+    """Whether real numbers of the report are float64, whatever the server's are: a mean that is not
+    rounded yet."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ class ClientRuntime:
     data: Data
     adversary: Adversary | None = None
     """Who trains on poisoned data, and what for; None in an honest run."""
+    figures: bool = True
+    """Whether clients send metrics, scores and numbers of samples beside what they learnt."""
 
     def train(self, task: Task) -> Outcome:
         """Decode, run the E-step, evaluate the personal model, encode.
@@ -137,7 +142,9 @@ class ClientRuntime:
         with seeds.global_rng(seed, device):
             report, state, info = self.method.local(message, state, samples, at)
         scores: Scores = {}
-        if not self.method.centralized:
+        if not self.figures:
+            report, info = replace(report, weight=1.0), {}
+        elif not self.method.centralized:
             model = self.method.personal_model(message, report, state, run)
             test = self.data.test(task.client).to(device)
             if model is not None and len(test.y):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fedbayes.contracts import AnyMethod, Changes, Gathered, Report, Run, Sum, Total
-from fedbayes.contracts.changes import types_of
+from fedbayes.contracts.changes import moved, types_of
 
 
 class Fold(Protocol):
@@ -56,6 +56,8 @@ class Way:
     """`Method.changes` of a report."""
     resummed: Callable[[Total], Sum]
     """`Method.resummed` of a total."""
+    moved: Callable[[Report, Changes], Report] = lambda report, changes: moved(report, changes, {})
+    """A report with other changes."""
 
     @classmethod
     def of(cls, method: AnyMethod, server: Any, run: Run) -> "Way":
@@ -63,6 +65,7 @@ class Way:
         return cls(
             partial(method.changes, server=server, run=run),
             partial(method.resummed, server=server, run=run),
+            lambda report, changes: moved(report, changes, method.centre(report, server, run)),
         )
 
 

@@ -1,14 +1,15 @@
 """The accounts of a round: who reported, what it weighed, who was refused or lost."""
 
-import math
 from dataclasses import dataclass, field
 
 from fedbayes.contracts import AnyMethod, Info, Report
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import check_scores, decode_report
+from fedbayes.federation.checks import check_info, check_masks, check_scores, decode_report, means
 from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.weights import Weights
 from fedbayes.likelihoods import Scores
+from fedbayes.messages import Message, dense
 
 
 @dataclass
@@ -29,8 +30,10 @@ class Ledger:
     """Clients of whom no report came, and why."""
     troubles: dict[int, str] = field(default_factory=dict)
     """Clients whose report came after all, and what went wrong before."""
-    infos: list[Info] = field(default_factory=list)
-    """Metrics of each client whose report counted, those that are finite."""
+    infos: dict[int, Info] = field(default_factory=dict)
+    """Metrics of each client whose report counted, in its own words."""
+    weights: Weights = field(default_factory=lambda: Weights(weighted=True))
+    """What reports weigh."""
     _missing: int = field(default=0, init=False)
 
     def enter(
@@ -57,19 +60,30 @@ class Ledger:
                 broadcast.sent[client] = 0
             return None
         self.bytes_up += outcome.sent or len(outcome.report)
-        if outcome.trouble:
-            self.troubles[client] = outcome.trouble
+        if outcome.exact:
+            expected = _exact(expected)
         try:
             report = decode_report(outcome.report, expected)
+            check_info(outcome.info)
             check_scores(outcome.scores, broadcast.run.likelihood)
-            method.accept(broadcast.server, report)
+            report, why = self.weights.believed(client, report)
+            if method.masks_as_sent:
+                check_masks(report, expected)
+            method.accept(broadcast.server, report, broadcast.run)
         except MessageError as error:
             self.refused[client] = str(error)
             return None
-        finite = {name: value for name, value in outcome.info.items() if math.isfinite(value)}
-        self.infos.append(finite)
+        if troubles := [*filter(None, (outcome.trouble, why, method.trouble(report)))]:
+            self.troubles[client] = "; ".join(troubles)
+        self.infos[client] = outcome.info
         self.scores[client] = outcome.scores
         return report
+
+    def refuse(self, client: int, reason: str) -> None:
+        """Take back what a client said whose report, once the cohort was heard, does not count."""
+        self.refused[client] = reason
+        for said in (self.infos, self.scores, self.troubles):
+            said.pop(client, None)
 
     def require_someone(self, number: int, cohort: list[int]) -> None:
         """See that not every client was lost.
@@ -82,9 +96,10 @@ class Ledger:
             raise EngineError(f"no client reported in round {number}. {reasons}")
 
     def info(self) -> Info:
-        """The mean of each metric over the clients that gave it."""
-        values: dict[str, list[float]] = {}
-        for info in self.infos:
-            for name, value in info.items():
-                values.setdefault(name, []).append(value)
-        return {name: sum(each) / len(each) for name, each in values.items()}
+        """The mean of each metric over the clients that gave it, of a bounded number of them."""
+        return means(self.infos.values())
+
+
+def _exact(expected: Message) -> Message:
+    """The pattern of a report in float64."""
+    return {n: t.double() if t.is_floating_point() else t for n, t in dense(expected).items()}

@@ -4,15 +4,21 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
-from fedbayes.federation.aggregation import Aggregation, NoiseRng, fold
+from fedbayes.federation.aggregation import Aggregation, fold
+from fedbayes.federation.bounds import Intake
 from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.checks import all_finite
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines import Engine
+from fedbayes.federation.fold import Fold, Way
+from fedbayes.federation.kept import Kept
 from fedbayes.federation.ledger import Ledger
+from fedbayes.federation.privacy.mechanism import Mechanism, Private
+from fedbayes.federation.privacy.spending import Spending
+from fedbayes.federation.weights import Weights
+from fedbayes.tensors import pack
 
 
 @dataclass(frozen=True)
@@ -32,9 +38,17 @@ class Round:
     bytes_up: int = 0
     """Encoded bytes from the clients to the server."""
     skipped: bool = False
-    """Whether too few reports came for an update, so that the server is as before."""
+    """Whether there was no update, so that the server is as before."""
+    undone: str = ""
+    """Why an update that was made does not count, in words; empty if it does, or none was made."""
+    outliers: dict[int, str] = field(default_factory=dict)
+    """Clients whose networks were unlike the others, and how."""
+    reported: Info = field(default_factory=dict)
+    """What clients say of their work, on average: nothing of it is known to be true."""
     info: Info = field(default_factory=dict)
-    """The method's metrics: means over the clients, and the server's."""
+    """What the server's update says of itself."""
+    privacy: Spending | None = None
+    """What the rounds so far have spent, where this one was made private."""
 
 
 def sample_cohort(
@@ -61,7 +75,8 @@ def run_round(
     cohort: list[int],
     min_reports: int = 1,
     aggregation: Aggregation | None = None,
-    noise: NoiseRng = lambda _: np.random.default_rng(),
+    privacy: Mechanism | None = None,
+    weights: Weights | None = None,
     heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
@@ -76,37 +91,60 @@ def run_round(
         cohort: the clients that take part.
         min_reports: how many good reports an update needs.
         aggregation: what is done with reports before they are averaged.
-        noise: where its noise comes from.
+        privacy: what makes the round private, if anything does. Then every round has an update,
+            also one that nobody reports in, and no report is measured by others.
+        weights: what reports weigh; those of the ones that count are noted there.
         heard: is told, client by client, how many of the cohort are done.
 
-    A report that is not what the method expects is refused: the client counts as if it had not
-    taken part, and the round goes on. So does a client that was lost, and every client of a
-    round that comes to too few reports: their states stay as they were, like the server's. All
-    other errors leave here.
+    A report that is not what the method expects, or whose change is out of all proportion, is
+    refused: the client counts as if it had not taken part, and the round goes on. So does a client
+    that was lost, and every client of a round that comes to too few reports, or after which the
+    server's state is not sound: their states stay as they were, like the server's. All other errors
+    leave here.
 
     Raises:
-        EngineError: every client was lost.
+        EngineError: every client was lost, and the round is not private.
     """
-    broadcast, ledger = Broadcast(run, method, server, number), Ledger()
-    reports = fold(aggregation or Aggregation(), method, server, run, len(cohort), noise)
-    waiting: dict[int, bytes] = {}
-    outcomes = engine.train(broadcast.tasks(cohort, states))
+    aggregation = aggregation or Aggregation()
+    weights = weights or Weights.of(method, aggregation.max_weight)
+    broadcast, ledger = Broadcast(run, method, server, number), Ledger(weights=weights)
+    reports: Fold
+    if privacy is None:
+        reports = fold(aggregation, method, server, run)
+    else:
+        pattern = method.expected(broadcast.message(cohort[0] if cohort else 0), run)
+        reports, min_reports = privacy.begin(Way.of(method, server, run), pattern), 0
+        aggregation = Aggregation(max_change=0.0, max_weight=aggregation.max_weight)
+    intake, after = Intake(aggregation, method, server, run, reports), Kept()
+    outcomes = engine.train(broadcast.tasks(cohort, states)) if cohort else ()
     for done, (client, outcome) in enumerate(zip(cohort, outcomes, strict=True), 1):
         heard(done)
+        if privacy is not None:
+            outcome = privacy.kept(outcome)
         report = ledger.enter(client, outcome, broadcast, method)
         if report is None or isinstance(outcome, NoReport):
             continue
-        reports.add(client, report)
+        intake.add(client, report, outcome.report)
         if outcome.state:
-            waiting[client] = outcome.state
-        if reports.clients >= min_reports:
-            states.update(waiting)
-            waiting.clear()
-    ledger.require_someone(number, cohort)
-    info, skipped = ledger.info(), reports.clients < min_reports
+            after.add(client, outcome.state)
+    for client, reason in intake.close():
+        ledger.refuse(client, reason)
+    if privacy is None and cohort:
+        ledger.require_someone(number, cohort)
+    info: Info = {}
+    skipped, undone = reports.clients < min_reports, ""
     if not skipped:
-        server, metrics = method.update(server, reports.reduced(), At(run, number))
-        info |= metrics
+        updated, metrics = method.update(server, reports.reduced(), At(run, number))
+        undone = unsound(updated, method, run)
+        if undone:
+            ledger.scores.clear()
+        else:
+            server, info = updated, metrics
+            intake.count(weights)
+            for client, state in after:
+                if client not in ledger.refused:
+                    states[client] = state
+    after.close()
     return Round(
         number=number,
         server=server,
@@ -114,6 +152,19 @@ def run_round(
         ledger=ledger,
         bytes_down=0 if method.centralized else sum(broadcast.sent.values()),
         bytes_up=0 if method.centralized else ledger.bytes_up,
-        skipped=skipped,
+        skipped=skipped or bool(undone),
+        undone=undone,
+        outliers=intake.outlying,
+        reported=ledger.info(),
         info=info,
+        privacy=reports.record if isinstance(reports, Private) else None,
     )
+
+
+def unsound(server: Any, method: AnyMethod, run: Run) -> str:
+    """Why a server's state cannot be gone on with, in words; empty if it can."""
+    for what, tensors in (("state", pack(server)), ("model", method.model(server, run))):
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not all_finite(tensor):
+                return f"the update left NaN or infinite values in {name!r} of the server's {what}"
+    return ""

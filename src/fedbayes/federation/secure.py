@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedbayes.contracts import AnyMethod, Report
+from fedbayes.contracts.changes import shortened
 from fedbayes.errors import ConfigError, EngineError, MessageError
-from fedbayes.federation.aggregation import clipped
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.settings import FEWEST, MODULUS, MOST_LEVELS, Aggregation, Secure
 from fedbayes.messages import Masked, Message, dense
@@ -45,6 +45,9 @@ class Plan:
     """N; 0 if all weights are equal."""
     clip: float
     """Largest L2 norm of a change, at which clients clip; 0 for none."""
+    exact: bool = False
+    """Whether the mean is read in float64: before noise, it must not be rounded to the weights'
+    type, which could move it by more than a client may."""
 
     @property
     def step(self) -> float:
@@ -74,7 +77,7 @@ class Plan:
         if self.clip:
             entries = sum(t.numel() for t in tensors.values())
             clip = max(0.0, self.clip - self.step * math.sqrt(entries))
-            changes = clipped({"": changes}, clip)[""]
+            changes = shortened(changes, clip) if clip else {n: 0 * t for n, t in changes.items()}
         flat = [torch.tensor([self.range]).double(), *(t.flatten() for t in changes.values())]
         vector: Vector = torch.cat(flat).numpy() * share
         if not float(np.abs(vector).max()) <= self.range:
@@ -101,7 +104,8 @@ class Plan:
         for name in sorted(centre):
             before = centre[name]
             change = changes[start : start + before.numel()].reshape(before.shape)
-            tensors[name] = (before.double() + change).to(before.dtype)
+            moved = before.double() + change
+            tensors[name] = moved if self.exact else moved.to(before.dtype)
             start += before.numel()
         return Report(tensors, weight * self.max_weight if self.max_weight else 1.0)
 
@@ -180,14 +184,29 @@ def _check_sizes(settings: Secure, cohort: int) -> None:
         )
 
 
-def plan(settings: Secure, method: AnyMethod, aggregation: Aggregation, cohort: int) -> Plan | None:
-    """What server and clients go by; None without secure aggregation."""
+def plan(
+    settings: Secure,
+    method: AnyMethod,
+    aggregation: Aggregation,
+    cohort: int,
+    *,
+    private: bool = False,
+) -> Plan | None:
+    """What server and clients go by; None without secure aggregation.
+
+    Args:
+        settings: the `[secure]` table.
+        method: of the run.
+        aggregation: what else is done with reports.
+        cohort: number of clients in a round.
+        private: whether there is noise, so that all weights are equal.
+    """
     if not settings.enabled:
         return None
     shares = cohort if settings.shares is None else settings.shares
     # Half of what a sum can hold: one that comes out above was tampered with.
     most = 2 ** ((MODULUS // 2 // cohort).bit_length() - 1)
-    weighted = getattr(method, "weighting", "uniform") == "samples" and not aggregation.noise
+    weighted = method.weighted and not private
     return Plan(
         shares=shares,
         threshold=settings.threshold or shares // 2 + 1,
@@ -195,4 +214,5 @@ def plan(settings: Secure, method: AnyMethod, aggregation: Aggregation, cohort: 
         levels=settings.levels or min(most, MOST_LEVELS),
         max_weight=settings.max_weight if weighted else 0.0,
         clip=aggregation.clip or 0.0,
+        exact=private,
     )

@@ -14,12 +14,18 @@ MOST_LEVELS = 2**30
 """Flower rounds to 32-bit integers."""
 
 
+Rule = Literal["mean", "median", "trimmed-mean", "krum"]
+"""What stands for the reports of a round."""
+
+
 class Aggregation(BaseModel):
-    """The `[aggregation]` table of a config, for methods that average weights."""
+    """The `[aggregation]` table of a config: what is believed of reports, and how they are put
+    together.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    rule: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
+    rule: Rule = Field(
         "mean",
         description="mean; median: of every weight; trimmed-mean: of every weight, without the "
         "`hostile` largest and smallest; krum: mean of the reports nearest to their neighbours",
@@ -30,15 +36,31 @@ class Aggregation(BaseModel):
     clip: float | None = Field(
         None, gt=0, description="largest L2 norm of what a client changes; a longer change shrinks"
     )
-    noise: float = Field(
-        0.0,
+
+    max_change: float = Field(
+        100.0,
         ge=0,
-        description="noise multiplier z: Gaussian noise of standard deviation z · clip on the sum "
-        "of the changes (central differential privacy)",
+        description="longest change, by part of a report, as a multiple of the round's median; a "
+        "longer one is refused (unless it is ordinary: not longer than the server's own part); "
+        "0: no bound",
     )
-    delta: Annotated[float, Only("noise")] = Field(
-        1e-5, gt=0, lt=1, description="δ of differential privacy"
+    max_weight: float = Field(
+        1_000_000.0,
+        gt=0,
+        description="largest weight of a report, where weights are numbers of samples; a report "
+        "with a larger one is refused",
     )
+
+    outliers: Literal["name", "leave-out"] = Field(
+        "name",
+        description="what is done with networks that are unlike the others of a round, under "
+        "methods that match or combine whole ones: name them, or leave them out too",
+    )
+
+    @property
+    def weighs(self) -> bool:
+        """Whether weight times change is what is bounded."""
+        return self.rule == "mean" and self.clip is not None
 
     @property
     def plain(self) -> bool:

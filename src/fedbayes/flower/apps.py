@@ -171,7 +171,13 @@ def on_grid(
 
 def flower(config: Config, cohort: int) -> Callable[..., Flower]:
     """What makes the engine that a config asks for, for cohorts of this size."""
-    plan = secure.plan(config.secure, config.build_method(), config.aggregation, cohort)
+    plan = secure.plan(
+        config.secure,
+        config.build_method(),
+        config.aggregation,
+        cohort,
+        private=bool(config.privacy.noise),
+    )
     return Flower if plan is None else partial(SecureFlower, plan)
 
 

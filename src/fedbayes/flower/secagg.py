@@ -94,7 +94,16 @@ class SecureFlower(Flower):
             if node in reports and mean:
                 ticket = cast(bytes, reports[node].metrics["ticket"])
                 size = steps.masked[node]
-                yield Outcome(mean, ticket, {}, {}, link_down=down, link_up=up, sent=size)
+                yield Outcome(
+                    mean,
+                    ticket,
+                    {},
+                    {},
+                    link_down=down,
+                    link_up=up,
+                    sent=size,
+                    exact=self._plan.exact,
+                )
             elif node in reports or node not in steps.lost:
                 reason = f"secure aggregation came to nothing: {why}"
                 yield NoReport(reason, down, up, in_vain=True)

@@ -8,16 +8,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedbayes.errors import EngineError, MessageError
+from fedbayes.federation.checks import LONGEST_NAME, MOST_METRICS
 from fedbayes.federation.client_runtime import Outcome, Task
 
 HELLO = "query.hello"
 """Type of the message that asks a node which client it is."""
 TRAIN = "train.round"
 """Type of the message that carries a task."""
-MOST_METRICS = 64
-"""Metrics, or scores, that a report may carry."""
-LONGEST_NAME = 100
-"""Characters of the name of a metric or score."""
 LONGEST_TICKET = 200
 """Bytes of a ticket for a private state."""
 

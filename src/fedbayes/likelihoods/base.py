@@ -14,6 +14,12 @@ from fedbayes.metrics import Uncertainty, uncertainty
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors
 
+MOST_LOG_DENSITY = 1000.0
+"""Nats that no logarithm of a density of one column exceeds: that of a deviation of 1e-308 is 708,
+and the logarithm of a column's scale comes on top."""
+ROUNDING = 1e-5
+"""What a probability in float32 may be above 1 at most, and its logarithm above 0."""
+
 
 class Likelihood(BaseModel):
     """p(y | f) of a target y given the outputs f of a network. Functions are pure.
@@ -35,6 +41,8 @@ class Likelihood(BaseModel):
     """The headline among its metrics: "accuracy", "rmse"."""
     higher_is_better: ClassVar[bool]
     """Whether a higher value of the headline is a better one."""
+    possible: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    """The least and greatest value of the headline."""
     shares: ClassVar[tuple[str, ...]] = ()
     """Those of its scores to which a sample adds at least 0 and at most 1."""
     nonnegative: ClassVar[tuple[str, ...]] = ()
@@ -66,6 +74,15 @@ class Likelihood(BaseModel):
     @abstractmethod
     def outputs(self) -> int:
         """Width of the network's last layer."""
+
+    @property
+    def least_nll(self) -> float:
+        """What the mean of −log p(y) cannot be below, roughly: densities have no bound, but what
+        numbers can say of a column has.
+        """
+        if "nll" in self.nonnegative:
+            return -ROUNDING
+        return -MOST_LOG_DENSITY * max(1, self.target.columns)
 
     def head(self) -> nn.Module | None:
         """A fresh module to append behind the network, [n, outputs] to [n, width]; None for none.
@@ -133,6 +150,7 @@ class Classes(Likelihood):
     kinds = ("class",)
     metric = "accuracy"
     higher_is_better = True
+    possible = (0.0, 1.0)
     shares = ("correct", "confidence")
     nonnegative = ("nll",)
 

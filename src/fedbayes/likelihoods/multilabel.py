@@ -18,6 +18,7 @@ class Multilabel(Likelihood):
     kinds = ("labels",)
     metric = "label_accuracy"
     higher_is_better = True
+    possible = (0.0, 1.0)
     shares = ("label_accuracy", "exact_match")
     nonnegative = ("nll", "true_positives", "positives")
 

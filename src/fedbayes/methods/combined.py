@@ -1,6 +1,7 @@
 """Combined Learning: linear combinations, convex or not, of models trained to convergence."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -19,10 +20,11 @@ from fedbayes.contracts import (
     Solved,
     single_draw,
 )
+from fedbayes.errors import MessageError
 from fedbayes.inference.combination import Combination, factors
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, named
+from fedbayes.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,15 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         "float32 holds 38",
     )
 
+    @property
+    def weighted(self) -> bool:
+        """By numbers of samples: the rules are made of them."""
+        return True
+
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """The norm of the model; what is received of it has bounds of its own."""
+        return super().ordinary(server, run) | {"received": inf}
+
     def remarks(self, run: Run) -> list[str]:
         """The non-convex rules scale what the network puts out."""
         if self.alpha == "mean" or run.likelihood.target.classes:
@@ -107,10 +118,9 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         start = run.network.prepare(dense(message))
         terms = evaluate(run.likelihood, single_draw(start, run.network), at.held_out or samples)
         metrics = run.likelihood.metrics(total(terms))
-        largest = float(torch.finfo(torch.float32).max)
         received = {
-            "metric": min(metrics[run.likelihood.metric], largest),
-            "loss": min(metrics["nll"], largest),
+            "metric": min(metrics[run.likelihood.metric], _LARGEST),
+            "loss": min(metrics["nll"], _LARGEST),
         }
         values = {name: torch.tensor(x, dtype=torch.float64) for name, x in received.items()}
         return Problem(start, given={"received": values})
@@ -127,9 +137,41 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         tensors: Message = {**(problem.start if overflowed else weights), **named("received", sent)}
         return Report(tensors, float(solved.count)), client, info
 
+    def accept(self, server: Server, report: Report, run: Run) -> None:
+        """What is said of the combined model can be."""
+        received = {n: float(t) for n, t in part(dense(report.tensors), "received").items()}
+        least, most = run.likelihood.possible
+        if not least <= received["metric"] <= most:
+            raise MessageError(
+                f"its {run.likelihood.metric} of the combined model is {received['metric']:g}"
+            )
+        if not run.likelihood.least_nll <= received["loss"] <= _LARGEST:
+            raise MessageError(f"its loss of the combined model is {received['loss']:g}")
+        if received["overflowed"] not in (0.0, 1.0):
+            raise MessageError("it does not say whether its training overflowed")
+
+    def trouble(self, report: Report) -> str:
+        """A network that is not there."""
+        if not _overflowed(report):
+            return ""
+        return "its training left what is finite, so its network is not among those combined"
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """The network."""
+        tensors = dense(report.tensors)
+        return {name: tensors[name] for name in run.network.initial}
+
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
-        """Combine the models; say if the rounds are to end."""
-        heard = list(reports.reports.values())
+        """Combine the models; say if the rounds are to end.
+
+        A client whose training overflowed has no model; if that is half of them, there is no
+        further round.
+        """
+        everyone = list(reports.reports.values())
+        heard = [report for report in everyone if not _overflowed(report)]
+        overflowed = 2 * len(heard) <= len(everyone)
+        if overflowed:
+            heard = everyone
         found = [dense(report.tensors) for report in heard]
         sizes = np.array([report.weight for report in heard])
         shares = torch.from_numpy(sizes / sizes.sum())
@@ -137,8 +179,9 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         history = torch.cat([server.history, (shares * values).sum()[None]])
         alpha = torch.from_numpy(factors(self.alpha, self.c, sizes))
         info = {"alpha_sum": float(alpha.sum())}
-        if any(bool(tensors["received/overflowed"]) for tensors in found):
-            return self._last(server, history, "overflow: a client's training left what is finite")
+        if overflowed:
+            why = "overflow: the training of half of the clients left what is finite"
+            return self._last(server, history, why)
         weights = _combination(alpha, found, server.weights)
         orders = amplification(weights)
         if self.alpha != "mean" and not orders <= self.safe:
@@ -180,6 +223,13 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         return {name: dense(report.tensors)[name] for name in run.network.initial}
 
 
+def _overflowed(report: Report) -> bool:
+    """Whether a client says that its training left what is finite."""
+    return bool(dense(report.tensors)["received/overflowed"])
+
+
+_LARGEST = float(torch.finfo(torch.float32).max)
+"""In place of an infinite metric or loss."""
 _RECEIVED = ("metric", "loss", "overflowed")
 """What a client says besides its weights."""
 

@@ -1,7 +1,7 @@
 """FedSparse: the spike-and-slab prior; whole units are gated, pruned and not sent."""
 
 from dataclasses import dataclass, replace
-from math import log
+from math import log, sqrt
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -232,15 +232,28 @@ class Gated(
         return {**server.weights, **server.buffers}
 
     def changes(self, report: Report, server: AnyServer, run: Run) -> Changes:
-        """Changes of the weights that the gates let through, and which gates were open (`gates`, 0
-        or 1 by layer).
+        """Changes of the weights that the gates let through, and by how much more or less gates
+        were open than the server takes them to be (`gates`, by layer).
         """
         found = super().changes(report, server, run)
         weights = found["weights"]
         shares = {name: (~change.isnan()).double() for name, change in weights.items()}
         if gated := self._gated(run):
-            found["gates"] = {u.layer: _opened(shares, u) for u in gated}
+            believed = self._believed(server, gated)
+            found["gates"] = {u.layer: _opened(shares, u) - believed[u.layer] for u in gated}
         return found
+
+    def _believed(self, server: AnyServer, gated: tuple[Group, ...]) -> Tensors:
+        """θ, the server's probabilities of open gates, float64 by layer."""
+        return {
+            u.layer: torch.sigmoid(self._logits(server.weights, server.thresholds, u)).double()
+            for u in gated
+        }
+
+    def ordinary(self, server: AnyServer, run: Run) -> dict[str, float]:
+        """Gates may be open, all of them."""
+        gates = sum(u.count for u in self._gated(run))
+        return super().ordinary(server, run) | {"gates": sqrt(gates)}
 
     def resummed(self, total: Total, server: AnyServer, run: Run) -> Sum:
         """Weights count as often as their gate was open."""
@@ -248,15 +261,23 @@ class Gated(
         weights = replace(
             total, changes={n: part for n, part in total.changes.items() if n != "gates"}
         )
-        heard = dict(total.heard["weights"])
-        for layer in self._gated(run):
-            opened = votes[layer.layer].clamp(0, total.weight)
+        heard, moved = dict(total.heard["weights"]), dict(total.changes["weights"])
+        gated = self._gated(run)
+        believed = self._believed(server, gated)
+        for layer in gated:
+            opened = votes[layer.layer] + believed[layer.layer] * total.weight
+            opened = opened.clamp(0, total.weight)
             for axis in layer.owned:
-                change = total.changes["weights"][axis.tensor]
-                heard[axis.tensor] = axis.along(opened, change, total.weight) * torch.ones_like(
-                    change
-                )
-        weights = replace(weights, heard={**total.heard, "weights": heard})
+                change, said = moved[axis.tensor], heard.get(axis.tensor)
+                count = axis.along(opened, change, total.weight) * torch.ones_like(change)
+                if said is not None:  # the mean change of those that spoke, as often as gates open
+                    moved[axis.tensor] = change * (count / said.clamp_min(1e-12))
+                heard[axis.tensor] = count
+        weights = replace(
+            weights,
+            changes={**weights.changes, "weights": moved},
+            heard={**total.heard, "weights": heard},
+        )
         return weights.whole(self.origin(server, run))
 
     def _update(self, server: AnyServer, reports: Sum, run: Run) -> tuple[Server, Info]:

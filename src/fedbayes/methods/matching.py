@@ -59,6 +59,11 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         True, description="clients tell their samples of each class, which weights their outputs"
     )
 
+    @property
+    def weighted(self) -> bool:
+        """By numbers of samples, which its counts of classes add up to."""
+        return True
+
     def check(self, run: Run) -> None:
         """Fully connected networks with a hidden layer, all of it trained; shares need classes.
 
@@ -136,10 +141,21 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
             report["counts"] = problem.given["counts"]
         return Report(report, float(solved.count)), client, solved.info
 
-    def accept(self, server: Server, report: Report) -> None:
-        """Counts of classes are not negative."""
-        if self.class_shares and bool((dense(report.tensors)["counts"] < 0).any()):
+    def accept(self, server: Server, report: Report, run: Run) -> None:
+        """Counts of classes are not negative, and those of its samples."""
+        if not self.class_shares:
+            return
+        counts = dense(report.tensors)["counts"]
+        if bool((counts < 0).any()):
             raise MessageError("its counts of classes are negative")
+        if (total := sum(counts.tolist())) > report.weight:
+            raise MessageError(
+                f"its counts of classes come to {total}, and its weight is {report.weight:g}"
+            )
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """Weights and biases by depth: norms are the same in whatever order neurons are."""
+        return {n: t for n, t in dense(report.tensors).items() if n != "counts"}
 
     def origin(self, server: Server, run: Run) -> Tensors:
         """Nothing: neurons of different networks are not measured from one another."""

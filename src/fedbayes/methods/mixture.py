@@ -10,7 +10,6 @@ from torch import Tensor
 from fedbayes import seeds
 from fedbayes.contracts import (
     At,
-    Changes,
     Gathered,
     Info,
     Loss,
@@ -25,7 +24,7 @@ from fedbayes.contracts import (
     nll,
     single_draw,
 )
-from fedbayes.contracts.changes import changes_of, parted
+from fedbayes.contracts.changes import norm
 from fedbayes.likelihoods import evaluate
 from fedbayes.messages import Message, dense
 from fedbayes.tensors import Samples, Tensors, part
@@ -55,6 +54,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
     paper = "Louizos et al. 2021, appendix J.2"
     server_state = Server
     reduction = Gathered
+    takes_middle = True
 
     components: int = Field(2, ge=1, description="number K of components")
     precision: float = Field(
@@ -136,12 +136,16 @@ class Mixture(Method[Server, Nothing, Gathered]):
         weight = float(solved.count) if self.weighting == "samples" else 1.0
         return Report(dict(solved.parameters), weight), client, solved.info
 
-    def changes(self, report: Report, server: Server, run: Run) -> Changes:
-        """Changes from the nearest centre."""
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """The norm of a centre."""
+        trained = run.network.split()[0]
+        return {"weights": norm(server.components[f"0/{name}"].double() for name in trained)}
+
+    def centre(self, report: Report, server: Server, run: Run) -> Tensors:
+        """The nearest centre."""
         phi, trained = dense(report.tensors), list(run.network.split()[0])
         centres = [part(server.components, str(k)) for k in range(self.components)]
-        nearest = min(centres, key=lambda centre: float(_distance(phi, centre, trained)))
-        return parted(changes_of(report, nearest, self.absent), report, run.network)
+        return min(centres, key=lambda centre: float(_distance(phi, centre, trained)))
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
         """Responsibilities and the centres' weighted means; a centre of nobody stays."""
@@ -152,14 +156,10 @@ class Mixture(Method[Server, Nothing, Gathered]):
         weights = shares * sizes[:, None]
         components = {}
         for k, centre in enumerate(centres):
-            total = weights[:, k].sum()
             for name, w in centre.items():
-                moved = w
-                if total > _NOBODY:
-                    stacked = torch.stack([phi[name] for phi in found]).double()
-                    mean = torch.tensordot(weights[:, k], stacked, dims=1) / total
-                    moved = mean.to(w.dtype)
-                components[f"{k}/{name}"] = moved
+                stacked = torch.stack([phi[name] for phi in found]).double()
+                middle = reports.middle(stacked, weights[:, k])
+                components[f"{k}/{name}"] = w if middle is None else middle.to(w.dtype)
         info = {f"responsibility_{k}": float(shares[:, k].mean()) for k in range(self.components)}
         return Server(components), info
 
@@ -190,10 +190,6 @@ class Mixture(Method[Server, Nothing, Gathered]):
             return single_draw(model, run.network)
         members = [single_draw(part(model, str(k)), run.network) for k in range(self.components)]
         return lambda x: torch.cat([member(x) for member in members])
-
-
-_NOBODY = 1e-12
-"""Total weight below which a component has no client."""
 
 
 def _distance(weights: Tensors, centre: Tensors, trained: list[str]) -> Tensor:

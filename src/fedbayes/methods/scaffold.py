@@ -19,6 +19,7 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.inference.controls import (
     along_path,
     corrected,
@@ -117,6 +118,12 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
             own = problem.given["gradient"]
         change = {n: own[n] - client.control[n] for n in own}
         return Report({**solved.parameters, **named("control", change)}), Control(own), solved.info
+
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """A client's variate may move by as much as the federation's is."""
+        return super().ordinary(server, run) | {
+            "control": norm(c.double() for c in server.control.values())
+        }
 
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """A step of the server's optimizer on w; c ← c + (B/S) mean Δc_s."""

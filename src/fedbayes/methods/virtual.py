@@ -1,7 +1,7 @@
 """VIRTUAL: variational federated multi-task learning."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log
 from weakref import WeakKeyDictionary
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedbayes.contracts import (
     At,
+    Changes,
     Info,
     Loss,
     Method,
@@ -22,8 +23,10 @@ from fedbayes.contracts import (
     Sampler,
     Solved,
     Sum,
+    Total,
     Tree,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
@@ -331,31 +334,56 @@ class Virtual(Method[Server, Client, Sum]):
         start |= named("own_mean", own) | named("own_log_std", spread)
         return start | named("gate", gates)
 
-    def accept(self, server: Server, report: Report) -> None:
-        """A change counts once, and leaves the posterior's precisions positive."""
-        if report.weight != 1:
-            raise MessageError(f"its weight is {report.weight:g}; a change of a factor has 1")
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """The posterior's own natural parameters, all that was learnt so far; or those that a
+        newcomer starts with.
+        """
+        posterior, start = server.posterior, self.start_std**-2
+        began = [w.double() for w in run.network.initial.values()]
+        return {
+            "precision": norm(p.clamp_min(start) for p in posterior.precision.values()),
+            "shift": max(norm(posterior.shift.values()), start * norm(began)),
+        }
+
+    def accept(self, server: Server, report: Report, run: Run) -> None:
+        """A change leaves the posterior's precisions positive."""
         changes = part(dense(report.tensors), "precision")
         for name, precision in server.posterior.precision.items():
             if bool((precision + changes[name] <= 0).any()):
                 raise MessageError(f"it takes more precision off {name!r} than the posterior has")
 
+    def changes(self, report: Report, server: Server, run: Run) -> Changes:
+        """Changes of precisions, and of shifts beyond those that leave the means where they are: so
+        bounds and noise on the one do not move the other.
+        """
+        found = super().changes(report, server, run)
+        return {**found, "shift": _recentred(found, server.posterior.mean, -1.0)}
+
+    def resummed(self, total: Total, server: Server, run: Run) -> Sum:
+        """Changes of precisions and of shifts."""
+        shift = _recentred(total.changes, server.posterior.mean, 1.0)
+        return super().resummed(
+            replace(total, changes={**total.changes, "shift": shift}), server, run
+        )
+
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
         Changes that are each possible, but come to a negative precision, are no honest clients';
-        the posterior then keeps a little of what it had.
+        the posterior then keeps its mean, and a little of its precision.
         """
         before = server.posterior
         after = before * Gaussian(
             part(reports.tensors, "precision"), part(reports.tensors, "shift")
         )
-        precision = {
-            n: torch.maximum(p, _ROUNDING * before.precision[n]) for n, p in after.precision.items()
-        }
+        precision, shift = dict(after.precision), dict(after.shift)
+        for name, least in _least(before).items():
+            gone = after.precision[name] < least
+            precision[name] = torch.where(gone, least, after.precision[name])
+            shift[name] = torch.where(gone, least * before.mean[name], after.shift[name])
         mean = sum(float(p.sum()) for p in precision.values())
         count = sum(p.numel() for p in precision.values())
-        return Server(Gaussian(precision, after.shift)), {"mean_precision": mean / count}
+        return Server(Gaussian(precision, shift)), {"mean_precision": mean / count}
 
     def model(self, server: Server, run: Run) -> Tensors:
         """Means and stds of the shared weights, float32."""
@@ -526,9 +554,23 @@ def _posterior(message: Tensors) -> Gaussian:
     return Gaussian(precision, {n: p * mean[n].double() for n, p in precision.items()})
 
 
+def _recentred(changes: Changes, mean: Tensors, sign: float) -> Tensors:
+    """Changes of shifts plus or minus those of precisions times the means."""
+    return {
+        f"shift/{n}": changes["shift"][f"shift/{n}"]
+        + sign * m.cpu().double() * changes["precision"][f"precision/{n}"]
+        for n, m in mean.items()
+    }
+
+
+def _least(posterior: Gaussian) -> Tensors:
+    """Precisions that rounding must not bring to zero, at least."""
+    return {n: _ROUNDING * p for n, p in posterior.precision.items()}
+
+
 def _floored(cavity: Gaussian, posterior: Gaussian) -> Gaussian:
     """The cavity, whose precision the rounding of a message must not bring to zero."""
-    floor = {n: _ROUNDING * p for n, p in posterior.precision.items()}
+    floor = _least(posterior)
     return Gaussian(
         {n: torch.maximum(p, floor[n]) for n, p in cavity.precision.items()}, cavity.shift
     )

@@ -26,6 +26,7 @@ from fedbayes.papers.experiment import (
 )
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, write_beside
+from fedbayes.runs.standing import flat
 
 RULES: dict[str, Row] = {
     "mean": {"alpha": "mean"},
@@ -154,11 +155,11 @@ def covid(name: str, title: str, rule: str, splits: Sequence[str]) -> Experiment
                 place = f"{dataset}-{split}-seed{seed}"
                 watch(f"{name}, {place}")
                 config = patients(split, None, seed, dataset)
-                alone = finished(runs / f"{place}-all", config).metrics()
+                alone = [flat(line) for line in finished(runs / f"{place}-all", config).metrics()]
                 centre.append(alone[-1]["global_accuracy"])
                 slug = rule.replace(", ", "-").replace(" = ", "")
                 run = finished(runs / f"{place}-{slug}", patients(split, rule, seed, dataset))
-                found.append(run.metrics())
+                found.append([flat(line) for line in run.metrics()])
                 ends.append(run.summary()["stopped_reason"])
             curve = np.array([accuracies(metrics, ROUNDS) for metrics in found])
             curves[split], centres[split] = curve, float(np.mean(centre))

@@ -26,6 +26,7 @@ from fedbayes.papers.experiment import (
 from fedbayes.reports.palette import MARKERS
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, RunFolder, write_beside
+from fedbayes.runs.standing import flat
 
 ALL_GATED: Row = {"output_gates": True}
 """The paper's groups are of all layers, the last one too; by default it has none."""
@@ -167,7 +168,7 @@ def compare(
                     for step in simulation:
                         if step.number % SHOWN_EVERY == 0:
                             watch(f"{dataset}, {method}, round {step.number} of {rounds}")
-            found.setdefault(method, []).append(RunFolder(place).metrics())
+            found.setdefault(method, []).append([flat(line) for line in RunFolder(place).metrics()])
     return found
 
 

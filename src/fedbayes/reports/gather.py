@@ -188,6 +188,7 @@ def _record(run: RunFolder, label: str) -> Record:
     if run.summary_file.exists():
         try:
             summary = run.summary()
+            notes += _whose(summary)
             fields["ending"] = summary.get("stopped_reason", "completed")
             headline = summary.get("headline", "global_accuracy")
             fields["whose"], _, fields["metric"] = headline.partition("_")
@@ -251,6 +252,18 @@ def _record(run: RunFolder, label: str) -> Record:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
     return Record(label, run.path, settings, metrics, notes=tuple(notes), **fields)
+
+
+def _whose(summary: Metrics) -> list[str]:
+    """Whose reports were refused, and whose networks were unlike the others."""
+    counts = summary.get("refused_clients", {})
+    refused = listed((f"{client} ({times})" for client, times in counts.items()), 5)
+    strange = Counter(str(entry["client"]) for entry in summary.get("outliers", ()))
+    unlike = listed((f"{client} ({times})" for client, times in strange.most_common()), 5)
+    return [
+        *([f"refused, by client: {refused}"] if refused else []),
+        *([f"networks unlike the others, by number of the client: {unlike}"] if unlike else []),
+    ]
 
 
 def _likelihood(settings: Mapping[str, Any], target: Target) -> Likelihood:

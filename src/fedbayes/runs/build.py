@@ -231,6 +231,7 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
         own_network=network,
         data=data,
         adversary=Adversary.of(config.attack, config.seed, data.clients),
+        figures=not config.privacy.noise or config.privacy.metrics == "on",
     )
 
 

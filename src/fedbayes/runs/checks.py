@@ -6,12 +6,13 @@ from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import FederatedData, choose_scheme
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation import aggregation, secure
-from fedbayes.federation.aggregation import require_accounting
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES
+from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.fields import idle
 from fedbayes.runs.config import Config
+from fedbayes.runs.privacy import PUBLIC, needs_secret
 
 
 def check(
@@ -39,8 +40,7 @@ def check(
     method.check(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
-    if config.aggregation.noise:
-        require_accounting()
+    _check_privacy(config, method, run)
     if adversary is not None:
         attacks.check(
             adversary,
@@ -67,9 +67,7 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
     aggregation.check(
         config.aggregation,
         method,
-        run.network,
         min_reports=needed,
-        checkpoint_every=config.checkpoint_every,
     )
     secure.check(
         config.secure,
@@ -79,6 +77,36 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
         engine=config.engine,
         cohort=run.cohort,
     )
+
+
+def _check_privacy(config: Config, method: AnyMethod, run: Run) -> None:
+    """See that noise and secret cohorts go with the method and the rest.
+
+    Raises:
+        ConfigError: they do not, or a package is missing.
+    """
+    if config.sampling == "poisson" and (method.centralized or config.secure.enabled):
+        what = "secure.enabled" if config.secure.enabled else method.name
+        raise ConfigError(f"{what} needs cohorts of a fixed size; sampling = 'poisson' has none")
+    if needs_secret(config):
+        what = "privacy.noise" if config.privacy.noise else "sampling = 'poisson'"
+        accounting.require_packages(what)
+    mechanism.check(
+        config.privacy,
+        method,
+        run,
+        clip=config.aggregation.clip,
+        rule=config.aggregation.rule,
+        sampling=config.sampling,
+        checkpoint_every=config.checkpoint_every,
+    )
+    if config.secure.enabled and config.privacy.noise:
+        for name in ("quantile", "clips"):
+            if getattr(config.privacy, name):
+                raise ConfigError(
+                    f"privacy.{name} needs to see the parts of every change, which secure.enabled "
+                    "hides; leave it out"
+                )
 
 
 def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> None:
@@ -93,6 +121,11 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
         name = "keep_checkpoints = 'best'"
     else:
         return
+    if method.headline == "local" and config.privacy.noise and config.privacy.metrics == "off":
+        raise ConfigError(
+            f"{name} compares metrics of the clients' own models, which they do not send: "
+            "privacy.metrics is off"
+        )
     if not data.test_total:
         raise ConfigError(f"{name} compares metrics, but no client has test samples")
     if method.headline == "global" and not config.evaluate_every:
@@ -113,6 +146,15 @@ def remarks(
     notes = []
     if config.data.limit_test is not None and data.dataset.official_train is None:
         notes.append("data.limit_test has no effect: there is no official test part")
+    if config.privacy.noise and config.min_reports > 1:
+        notes.append("min_reports has no effect: with noise every round has an update")
+    if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
+        notes.append(
+            "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "
+            "cover: let these be the server's own"
+        )
+    if config.privacy.repeatable:
+        notes.append(f"privacy.repeatable: {PUBLIC}")
     if method.centralized and (config.cohort != 1.0 or config.min_reports > 1):
         notes.append(f"cohort and min_reports have no effect: {method.name} pools all data")
     if not method.has_global_model and config.evaluate_every != 1:

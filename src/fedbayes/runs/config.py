@@ -12,6 +12,7 @@ from fedbayes.data import DataSettings
 from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
+from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.settings import Aggregation, Secure
 from fedbayes.fields import OneOf, Only
 from fedbayes.inference.settings import LocalTraining
@@ -35,8 +36,10 @@ class Config(BaseModel):
     cohort: int | float = Field(
         1.0, description="clients in a round: a number of them (10), or a fraction (0.1)"
     )
-    sampling: Literal["uniform", "cyclic"] = Field(
-        "uniform", description="who is in a round: drawn anew, or all in a fixed cycle"
+    sampling: Literal["uniform", "cyclic", "poisson"] = Field(
+        "uniform",
+        description="who is in a round: so many, drawn anew; all in a fixed cycle; or poisson, a "
+        "coin for every client, so that `cohort` is what to expect",
     )
     min_reports: int = Field(1, ge=1, description="good reports that an update needs")
     engine: Annotated[str, OneOf(ENGINES)] = Field(
@@ -68,6 +71,13 @@ class Config(BaseModel):
         0.0, ge=0, description="rise of the headline accuracy that counts as better (stop_after)"
     )
 
+    stop_refused: int = Field(
+        5,
+        ge=0,
+        description="rounds in a row of which every report is refused, or the update undone, that "
+        "end the run with an error; 0: none do",
+    )
+
     data: DataSettings = DataSettings()
     task: dict[str, Any] = Field(
         default_factory=lambda: {"likelihood": "auto"},
@@ -76,6 +86,7 @@ class Config(BaseModel):
     model: ModelSettings = ModelSettings()
     training: LocalTraining = LocalTraining()
     aggregation: Aggregation = Aggregation()
+    privacy: Privacy = Privacy()
     secure: Secure = Secure()
     attack: AttackSettings = AttackSettings()
     method: dict[str, Any] = Field(

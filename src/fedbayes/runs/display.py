@@ -332,7 +332,13 @@ def _troubles(metrics: "Metrics") -> list[str]:
         f"client {client} reported after trouble: {reason}"
         for client, reason in metrics.get("troubles", {}).items()
     ]
-    if metrics["skipped"]:
+    lines += [
+        f"client {client} is unlike the others: {reason}"
+        for client, reason in metrics.get("outliers", {}).items()
+    ]
+    if undone := metrics.get("undone"):
+        lines.append(f"{undone}: the update is undone, the global model as before")
+    elif metrics["skipped"]:
         lines.append("too few good reports: the global model is as before")
     return lines
 
@@ -351,7 +357,7 @@ def outcome(summary: "Metrics") -> Table:
         "seconds a round": f"{summary['seconds_per_round']:.3f} (median; "
         f"{summary['seconds']:.1f} in all)",
         "refused reports": f"{summary['refused_reports']} ({summary['skipped_rounds']} rounds "
-        "without an update)",
+        f"without an update){_of_whom(summary)}",
         "lost reports": str(summary["lost_reports"]),
         "stopped": f"{summary['stopped_reason']} after {summary['rounds']} "
         + ("round" if summary["rounds"] == 1 else "rounds"),
@@ -371,13 +377,36 @@ def outcome(summary: "Metrics") -> Table:
         )
     if "attack_success" in summary:
         rows["attack success"] = f"{summary['attack_success']:.1%} of the test samples it is about"
-    if "epsilon" in summary:
-        rows["privacy"] = f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:g}"
+    if "privacy" in summary:
+        rows["privacy"] = _privacy(summary)
     if not summary["link_down"]:
         del rows["on the link"], rows["lost reports"]
     for name, value in rows.items():
         table.add_row(f"[bold]{name}", escape(value))
     return table
+
+
+def _privacy(summary: "Metrics") -> str:
+    """ε and δ, and what else is to be known of them."""
+    told = [
+        f"{value:.3g} ({kind})"
+        for kind, value in summary["privacy"]["epsilon"].items()
+        if value is not None
+    ]
+    sentences = [f"ε = {', '.join(told)} at δ = {summary['delta']:g}"] if told else []
+    if summary["privacy"]["client_metrics"] == "off":
+        sentences.append("clients send no metrics")
+    return "; ".join([*sentences, *summary["privacy"]["notes"]])
+
+
+def _of_whom(summary: "Metrics") -> str:
+    """Whose reports were refused, the most first."""
+    counts = sorted(summary.get("refused_clients", {}).items(), key=lambda item: -item[1])
+    if not counts:
+        return ""
+    shown = [f"{client} {times} times" if times > 1 else client for client, times in counts[:3]]
+    more = [f"{len(counts) - 3} more"] if len(counts) > 3 else []
+    return f": {', '.join(shown + more)}"
 
 
 def outcome_of_seeds(summary: "Metrics") -> Table:

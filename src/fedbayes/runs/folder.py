@@ -10,7 +10,6 @@
     clients/             private states of clients, one file each
     model.safetensors    the global model, of the last round or of the best
     summary.json         what came of it
-    noise.key            secret of the server's noise, where there is some
 
 A round counts once its checkpoint is there. Every file is written beside and renamed, and what
 an unfinished round left behind is removed when the run is resumed.
@@ -18,9 +17,8 @@ an unfinished round left behind is removed when the run is resumed.
 
 import json
 import os
-import secrets
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +28,8 @@ from torch import Tensor
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, MessageError, RunError
+from fedbayes.federation.privacy.spending import Spending
+from fedbayes.federation.weights import none_yet
 from fedbayes.messages import decode, dense, encode
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
@@ -68,6 +68,11 @@ class Progress:
     """Time that the rounds took."""
     constants: str = ""
     """Digest of the frozen parameters that the rounds were made with; empty without any."""
+    privacy: Spending = Spending.empty()  # noqa: RUF009 - it is frozen
+    """What the rounds have spent of privacy, as they were run."""
+    weights: Tensor = field(default_factory=lambda: none_yet(0))
+    """Of each client, the weight of its first report that counted; 0 if none did, float64 [S], or
+    [0] as by an older version."""
 
 
 def write_beside(path: Path, data: bytes) -> None:
@@ -235,20 +240,6 @@ class RunFolder:
                 division.save(self.partition_file)
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
-
-    def noise_key(self) -> bytes:
-        """The secret that the server's noise comes from, made when first needed.
-
-        It is no part of the config, which clients know; a run that is resumed has the same.
-        """
-        path = self.path / "noise.key"
-        if not path.exists():
-            path.touch(mode=0o600)
-        key = path.read_bytes()
-        if not key:
-            key = secrets.token_bytes(32)
-            path.write_bytes(key)
-        return key
 
     def config(self) -> Config:
         """The run's settings.

@@ -13,8 +13,6 @@ GLOBAL = frozenset(
     ("global_accuracy", "global_nll", "global_ece", "class_accuracy", "attack_success")
 )
 """Metrics of the global model on the union of the clients' test sets."""
-_OURS = GLOBAL | {"stopped", "metrics", "troubles", "link_down", "link_up"}
-"""What a line says in some rounds alone, and no client may say for us."""
 
 
 def evaluation_line(
@@ -46,15 +44,9 @@ def round_line(
     """
     parameters, ledger = network.parameters(model), result.ledger
     troubles = {str(client): reason for client, reason in ledger.troubles.items()}
+    outliers = {str(client): reason for client, reason in result.outliers.items()}
     link = {"link_down": ledger.link_down, "link_up": ledger.link_up}
-    # No client can name a metric as one of ours.
-    info = {
-        name: value
-        for name, value in result.info.items()
-        if name not in _OURS and not name.startswith(("global_", "local_"))
-    }
     return {
-        **info,
         "round": result.number,
         **evaluation,
         "bytes_down": result.bytes_down,
@@ -64,11 +56,28 @@ def round_line(
         "lost": {str(client): reason for client, reason in ledger.lost.items()},
         **({"troubles": troubles} if troubles else {}),
         "skipped": result.skipped,
+        **({"outliers": outliers} if outliers else {}),
+        **({"undone": result.undone} if result.undone else {}),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
         "seconds": seconds,
+        "reported": result.reported,
+        "update": result.info,
         **(link if any(link.values()) else {}),
     }
+
+
+def in_vain(line: Metrics) -> str:
+    """Why a round came to nothing though reports came, in words: each was refused, or the update
+    undone. Empty if it did not.
+    """
+    refused, lost = line["refused"], line["lost"]
+    if undone := line.get("undone"):
+        return str(undone)
+    if refused and len(refused) + len(lost) == line["cohort"]:
+        client, reason = next(iter(refused.items()))
+        return f"client {client}: {reason}"
+    return ""
 
 
 def troubles_of(lines: list[Metrics], *kinds: str) -> list[dict[str, Any]]:
@@ -76,7 +85,7 @@ def troubles_of(lines: list[Metrics], *kinds: str) -> list[dict[str, Any]]:
 
     Args:
         lines: of the rounds.
-        kinds: any of `refused`, `lost` and `troubles`.
+        kinds: any of `refused`, `lost`, `troubles` and `outliers`.
     """
     return [
         {"round": line["round"], "client": int(client), "reason": reason}

@@ -55,16 +55,17 @@ class ClientScores:
 
 
 def mean_metrics(each: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of every metric over those that have it (a single sample has no R²); NaN if none
-    does, and empty if there are no metrics.
+    """The mean of every metric over those that have a finite one (a single sample has no R², a
+    model that diverged an infinite loss); of what there is if none has, and empty if there are no
+    metrics.
     """
-    names = each[0] if each else ()
-    return {
-        name: float(
-            torch.tensor([metrics[name] for metrics in each], dtype=torch.float64).nanmean()
-        )
-        for name in names
-    }
+    return {name: _mean([metrics[name] for metrics in each]) for name in (each[0] if each else ())}
+
+
+def _mean(values: list[float]) -> float:
+    found = torch.tensor(values, dtype=torch.float64)
+    finite = found[found.isfinite()]
+    return float(finite.mean() if len(finite) else found.nanmean())
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,15 @@ from torch import Tensor
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.federation.aggregation import noise_rng
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import Lying
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import Engine
+from fedbayes.federation.privacy import keys
+from fedbayes.federation.privacy.sampling import poisson_cohort
 from fedbayes.federation.round import Round, run_round, sample_cohort
+from fedbayes.federation.weights import Weights, none_yet
 from fedbayes.messages import encode
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.runs.build import build_data, build_runtime, note_start, stored_data
@@ -32,7 +34,8 @@ from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import ClientStates, Metrics, Progress, RunFolder, first_progress
-from fedbayes.runs.lines import evaluation_line, round_line, troubles_of
+from fedbayes.runs.lines import evaluation_line, in_vain, round_line, troubles_of
+from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
 from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
@@ -140,9 +143,13 @@ class Simulation:
                 f"frozen weights of the network are not those that {self.folder.path} began with; "
                 "put its code and files back as they were, or start a new run"
             )
-        self.progress: Progress = checkpoint
+        record = identified(checkpoint.privacy, self.config)
+        self.progress: Progress = replace(checkpoint, privacy=record)
+        self._secret = secret_of(record, self.config)
+        self._in_vain = 0  # rounds in a row that came to nothing, in this process
         self._saved = checkpoint.round
         self.server: Any = unpack(self.method.server_state, checkpoint.server)
+        self._weights = self._weights_after(checkpoint)
         self.folder.drop_metrics_after(checkpoint.round)
         lines = self.folder.metrics()
         self._standing = Standing(
@@ -163,6 +170,14 @@ class Simulation:
             keep_older=self.config.keep_checkpoints == "all",
             best=self._stored_of_best,
         )
+
+    def _weights_after(self, checkpoint: Progress) -> Weights:
+        """What reports weigh, by what clients have said so far."""
+        most = self.config.aggregation.max_weight
+        if self.config.secure.enabled:  # all that is seen is the mean of the cohort's weights
+            return Weights.of(self.method, most)
+        first = checkpoint.weights if len(checkpoint.weights) else none_yet(self.clients)
+        return Weights.of(self.method, most, first)
 
     @property
     def _keeps_best(self) -> bool:
@@ -215,6 +230,7 @@ class Simulation:
             self.folder.reopen()
         while not self.over and not self.stop:
             yield self._step(self.progress.round + 1)
+            self._require_sound_rounds()
         if self._saved < self.progress.round:
             self.checkpoint()
         if self.progress.round:
@@ -223,21 +239,53 @@ class Simulation:
             whole = None if model is None else self.network.whole(model)
             card = Card.of(self.config, self.data.preprocessing, self.kept.round)
             self.folder.finish(whole, self.summary(), card)
+        if self.over and self.progress.privacy.run:
+            keys.forget(self.progress.privacy.run)
 
     def require_an_update(self) -> None:
-        """See that a run that has ended had an update.
+        """See that a run that has ended had an update, and say so if most rounds had none.
 
         Raises:
             RunError: no round had one, so that the model is the untrained start.
         """
         metrics = self.folder.metrics()
-        if not self.over or not all(line["skipped"] for line in metrics):
+        if not self.over:
+            return
+        skipped = sum(line["skipped"] for line in metrics)
+        if skipped < len(metrics):
+            if 2 * skipped > len(metrics):
+                warnings.warn(
+                    f"{skipped} of {len(metrics)} rounds of {self.folder.path} had no update: its "
+                    f"model is that of the other {len(metrics) - skipped}",
+                    FedbayesWarning,
+                    stacklevel=2,
+                )
             return
         reasons = Counter(entry["reason"] for entry in troubles_of(metrics, "refused", "lost"))
         most = "; ".join(f"{reason} ({count} times)" for reason, count in reasons.most_common(3))
         raise RunError(
             f"no round of {self.folder.path} had an update, so its model is the untrained start: "
             f"too few good reports came ({most})"
+        )
+
+    def _require_sound_rounds(self) -> None:
+        """See that rounds come to something.
+
+        Raises:
+            RunError: for `stop_refused` rounds in a row every report was refused, or the update
+                undone.
+        """
+        most = self.config.stop_refused
+        if self.over or not most or self._in_vain < most or self.config.privacy.noise:
+            return  # with noise every round has an update, whoever reports
+        if self._saved < self.progress.round:
+            self.checkpoint()
+        raise RunError(
+            f"{self.folder.path}: for {most} rounds in a row every report was refused, or the "
+            f"update was undone; the last time: {in_vain(self._last)}. If the clients are honest, "
+            "training diverges (a smaller training.lr may do), or bounds are too narrow "
+            "(aggregation.max_change, aggregation.max_weight). `resume` tries as many rounds "
+            "again; stop_refused = 0 goes on whatever comes"
         )
 
     @property
@@ -277,6 +325,7 @@ class Simulation:
             result = replace(result, bytes_down=result.bytes_down + copies)
         seconds = time.perf_counter() - began
         past = self.progress
+        first = self._weights.first
         self.progress = replace(
             past,
             round=number,
@@ -287,9 +336,13 @@ class Simulation:
             bytes_up=past.bytes_up + result.bytes_up,
             refused=past.refused + len(result.ledger.refused),
             seconds=past.seconds + seconds,
+            privacy=result.privacy or past.privacy,
+            weights=past.weights if first is None else first.clone(),
         )
         evaluation = evaluation_line(self.likelihood, evaluated, clients)
         metrics = round_line(result, evaluation, model, self.network, seconds)
+        if result.privacy is not None:
+            metrics["privacy"] = round_summary(result.privacy)
         if self.stopped:
             metrics["stopped"] = self.stopped
         self._record(metrics)
@@ -314,7 +367,15 @@ class Simulation:
             cohort=cohort,
             min_reports=1 if self.method.centralized else self.config.min_reports,
             aggregation=self.config.aggregation,
-            noise=lambda digest: noise_rng(self.folder.noise_key(), number, digest),
+            privacy=mechanism(
+                self.config,
+                self.run,
+                self.progress.privacy,
+                self._secret,
+                number=number,
+                cohort=cohort,
+            ),
+            weights=self._weights,
             heard=heard,
         )
 
@@ -322,6 +383,8 @@ class Simulation:
         """Write the line of the round that has just ended, and a checkpoint where one is due."""
         number = self.progress.round
         self.folder.add_metrics(metrics)
+        self._last = metrics
+        self._in_vain = self._in_vain + 1 if in_vain(metrics) else 0
         self._standing = self._standing.after(metrics)
         best = self._keeps_best and self._standing.best_round == number
         if best:
@@ -378,6 +441,9 @@ class Simulation:
 
     def cohort_of(self, number: int) -> list[int]:
         """The clients of a round."""
+        if self._secret is not None and self.config.sampling == "poisson":
+            rate = self.cohort / self.clients
+            return poisson_cohort(self._secret, number, self.clients, rate)
         cyclic = self.config.sampling == "cyclic"
         return sample_cohort(self.config.seed, number, self.clients, self.cohort, cyclic=cyclic)
 

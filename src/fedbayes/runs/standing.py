@@ -5,15 +5,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+TABLES = ("metrics", "update", "reported")
+"""The tables of figures in a line."""
+OURS = frozenset(
+    (
+        *("round", "seconds", "cohort", "class_accuracy", "sparsity", "model_parameters"),
+        *("bytes_down", "bytes_up", "link_down", "link_up"),
+        *("refused", "lost", "troubles", "outliers", "skipped", "undone", "stopped"),
+    )
+)
+"""Entries of a line that are no figures of clients or methods."""
+_BEGINNINGS = ("global_", "local_", "best_", "reported_", "update_")
+
 
 def flat(line: Mapping[str, Any]) -> dict[str, Any]:
     """A line of `metrics.jsonl` with its tables of metrics as entries, such as `global_rmse`.
 
-    Lines of fedbayes 0.1 have no tables: theirs are entries already.
+    What clients reported and what the update says of itself have their own names, such as `loss`,
+    unless that could be one of ours: then it is `reported_NAME` or `update_NAME`. Lines of older
+    versions have no such tables: theirs are entries already.
     """
-    entries = {name: value for name, value in line.items() if name != "metrics"}
+    entries = {name: value for name, value in line.items() if name not in TABLES}
     for whose, table in line.get("metrics", {}).items():
         entries |= {f"{whose}_{name}": value for name, value in table.items()}
+    for whose in ("update", "reported"):
+        for name, value in line.get(whose, {}).items():
+            ours = name in entries or name in OURS or name.startswith(_BEGINNINGS)
+            entries[f"{whose}_{name}" if ours else name] = value
     return entries
 
 

@@ -1,15 +1,14 @@
 """What came of the rounds of a run: `summary.json`."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fedbayes.federation.aggregation import epsilon
 from fedbayes.federation.attacks.adversary import SUCCESS
 from fedbayes.runs.folder import NO_UPDATE, Metrics
 from fedbayes.runs.lines import GLOBAL, troubles_of
+from fedbayes.runs.privacy import run_summary
 from fedbayes.tensors import parameter_count, sparsity
 
 if TYPE_CHECKING:
@@ -51,12 +50,14 @@ def summarize(simulation: "Simulation") -> Metrics:
         "link_up": sum(line.get("link_up", 0) for line in lines),
         **_best(simulation, lines),
         "refused_reports": progress.refused,
+        "refused_clients": _refused(simulation, lines),
         "lost_reports": sum(len(line.get("lost", {})) for line in lines),
         "losses": troubles_of(lines, "refused", "lost"),
         "troubles": troubles_of(lines, "troubles"),
+        "outliers": troubles_of(lines, "outliers"),
         "skipped_rounds": sum(line["skipped"] for line in lines),
         **_attack(simulation, last),
-        **_privacy(simulation),
+        **run_summary(config, progress.privacy, progress.round),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
         "seconds": progress.seconds,
@@ -65,6 +66,13 @@ def summarize(simulation: "Simulation") -> Metrics:
         "stopped_reason": _reason(simulation, lines),
         "folder": str(simulation.folder.path),
     }
+
+
+def _refused(simulation: "Simulation", lines: Sequence[Metrics]) -> dict[str, int]:
+    """How many reports of each client were refused, by its name in the partition."""
+    names = simulation.data.partition.names
+    found = Counter(int(client) for line in lines for client in line["refused"])
+    return {names[client]: count for client, count in sorted(found.items())}
 
 
 def _best(simulation: "Simulation", lines: Sequence[Metrics]) -> Metrics:
@@ -92,18 +100,6 @@ def _attack(simulation: "Simulation", last: Metrics) -> Metrics:
         },
         **({SUCCESS: last[SUCCESS]} if SUCCESS in last else {}),
     }
-
-
-def _privacy(simulation: "Simulation") -> Metrics:
-    """ε and δ of differential privacy of the client who was in most rounds, if there is noise."""
-    settings = simulation.config.aggregation
-    if not settings.noise:
-        return {}
-    times = np.zeros(simulation.clients, np.int64)
-    for number in range(1, simulation.progress.round + 1):
-        times[simulation.cohort_of(number)] += 1
-    spent = epsilon(settings.noise, settings.delta, int(times.max()))
-    return {"epsilon": spent, "delta": settings.delta}
 
 
 def _reason(simulation: "Simulation", lines: Sequence[Metrics]) -> str:

@@ -1,0 +1,294 @@
+"""One round made private: changes of bounded norm, summed, and noise on the sum."""
+
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedbayes.contracts import AnyMethod, At, Changes, Report, Run, Sum, Total
+from fedbayes.contracts.changes import shortened, types_of
+from fedbayes.errors import ConfigError
+from fedbayes.federation.client_runtime import NoReport, Outcome
+from fedbayes.federation.fold import Way
+from fedbayes.federation.privacy import matrix
+from fedbayes.federation.privacy.accounting import Spent
+from fedbayes.federation.privacy.noise import Secret
+from fedbayes.federation.privacy.settings import Privacy
+from fedbayes.federation.privacy.spending import NONCE, Spending
+from fedbayes.messages import Message
+from fedbayes.methods import METHODS
+from fedbayes.models import Network
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What makes one round of a run private."""
+
+    settings: Privacy
+    clip: float
+    """Bound of the norm of each part's change where no other is set, or has been found."""
+    secret: Secret
+    record: Spending
+    """What the rounds before it have spent."""
+    number: int
+    """The round, from 1."""
+    size: int
+    """Clients of a round; where they are drawn by coins, how many to expect."""
+    rate: float = 0.0
+    """Probability of a client where a coin was drawn for each; 0: it is known who takes part."""
+    members: tuple[int, ...] = ()
+    """Who does, where that is known."""
+
+    def begin(self, way: Way, pattern: Message) -> "Private":
+        """What folds the reports of the round.
+
+        Args:
+            way: of the method and the server's state.
+            pattern: of a proper report; its values do not count.
+        """
+        return Private(self, way, pattern)
+
+    def kept(self, outcome: Outcome | NoReport) -> Outcome | NoReport:
+        """What of an outcome may be seen: figures only where they are asked for."""
+        if self.settings.metrics == "on" or isinstance(outcome, NoReport):
+            return outcome
+        return replace(outcome, info={}, scores={})
+
+    def bounds(self, parts: list[str]) -> dict[str, float]:
+        """The bound of each part in this round."""
+        if self.settings.quantile is not None and self.record.bounds.keys() == set(parts):
+            return {part: float(self.record.bounds[part]) for part in parts}
+        return {part: self.settings.clips.get(part, self.clip) for part in parts}
+
+
+class Private:
+    """Changes of bounded norm, summed with equal weights, and Gaussian noise on the sum.
+
+    The mean is w + (Σ_s clip(φ_s − w) + N(0, P (z·C)²)) / B for P parts: each part is bounded by a
+    C of its own, so what a client moves has a norm of √P at most, in units of the bounds. It is
+    divided by the size B that a cohort is to have. Who sends nothing, or what is refused, adds
+    zero; of which parts and entries there are nothing depends on reports. What is no real number
+    stays as it was.
+    """
+
+    def __init__(self, mechanism: Mechanism, way: Way, pattern: Message) -> None:
+        self._mechanism, self._way = mechanism, way
+        report = Report(dict(pattern))
+        self._dtypes = types_of(report)
+        self._sums: Changes = {
+            part: {name: torch.zeros_like(t) for name, t in sorted(tensors.items())}
+            for part, tensors in way.changes(report).items()
+        }
+        self._parts = sorted(part for part in self._sums if part != "counters")
+        self._bounds = mechanism.bounds(self._parts)
+        self._within = dict.fromkeys(self._parts, 0.0)
+        self.clients = 0
+        """Number of reports."""
+        self.record = mechanism.record
+        """What was spent, this round included once the noise is on."""
+
+    def add(self, client: int, report: Report) -> None:
+        """Fold one report in; its weight does not count."""
+        changes = self._way.changes(report)
+        for part in self._parts:
+            found = {n: t.nan_to_num(nan=0.0) for n, t in changes[part].items()}
+            entering = shortened(found, self._bounds[part])
+            self._within[part] += 0.5 if entering is found else -0.5
+            for name, change in entering.items():
+                self._sums[part][name].add_(change)
+        self.clients += 1
+
+    def reduced(self) -> Sum:
+        """The noisy sum, as of so many reports as a cohort is to have."""
+        mechanism, size = self._mechanism, self._mechanism.size
+        nonce = bytes(NONCE) if mechanism.settings.repeatable else secrets.token_bytes(NONCE)
+        spent = self._spent()
+        noise, start = self._noise(nonce, spent), 0
+        noisy: Changes = dict(self._sums)
+        for part in self._parts:
+            std = spent.noise * self._bounds[part] * math.sqrt(len(self._parts))
+            noisy[part] = {}
+            for name, total in self._sums[part].items():
+                drawn = torch.from_numpy(noise[start : start + total.numel()]).reshape(total.shape)
+                noisy[part][name] = total + std * drawn
+                start += total.numel()
+        self.record = mechanism.record.after(
+            mechanism.number,
+            spent,
+            clips=self._bounds,
+            bounds=self._following(nonce),
+            entries=start,
+            nonce=nonce,
+            fingerprint=mechanism.secret.fingerprint,
+        )
+        return self._way.resummed(
+            Total(noisy, {part: {} for part in noisy}, dict(self._dtypes), float(size), size)
+        )
+
+    @property
+    def _entries(self) -> int:
+        return sum(t.numel() for part in self._parts for t in self._sums[part].values())
+
+    def _spent(self) -> Spent:
+        """What the round spends."""
+        mechanism, settings = self._mechanism, self._mechanism.settings
+        correlated, record = settings.mechanism == "matrix", mechanism.record
+        noise, count_noise = multipliers(settings, len(self._parts), mechanism.size)
+        begins = correlated and not (
+            record.rounds == mechanism.number - 1
+            and record.sequence()
+            and record.fingerprint == mechanism.secret.fingerprint.hex()
+            and record.kinds[-1, 2:].tolist() == [settings.bands or 0, self._entries]
+        )
+        return Spent(
+            noise,
+            count_noise,
+            mechanism.rate,
+            mechanism.members,
+            correlated=correlated,
+            begins=begins,
+            bands=(settings.bands or 0) if correlated else 0,
+        )
+
+    def _noise(self, nonce: bytes, spent: Spent) -> NDArray[np.float64]:
+        """Noise of deviation 1 on all entries; correlated with that of rounds before, it follows
+        again from what they drew.
+        """
+        mechanism, number = self._mechanism, self._mechanism.number
+        fresh = mechanism.secret.stream("noise", number, nonce).gaussian(self._entries)
+        if not spent.correlated or spent.begins:
+            return fresh
+        first = mechanism.record.sequence()
+        weights = matrix.weights(number - first + 1, spent.bands)
+        noise: NDArray[np.float64] = weights[-1] * fresh
+        for before, weight in zip(range(first, number), weights, strict=False):
+            drawn_with = bytes(mechanism.record.nonces[before - 1].tolist())
+            stream = mechanism.secret.stream("noise", before, drawn_with)
+            noise += weight * stream.gaussian(self._entries)
+        return noise
+
+    def _following(self, nonce: bytes) -> dict[str, float]:
+        """The bounds of the next round: those that follow a quantile of the norms take a step
+        (Andrew et al. 2021); a noisy count of the changes within the bound says where to.
+        """
+        mechanism, settings = self._mechanism, self._mechanism.settings
+        if settings.quantile is None:
+            return {}
+        stream = mechanism.secret.stream("counts", mechanism.number, nonce)
+        drawn = stream.gaussian(len(self._parts)) * count_deviation(settings, mechanism.size)
+        following = {}
+        for part, noise in zip(self._parts, drawn.tolist(), strict=True):
+            share = 0.5 + (self._within[part] + noise) / mechanism.size
+            step = settings.quantile_rate * (min(max(share, 0.0), 1.0) - settings.quantile)
+            following[part] = self._bounds[part] * math.exp(-step)
+        return following
+
+
+def count_deviation(settings: Privacy, size: int) -> float:
+    """Deviation σ_b of the noise on counts."""
+    return settings.count_noise or size / 20
+
+
+def multipliers(settings: Privacy, parts: int, size: int) -> tuple[float, float]:
+    """Multipliers of the noise on the sums of all parts, and on their counts.
+
+    A count moves by ½ where a client is added or removed, and twice that where one is replaced, as
+    the sums do in their units. Together they are as z alone where noise is independent: sums get
+    the more (Andrew et al. 2021, Theorem 1). Correlated noise is z, and counts cost extra.
+
+    Raises:
+        ConfigError: counts alone cost more than z.
+    """
+    if settings.quantile is None:
+        return settings.noise, math.inf
+    counts = 2 * count_deviation(settings, size) / math.sqrt(parts)
+    if settings.mechanism == "matrix":
+        return settings.noise, counts
+    rest = settings.noise**-2 - counts**-2
+    if rest <= 0:
+        least = settings.noise * math.sqrt(parts) / 2
+        raise ConfigError(
+            f"privacy.noise = {settings.noise:g} is spent by the counts alone: their noise "
+            f"(privacy.count_noise, by default a twentieth of the cohort) must be above {least:g}"
+        )
+    return rest**-0.5, counts
+
+
+def parts_of(method: AnyMethod, run: Run) -> list[str]:
+    """The parts of a method's reports that noise goes on."""
+    server = method.init(run)
+    pattern = method.expected(method.message(server, At(run, 1)), run)
+    changes = method.changes(Report(dict(pattern)), server, run)
+    return sorted(part for part in changes if part != "counters")
+
+
+def check(
+    settings: Privacy,
+    method: AnyMethod,
+    run: Run,
+    *,
+    clip: float | None,
+    rule: str,
+    sampling: str,
+    checkpoint_every: int,
+) -> None:
+    """See that the settings go together, and with the rest.
+
+    Args:
+        settings: the `[privacy]` table.
+        method: of the run.
+        run: what no round changes.
+        clip: `aggregation.clip`.
+        rule: `aggregation.rule`.
+        sampling: how cohorts are drawn.
+        checkpoint_every: rounds between checkpoints.
+
+    Raises:
+        ConfigError: they do not; the text says what would.
+    """
+    if not settings.noise:
+        return
+    if clip is None or rule != "mean":
+        raise ConfigError("privacy.noise needs aggregation.clip and aggregation.rule = 'mean'")
+    if checkpoint_every > 1:
+        raise ConfigError(
+            "privacy.noise needs checkpoint_every = 1: rounds that were run again after a kill "
+            "would tell more than ε says"
+        )
+    if method.reduction is not Sum or method.centralized:
+        able = ", ".join(
+            name for name, kind in METHODS.items() if kind.reduction is Sum and not kind.centralized
+        )
+        raise ConfigError(
+            f"privacy.noise is for methods whose reports add ({able}); {method.name} does not"
+        )
+    if settings.mechanism == "matrix" and sampling == "poisson":
+        raise ConfigError(
+            "privacy.mechanism = 'matrix' is for cohorts by a schedule; set sampling to 'cyclic' "
+            "or 'uniform', or the mechanism to 'gaussian'"
+        )
+    _refuse_running(run.network)
+    parts = parts_of(method, run)
+    _check_clips(settings.clips, parts)
+    multipliers(settings, len(parts), run.cohort)
+
+
+def _check_clips(clips: Mapping[str, float], parts: list[str]) -> None:
+    if unknown := sorted(clips.keys() - set(parts)):
+        raise ConfigError(
+            f"privacy.clips names {unknown[0]!r}; the parts of this method's reports are "
+            f"{', '.join(parts)}"
+        )
+
+
+def _refuse_running(network: Network) -> None:
+    running = [n for n in sorted(network.buffers) if network.initial[n].is_floating_point()]
+    if running:
+        raise ConfigError(
+            f"privacy.noise would go on running statistics too ({running[0]!r}), and might make "
+            "a variance negative; use GroupNorm or LayerNorm in place of BatchNorm"
+        )

@@ -1,0 +1,77 @@
+"""What reports weigh: the number of samples that a client says, believed within bounds.
+
+A client chooses the weight of its report, and nobody can check it. So it is 1 where a method does
+not weight; it has a largest value; and a client cannot grow: what it said when it first came is
+the most that it counts for later.
+"""
+
+from dataclasses import replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedbayes.contracts import AnyMethod, Report
+from fedbayes.errors import MessageError
+from fedbayes.federation.checks import HEAVIEST
+
+MOST_TIMES_MEDIAN = 10.0
+"""With clipping, the most that a report weighs, as a multiple of the median weight."""
+
+
+class Weights:
+    """The weights of a run's reports.
+
+    Args:
+        weighted: whether reports are weighted (`Method.weighted`).
+        most: the largest weight that is believed.
+        first: of each client, the weight of its first report that counted; 0 of one that none
+            has come of, float64 [S]. None: clients' weights are not compared with earlier ones.
+    """
+
+    def __init__(self, weighted: bool, most: float = HEAVIEST, first: Tensor | None = None) -> None:
+        self._weighted, self._most = weighted, most
+        self.first = None if first is None else first.clone()
+        """As the argument, with those that have counted since."""
+
+    @classmethod
+    def of(cls, method: AnyMethod, most: float = HEAVIEST, first: Tensor | None = None) -> Self:
+        """Those of a method's reports."""
+        # Where all data lie in one place, nobody else says how many there are.
+        return cls(method.weighted, HEAVIEST if method.centralized else most, first)
+
+    def believed(self, client: int, report: Report) -> tuple[Report, str]:
+        """A report with the weight that it counts with.
+
+        Returns:
+            The report, and in words why it has another weight than it came with; empty if it has
+            not.
+
+        Raises:
+            MessageError: no client can have this weight.
+        """
+        said = report.weight
+        if not self._weighted and said != 1.0:
+            raise MessageError(
+                f"its weight is {said:g}; under this method all reports have weight 1"
+            )
+        if said > self._most:
+            raise MessageError(
+                f"its weight is {said:g}; at most {self._most:g} is believed "
+                "(aggregation.max_weight)"
+            )
+        first = 0.0 if self.first is None else float(self.first[client])
+        if first and said > first:
+            why = f"its weight is {said:g}, and was {first:g} when it first came: it counts as that"
+            return replace(report, weight=first), why
+        return report, ""
+
+    def counted(self, client: int, weight: float) -> None:
+        """Note the weight of a report that counted."""
+        if self._weighted and self.first is not None and not self.first[client]:
+            self.first[client] = weight
+
+
+def none_yet(clients: int) -> Tensor:
+    """The first weights of so many clients before any report: zeros."""
+    return torch.zeros(clients, dtype=torch.float64)

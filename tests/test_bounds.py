@@ -1,0 +1,364 @@
+"""What is believed of a report: how long its change is, what it weighs; and undone updates."""
+
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbayes import Config, Simulation, resume, run
+from fedbayes.contracts import Report, Sum
+from fedbayes.errors import MessageError, RunError
+from fedbayes.federation.aggregation import Aggregation, Clipped
+from fedbayes.federation.bounds import Bounds, Intake, median, norms_of
+from fedbayes.federation.checks import encode_report, read_report
+from fedbayes.federation.engines.sequential import Sequential
+from fedbayes.federation.fold import Untouched, Way
+from fedbayes.federation.kept import Kept
+from fedbayes.federation.weights import Weights, none_yet
+from fedbayes.messages import Masked
+from fedbayes.methods import METHODS
+from fedbayes.methods.fedavg import FedAvg
+from fedbayes.tensors import pack
+from fedbayes.testing import Tampering, assert_identical
+
+DATA = {"name": "digits", "clients": 5, "partition": "iid", "limit": 500}
+TRAINED = [name for name in METHODS if name not in ("local", "global")]
+SETTINGS = {
+    "virtual": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "pfnm": {"model": {"name": "mlp", "init": "normal", "hidden": [16]}},
+    "gpi-fnm": {"model": {"name": "mlp", "init": "normal", "hidden": [16]}},
+}
+
+
+def filled(item, value):
+    """A tensor of a report with one value everywhere, if it is of real numbers."""
+    if isinstance(item, Masked):
+        return replace(item, values=filled(item.values, value))
+    return torch.full_like(item, value) if item.is_floating_point() else item
+
+
+def lying(client, first=1, value=3e38, weight=None):
+    """What makes the reports of a client hold one huge value, or weigh something else."""
+
+    def tamper(task, outcome):
+        if task.client != client or task.round < first:
+            return outcome
+        report = read_report(outcome.report)
+        tensors = report.tensors
+        if weight is None:
+            tensors = {name: filled(item, value) for name, item in tensors.items()}
+        lie = Report(tensors, weight or report.weight)
+        return replace(outcome, report=encode_report(lie))
+
+    return tamper
+
+
+def attacked(config, tamper, folder=None):
+    """The simulation of a run under attack, at its end, and its lines."""
+    with Simulation(config, folder) as simulation:
+        simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
+        lines = [step.metrics for step in simulation]
+        return simulation, lines
+
+
+def small(method="fedavg", **more):
+    return Config.create(
+        **{
+            "rounds": 3,
+            "data": DATA,
+            "model": {"hidden": [16]},
+            "method": {"name": method},
+            **SETTINGS.get(method, {}),
+            **more,
+        }
+    )
+
+
+def without_client(client):
+    """What makes the reports of a client garbage: it counts as if it had not been there."""
+
+    def tamper(task, outcome):
+        return replace(outcome, report=b"no report") if task.client == client else outcome
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "scaffold", "fedyogi", "virtual", "mixture", "pfnm", "fedsparse"]
+)
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
+def test_a_huge_report_counts_as_if_its_client_had_not_been_there(method):
+    config = small(method)
+    with_lies, lines = attacked(config, lying(1))
+    without, _ = attacked(config, without_client(1))
+    assert [list(line["refused"]) for line in lines] == [["1"]] * 3
+    assert "max_change = 100" in lines[-1]["refused"]["1"]
+    assert_identical(pack(with_lies.server), pack(without.server))
+    assert with_lies.summary()["refused_clients"] == {"client-1": 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("lie", [{"value": 3e38}, {"value": -1e30}, {"weight": 2.0**53}])
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
+def test_every_method_ends_as_without_a_huge_liar(method, lie):
+    config = small(method, rounds=2)
+    with_lies, lines = attacked(config, lying(2, first=2, **lie))
+    assert [list(line["refused"]) for line in lines] == [[], ["2"]]
+    without, _ = attacked(
+        config, lambda task, o: without_client(2)(task, o) if task.round == 2 else o
+    )
+    assert_identical(pack(with_lies.server), pack(without.server))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
+def test_no_honest_client_of_a_heterogeneous_federation_is_refused(method):
+    data = {"name": "digits", "clients": 12, "partition": "dirichlet", "alpha": 0.1}
+    lines = run(small(method, rounds=4, cohort=4, data=data)).metrics
+    assert all(not line["refused"] and not line["skipped"] for line in lines)
+
+
+def test_a_lie_in_a_cohort_of_one_or_two_is_refused_too():
+    for cohort in (1, 2):
+        config = small(cohort=cohort, rounds=6, seed=1)
+        simulation, lines = attacked(config, lying(0))
+        came = [line for n, line in enumerate(lines, 1) if 0 in simulation.cohort_of(n)]
+        assert came
+        assert all("0" in line["refused"] for line in came)
+        without, _ = attacked(config, without_client(0))
+        assert_identical(pack(simulation.server), pack(without.server))
+
+
+def test_what_is_too_long_is_a_multiple_of_the_median():
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(sigma=2, size=9)
+    bounds = Bounds(3.0, {"a": 0.1})
+    for client, length in enumerate(lengths):
+        bounds.within(client, {"a": length})
+    limit = max(0.1, 3 * np.median(lengths))
+    refused = {c for c in range(9) if bounds.excess(c, bounds.limits())}
+    assert refused == {c for c in range(9) if lengths[c] > limit}
+    assert 0 < len(refused) < 5
+
+
+def test_norms_do_not_overflow_and_what_is_not_said_is_no_change():
+    changes = {
+        "a": {"x": torch.tensor([3e38, -4e38], dtype=torch.float64)},
+        "b": {"y": torch.tensor([float("nan"), 3.0]).double(), "z": torch.tensor([4.0]).double()},
+    }
+    assert norms_of(changes) == pytest.approx({"a": 5e38, "b": 5.0})
+
+
+def test_without_a_bound_everything_is_folded_in_at_once():
+    _, lines = attacked(small(aggregation={"max_change": 0}, rounds=1), lying(1))
+    assert lines[0]["refused"] == {}
+
+
+def test_bytes_are_kept_in_memory_and_then_in_a_file():
+    kept = Kept(memory=10)
+    data = {3: b"x" * 6, 1: b"y" * 6, 2: b"", 7: b"z" * 100}
+    for client, each in data.items():
+        kept.add(client, each)
+    assert list(kept) == list(data.items())
+    assert kept[1] == data[1]
+    kept.close()
+
+
+def folded(aggregation, found, weighted=True, memory=None):
+    """The total of some reports {"x": …} of changes from zero, and who was refused."""
+    reference = {"x": torch.zeros(3)}
+    way = Way(
+        lambda report: {"weights": {n: t.double() for n, t in report.tensors.items()}},
+        lambda total: total.whole(reference),
+    )
+    fold = Untouched(Sum) if aggregation.plain else Clipped(way, aggregation.clip)
+
+    class Method(FedAvg):
+        def ordinary(self, server, run):
+            return {}
+
+        def changes(self, report, server, run):
+            return way.changes(report)
+
+    method = Method(weighting="samples" if weighted else "uniform")
+    intake = Intake(aggregation, method, None, None, fold)
+    for client, report in enumerate(found):
+        intake.add(client, report, encode_report(report))
+    refused = dict(intake.close())
+    return fold, refused
+
+
+numbers = st.floats(-1e6, 1e6, width=32)
+weights = st.floats(1e-3, 1e6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.tuples(numbers, numbers, numbers), weights), min_size=2, max_size=8),
+    st.tuples(numbers, numbers, numbers),
+)
+def test_with_clipping_a_client_moves_the_sum_by_no_more_than_the_bound(found, lie):
+    """Whatever it reports, and whatever it says that it weighs."""
+    clip = 0.5
+    aggregation = Aggregation(clip=clip, max_change=0)
+    reports = [Report({"x": torch.tensor(x)}, weight) for x, weight in found]
+    fold, _ = folded(aggregation, reports)
+    honest = fold._total.changes["weights"]["x"]
+    assert float(honest.norm()) <= clip * len(found) * (1 + 1e-9)
+    other = [*reports[:-1], Report({"x": torch.tensor(lie)}, found[-1][1])]
+    fold, _ = folded(aggregation, other)
+    moved = fold._total.changes["weights"]["x"] - honest
+    assert float(moved.norm()) <= 2 * clip * (1 + 1e-9)
+    usual = sorted(weight for _, weight in found)[(len(found) - 1) // 2]
+    wanted = sum(min(weight / usual, 10.0) for _, weight in found)
+    assert fold._total.weight == pytest.approx(wanted)
+
+
+def test_what_waits_in_a_file_is_folded_in_as_what_waits_in_memory(monkeypatch):
+    found = [Report({"x": torch.randn(3), "a": torch.randn(2)}, float(n + 1)) for n in range(6)]
+    aggregation = Aggregation(max_change=1000)
+    wanted, _ = folded(aggregation, found)
+    monkeypatch.setattr("fedbayes.federation.bounds.MEMORY", 0)
+    from_file, _ = folded(aggregation, found)
+    assert_identical(from_file.reduced().tensors, wanted.reduced().tensors)
+    assert list(from_file.reduced().tensors) == ["x", "a"]
+
+
+def test_weights_are_one_where_a_method_does_not_weight():
+    weights = Weights.of(FedAvg(weighting="uniform"))
+    report = Report({}, 1.0)
+    assert weights.believed(0, report) == (report, "")
+    with pytest.raises(MessageError, match="weight is 7; under this method all reports have"):
+        weights.believed(0, Report({}, 7.0))
+
+
+def test_a_weight_is_at_most_what_is_believed_and_what_it_was_at_first():
+    weights = Weights.of(FedAvg(), 100.0, none_yet(3))
+    with pytest.raises(MessageError, match=r"at most 100 is believed \(aggregation.max_weight\)"):
+        weights.believed(1, Report({}, 101.0))
+    assert weights.believed(1, Report({}, 40.0))[0].weight == 40
+    weights.counted(1, 40.0)
+    report, why = weights.believed(1, Report({}, 50.0))
+    assert report.weight == 40
+    assert "is 50, and was 40 when it first came" in why
+    assert weights.believed(1, Report({}, 30.0)) == (Report({}, 30.0), "")
+    weights.counted(1, 30.0)
+    assert weights.first.tolist() == [0, 40, 0]
+
+
+def test_a_client_cannot_grow_and_a_resume_remembers(tmp_path):
+    config = small(rounds=3)
+    sizes = {}
+
+    def tamper(task, outcome):
+        report = read_report(outcome.report)
+        sizes[task.client] = report.weight
+        return lying(1, first=2, weight=1e6)(task, outcome)
+
+    with Simulation(config, tmp_path / "cut") as simulation:
+        simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
+        next(iter(simulation))
+        assert simulation.progress.weights.tolist() == [sizes[c] for c in range(5)]
+    with Simulation(None, tmp_path / "cut") as simulation:
+        simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
+        lines = [step.metrics for step in simulation]
+    assert all("counts as that" in line["troubles"]["1"] for line in lines)
+    honest = run(config)
+    assert_identical(pack(simulation.server), pack(honest.server()))
+
+
+def test_a_uniform_mean_is_not_moved_by_a_weight():
+    config = small(method="fedavg", rounds=1)
+    config = config.model_copy(update={"method": {"name": "fedavg", "weighting": "uniform"}})
+    _, lines = attacked(config, lying(1, weight=50.0))
+    assert "all reports have weight 1" in lines[0]["refused"]["1"]
+
+
+class Unsound(FedAvg):
+    """An update that ends at infinity in one round."""
+
+    name = "unsound"
+    summary = "an update that ends at infinity"
+    bad: int = 2
+
+    def update(self, server, reports, at):
+        after, _ = super().update(server, reports, at)
+        if at.round == self.bad or self.bad < 0:
+            after = replace(after, weights={n: t / 0 for n, t in after.weights.items()})
+        return after, {"ours": 1.0}
+
+
+class UnsoundScaffold(METHODS["scaffold"]):
+    """The same, with private states at the clients."""
+
+    name = "unsound-scaffold"
+
+    def update(self, server, reports, at):
+        after, info = super().update(server, reports, at)
+        if at.round == 2:
+            after = replace(after, control={n: t * torch.inf for n, t in after.control.items()})
+        return after, info
+
+
+@pytest.mark.parametrize("method", ["Unsound", "UnsoundScaffold"])
+def test_an_update_that_is_not_sound_is_undone(method):
+    config = small(f"tests.test_bounds:{method}", rounds=2)
+    with Simulation(config) as simulation:
+        steps = iter(simulation)
+        next(steps)
+        server, states = pack(simulation.server), dict(simulation.states)
+        line = next(steps).metrics
+        assert line["skipped"]
+        assert "NaN or infinite values" in line["undone"]
+        assert_identical(pack(simulation.server), server)
+        assert dict(simulation.states) == states
+        assert bool(states) == (method == "UnsoundScaffold")
+
+
+def test_rounds_that_all_come_to_nothing_end_the_run_and_a_resume_tries_again(tmp_path):
+    config = small("tests.test_bounds:Unsound", rounds=9, stop_refused=3)
+    config = config.model_copy(update={"method": {**config.method, "bad": -1}})
+    with pytest.raises(RunError, match=r"for 3 rounds in a row .*stop_refused = 0"):
+        run(config, tmp_path)
+    with Simulation(None, tmp_path) as simulation:
+        assert simulation.progress.round == 3
+    with pytest.raises(RunError, match="for 3 rounds in a row"):
+        resume(tmp_path)
+    with Simulation(None, tmp_path) as simulation:
+        assert simulation.progress.round == 6
+
+
+def test_a_run_of_refused_reports_ends_with_an_error():
+    def all_lie(task, outcome):
+        return lying(task.client, first=2)(task, outcome)
+
+    with pytest.raises(RunError, match="for 5 rounds in a row every report was refused"):
+        attacked(small(rounds=9, cohort=1), all_lie)
+
+
+def test_the_median_is_the_lower_one():
+    values = [3.0, 1.0, 2.0, 9.0]
+    assert median(values) == statistics.median_low(values)
+
+
+def test_masks_of_the_server_are_kept():
+    """FedDrop chooses the units; a client that reports others is refused."""
+
+    def tamper(task, outcome):
+        if task.client != 1:
+            return outcome
+        report = read_report(outcome.report)
+        whole = {
+            n: item.dense() if isinstance(item, Masked) else item
+            for n, item in report.tensors.items()
+        }
+        return replace(outcome, report=encode_report(Report(whole)))
+
+    _, lines = attacked(small("feddrop", rounds=1), tamper)
+    assert "other entries of" in lines[0]["refused"]["1"]
