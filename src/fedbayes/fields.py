@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from numbers import Number
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -120,3 +121,41 @@ def idle(
 
 Several = Annotated[tuple[Item, ...], OneOrSeveral()]
 """One or several: `x`, `"x,y"` and `["x", "y"]`. What holds a comma itself needs a list."""
+
+
+def _storable(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A run that goes on takes them from its stored config."""
+    for name, value in arguments.items():
+        _require_storable(value, name)
+    return arguments
+
+
+def _require_storable(value: Any, place: str) -> None:
+    """See that a config can hold a value.
+
+    Raises:
+        ValueError: it cannot; names the place of what it cannot hold.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{place} has the key {key!r}; keys are text in a config")
+            _require_storable(item, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            _require_storable(item, f"{place}[{number}]")
+    elif value is None:
+        raise ValueError(
+            f"{place} is None, which a config cannot hold; leave it out, for its default"
+        )
+    elif isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{place} is {value}; numbers are finite in a config")
+    elif not isinstance(value, str | bool | int | float):
+        raise ValueError(
+            f"{place} is a {type(value).__name__}, which a config cannot hold; give text, numbers, "
+            "true or false, lists or tables of these"
+        )
+
+
+Arguments = Annotated[dict[str, Any], AfterValidator(_storable)]
+"""Arguments of a user's own code, by name: what a config can hold."""

@@ -4,7 +4,16 @@ Imports that take long are made inside the commands, so that help is instant. Ea
 its commands with `app` when it is imported; they are listed in this order.
 """
 
-from fedbayes.cli import run, files, reports, federate, nodes, data, listing  # noqa: F401, I001
+from fedbayes.cli import (  # noqa: F401, I001
+    run,
+    attack,
+    files,
+    reports,
+    federate,
+    nodes,
+    data,
+    listing,
+)
 from fedbayes.cli.app import app, main
 
 __all__ = ["app", "main"]

@@ -13,6 +13,7 @@ import torch
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.errors import EngineError, MessageError
+from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.checks import encode_report
 from fedbayes.likelihoods import Scores, evaluate, total
 from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
@@ -115,6 +116,8 @@ class ClientRuntime:
     own_network: Callable[[int], Network]
     """Builds the network of a client with an initialization of its own."""
     data: Data
+    adversary: Adversary | None = None
+    """Who trains on poisoned data, and what for; None in an honest run."""
     figures: bool = True
     """Whether clients send metrics, scores and numbers of samples beside what they learnt."""
 
@@ -137,6 +140,8 @@ class ClientRuntime:
         samples = (
             self.data.all_train() if self.method.centralized else self.data.train(task.client)
         ).to(device)
+        if self.adversary is not None:
+            samples = self.adversary.poisoned(samples, run, task.client, task.round)
         samples, held_out = self._set_aside(samples, task.client)
         at = self.at(task, held_out)
         state = self.method.join(at) if task.state is None else self._state(task, device)
@@ -157,11 +162,16 @@ class ClientRuntime:
         )
 
     def evaluate(self, evaluation: Evaluation) -> Tensors:
-        """Terms of the scores of a global model on some rows of the union of the test sets."""
+        """Terms of the scores of a global model on some rows of the union of the test sets, and of
+        the success of an attack that aims at some of them.
+        """
         device = self.run.network.device
         model = to(decode_file(evaluation.model), device)
         samples = self.data.test_union(evaluation.start, evaluation.stop).to(device)
-        return evaluate(self.run.likelihood, self.method.draws(model, self.run), samples)
+        terms = evaluate(self.run.likelihood, self.method.draws(model, self.run), samples)
+        if self.adversary is not None:
+            terms |= self.adversary.success(model, samples, self.method, self.run)
+        return terms
 
     def at(self, task: Task, held_out: Samples | None = None) -> At:
         """The place of a task in the run."""

@@ -1,13 +1,12 @@
 """The `[model]` table of a config."""
 
-from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import Only, Several
+from fedbayes.fields import Arguments, Only, Several
 
 Precision = Literal["float32", "bf16"]
 
@@ -41,7 +40,7 @@ class ModelSettings(BaseModel):
     groups: Annotated[int, Only("name", "resnet20")] = Field(
         2, ge=1, description="groups of the group normalization (resnet20)"
     )
-    arguments: dict[str, Any] = Field({}, description="keyword arguments of your own factory")
+    arguments: Arguments = Field({}, description="keyword arguments of your own factory")
     init: Literal["default", "normal", "xavier", "kaiming"] = Field(
         "default", description="initialization of weights; default is PyTorch's"
     )
@@ -64,14 +63,6 @@ class ModelSettings(BaseModel):
         """So that a stored config means the same from every folder."""
         return None if path is None else path.expanduser().absolute()
 
-    @field_validator("arguments")
-    @classmethod
-    def _storable(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        """A run that goes on calls the factory with what its stored config holds."""
-        for name, value in arguments.items():
-            _require_storable(value, name)
-        return arguments
-
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
@@ -89,31 +80,3 @@ class ModelSettings(BaseModel):
         if self.weights is not None and self.init != "default":
             raise ValueError("init has no effect on weights from a file; leave one of them out")
         return self
-
-
-def _require_storable(value: Any, place: str) -> None:
-    """See that a config can hold a value.
-
-    Raises:
-        ValueError: it cannot; names the place of what it cannot hold.
-    """
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"{place} has the key {key!r}; keys are text in a config")
-            _require_storable(item, f"{place}.{key}")
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            _require_storable(item, f"{place}[{number}]")
-    elif value is None:
-        raise ValueError(
-            f"{place} is None, which a config cannot hold; leave it out, and let the factory have "
-            "it as the default"
-        )
-    elif isinstance(value, float) and not isfinite(value):
-        raise ValueError(f"{place} is {value}; numbers are finite in a config")
-    elif not isinstance(value, str | bool | int | float):
-        raise ValueError(
-            f"{place} is a {type(value).__name__}, which a config cannot hold; give text, numbers, "
-            "true or false, lists or tables of these"
-        )

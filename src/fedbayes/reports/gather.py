@@ -180,6 +180,10 @@ def _record(run: RunFolder, label: str) -> Record:
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
         notes.append(f"{refused} reports were refused, {skipped} rounds ended without an update")
+    attack, hostile = settings.get("attack.kind", "none"), settings.get("attack.clients", 1)
+    if attack != "none" and hostile:
+        who = "1 hostile client" if hostile == 1 else f"{hostile} hostile clients"
+        notes.append(f"{who}: attack {attack} from round {settings.get('attack.start', 1)} on")
     fields: dict[str, Any] = {
         "started": _written(run.config_file),
         "changed": _written(run.metrics_file),

@@ -18,6 +18,7 @@ from fedbayes.data import (
 )
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
+from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models import Network, read_model
@@ -227,6 +228,7 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
         method=config.build_method(),
         own_network=network,
         data=data,
+        adversary=Adversary.of(config.attack, config.seed, data.clients),
         figures=not config.privacy.noise or config.privacy.metrics == "on",
     )
 

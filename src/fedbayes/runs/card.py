@@ -44,6 +44,8 @@ class Card:
     """What comes out, in words for people."""
     task: dict[str, Any] = field(default_factory=dict)
     """The `[task]` table of its config, its likelihood by name; empty before 0.2: classes."""
+    attack: dict[str, Any] = field(default_factory=dict)
+    """The `[attack]` table of its config; empty of an honest run."""
     fedbayes: str = ""
     """Version of the package that wrote it."""
 
@@ -70,6 +72,7 @@ class Card:
             number,
             client,
             task=task,
+            attack=config.attack.model_dump(exclude_none=True) if config.attack.active else {},
             fedbayes=_version(),
         )
         return replace(card, outputs=network_outputs(card.likelihood))

@@ -6,6 +6,8 @@ from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import FederatedData, choose_scheme
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation import aggregation, secure
+from fedbayes.federation.attacks import checks as attacks
+from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.fields import idle
@@ -13,7 +15,13 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.privacy import PUBLIC, needs_secret
 
 
-def check(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> None:
+def check(
+    config: Config,
+    method: AnyMethod,
+    run: Run,
+    data: FederatedData,
+    adversary: Adversary | None = None,
+) -> None:
     """See that a run can be what its config says.
 
     Args:
@@ -21,6 +29,7 @@ def check(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> N
         method: of the run.
         run: what no round changes.
         data: the clients' data.
+        adversary: the hostile clients, if there are any.
 
     Raises:
         ConfigError: a setting does not go with the method, the data or another setting.
@@ -32,6 +41,15 @@ def check(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> N
     _check_reports(config, method, run)
     _check_headline(config, method, data)
     _check_privacy(config, method, run)
+    if adversary is not None:
+        attacks.check(
+            adversary,
+            method,
+            run,
+            data.shape,
+            engine=config.engine,
+            secure=config.secure.enabled,
+        )
 
 
 def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
@@ -117,7 +135,13 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
         )
 
 
-def remarks(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> list[str]:
+def remarks(
+    config: Config,
+    method: AnyMethod,
+    run: Run,
+    data: FederatedData,
+    adversary: Adversary | None = None,
+) -> list[str]:
     """What a user should know before the first round, a sentence each; as for `check`."""
     notes = []
     if config.data.limit_test is not None and data.dataset.official_train is None:
@@ -140,6 +164,8 @@ def remarks(config: Config, method: AnyMethod, run: Run, data: FederatedData) ->
             f"engine {config.engine!r} does not round as the others do: on them this config "
             "ends with slightly other numbers"
         )
+    if adversary is not None:
+        notes += attacks.remarks(adversary, run.cohort)
     scheme = choose_scheme(data.dataset, config.data)
     return [
         *notes,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedbayes.data import DataSettings
 from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.settings import Aggregation, Secure
@@ -92,6 +93,7 @@ class Config(BaseModel):
     aggregation: Aggregation = Aggregation()
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
+    attack: AttackSettings = AttackSettings()
     method: dict[str, Any] = Field(
         default_factory=lambda: {"name": "fedavg"},
         description="name of the method and its parameters",

@@ -191,6 +191,8 @@ class Display:
             "round, "
             f"{config.model.name}, {config.engine}"
         )
+        if simulation.adversary is not None:
+            self._print(f"{self._title}{simulation.adversary.words}")
         lines = simulation.folder.metrics()
         self._metrics = {name: value for line in lines for name, value in flat(line).items()}
         self._simulation = simulation
@@ -367,6 +369,14 @@ def outcome(summary: "Metrics") -> Table:
             f"{summary['best_round']} ({words(headline)} {best}); the checkpoint is kept"
             + (", and model.safetensors is its model" if "model_round" in summary else "")
         )
+    if "attack" in summary:
+        attack = summary["attack"]
+        rows["attack"] = (
+            f"{attack['kind']} by client{'s' * (len(attack['clients']) > 1)} "
+            f"{', '.join(map(str, attack['clients']))} from round {attack['start']} on"
+        )
+    if "attack_success" in summary:
+        rows["attack success"] = f"{summary['attack_success']:.1%} of the test samples it is about"
     if "privacy" in summary:
         rows["privacy"] = _privacy(summary)
     if not summary["link_down"]:

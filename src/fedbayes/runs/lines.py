@@ -9,7 +9,9 @@ from fedbayes.runs.folder import Metrics
 from fedbayes.runs.scores import ClientScores, GlobalEvaluation
 from fedbayes.tensors import Tensors, parameter_count, sparsity
 
-GLOBAL = frozenset(("global_accuracy", "global_nll", "global_ece", "class_accuracy"))
+GLOBAL = frozenset(
+    ("global_accuracy", "global_nll", "global_ece", "class_accuracy", "attack_success")
+)
 """Metrics of the global model on the union of the clients' test sets."""
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.data import FederatedData
+from fedbayes.federation.attacks.adversary import SUCCESS, success_of
 from fedbayes.likelihoods import Classes, Likelihood, Scores, total
 from fedbayes.metrics import calibrate
 from fedbayes.tensors import Tensors
@@ -77,7 +78,8 @@ class GlobalEvaluation:
     """The same model on each client's test samples."""
     line: dict[str, Any]
     """What a line of `metrics.jsonl` says beside `metrics`: for classes `global_accuracy`,
-    `global_nll`, `global_ece`, `class_accuracy`; else `global_nll`."""
+    `global_nll`, `global_ece`, `class_accuracy`; else `global_nll`. Under an attack that aims at
+    test samples its `attack_success` too."""
 
     @classmethod
     def of(cls, likelihood: Likelihood, terms: Tensors, data: FederatedData) -> Self:
@@ -88,6 +90,8 @@ class GlobalEvaluation:
             terms: by name, float64 [n].
             data: the clients' data.
         """
+        success = success_of(terms)
+        terms = {name: values for name, values in terms.items() if name != SUCCESS}
         owner = torch.repeat_interleave(torch.as_tensor(data.test_sizes()))
         sums = {
             name: torch.bincount(owner, values, minlength=data.clients)
@@ -104,6 +108,8 @@ class GlobalEvaluation:
                 "global_ece": metrics["ece"],
                 "class_accuracy": _by_class(right, truth, len(data.classes)),
             }
+        if success is not None:
+            line[SUCCESS] = success
         return cls(metrics, ClientScores(sums), line)
 
 

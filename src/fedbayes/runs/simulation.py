@@ -18,6 +18,8 @@ from torch import Tensor
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.federation.attacks.adversary import Adversary
+from fedbayes.federation.attacks.engine import Lying
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import Engine
@@ -108,12 +110,13 @@ class Simulation:
         self.likelihood = self.run.likelihood
         self.network = self.run.network
         self.clients, self.cohort = self.run.clients, self.run.cohort
-        check(self.config, self.method, self.run, self.data)
+        self.adversary: Adversary | None = self.runtime.adversary
+        check(self.config, self.method, self.run, self.data, self.adversary)
         first = None
         if config is not None:
             first = self._first()
             note_start(config, self.data.preprocessing)
-            for remark in remarks(config, self.method, self.run, self.data):
+            for remark in remarks(config, self.method, self.run, self.data, self.adversary):
                 warnings.warn(remark, FedbayesWarning, stacklevel=2)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
@@ -220,6 +223,10 @@ class Simulation:
         if self._engine is None:
             self._notify(Activity(f"starting {self.config.engine}", self.progress.round))
             self._engine = self._start_engine(self)
+            if self.adversary is not None and self.adversary.attack.on_reports:
+                self._engine = Lying(
+                    self._engine, self.adversary, self.method, self.run, lambda: self.server
+                )
         return self._engine
 
     def __enter__(self) -> Self:

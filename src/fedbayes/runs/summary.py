@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fedbayes.federation.attacks.adversary import SUCCESS
 from fedbayes.runs.folder import NO_UPDATE, Metrics
 from fedbayes.runs.lines import GLOBAL, troubles_of
 from fedbayes.runs.privacy import run_summary
@@ -55,6 +56,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "troubles": troubles_of(lines, "troubles"),
         "outliers": troubles_of(lines, "outliers"),
         "skipped_rounds": sum(line["skipped"] for line in lines),
+        **_attack(simulation, last),
         **run_summary(config, progress.privacy, progress.round),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
@@ -82,6 +84,21 @@ def _best(simulation: "Simulation", lines: Sequence[Metrics]) -> Metrics:
     return {
         "best_round": number,
         **{f"best_{name}": line[name] for name in _BEST if name in line},
+    }
+
+
+def _attack(simulation: "Simulation", last: Metrics) -> Metrics:
+    """What attacked the run, and how far it got with test samples that it aimed at."""
+    adversary = simulation.adversary
+    if adversary is None:
+        return {}
+    return {
+        "attack": {
+            **adversary.settings.model_dump(exclude_defaults=True),
+            "clients": sorted(adversary.clients),
+            "start": adversary.settings.start,
+        },
+        **({SUCCESS: last[SUCCESS]} if SUCCESS in last else {}),
     }
 
 

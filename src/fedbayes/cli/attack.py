@@ -1,0 +1,105 @@
+"""`attack`: a config under attack."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import rich
+import typer
+from rich.console import Console
+
+from fedbayes.cli.app import app
+from fedbayes.cli.options import DataDir, DataSet, Model, Setting, SettingsCommand, overrides
+
+
+@app.command(cls=SettingsCommand)
+def attack(
+    config: Annotated[Path | None, typer.Argument(help="TOML file with settings.")] = None,
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            help="Attacks between commas, each with settings behind colons if need be: "
+            "huge,backdoor:scale=5. Default: all built-in ones."
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Methods likewise: fedavg,fedprox:proximal=0.1. Default: the config's."),
+    ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            help="Rules of aggregation likewise: median,mean:clip=1. Default: "
+            "mean,median,trimmed-mean,krum."
+        ),
+    ] = None,
+    hostile: Annotated[int, typer.Option(min=1, help="Number of hostile clients.")] = 1,
+    dataset: DataSet = None,
+    model: Model = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs.")] = Path(
+        "attacked"
+    ),
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG, SVG or PDF file for a heat map.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Markdown file for the table.")] = None,
+    settings: Setting = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all outcomes as JSON.")] = False,
+) -> None:
+    """Run a config honestly and under attack, by methods and rules; go on where it stopped."""
+    shortcuts = {
+        "data.name": dataset,
+        "model.name": model,
+        "data.clients": clients,
+        "rounds": rounds,
+        "seed": seed,
+        "data.dir": data_dir,
+        "attack.clients": hostile,
+    }
+    console = rich.get_console()
+    with console.status("loading PyTorch") as status:
+        from fedbayes.data.plot import PICTURES
+        from fedbayes.federation.attacks import ATTACKS
+        from fedbayes.runs.folder import writable, write_beside
+        from fedbayes.tools.attack_grid import RULES, AttackGrid
+        from fedbayes.tools.attack_table import AttackTable
+
+        if picture is not None:
+            writable(picture, "the picture", PICTURES)
+        if markdown is not None:
+            writable(markdown, "the table")
+        grid = AttackGrid(
+            out,
+            _listed(kinds) or [*ATTACKS],
+            _listed(methods),
+            _listed(rules) or RULES,
+            config,
+            [*overrides(shortcuts), *(settings or [])],
+        )
+        watch = status.update if console.is_terminal else console.print
+        try:
+            table = AttackTable(grid.run(watch))
+        except KeyboardInterrupt:
+            console.print("stopped; the same command goes on", highlight=False)
+            raise typer.Exit(130) from None
+    if picture is not None:
+        table.plot(picture)
+    if markdown is not None:
+        write_beside(markdown, table.markdown().encode())
+    if as_json:
+        print(json.dumps(table.json()))
+        return
+    Console().print(table.rich())
+    for note in table.notes:
+        Console().print(note, markup=False, highlight=False, soft_wrap=True)
+    written = ", ".join(str(path) for path in (out, picture, markdown) if path is not None)
+    Console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _listed(text: str | None) -> list[str]:
+    """What stands between commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]

@@ -1,0 +1,62 @@
+"""Attacks: what hostile clients do to a federation, so that its defences can be measured.
+
+One small class each (`Attack`), by name in `ATTACKS`; the `[attack]` table of a config chooses one.
+The names are known without importing PyTorch.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.lazy import Catalogue, attributes, own_class
+
+if TYPE_CHECKING:
+    from fedbayes.federation.attacks.base import Attack, View
+
+__all__ = ["ATTACKS", "Attack", "View", "find_attack"]
+
+__getattr__, __dir__ = attributes(
+    __name__,
+    {"Attack": "fedbayes.federation.attacks.base", "View": "fedbayes.federation.attacks.base"},
+)
+
+ATTACKS: Mapping[str, "type[Attack]"] = Catalogue(
+    "fedbayes.federation.attacks",
+    {
+        "sign-flip": ("changes", "SignFlip"),
+        "scaling": ("changes", "Scaling"),
+        "gaussian": ("changes", "GaussianNoise"),
+        "label-flip": ("poisoning", "LabelFlip"),
+        "backdoor": ("poisoning", "Backdoor"),
+        "little-is-enough": ("collusion", "LittleIsEnough"),
+        "inner-product": ("collusion", "InnerProduct"),
+        "nan": ("values", "NotANumber"),
+        "huge": ("values", "Huge"),
+        "weight": ("values", "Weight"),
+    },
+)
+"""Every built-in attack by its name."""
+
+
+def find_attack(name: str) -> "type[Attack]":
+    """The attack class of this name, or of `package.module:Class`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in ATTACKS:
+        return ATTACKS[name]
+    if ":" not in name:
+        raise no_attack(name)
+    from fedbayes.federation.attacks.base import Attack
+
+    kind: type[Attack] = own_class(name, Attack, "attack")
+    return kind
+
+
+def no_attack(name: str) -> ConfigError:
+    """That no attack is called so, and which there are."""
+    return ConfigError(
+        f"no attack is called {name!r}{did_you_mean(name, ('none', *ATTACKS))}; there are none, "
+        f"{', '.join(ATTACKS)}, or your own as package.module:Class"
+    )

@@ -1,0 +1,134 @@
+"""What an attack is."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.federation.attacks.shifts import changes, shifted
+from fedbayes.tensors import Samples, Tensors
+
+
+@dataclass(frozen=True)
+class View:
+    """What a hostile client sees in a round."""
+
+    method: AnyMethod
+    """The method of the run."""
+    server: Any
+    """The server's state, of which the client was sent a message."""
+    at: At
+    """The round and the client."""
+    honest: list[Tensors] = field(default_factory=list)
+    """Of each honest client of the round, what its report adds (as `changes`); empty unless the
+    attack is one by `collusion`."""
+    hostile: int = 1
+    """Number of hostile clients in the round, if the attack is one by `collusion`."""
+
+    @property
+    def rng(self) -> torch.Generator:
+        """Random numbers for what the client reports: the same whenever the round is run."""
+        return self.at.rng("attack on reports")
+
+    def changes(self, report: Report) -> Tensors:
+        """What a report says beyond that of a client that learnt nothing.
+
+        Returns:
+            By name of the report's tensors of real numbers, float64, in their dense shapes; NaN
+            where the report says nothing, as at units that it leaves out.
+        """
+        return changes(self.method, report, self.server, self.at.run)
+
+    def shifted(self, report: Report, wanted: Tensors) -> Report:
+        """The report of the same form that says these changes in place of its own.
+
+        Args:
+            report: what it is made from; what it leaves out stays out.
+            wanted: as from `changes`; names that are missing stay as they are.
+        """
+        return shifted(report, self.changes(report), wanted)
+
+
+class Attack(BaseModel):
+    """What a hostile client does; fields are its parameters, functions are pure.
+
+    An attack on data overrides `poison`: the client then trains honestly on what it returns. An
+    attack on reports overrides `report`, which gets the client's honest answer. One may do both.
+
+        class Shrink(Attack):
+            summary = "reports a part of its change"
+
+            share: float = 0.1
+
+            def report(self, report: Report, view: View) -> Report:
+                changes = view.changes(report)
+                return view.shifted(report, {n: self.share * t for n, t in changes.items()})
+
+    It is used as `kind = "my_module:Shrink"` in the `[attack]` table, its fields in
+    `[attack.arguments]`. What it returns is encoded and sent like any report, and may be refused.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    summary: ClassVar[str] = ""
+    """One line for lists."""
+    paper: ClassVar[str] = ""
+    """Where it comes from."""
+    collusion: ClassVar[bool] = False
+    """Whether hostile clients know the honest reports of the round before they send their own:
+    `View.honest`. The server's process then holds the reports of a whole round."""
+    on_classes: ClassVar[bool] = False
+    """Whether it is for targets that are classes alone."""
+
+    def check(self, run: Run, shape: tuple[int, ...]) -> None:
+        """Refuse, before anything runs, what it cannot attack.
+
+        Args:
+            run: what no round changes.
+            shape: of one sample.
+
+        Raises:
+            ConfigError: says which setting, and what would do.
+        """
+        return None
+
+    def remarks(self, clients: int, cohort: int) -> list[str]:
+        """What a user should know before the first round, a sentence each.
+
+        Args:
+            clients: number of hostile clients.
+            cohort: number of clients in a round.
+        """
+        return []
+
+    def poison(self, samples: Samples, run: Run, rng: torch.Generator) -> Samples:
+        """The samples that a hostile client trains on, in place of its own.
+
+        Args:
+            samples: its own.
+            run: what no round changes.
+            rng: of this client in this round.
+        """
+        return samples
+
+    def report(self, report: Report, view: View) -> Report:
+        """What a hostile client reports, in place of its honest answer."""
+        return report
+
+    def triggered(self, samples: Samples) -> Samples | None:
+        """Test samples that the attack wants to be taken for something, with that as their target.
+
+        Args:
+            samples: as they are; those whose target stays the same do not count.
+
+        Returns:
+            The samples to try the global model on; None for an attack without such an aim.
+        """
+        return None
+
+    @property
+    def on_reports(self) -> bool:
+        """Whether it changes reports."""
+        return type(self).report is not Attack.report

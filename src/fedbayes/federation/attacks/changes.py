@@ -1,0 +1,66 @@
+"""Attacks that send another change than the one that was learnt."""
+
+import torch
+from pydantic import Field
+
+from fedbayes.contracts import Report
+from fedbayes.federation.attacks.base import Attack, View
+
+
+class Scaled(Attack):
+    """An attack that multiplies the change that a client reports."""
+
+    scale: float = Field(1.0, description="factor of the change")
+
+    def report(self, report: Report, view: View) -> Report:
+        """The change times `scale`."""
+        if self.scale == 1.0:
+            return report
+        wanted = {name: self.scale * change for name, change in view.changes(report).items()}
+        return view.shifted(report, wanted)
+
+    @property
+    def on_reports(self) -> bool:
+        """Not where the change stays as it is, and nothing else is done."""
+        return self.scale != 1.0 or type(self).report is not Scaled.report
+
+
+class SignFlip(Attack):
+    """Reports −scale · Δ in place of its change Δ."""
+
+    summary = "the change turned around: −scale · Δ"
+    paper = "Blanchard et al. 2017; Karimireddy et al. 2021"
+
+    scale: float = Field(1.0, description="factor of the change")
+
+    def report(self, report: Report, view: View) -> Report:
+        """The change times −scale."""
+        wanted = {name: -self.scale * change for name, change in view.changes(report).items()}
+        return view.shifted(report, wanted)
+
+
+class Scaling(Scaled):
+    """Reports scale · Δ in place of its change Δ, to outweigh the others."""
+
+    summary = "the change made larger: scale · Δ"
+    paper = "Bagdasaryan et al. 2020 (model replacement)"
+
+    scale: float = Field(10.0, description="factor of the change")
+
+
+class GaussianNoise(Attack):
+    """Reports Gaussian noise in place of its change."""
+
+    summary = "Gaussian noise in place of the change"
+    paper = "Blanchard et al. 2017"
+
+    std: float = Field(1.0, gt=0, description="standard deviation of the noise")
+
+    def report(self, report: Report, view: View) -> Report:
+        """Independent noise in every real number, drawn in the order of the names."""
+        rng, changes = view.rng, view.changes(report)
+        wanted = {
+            name: self.std * torch.randn(changes[name].shape, generator=rng, dtype=torch.float64)
+            for name in sorted(changes)
+        }
+        return view.shifted(report, wanted)

@@ -1,0 +1,76 @@
+"""What is seen to before an attack: that it attacks something, and that nobody else is drawn in."""
+
+from collections.abc import Sequence
+
+from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.errors import ConfigError
+from fedbayes.federation.attacks import ATTACKS
+from fedbayes.federation.attacks.adversary import Adversary
+from fedbayes.federation.engine_table import ENGINES
+
+
+def check(
+    adversary: Adversary,
+    method: AnyMethod,
+    run: Run,
+    shape: tuple[int, ...],
+    *,
+    engine: str,
+    secure: bool,
+) -> None:
+    """See that an attack goes with the rest of the settings.
+
+    Args:
+        adversary: the hostile clients, and what they do.
+        method: of the run.
+        run: what no round changes.
+        shape: of one sample.
+        engine: name of the engine.
+        secure: whether the server sees sums of reports alone.
+
+    Raises:
+        ConfigError: it does not; the text says what would do.
+    """
+    settings, attack = adversary.settings, adversary.attack
+    kind, target = settings.kind, run.likelihood.target
+    if ENGINES[engine].states == "remote":
+        local = ", ".join(name for name, one in ENGINES.items() if one.states != "remote")
+        raise ConfigError(
+            f"[attack] is for experiments, and the nodes of engine {engine!r} are other people's; "
+            f"choose {local}, or leave [attack] out"
+        )
+    if method.centralized:
+        raise ConfigError(f"[attack] needs clients, and {method.name} pools all data; leave it out")
+    if settings.start > run.rounds:
+        raise ConfigError(
+            f"attack.start is {settings.start}, but the run has {run.rounds} rounds: none would be "
+            "attacked"
+        )
+    if attack.on_classes and not target.classes:
+        others = ", ".join(name for name, one in ATTACKS.items() if not one.on_classes)
+        raise ConfigError(
+            f"attack.kind {kind!r} needs classes, and the target is of kind {target.kind}; choose "
+            f"{others}"
+        )
+    if secure and attack.on_reports:
+        raise ConfigError(
+            f"attack.kind {kind!r} changes single reports, and with secure.enabled nobody sees "
+            "one; choose label-flip or backdoor, or leave [secure] out"
+        )
+    if attack.on_reports and not _reports(method, run):
+        raise ConfigError(
+            f"attack.kind {kind!r} changes reports, and those of {method.name} are empty; choose "
+            "label-flip or backdoor"
+        )
+    attack.check(run, shape)
+
+
+def remarks(adversary: Adversary, cohort: int) -> Sequence[str]:
+    """What a user should know of an attack before the first round, a sentence each."""
+    return adversary.attack.remarks(len(adversary.clients), cohort)
+
+
+def _reports(method: AnyMethod, run: Run) -> bool:
+    """Whether clients report anything."""
+    message = method.message(method.init(run), At(run, 1))
+    return bool(method.expected(message, run))

@@ -1,0 +1,99 @@
+"""Attacks by clients that know what the honest ones report."""
+
+from math import floor
+from statistics import NormalDist
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts import Report
+from fedbayes.federation.attacks.base import Attack, View
+from fedbayes.tensors import Tensors
+
+
+class LittleIsEnough(Attack):
+    """Reports the honest mean plus z standard deviations, entry by entry: hidden in their spread.
+
+    z is the largest for which, among n reports of which m are hostile, enough honest ones are
+    farther from the mean to make up a majority with the hostile ones: Φ(z) = (n − m − s)/(n − m)
+    with s = ⌊n/2 + 1⌋ − m.
+    """
+
+    summary = "the honest mean plus z standard deviations (ALIE)"
+    paper = "Baruch et al. 2019"
+    collusion = True
+
+    z: float | None = Field(None, description="standard deviations; the paper's if unset")
+
+    def report(self, report: Report, view: View) -> Report:
+        """The same for every hostile client, where the reports have the same entries."""
+        z = largest_z(len(view.honest) + view.hostile, view.hostile) if self.z is None else self.z
+        mean = _mean(view.honest)
+        wanted = {
+            name: mean[name] + z * _std([honest[name] for honest in view.honest], mean[name])
+            for name in mean
+        }
+        return view.shifted(report, _where_known(wanted, view.changes(report)))
+
+    def remarks(self, clients: int, cohort: int) -> list[str]:
+        """That so few hostile clients have nowhere to hide."""
+        z = largest_z(cohort, min(clients, cohort)) if self.z is None else self.z
+        if self.z is not None or z > 0.1:
+            return []
+        return [
+            f"little-is-enough does next to nothing: with {min(clients, cohort)} hostile of "
+            f"{cohort} clients in a round the paper's z is {z:.2f}; set attack.z (1.5, say)"
+        ]
+
+
+class InnerProduct(Attack):
+    """Reports −ε times the mean of the honest changes."""
+
+    summary = "−scale times the mean of the honest changes (IPM)"
+    paper = "Xie et al. 2020"
+    collusion = True
+
+    scale: float = Field(0.5, description="ε")
+
+    def report(self, report: Report, view: View) -> Report:
+        """The same for every hostile client, where the reports have the same entries."""
+        wanted = {name: -self.scale * mean for name, mean in _mean(view.honest).items()}
+        return view.shifted(report, _where_known(wanted, view.changes(report)))
+
+
+def largest_z(reports: int, hostile: int) -> float:
+    """The paper's z for so many reports, of which so many are hostile."""
+    honest = reports - hostile
+    supporters = floor(reports / 2 + 1) - hostile
+    share = (honest - supporters) / honest if honest else 0.5
+    return NormalDist().inv_cdf(min(max(share, 1e-9), 1 - 1e-9))
+
+
+def _mean(honest: list[Tensors]) -> Tensors:
+    """Means over the clients that said something of an entry; NaN where none did."""
+    return {name: torch.stack([one[name] for one in honest]).nanmean(0) for name in _shared(honest)}
+
+
+def _std(values: list[Tensor], mean: Tensor) -> Tensor:
+    """Standard deviations likewise, around the mean (the sum of squares over their number)."""
+    return (torch.stack(values) - mean).square().nanmean(0).sqrt()
+
+
+def _shared(honest: list[Tensors]) -> list[str]:
+    """Names of tensors that all have in one shape."""
+    first = honest[0] if honest else {}
+    return [
+        name
+        for name, tensor in first.items()
+        if all(name in one and one[name].shape == tensor.shape for one in honest)
+    ]
+
+
+def _where_known(wanted: Tensors, own: Tensors) -> Tensors:
+    """The wanted changes where some honest client said something, else the client's own."""
+    return {
+        name: torch.where(wanted[name].isnan(), change, wanted[name])
+        for name, change in own.items()
+        if name in wanted and wanted[name].shape == change.shape
+    }

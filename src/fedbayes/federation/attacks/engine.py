@@ -1,0 +1,103 @@
+"""An engine whose hostile clients lie to the server."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.errors import MessageError
+from fedbayes.federation.attacks.adversary import Adversary
+from fedbayes.federation.attacks.base import View
+from fedbayes.federation.checks import decode_report, encode_report
+from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
+from fedbayes.federation.engines import Engine
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Lying:
+    """Runs the clients honestly on another engine, and re-writes the reports of the hostile ones.
+
+    Outcomes pass as they come; only where hostile clients collude, they wait for all of the round.
+    What an honest client sends passes byte by byte.
+    """
+
+    engine: Engine
+    """Runs the clients."""
+    adversary: Adversary
+    """Who attacks, when, and how."""
+    method: AnyMethod
+    """The method of the run."""
+    run: Run
+    """What no round changes."""
+    server: Callable[[], Any]
+    """The server's state before the round under way."""
+
+    def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+        """Run the tasks; hostile clients answer with a lie."""
+        asked: list[tuple[int, int]] = []
+
+        def noted() -> Iterator[Task]:
+            for task in tasks:
+                asked.append((task.client, task.round))
+                yield task
+
+        outcomes = self.engine.train(noted())
+        if self.adversary.attack.collusion:
+            yield from self._together(list(outcomes), asked)
+            return
+        for place, outcome in enumerate(outcomes):
+            client, number = asked[place]
+            yield self._answer(outcome, self._view(client, number))
+
+    def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
+        """Run the evaluations on the engine inside."""
+        return self.engine.evaluate(evaluations)
+
+    def close(self) -> None:
+        """Close the engine inside."""
+        self.engine.close()
+
+    def _together(
+        self, outcomes: list[Outcome | NoReport], asked: list[tuple[int, int]]
+    ) -> Iterator[Outcome | NoReport]:
+        """The answers of clients that know the honest ones."""
+        views = [self._view(client, number) for client, number in asked]
+        if not any(self._lies(view) for view in views):
+            yield from outcomes
+            return
+        reports = [self._read(outcome, view) for outcome, view in zip(outcomes, views, strict=True)]
+        honest: list[Tensors] = []
+        liars: list[Tensors] = []
+        for report, view in zip(reports, views, strict=True):
+            if report is not None:
+                (liars if self._lies(view) else honest).append(view.changes(report))
+        for outcome, view in zip(outcomes, views, strict=True):
+            # Where all are hostile, they imitate what they would have said themselves.
+            known = replace(view, honest=honest or liars, hostile=len(liars))
+            yield self._answer(outcome, known)
+
+    def _view(self, client: int, number: int) -> View:
+        return View(self.method, self.server(), At(self.run, number, client))
+
+    def _lies(self, view: View) -> bool:
+        return self.adversary.attacks(view.at.client, view.at.round)
+
+    def _read(self, outcome: Outcome | NoReport, view: View) -> Report | None:
+        """The report of a client; None if the server would refuse it."""
+        if isinstance(outcome, NoReport):
+            return None
+        message = self.method.message(view.server, view.at)
+        try:
+            return decode_report(outcome.report, self.method.expected(message, self.run))
+        except MessageError:
+            return None
+
+    def _answer(self, outcome: Outcome | NoReport, view: View) -> Outcome | NoReport:
+        """What a client answers: what it would honestly, unless it attacks."""
+        if isinstance(outcome, NoReport) or not self._lies(view):
+            return outcome
+        report = self._read(outcome, view)
+        if report is None:
+            return outcome
+        return replace(outcome, report=encode_report(self.adversary.attack.report(report, view)))

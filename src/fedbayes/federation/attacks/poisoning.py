@@ -1,0 +1,89 @@
+"""Attacks on the data that hostile clients train on."""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts import Run
+from fedbayes.data.wording import listed
+from fedbayes.errors import ConfigError
+from fedbayes.federation.attacks.changes import Scaled
+from fedbayes.tensors import Samples
+
+
+class LabelFlip(Scaled):
+    """Trains on class C − 1 − y in place of y."""
+
+    summary = "trains on class C − 1 − y in place of y"
+    paper = "Tolpegin et al. 2020; Fang et al. 2020"
+    on_classes = True
+
+    share: float = Field(1.0, gt=0, le=1, description="share of the samples that are poisoned")
+
+    def poison(self, samples: Samples, run: Run, rng: torch.Generator) -> Samples:
+        """A share of the samples, drawn anew in every round, with their labels turned around."""
+        rows = _drawn(samples, self.share, rng)
+        y = samples.y.clone()
+        y[rows] = run.likelihood.target.classes - 1 - y[rows]
+        return Samples(samples.x, y)
+
+
+class Backdoor(Scaled):
+    """Teaches the model to take a pattern for a class.
+
+    A share of the client's samples gets the pattern, a bright square in the lower right corner of
+    an image or high values in the last features of a table, and the target's label. A scale above 1
+    makes the client's change outweigh the others' (model replacement).
+    """
+
+    summary = "trains a share of its samples with a pattern as a target class"
+    paper = "Gu et al. 2017 (BadNets); Bagdasaryan et al. 2020"
+    on_classes = True
+
+    share: float = Field(0.5, gt=0, le=1, description="share of the samples that are poisoned")
+    target: int = Field(0, ge=0, description="class that the pattern is to be taken for")
+    size: int = Field(3, ge=1, description="side of the square, or number of features")
+    level: float = Field(3.0, description="value of the pattern, in standard deviations")
+
+    def check(self, run: Run, shape: tuple[int, ...]) -> None:
+        """The class must be there, and the pattern must leave something of a sample."""
+        names = run.likelihood.target.names
+        if self.target >= len(names):
+            raise ConfigError(
+                f"attack.target is {self.target}; the {len(names)} classes are counted from 0: "
+                f"{listed(names, 12)}"
+            )
+        sides = shape[-2:] if len(shape) > 1 else shape
+        if self.size >= min(sides):
+            raise ConfigError(
+                f"attack.size is {self.size}, and a sample has {' × '.join(map(str, sides))} "
+                f"{'pixels' if len(shape) > 1 else 'features'}; choose fewer than {min(sides)}"
+            )
+
+    def poison(self, samples: Samples, run: Run, rng: torch.Generator) -> Samples:
+        """A share of the samples, drawn anew in every round, with the pattern and the target."""
+        rows = _drawn(samples, self.share, rng)
+        x, y = samples.x.clone(), samples.y.clone()
+        x[rows] = self.marked(x[rows])
+        y[rows] = self.target
+        return Samples(x, y)
+
+    def triggered(self, samples: Samples) -> Samples:
+        """All samples with the pattern, to be taken for the target."""
+        return Samples(self.marked(samples.x), torch.full_like(samples.y, self.target))
+
+    def marked(self, x: Tensor) -> Tensor:
+        """Samples [n, ...] with the pattern."""
+        x = x.clone()
+        if x.ndim > 2:
+            x[..., -self.size :, -self.size :] = self.level
+        else:
+            x[:, -self.size :] = self.level
+        return x
+
+
+def _drawn(samples: Samples, share: float, rng: torch.Generator) -> Tensor:
+    """Rows of a share of the samples, at least one."""
+    count = len(samples.y)
+    rows = torch.randperm(count, generator=rng)[: max(1, round(share * count))]
+    return rows.to(samples.y.device)

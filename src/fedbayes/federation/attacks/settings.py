@@ -1,0 +1,106 @@
+"""The `[attack]` table of a config."""
+
+from collections.abc import Collection
+from math import isnan
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fedbayes.federation.attacks import ATTACKS, no_attack
+from fedbayes.fields import Arguments, Only
+
+
+class AttackSettings(BaseModel):
+    """The `[attack]` table of a config: what some of the clients do in place of their part.
+
+    Settings that are unset are as the attack has them (`fedbayes.federation.attacks`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: str = Field(
+        "none",
+        description=f"what hostile clients do: none, {', '.join(ATTACKS)}, or package.module:Class",
+        examples=["none", *ATTACKS],
+    )
+    clients: int = Field(
+        1, ge=0, description="number of hostile clients; the seed says which, the same every round"
+    )
+    start: int = Field(1, ge=1, description="first round of the attack")
+    scale: Annotated[
+        float | None,
+        Only("kind", "sign-flip", "scaling", "weight", "inner-product", "label-flip", "backdoor"),
+    ] = Field(
+        None,
+        description="factor of the hostile change: 10 for scaling, ε = 0.5 of the honest mean for "
+        "inner-product, 1 for the others; a negative one turns it around",
+    )
+    std: Annotated[float | None, Only("kind", "gaussian")] = Field(
+        None, gt=0, description="standard deviation of the noise in place of the change; 1 if unset"
+    )
+    z: Annotated[float | None, Only("kind", "little-is-enough")] = Field(
+        None,
+        description="standard deviations off the honest mean; if unset as the paper has it, from "
+        "the numbers of clients and of hostile ones in the round",
+    )
+    share: Annotated[float | None, Only("kind", "label-flip", "backdoor")] = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a hostile client's samples that it poisons: 1 for label-flip, 0.5 "
+        "for backdoor",
+    )
+    target: Annotated[int | None, Only("kind", "backdoor")] = Field(
+        None, ge=0, description="class, counted from 0, that the pattern is to be taken for; 0"
+    )
+    size: Annotated[int | None, Only("kind", "backdoor")] = Field(
+        None,
+        ge=1,
+        description="side of the pattern, a bright square in the lower right corner; or number of "
+        "the last features that it sets; 3",
+    )
+    level: Annotated[float | None, Only("kind", "backdoor")] = Field(
+        None, description="value of the pattern, in standard deviations above the mean; 3"
+    )
+    arguments: Arguments = Field(
+        {}, description="fields of an attack of your own (package.module:Class)"
+    )
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _no_number(cls, kind: Any) -> Any:
+        """`nan` without quotes is a number in TOML."""
+        return "nan" if isinstance(kind, float) and isnan(kind) else kind
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        """The name alone: what it stands for imports PyTorch, and may be a user's own code."""
+        if kind not in ("none", *ATTACKS) and ":" not in kind:
+            raise no_attack(kind)
+        return kind
+
+    @model_validator(mode="after")
+    def _own_arguments(self) -> Self:
+        if self.arguments and ":" not in self.kind:
+            raise ValueError(
+                "arguments are for an attack of your own, kind = 'package.module:Class'; "
+                f"those of {self.kind} stand beside kind"
+            )
+        return self
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any attack."""
+        return self.kind != "none" and self.clients > 0
+
+    def fields(self, known: Collection[str]) -> dict[str, Any]:
+        """Fields of the attack's class that are set, by name.
+
+        Args:
+            known: fields of the class; others that are set beside it have no effect.
+        """
+        if ":" in self.kind:
+            return self.arguments
+        own = self.model_dump(exclude_none=True)
+        return {name: own[name] for name in known if name in own}

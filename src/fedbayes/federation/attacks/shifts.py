@@ -1,0 +1,68 @@
+"""What a report says beyond that of a client that learnt nothing, and reports that say other."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbayes.contracts import AnyMethod, Report, Run
+from fedbayes.messages import Masked
+from fedbayes.tensors import Tensors
+
+
+def changes(method: AnyMethod, report: Report, server: Any, run: Run) -> Tensors:
+    """What a report says beyond that of a client that learnt nothing; see `View.changes`."""
+    parts = method.changes(report, server, run).values()
+    named = {name: change for part in parts for name, change in part.items()}
+    return {name: named[name] for name, _ in _real(report) if name in named}
+
+
+def shifted(report: Report, own: Tensors, wanted: Tensors) -> Report:
+    """The report of the same form that says other changes.
+
+    Args:
+        report: what it is made from.
+        own: its changes.
+        wanted: the changes that are to be in their place.
+    """
+    tensors = dict(report.tensors)
+    for name, item in _real(report):
+        if name in wanted:
+            start = _whole(item) - own[name]  # what a client that learnt nothing would say
+            values = start + wanted[name]
+            tensors[name] = _formed(item, torch.where(values.isnan(), _whole(item), values))
+    return Report(tensors, report.weight)
+
+
+def filled(report: Report, value: float) -> Report:
+    """The report of the same form with one value in every real number; as large as the type has."""
+    tensors = dict(report.tensors)
+    for name, item in _real(report):
+        sent = item.values if isinstance(item, Masked) else item
+        most = torch.finfo(sent.dtype).max
+        same = torch.full_like(sent, min(value, most) if value == value else value)
+        tensors[name] = Masked(same, item.shape, item.masks) if isinstance(item, Masked) else same
+    return Report(tensors, report.weight)
+
+
+def _real(report: Report) -> list[tuple[str, Tensor | Masked]]:
+    """The tensors of a report that are of real numbers; counters and masks are left alone."""
+    return [
+        (name, item)
+        for name, item in report.tensors.items()
+        if (item.values if isinstance(item, Masked) else item).is_floating_point()
+    ]
+
+
+def _whole(item: Tensor | Masked) -> Tensor:
+    """An item of a message, dense, float64; NaN where it has no entry."""
+    if not isinstance(item, Masked):
+        return item.double()
+    return item.dense().double().masked_fill_(~item.mask(), torch.nan)
+
+
+def _formed(item: Tensor | Masked, values: Tensor) -> Tensor | Masked:
+    """Values in the form and type of an item of a message."""
+    if isinstance(item, Masked):
+        return item.like(values.to(item.values.dtype))
+    return values.to(item.dtype)

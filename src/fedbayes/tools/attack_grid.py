@@ -1,0 +1,203 @@
+"""One config under attack: every attack on every method under every rule of aggregation.
+
+    METHOD/RULE/ATTACK/    the run folders; ATTACK is none for the honest run
+
+Runs that have ended are not run again, so the same call goes on where it was broken off, and a call
+with more attacks, methods or rules adds to what is there.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedbayes.errors import ConfigError, FedbayesError, RunError
+from fedbayes.federation.attacks import ATTACKS, find_attack
+from fedbayes.likelihoods import find_likelihood
+from fedbayes.runs.config import Config
+from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.simulation import Simulation
+from fedbayes.runs.standing import flat
+from fedbayes.start import complete
+
+HONEST = "none"
+"""The attack of the runs that others are compared with."""
+RULES = ("mean", "median", "trimmed-mean", "krum")
+"""The rules of aggregation that are tried unless others are named."""
+_REPORTS = {"trimmed-mean": (2, 1), "krum": (2, 3)}
+"""Reports that a rule needs: so many for each hostile one, and so many more."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid: a method under a rule, attacked or honest.
+
+    Each is a name, and settings of its table behind colons: `fedprox:proximal=0.1`,
+    `mean:clip=1`, `backdoor:scale=5`.
+    """
+
+    method: str
+    rule: str
+    attack: str
+
+    def place(self, folder: Path) -> Path:
+        """Its run folder."""
+        return folder.joinpath(*(_folder_name(t) for t in (self.method, self.rule, self.attack)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of the run of a cell."""
+
+    cell: Cell
+    headline: str = ""
+    """Name of the metric that the method is for, such as `global_accuracy`; empty if there is no
+    such run."""
+    value: float | None = None
+    """Of that metric at the end; None if there is no such run."""
+    higher_is_better: bool = True
+    """Whether a higher value is a better one."""
+    success: float | None = None
+    """Share of the test samples that the attack aims at in which it succeeds; None if at none."""
+    hostile: list[int] = field(default_factory=list)
+    """Clients that attacked."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Clients of whom reports were refused, and how many."""
+    trouble: str = ""
+    """Why there is no such run, or it ended before its time."""
+
+
+class AttackGrid:
+    """The runs of a config under attack, in one folder.
+
+    Args:
+        folder: where the run folders are.
+        attacks: what is tried beside the honest run; as in `Cell`.
+        methods: likewise; the config's own if None.
+        rules: likewise.
+        config: TOML file with the settings of all.
+        overrides: changes of them, as `key=value`.
+
+    Raises:
+        ConfigError: a name is unknown, or something is wrong with the settings.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        attacks: Sequence[str] = tuple(ATTACKS),
+        methods: Sequence[str] | None = None,
+        rules: Sequence[str] = RULES,
+        config: Path | None = None,
+        overrides: Sequence[str] = (),
+    ) -> None:
+        self.folder = folder
+        """Where the run folders are."""
+        self._file, self._overrides = config, list(overrides)
+        base = Config.load(config, overrides)
+        methods = methods or [base.method["name"]]
+        kinds = [HONEST, *(kind for kind in attacks if kind != HONEST)]
+        self.cells = [
+            Cell(method, rule, kind) for method in methods for rule in rules for kind in kinds
+        ]
+        """Every run, in the order in which they are run."""
+        for names, what in ((methods, "method"), (rules, "rule"), (kinds, "attack")):
+            if len(set(names)) < len(names):
+                raise ConfigError(f"a {what} is named twice in {', '.join(names)}; it counts once")
+        for kind in kinds:
+            if ":" in (name := _parsed(kind)[0]):
+                find_attack(name)  # a mistake is told before the honest runs
+        self._configs = {cell: self._config(cell) for cell in self.cells}
+
+    def _config(self, cell: Cell) -> Config:
+        """The settings of a cell."""
+        method, parameters = _parsed(cell.method)
+        rule, aggregation = _parsed(cell.rule)
+        kind, attack = _parsed(cell.attack)
+        given = [*self._overrides, f"method.name={method}"]
+        given += [f"method.{setting}" for setting in parameters]
+        given.append(f"aggregation.rule={rule}")
+        before = Config.load(self._file, given)
+        if rule in _REPORTS and not any(s.startswith("hostile=") for s in aggregation):
+            aggregation = [f"hostile={before.attack.clients}", *aggregation]
+        given += [f"aggregation.{setting}" for setting in aggregation]
+        if rule in _REPORTS:
+            times, more = _REPORTS[rule]
+            needed = times * Config.load(self._file, given).aggregation.hostile + more
+            given.append(f"min_reports={max(needed, before.min_reports)}")
+        given.append(f"attack.kind={kind}")
+        return Config.load(self._file, [*given, *(f"attack.{setting}" for setting in attack)])
+
+    def run(self, watch: Callable[[str], object] = lambda _: None) -> list[Outcome]:
+        """Run what has not been run yet.
+
+        Args:
+            watch: is told which run is under way.
+
+        Returns:
+            What came of each cell, in their order.
+
+        Raises:
+            RunError: the folder holds runs with other settings, or no run came to anything.
+        """
+        missing = [cell for cell in self.cells if not self._ended(cell)]
+        troubles: dict[Cell, str] = {}
+        for number, cell in enumerate(missing, 1):
+            watch(f"{number} of {len(missing)}: {cell.method}, {cell.rule}, {cell.attack}")
+            try:
+                self._run(cell)
+            except FedbayesError as error:  # the method does not take the rule, or the run ended
+                troubles[cell] = str(error)
+        outcomes = [self._outcome(cell, troubles.get(cell, "")) for cell in self.cells]
+        if all(outcome.value is None for outcome in outcomes):
+            raise RunError(next(iter(troubles.values())))
+        return outcomes
+
+    def _ended(self, cell: Cell) -> bool:
+        run = RunFolder(cell.place(self.folder))
+        if not run.config_file.exists():
+            return False
+        if Config.load(run.config_file) != self._configs[cell]:
+            raise RunError(f"{run.path} holds a run with other settings; choose another folder")
+        return run.summary_file.exists() and run.summary()["stopped_reason"] != "interrupted"
+
+    def _run(self, cell: Cell) -> None:
+        place = cell.place(self.folder)
+        config = None if RunFolder(place).config_file.exists() else self._configs[cell]
+        complete(lambda notify: Simulation(config, place, notify=notify), progress=False)
+
+    def _outcome(self, cell: Cell, trouble: str) -> Outcome:
+        """What the run folder tells; of a run that broke off, its last round."""
+        run = RunFolder(cell.place(self.folder))
+        if not run.summary_file.exists():
+            lines = run.metrics() if run.config_file.exists() else []
+            last = flat(lines[-1]) if lines else {}
+            honest = RunFolder(replace(cell, attack=HONEST).place(self.folder))
+            headline = honest.summary()["headline"] if last and honest.summary_file.exists() else ""
+            return Outcome(cell, headline, last.get(headline), trouble=trouble)
+        summary, task = run.summary(), self._configs[cell].task["likelihood"]
+        likelihood = find_likelihood(task if ":" in task else summary["likelihood"])
+        return Outcome(
+            cell,
+            summary["headline"],
+            flat(summary).get(summary["headline"]),
+            likelihood.higher_is_better,
+            success=summary.get("attack_success"),
+            hostile=summary.get("attack", {}).get("clients", []),
+            refused=summary.get("refused_clients", {}),
+            trouble=trouble,
+        )
+
+
+def _parsed(text: str) -> tuple[str, list[str]]:
+    """A name, which may be `package.module:Class`, and the settings behind it, `key=value`."""
+    parts = text.split(":")
+    settings = [part for part in parts if "=" in part]
+    name = ":".join(part for part in parts if "=" not in part)
+    if not name or parts[len(parts) - len(settings) :] != settings:
+        raise ConfigError(f"{text!r} is no name with settings, as in fedprox:proximal=0.1")
+    return name, settings
+
+
+def _folder_name(text: str) -> str:
+    return re.sub(r"[^\w.=+-]", "_", text)

@@ -1,0 +1,129 @@
+"""The table of attacks, methods and rules: which runs it has, and what it says of them."""
+
+import json
+
+import pytest
+
+from fedbayes import run
+from fedbayes.errors import ConfigError, RunError
+from fedbayes.runs.config import Config
+from fedbayes.tools.attack_grid import AttackGrid, Cell, Outcome
+from fedbayes.tools.attack_table import AttackTable
+from tests.test_fusion import command
+
+SMALL = ["data.limit=200", "data.clients=6", "data.partition=iid", "model.hidden=[8]", "rounds=2"]
+
+
+def grid(folder, attacks, **lists):
+    return AttackGrid(folder, attacks, **{"rules": ["mean"], "overrides": SMALL, **lists})
+
+
+def test_cells_are_the_runs_of_their_configs(tmp_path):
+    """Each cell is what `run` gives for the config that its names stand for."""
+    runs = grid(tmp_path / "grid", ["sign-flip:scale=3"], rules=["mean", "krum"])
+    outcomes = {(o.cell.rule, o.cell.attack): o for o in runs.run()}
+    assert list(outcomes) == [
+        (rule, attack) for rule in ("mean", "krum") for attack in ("none", "sign-flip:scale=3")
+    ]
+    settings = [*SMALL, "aggregation.rule=krum", "aggregation.hostile=1", "min_reports=5"]
+    attacked = Config.load(None, [*settings, "attack.kind=sign-flip", "attack.scale=3"])
+    alone = run(attacked, tmp_path / "alone").summary
+    found = outcomes["krum", "sign-flip:scale=3"]
+    assert found.value == alone["global_accuracy"]
+    assert found.hostile == alone["attack"]["clients"]
+    assert outcomes["krum", "none"].hostile == []
+
+
+def test_what_has_ended_is_not_run_again(tmp_path):
+    said = []
+    grid(tmp_path, ["nan"]).run(said.append)
+    assert len(said) == 2
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
+    more = grid(tmp_path, ["nan", "huge"]).run(said.append)
+    assert said[2:] == ["1 of 1: fedavg, mean, huge"]
+    assert len(more) == 3
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items())
+    with pytest.raises(RunError, match="other settings; choose another folder"):
+        grid(tmp_path, ["nan"], overrides=[*SMALL, "training.lr=0.3"]).run()
+
+
+def test_rules_that_a_method_does_not_take_are_told(tmp_path):
+    outcomes = grid(tmp_path, ["nan"], methods=["fedavg", "pfnm"], rules=["mean", "median"]).run()
+    missing = {(o.cell.method, o.cell.rule) for o in outcomes if o.value is None}
+    assert missing == {("pfnm", "median")}
+    table = AttackTable(outcomes)
+    (note,) = [note for note in table.notes if "pfnm" in note.partition(":")[0]]
+    assert note.startswith("pfnm, median: ")
+    assert "for methods whose reports add" in note
+    assert "| `pfnm` | median | – | – |" in table.markdown()
+
+
+def test_a_grid_of_which_nothing_runs_is_an_error(tmp_path):
+    with pytest.raises(RunError, match="whose reports add"):
+        grid(tmp_path, ["nan"], methods=["pfnm"], rules=["median"]).run()
+
+
+@pytest.mark.parametrize(
+    ("lists", "words"),
+    [
+        ({"attacks": ["sign-flop"]}, "did you mean 'sign-flip'"),
+        ({"attacks": ["nan"], "methods": ["fedavgg"]}, "did you mean 'fedavg'"),
+        ({"attacks": ["nan"], "rules": ["medial"]}, "aggregation.rule is 'medial'"),
+        ({"attacks": ["nan", "nan"]}, "named twice"),
+        ({"attacks": ["nan:x"]}, "cannot find the attack 'nan:x'"),
+        ({"attacks": ["scale=3:nan"]}, "is no name with settings"),
+        ({"attacks": ["backdoor:shade=3"]}, "attack.shade is no setting"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(tmp_path, lists, words):
+    attacks = lists.pop("attacks")
+    with pytest.raises((ConfigError, RunError), match=words):
+        grid(tmp_path / "grid", attacks, **lists).run()
+    assert not (tmp_path / "grid" / "fedavg" / "mean" / "nan").exists()
+
+
+def outcome(attack, value, **facts):
+    return Outcome(Cell("fedavg", "mean", attack), "global_accuracy", value, **facts)
+
+
+def test_a_drop_is_marked():
+    table = AttackTable(
+        [
+            outcome("none", 0.9),
+            outcome("huge", 0.871, refused={"3": 20}),
+            outcome("nan", 0.869),
+            outcome("backdoor", 0.9, success=0.75),
+            outcome("weight", float("nan")),
+        ]
+    )
+    cells = table.markdown().splitlines()[2]
+    assert cells == "| `fedavg` | mean | 0.900 | 0.871 ×1 | **0.869 ▼** | 0.900 75% | **nan ▼** |"
+    assert table.notes[0].count(";") == 2
+
+
+def test_an_error_that_rises_is_a_drop():
+    errors = [outcome(k, v, higher_is_better=False) for k, v in (("none", 2.0), ("nan", 1.5))]
+    assert "▼" not in AttackTable(errors).markdown()
+    worse = [errors[0], outcome("nan", 2.1, higher_is_better=False)]
+    assert "**2.100 ▼**" in AttackTable(worse).markdown()
+
+
+def test_the_command_prints_draws_and_writes(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["attack", "--kinds", "nan", "--rules", "mean,median", "--hostile", "2"]
+    arguments += [w for s in SMALL for w in ("--set", s)]
+    assert command(*arguments, "--picture", "p.svg", "--markdown", "t.md") == 0
+    said = capsys.readouterr().out
+    assert "trimmed" not in said
+    assert "honest" in said
+    assert (tmp_path / "t.md").read_text().startswith("| method | rule | honest | nan |")
+    assert "median" in (tmp_path / "p.svg").read_text()
+    assert command(*arguments, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(o["rule"], o["attack"]) for o in found] == [
+        (rule, attack) for rule in ("mean", "median") for attack in ("none", "nan")
+    ]
+    assert all(0 <= o["value"] <= 1 for o in found)
+    assert len(found[1]["hostile"]) == 2
+    assert command("attack", "--picture", "p.bmp") == 2
+    assert "the suffix says the format" in capsys.readouterr().err
