@@ -293,7 +293,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(ConfigError, match="not valid TOML"):
         Config.load(bad)
     bad.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="not valid TOML: it is no text in UTF-8"):
         Config.load(bad)
 
 

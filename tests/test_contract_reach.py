@@ -29,13 +29,13 @@ class TestGrowing(MethodContract):
 
     def test_the_model_grows_and_each_client_gets_its_own(self, tmp_path):
         run = fedbayes.run(self.config(rounds=3), tmp_path)
-        assert [line["width"] for line in run.metrics] == [9, 10, 11]
+        assert [line["update"]["width"] for line in run.metrics] == [9, 10, 11]
         assert run.model["1.weight"].shape == (11, 64)
         assert run.summary["model_parameters"] == 11 * 64 + 11 + 11 * 10 + 10
 
     def test_private_state_counts_visits(self, tmp_path):
         with Simulation(self.config(rounds=4, cohort=4), tmp_path) as simulation:
-            visits = [step.metrics["visits"] for step in simulation]
+            visits = [step.metrics["reported"]["visits"] for step in simulation]
             states = {c: unpack(Visits, dense(decode(s))) for c, s in simulation.states.items()}
         assert visits == [1, 2, 3, 4]
         assert len(states) == 4

@@ -97,7 +97,7 @@ def test_a_rule_takes_the_middle_of_every_part(method, rule):
             if (share < 1).any():
                 total.heard[part][name] = torch.from_numpy(share * 6).view_as(tensor)
     wanted = method.update(server, method.resummed(total, server, run), At(run, 2))[0]
-    reports = fold(Aggregation(rule=rule, hostile=hostile), method, server, run, 6, None)
+    reports = fold(Aggregation(rule=rule, hostile=hostile), method, server, run)
     for client, report in found.items():
         reports.add(client, report)
     result = method.update(server, reports.reduced(), At(run, 2))[0]
@@ -238,7 +238,7 @@ def test_a_median_holds_where_the_mean_does_not(method):
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 def test_a_clipped_mixture_moves_no_centre_by_more_than_the_bound():
     method, run, server, found = after_one_round("mixture")
-    reports = fold(Aggregation(clip=0.25), method, server, run, 6, None)
+    reports = fold(Aggregation(clip=0.25), method, server, run)
     for client, report in found.items():
         reports.add(client, replace(report, weight=0.5 + client))
     gathered = reports.reduced()

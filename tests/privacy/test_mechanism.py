@@ -252,7 +252,7 @@ def test_counts_cannot_cost_more_than_there_is():
 def test_an_auditor_finds_no_more_than_epsilon_and_not_much_less(kind):
     """The round run on two neighbours many times, and who decides between them by a threshold: a
     lower bound of ε, with confidence (Clopper and Pearson), from the two kinds of errors."""
-    tries, z, delta = 12_000, 1.0, 1e-3
+    tries, z, delta = 100_000, 1.0, 1e-3
 
     def outcomes(value, secret):
         """As many rounds of one entry as a round has entries: their noise is independent."""

@@ -60,13 +60,13 @@ class Total:
         """The sum of the reports that come to this total.
 
         Args:
-            origin: where changes are measured from, by name; zero where there is no such name.
+            origin: where changes are measured from, by name; see `start_of`.
         """
         summed = Sum(weight=self.weight, clients=self.clients)
         for part, tensors in self.changes.items():
             for name, change in tensors.items():
                 heard = self.heard[part].get(name)
-                start = origin.get(name)
+                start = start_of(name, change.shape, origin)
                 if start is not None:
                     count = self.weight if heard is None else heard
                     change = change + start.cpu().double() * count
@@ -82,7 +82,7 @@ def changes_of(report: Report, origin: Mapping[str, Tensor], absent: str) -> Ten
 
     Args:
         report: dense or sparse.
-        origin: where they are measured from, by name; zero where there is no such name.
+        origin: where they are measured from, by name; see `start_of`.
         absent: what an entry that a sparse tensor leaves out says: `unknown`, `zero` (it is zero),
             or `unchanged`.
     """
@@ -90,13 +90,21 @@ def changes_of(report: Report, origin: Mapping[str, Tensor], absent: str) -> Ten
     changes: Tensors = {}
     for name, item in report.tensors.items():
         change = whole[name].cpu().double()
-        if name in origin:
-            change = change - origin[name].cpu().double()
+        if (start := start_of(name, change.shape, origin)) is not None:
+            change = change - start.cpu().double()
         if isinstance(item, Masked) and absent != "zero":
             silent = torch.nan if absent == "unknown" else 0.0
             change = torch.where(item.mask().cpu(), change, silent)
         changes[name] = change
     return changes
+
+
+def start_of(name: str, shape: torch.Size, origin: Mapping[str, Tensor]) -> Tensor | None:
+    """What a tensor's change is measured from; None, which is zero, where there is no tensor of
+    this name and shape: clients may have networks of other widths than the server.
+    """
+    start = origin.get(name)
+    return start if start is not None and start.shape == shape else None
 
 
 def parted(changes: Tensors, report: Report, network: Network) -> Changes:
@@ -182,13 +190,13 @@ def moved(report: Report, changes: Changes, origin: Mapping[str, Tensor]) -> Rep
     Args:
         report: as it came.
         changes: what its changes are to be; NaN: it says nothing, and the origin stays.
-        origin: where they are measured from, by name; zero where there is no such name.
+        origin: where they are measured from, by name; see `start_of`.
     """
     tensors: Message = {}
     for part in changes.values():
         for name, change in part.items():
             value = change.nan_to_num(nan=0.0)
-            if name in origin:
-                value = value + origin[name].cpu().double()
+            if (start := start_of(name, value.shape, origin)) is not None:
+                value = value + start.cpu().double()
             tensors[name] = value.to(dtype_of(report.tensors[name]))
     return Report(tensors, report.weight)

@@ -232,7 +232,8 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
 
     def origin(self, server: ServerState, run: Run) -> Tensors:
         """What changes are measured from: tensors as a client that learnt nothing would report
-        them, dense, by name. What is not here is measured from zero, as are changes themselves.
+        them, dense, by name. What is not here, or has another shape, is measured from zero, as
+        are changes themselves.
 
         By default the global model.
         """

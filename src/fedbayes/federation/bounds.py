@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedbayes.contracts import AnyMethod, Changes, Method, Report, Run
-from fedbayes.contracts.changes import norm, part_of
+from fedbayes.contracts.changes import norm, part_of, start_of
 from fedbayes.federation.checks import read_report
 from fedbayes.federation.fold import Fold
 from fedbayes.federation.kept import MEMORY, Kept
@@ -49,7 +49,7 @@ def norms_of_report(
         trained, squares = run.network.split()[0], dict[str, float]()
         for name, item in dense(report.tensors).items():
             part = part_of(name, item.dtype, run.network, trained)
-            own = origin.get(name)
+            own = start_of(name, item.shape, origin)
             whole = item if item.dtype in (torch.float32, torch.float64) else item.double()
             length = float(torch.linalg.vector_norm(whole if own is None else whole - own.cpu()))
             squares[part] = squares.get(part, 0.0) + length * length

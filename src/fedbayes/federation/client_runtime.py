@@ -158,7 +158,10 @@ class ClientRuntime:
                 draw = self.method.draws(model, run)
                 scores = total(evaluate(run.likelihood, draw, test))
         return Outcome(
-            report=encode_report(report), state=encode(pack(state)), info=info, scores=scores
+            report=encode_report(report),
+            state=encode(pack(state), plain=True),  # kept in files of safetensors
+            info=info,
+            scores=scores,
         )
 
     def evaluate(self, evaluation: Evaluation) -> Tensors:

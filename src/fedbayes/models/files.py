@@ -31,6 +31,8 @@ CARD = "fedbayes"
 `state_dict` in a file of PyTorch."""
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ARCHIVE = b"PK\x03\x04"
+_PICKLE = b"\x80"
+"""How files of PyTorch begin: archives, and those of before version 1.6."""
 _STATE_DICTS = ("state_dict", "model_state_dict", "model_state", "model")
 """Where checkpoints have the weights."""
 _PREFIXES = ("weights/", "module.", "_orig_mod.")
@@ -79,21 +81,21 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     try:
         data = read_bytes(path)
         pickled = path.suffix.lower() in PICKLED or data.startswith(_ARCHIVE)
+        if not data:
+            raise MessageError("it is empty")
         if pickled:
             if data.startswith(_ARCHIVE):
                 _check_archive(data)
+            elif not data.startswith(_PICKLE):
+                raise MessageError("it does not begin as PyTorch's files do")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of TorchScript, which is refused
                 content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         else:
-            if not data:
-                raise MessageError("")
             check_seal(data)
             content = decode_file(data, plain=True)
     except OSError as error:
         raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
-    except KeyError:  # the code of an unknown operation of pickle
-        raise ModelError(_unreadable(path, "it does not begin as PyTorch's files do")) from None
     except (MessageError, UnpicklingError, *_UNREADABLE) as error:
         raise ModelError(_unreadable(path, str(error) or type(error).__name__)) from None
     content = _state_dict(content)

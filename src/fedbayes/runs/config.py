@@ -364,10 +364,11 @@ def no_setting(key: str, known: Sequence[Row], method: str, likelihood: str = "a
 
 
 def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
-    """All fractions among settings, by key."""
+    """All fractions among settings, by key, but for the arguments of a user's own network."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from _numbers(item, f"{key}.{name}" if key else name)
+            own = key == "model" and name == "arguments"
+            yield from () if own else _numbers(item, f"{key}.{name}" if key else name)
     elif isinstance(value, list):
         for item in value:
             yield from _numbers(item, key)
