@@ -243,14 +243,14 @@ def test_personal_models_are_those_of_the_round_whose_figures_are_told(tmp_path)
     from fedbayes.tools.calibration import trust
 
     run = fedbayes.run(
-        jumpy(**LOCAL, keep_checkpoints="best", cohort=4, rounds=5), tmp_path / "run"
+        jumpy(**LOCAL, keep_checkpoints="best", cohort=4, rounds=6), tmp_path / "run"
     )
     best = run.summary["best_round"]
-    assert best < 5
+    assert best < 6
     progress = run.folder.progress(best)
     right = trust(tmp_path / "run", personal=True).right
     assert int(right.sum()) == int(progress.clients.sums["correct"].sum())
-    assert int(right.sum()) != int(run.folder.progress(5).clients.sums["correct"].sum())
+    assert int(right.sum()) != int(run.folder.progress(6).clients.sums["correct"].sum())
 
 
 def test_a_report_says_that_its_models_are_the_last(tmp_path):
@@ -270,10 +270,10 @@ def test_it_runs_on_flower_too(tmp_path):
 
     pytest.importorskip("flwr")
     settings = {"keep_checkpoints": "best", "engine": "flower-simulation", "cohort": 4}
-    run = fedbayes.run(jumpy(**LOCAL, **settings, rounds=5), tmp_path)
+    run = fedbayes.run(jumpy(**LOCAL, **settings, rounds=6), tmp_path)
     best = run.summary["best_round"]
-    assert best < 5
-    assert run.folder.rounds() == [best, 5]
+    assert best < 6
+    assert run.folder.rounds() == [best, 6]
     right = trust(tmp_path, personal=True).right
     assert int(right.sum()) == int(run.folder.progress(best).clients.sums["correct"].sum())
 

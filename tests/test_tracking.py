@@ -8,6 +8,7 @@ import fedbayes
 from fedbayes.errors import ConfigError
 from fedbayes.runs import tracking
 from fedbayes.runs.simulation import Simulation
+from fedbayes.runs.standing import flat
 from tests.test_fusion import command
 
 SETTINGS = {"data": {"name": "digits", "clients": 3, "partition": "iid"}, "rounds": 4}
@@ -34,7 +35,7 @@ def test_tensorboard(tmp_path, monkeypatch):
     for key in ("global_accuracy", "bytes_up", "loss"):
         events = found.Scalars(key)
         assert [event.step for event in events] == [1, 2, 3, 4]
-        assert [e.value for e in events] == pytest.approx([line[key] for line in lines])
+        assert [e.value for e in events] == pytest.approx([flat(line)[key] for line in lines])
 
 
 def test_mlflow(tmp_path, monkeypatch):
