@@ -1,0 +1,28 @@
+"""One-shot fusion of networks that were trained apart: models in, one model out.
+
+    dense.py         fully connected networks, by matching their neurons or weight by weight
+"""
+
+from fedbayes.fusion.dense import (
+    Fusion,
+    FusionMethod,
+    FusionSettings,
+    Layers,
+    combination,
+    coordinate_average,
+    fuse,
+    fuse_layers,
+    fusion_settings,
+)
+
+__all__ = [
+    "Fusion",
+    "FusionMethod",
+    "FusionSettings",
+    "Layers",
+    "combination",
+    "coordinate_average",
+    "fuse",
+    "fuse_layers",
+    "fusion_settings",
+]
