@@ -1,7 +1,4 @@
-"""One-shot fusion of networks that were trained apart: models in, one model out.
-
-    dense.py         fully connected networks, by matching their neurons or weight by weight
-"""
+"""One-shot fusion of networks that were trained apart: models in, one model out."""
 
 from fedbayes.fusion.dense import (
     Fusion,

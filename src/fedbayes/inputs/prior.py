@@ -1,0 +1,73 @@
+"""What an input prior is, and the inputs that a fusion draws from one."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes import seeds
+
+
+class InputPrior(ABC):
+    """Draws inputs of one shape: images in [0, 1], or rows of a table in their own units."""
+
+    name: str
+    """As `--inputs` has it."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    @abstractmethod
+    def draw(self, count: int, rng: np.random.Generator) -> Tensor:
+        """So many inputs, float32 [count, *shape]."""
+
+    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """Other inputs that the prior draws as often, made of some of its own; the same by default.
+
+        Args:
+            x: inputs [n, *shape].
+            rng: of what is changed.
+        """
+        return x
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs as networks see them: scaled draws, the same for the same seed and batch."""
+
+    prior: InputPrior
+    mean: Tensor
+    """Subtracted from draws; [C] by channel of an image, [*shape], or a number []."""
+    std: Tensor
+    """Draws are divided by it; as `mean`."""
+    seed: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return self.prior.shape
+
+    def batch(self, number: int, count: int) -> Tensor:
+        """So many inputs [count, *shape], fresh for every number.
+
+        Args:
+            number: of the batch, from 0; inputs that are held out have numbers below 0.
+            count: of inputs.
+        """
+        purpose = "inputs" if number >= 0 else "inputs held out"
+        rng = seeds.numpy_rng(self.seed, purpose, round=abs(number))
+        return self.scaled(self.prior.draw(count, rng))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Draws as networks see them."""
+        return (x - self._along(self.mean)) / self._along(self.std)
+
+    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """As `InputPrior.augmented`, of scaled inputs."""
+        raw = x * self._along(self.std) + self._along(self.mean)
+        return self.scaled(self.prior.augmented(raw, rng))
+
+    def _along(self, values: Tensor) -> Tensor:
+        return values.reshape(-1, 1, 1) if values.ndim == 1 and len(self.shape) == 3 else values
