@@ -1,9 +1,10 @@
 """Rows of a table: Gaussian, or of a Gaussian copula where features are categories.
 
-A category is a step function g of a latent Gaussian, whose steps lie where its frequencies say. Means,
-deviations and frequencies are those of the clients' sums, and the latent correlations are those by
-which the rows' correlations are theirs too: with the Hermite coefficients c_k = E[g(z) h_k(z)] of two
-features, cov(g_i, g_j) = Σ_k c_ik c_jk ρ^k (Mehler's formula), solved for ρ.
+A category is a step function g of a latent Gaussian, whose steps lie where its frequencies say.
+Means, deviations and frequencies are those of the clients' sums, and the latent correlations are
+those by which the rows' correlations are theirs too: with the Hermite coefficients
+c_k = E[g(z) h_k(z)] of two features, cov(g_i, g_j) = Σ_k c_ik c_jk ρ^k (Mehler's formula), solved
+for ρ.
 """
 
 from collections.abc import Mapping
@@ -37,14 +38,19 @@ class Gaussian(InputPrior):
         sums: of the clients' rows; None: standard normal.
 
     Raises:
-        DataError: the sums are of another number of features.
+        DataError: inputs are no rows, or the sums are of another number of features.
     """
 
     name = "gaussian"
 
     def __init__(self, shape: tuple[int, ...], sums: Sums | None = None) -> None:
         super().__init__(shape)
+        self._root: Vector | None = None
         if sums is None:
+            if len(shape) != 1:
+                raise DataError(
+                    f"rows of a table have one axis, and an input has the shape {shape}"
+                )
             self.assumes = "independent features, normal with mean 0 and deviation 1"
             return
         if shape != (len(sums.features),):
@@ -69,7 +75,7 @@ class Gaussian(InputPrior):
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """As `InputPrior.draw`."""
         normal = rng.standard_normal((count, *self.shape))
-        if not hasattr(self, "_root"):
+        if self._root is None:
             return torch.from_numpy(normal.astype(np.float32))
         latent = normal @ self._root.T
         x = self._mean + self._std * latent

@@ -1,8 +1,8 @@
 """Dead leaves: shapes that hide each other, as objects do in photographs.
 
-Alvarez, Gousseau and Morel (1999) and Lee, Mumford and Huang (2001): opaque shapes, their sizes by a
-power law, leave images with the edges, occlusions and spectra of natural ones. Networks learn from
-them much of what they learn from photographs (Baradad et al. 2021).
+Alvarez, Gousseau and Morel (1999) and Lee, Mumford and Huang (2001): opaque shapes, their sizes by
+a power law, leave images with the edges, occlusions and spectra of natural ones. Networks learn
+from them much of what they learn from photographs (Baradad et al. 2021).
 """
 
 import numpy as np
@@ -71,7 +71,7 @@ class Leaves(InputPrior):
         labels = _occlusions(count, height * FINER, width * FINER, rng)
         colours = _colours(count, shapes + 1, channels, rng)
         slopes = rng.normal(0.0, SHADE, (count, 2, shapes + 1)).astype(np.float32)
-        roughness = (ROUGH[0] + np.ptp(ROUGH) * rng.random((count, shapes + 1)) ** 2)
+        roughness = ROUGH[0] + np.ptp(ROUGH) * rng.random((count, shapes + 1)) ** 2
         roughness = roughness.astype(np.float32)
         x = np.empty((count, channels, height, width), np.float32)
         shade = _shades(labels, slopes)
@@ -87,7 +87,7 @@ class Leaves(InputPrior):
 
 def _occlusions(count: int, height: int, width: int, rng: np.random.Generator) -> Array:
     """Which shape each pixel shows, uint8 [count, height, width]; 0 is the ground."""
-    counts = np.exp(rng.uniform(*np.log(SHAPES), count)).astype(int).tolist()
+    counts = (SHAPES[0] * (SHAPES[1] / SHAPES[0]) ** rng.random(count)).astype(int).tolist()
     kinds = rng.integers(3, size=(count, SHAPES[1]))
     polygons = _polygons(kinds, height, width, rng)
     corners = np.array([CORNERS, 4, 3])[kinds].tolist()
@@ -99,7 +99,7 @@ def _occlusions(count: int, height: int, width: int, rng: np.random.Generator) -
         for number in range(many):
             outline = outlines[number][: 2 * corners[index][number]]
             pen.polygon(outline, fill=number + 1)
-        labels[index] = picture
+        labels[index] = np.asarray(picture)
     return labels
 
 

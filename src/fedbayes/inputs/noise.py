@@ -78,7 +78,7 @@ def power_law_noise(
 
 
 def _frequencies(lengths: tuple[int, ...]) -> Array:
-    """Length of each frequency of a real Fourier transform, in cycles per pixel; 1 in place of 0."""
+    """Of each frequency of a real Fourier transform its length, in cycles a pixel; 1 for 0."""
     last = fft.rfftfreq(lengths[-1]).astype(np.float32)
     if len(lengths) == 1:
         frequency = last

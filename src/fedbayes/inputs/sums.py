@@ -88,7 +88,9 @@ def sums_of(
     """
     x = np.asarray(rows, np.float64)
     if x.ndim != 2 or not x.size:
-        raise DataError(f"{where}: sums are of a table [rows, features], and its shape is {x.shape}")
+        raise DataError(
+            f"{where}: sums are of a table [rows, features], and its shape is {x.shape}"
+        )
     names = _names(features, x.shape[1], where)
     odd = ~np.isfinite(x).all(0)
     if odd.any():
@@ -113,7 +115,7 @@ def sums_of(
     return sums
 
 
-def added(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
+def add_sums(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
     """The sums of all clients' rows.
 
     Args:
