@@ -11,10 +11,18 @@ from fedbayes import seeds
 
 
 class InputPrior(ABC):
-    """Draws inputs of one shape: images in [0, 1], or rows of a table in their own units."""
+    """Draws inputs of one shape: images in [0, 1], or rows of a table in their own units.
+
+    Args:
+        shape: of one input.
+    """
 
     name: str
     """As `--inputs` has it."""
+    assumes: str
+    """What it takes inputs for: a result that rests on it should say so."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how it was chosen or read."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape

@@ -122,11 +122,11 @@ def _read_tables(
             f"{where}: the first column, which has no name, numbers the rows and is left out"
         )
     features = settings.features or tuple(c for c in frame.columns if c not in left_out)
-    if len(features) == 1 and _holds_pictures(frame[features[0]]):
+    if len(features) == 1 and holds_pictures(frame[features[0]]):
         x, features = _decoded(frame[features[0]], where), ()
     else:
         for column in features:
-            if _holds_pictures(frame[column]):
+            if holds_pictures(frame[column]):
                 raise DataError(
                     f"{where}: column '{column}' holds pictures, beside which there can be no "
                     f"other column of x; set features = ['{column}']"
@@ -145,7 +145,7 @@ def _read_tables(
     )
 
 
-def _holds_pictures(column: Any) -> bool:
+def holds_pictures(column: Any) -> bool:
     """Whether a column holds pictures as the Hugging Face hub stores them."""
     first = column.iloc[0] if len(column) else None
     return isinstance(first, dict) and "bytes" in first
@@ -186,7 +186,7 @@ def _read_arrays(
             raise DataError(f"{paths[0].parent} has several {part} files; one .npz is read")
         with reading(paths[0]), np.load(paths[0], allow_pickle=False) as file:
             ending = "_test" if part == "test" else ""
-            arrays |= {f"{name}{ending}": _plain(file, name, paths[0]) for name in file.files}
+            arrays |= {f"{name}{ending}": plain_array(file, name, paths[0]) for name in file.files}
     for name in ("x", "y"):
         if name not in arrays:
             raise DataError(
@@ -220,10 +220,10 @@ def _read_arrays(
     names = ["y"] if y.shape[1] == 1 else [f"y{column}" for column in range(y.shape[1])]
     labels = pd.DataFrame(y, columns=names)
     parted = testing if "x_test" in arrays else None
-    return _assemble(_pictures(x), labels, groups, parted, settings, kinds, where, notes, ())
+    return _assemble(as_pictures(x), labels, groups, parted, settings, kinds, where, notes, ())
 
 
-def _plain(file: Any, name: str, where: Path) -> Array:
+def plain_array(file: Any, name: str, where: Path) -> Array:
     """An array of an NPZ file.
 
     Raises:
@@ -251,7 +251,7 @@ def _joined(arrays: dict[str, Array], name: str, where: str) -> Array | None:
     return np.concatenate(both)
 
 
-def _pictures(x: Array) -> Array:
+def as_pictures(x: Array) -> Array:
     """uint8 pictures [N, H, W(, C)] in the order C, H, W; all else as float32."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         return x.astype(np.float32)

@@ -1,0 +1,115 @@
+"""Input priors by name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedbayes.data.wording import size
+from fedbayes.errors import ConfigError, DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from fedbayes.inputs.prior import InputPrior
+    from fedbayes.inputs.sums import Sums
+
+PRIORS: dict[str, str] = {
+    "auto": "by the shape of an input: leaves, strokes, noise or gaussian",
+    "leaves": "photographs: random shapes that hide each other",
+    "strokes": "writing: pen strokes, light on a dark ground",
+    "noise": "signals or textures: 1/f^a noise",
+    "gaussian": "rows of a table: standard normal, or as the clients' sums say",
+}
+"""Names of input priors, and what they are for."""
+AXES = {"leaves": (3,), "strokes": (3,), "noise": (1, 2, 3), "gaussian": (1,)}
+"""How many axes an input has."""
+
+
+def build_prior(
+    name: str,
+    shape: Sequence[int],
+    *,
+    sums: "Sums | None" = None,
+    features: Sequence[str] = (),
+) -> "InputPrior":
+    """An input prior.
+
+    Args:
+        name: one of `PRIORS`; `package.module:function`; or a folder or file of real samples.
+        shape: of one input: channels, height and width of an image, the length of a row.
+        sums: of the clients' rows, for `gaussian`.
+        features: columns of a table of real samples to take.
+
+    Returns:
+        The prior; where the choice was left to the shape, its `notes` say what was chosen, and why.
+
+    Raises:
+        ConfigError: there is no such prior, or it draws no inputs of this shape.
+        DataError: real samples cannot be read, or sums are of other features.
+    """
+    shape = tuple(int(length) for length in shape)
+    if not shape or min(shape) < 1:
+        raise ConfigError(f"an input cannot be of the shape {shape}; all lengths are 1 or more")
+    chosen, why = choose(shape, sums) if name == "auto" else (name, "")
+    if sums is not None and chosen != "gaussian":
+        raise ConfigError(f"sums of rows have no effect on {chosen!r}; they are for gaussian")
+    prior = _built(chosen, shape, sums, features)
+    if why:
+        prior.notes = (f"inputs are drawn from {chosen!r}: {why}", *prior.notes)
+    return prior
+
+
+def choose(shape: tuple[int, ...], sums: "Sums | None" = None) -> tuple[str, str]:
+    """The prior for inputs of a shape, and why it was chosen."""
+    if sums is not None:
+        return "gaussian", "the clients sent sums of their rows"
+    if len(shape) == 1:
+        return "gaussian", f"an input is a row of {shape[0]} values; without sums, standard normal"
+    if len(shape) == 2:
+        return "noise", f"an input of {size(shape)} is taken for channels of a signal"
+    if len(shape) == 3 and shape[0] == 1:
+        return "strokes", (
+            "an image of one channel is taken for writing, light on dark; of grey photographs say "
+            "leaves"
+        )
+    if len(shape) == 3:
+        return "leaves", f"an image of {shape[0]} channels is taken for a photograph"
+    raise ConfigError(
+        f"no input prior is known for inputs of {size(shape)}; name package.module:function, or "
+        "a file of real samples"
+    )
+
+
+def _built(
+    name: str, shape: tuple[int, ...], sums: "Sums | None", features: Sequence[str]
+) -> "InputPrior":
+    from fedbayes.inputs.gaussian import Gaussian
+    from fedbayes.inputs.leaves import Leaves
+    from fedbayes.inputs.noise import Noise
+    from fedbayes.inputs.own import OwnPrior
+    from fedbayes.inputs.samples import RealSamples
+    from fedbayes.inputs.strokes import Strokes
+
+    if name in AXES and len(shape) not in AXES[name]:
+        raise ConfigError(
+            f"{name!r} draws {PRIORS[name].partition(':')[0]}, and an input is of {size(shape)}; "
+            "give the shape as channels, height and width of an image or as the length of a row, "
+            "or choose another prior"
+        )
+    drawn: dict[str, type[Leaves | Strokes | Noise]] = {
+        "leaves": Leaves,
+        "strokes": Strokes,
+        "noise": Noise,
+    }
+    if name in drawn:
+        return drawn[name](shape)
+    if name == "gaussian":
+        return Gaussian(shape, sums)
+    if Path(name).exists():
+        return RealSamples(Path(name), shape, features)
+    if ":" in name:
+        return OwnPrior(name, shape)
+    if Path(name).suffix or len(Path(name).parts) > 1:
+        raise DataError(f"there is no file or folder {name} of samples to take inputs from")
+    raise ConfigError(
+        f"no input prior is called {name!r}{did_you_mean(name, PRIORS)}; choose "
+        f"{', '.join(PRIORS)}, name package.module:function, or a folder or file of samples"
+    )

@@ -1,0 +1,86 @@
+"""A picture of what a prior draws."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedbayes import seeds
+from fedbayes.data.dataset import Array
+from fedbayes.data.plot import save_figure
+from fedbayes.data.wording import size
+from fedbayes.errors import ConfigError
+from fedbayes.inputs.prior import InputPrior
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = 12
+"""Images in a row."""
+IMAGES = 96
+ROWS = 2000
+"""Of a table, in its histograms."""
+MOST_FEATURES = 24
+"""Features of a table that are drawn."""
+SIGNALS = 8
+
+
+def plot_inputs(prior: InputPrior, path: Path, *, seed: int = 0) -> None:
+    """Draw some inputs of a prior into a PNG, SVG or PDF file.
+
+    Images are a grid, in colour where they have three channels and else their first one in grey;
+    signals are lines; of rows of a table there is a histogram of every feature, of the first 24.
+
+    Args:
+        prior: what draws them.
+        path: file to write; its suffix is the format.
+        seed: of the draws.
+
+    Raises:
+        RunError: the suffix is of no format that there is.
+        ConfigError: inputs have more than three axes.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rng = seeds.numpy_rng(seed, "picture of inputs")
+    kinds = {1: (ROWS, _histograms), 2: (SIGNALS, _lines), 3: (IMAGES, _grid)}
+    if len(prior.shape) not in kinds:
+        raise ConfigError(f"there is no picture of inputs of {size(prior.shape)}")
+    count, plot = kinds[len(prior.shape)]
+    figure = Figure(figsize=(8.0, 6.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{prior.name}: {prior.assumes}", fontsize="medium", wrap=True)
+    plot(figure, prior.draw(count, rng).numpy())
+    save_figure(figure, path)
+
+
+def _grid(figure: "Figure", x: Array) -> None:
+    count, channels, height, width = x.shape
+    rows = count // COLUMNS
+    figure.set_figheight(0.5 + 8.0 * rows * height / (COLUMNS * width))
+    shown = x if channels == 3 else x[:, :1]
+    framed = np.pad(shown, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=1.0)
+    tiles = framed.reshape(rows, COLUMNS, *framed.shape[1:]).transpose(0, 3, 1, 4, 2)
+    picture = tiles.reshape(rows * (height + 1), COLUMNS * (width + 1), -1)
+    axes = figure.add_subplot()
+    axes.imshow(picture.squeeze(2) if channels != 3 else picture, cmap="gray", vmin=0.0, vmax=1.0)
+    axes.set_axis_off()
+
+
+def _lines(figure: "Figure", x: Array) -> None:
+    for index, axes in enumerate(figure.subplots(len(x), sharex=True)):
+        axes.plot(x[index].T, linewidth=0.8)
+
+
+def _histograms(figure: "Figure", x: Array) -> None:
+    shown = min(x.shape[1], MOST_FEATURES)
+    columns = min(shown, 6)
+    grid = figure.subplots(-(-shown // columns), columns, squeeze=False)
+    for feature, axes in enumerate(grid.flat):
+        axes.set_yticks([])
+        if feature < shown:
+            axes.hist(x[:, feature], bins=40, color="tab:blue")
+            axes.set_title(f"feature {feature}", fontsize="small")
+        else:
+            axes.set_axis_off()

@@ -1,0 +1,182 @@
+"""Real unlabelled samples in place of a prior: pictures in a folder, or NPZ, Parquet or CSV."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from fedbayes.data.dataset import Array
+from fedbayes.data.progress import progress
+from fedbayes.data.sources.files import reading
+from fedbayes.data.sources.own import (
+    SUFFIXES,
+    as_pictures,
+    holds_pictures,
+    own_files,
+    plain_array,
+)
+from fedbayes.data.sources.tables import numbers, read_tables
+from fedbayes.data.wording import listed, size
+from fedbayes.errors import DataError, did_you_mean
+from fedbayes.inputs.prior import InputPrior
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+"""Suffixes of the files in a folder that are taken for pictures."""
+MODES = {1: "L", 3: "RGB"}
+"""Of pictures, by their channels."""
+LABEL = "label"
+"""A column of a table that is left out where it is one too many."""
+MEMORY = 1 << 30
+"""Bytes of pictures that are kept; of more, some are chosen at random."""
+
+
+class RealSamples(InputPrior):
+    """Samples that somebody has: each batch is drawn from them, without repetition if it can be.
+
+    Pictures of another size are cut to the shape of an input from their middle and scaled.
+
+    Args:
+        path: a folder of pictures; or a file, .npz (an array x, or the only one), .parquet or .csv;
+            or a folder with a file named train of these kinds.
+        shape: of one input.
+        features: columns of a table to take, in this order; by default all but one called label.
+
+    Raises:
+        DataError: there is nothing of a known format, it is damaged, or of another shape.
+    """
+
+    name = "samples"
+
+    def __init__(self, path: Path, shape: tuple[int, ...], features: Sequence[str] = ()) -> None:
+        super().__init__(shape)
+        notes: list[str] = []
+        self._x = _read(path, shape, tuple(features), notes)
+        self.notes = tuple(notes)
+        self.assumes = f"as {len(self._x):,} unlabelled samples of {path.name}"
+
+    def draw(self, count: int, rng: np.random.Generator) -> Tensor:
+        """As `InputPrior.draw`; with repetition where more are asked for than there are."""
+        rows = rng.choice(len(self._x), count, replace=count > len(self._x))
+        x = torch.from_numpy(self._x[rows].astype(np.float32))
+        return x / 255 if self._x.dtype == np.uint8 else x
+
+
+def _read(path: Path, shape: tuple[int, ...], features: tuple[str, ...], notes: list[str]) -> Array:
+    if path.is_dir():
+        files = sorted(f for f in path.rglob("*") if f.suffix.lower() in PICTURES and f.is_file())
+        if files:
+            return _pictures(files, shape, str(path), notes)
+    found = own_files(path)["train"]
+    suffix = found[0].suffix.lower()
+    if suffix not in SUFFIXES:
+        raise DataError(
+            f"{path}: samples are read from {listed(SUFFIXES)}, or a folder of pictures"
+        )
+    x = _array(found[0], shape) if suffix == ".npz" else _table(found, shape, features, notes)
+    return _checked(x, shape, str(found[0]), notes)
+
+
+def _array(file: Path, shape: tuple[int, ...]) -> Array:
+    with reading(file), np.load(file, allow_pickle=False) as arrays:
+        name = "x" if "x" in arrays.files or len(arrays.files) != 1 else arrays.files[0]
+        if name not in arrays.files:
+            raise DataError(
+                f"{file} has no array x{did_you_mean('x', arrays.files)}; it has "
+                f"{listed(arrays.files)}"
+            )
+        x = plain_array(arrays, name, file)
+    if x.dtype.kind not in "iufb":
+        raise DataError(f"{file}: {name} must hold numbers, and is of type {x.dtype}")
+    if x.shape[1:] == shape:
+        return x if x.dtype == np.uint8 and len(shape) == 3 else x.astype(np.float32)
+    return as_pictures(x)
+
+
+def _table(
+    files: list[Path], shape: tuple[int, ...], features: tuple[str, ...], notes: list[str]
+) -> Array:
+    frame, _ = read_tables({"train": files}, notes)
+    where = str(files[0])
+    for name in features:
+        if name not in frame.columns:
+            raise DataError(
+                f"{where} has no column '{name}'{did_you_mean(name, frame.columns)}; it has "
+                f"{listed(frame.columns)}"
+            )
+    pictured = [name for name in features or frame.columns if holds_pictures(frame[name])]
+    if pictured:
+        cells = frame[pictured[0]]
+        pictures = [cell["bytes"] if isinstance(cell, dict) else None for cell in cells]
+        return _pictures(pictures, shape, where, notes)
+    names = features or tuple(frame.columns)
+    if not features and len(names) == prod(shape) + 1 and LABEL in names:
+        names = tuple(name for name in names if name != LABEL)
+        notes.append(f"{where}: the column '{LABEL}' is left out")
+    if len(names) != prod(shape):
+        raise DataError(
+            f"{where} has {len(names)} columns, and an input has {prod(shape)} values; name the "
+            f"columns to take, of {listed(names)}"
+        )
+    return numbers(frame, names, where, notes).reshape(-1, *shape)
+
+
+def _checked(x: Array, shape: tuple[int, ...], where: str, notes: list[str]) -> Array:
+    """Samples of this shape, finite, images in [0, 1]."""
+    if x.shape[1:] != shape or not len(x):
+        raise DataError(
+            f"{where} holds {len(x):,} samples of {size(x.shape[1:])}, and an input is "
+            f"{size(shape)}"
+        )
+    if x.dtype == np.uint8:
+        return x
+    whole = np.isfinite(x).reshape(len(x), -1).all(1)
+    if not whole.any():
+        raise DataError(f"{where}: every sample has a value that is missing or infinite; impute it")
+    if not whole.all():
+        notes.append(
+            f"{where}: {int((~whole).sum()):,} of {len(x):,} samples are left out, since values "
+            "are missing or infinite in them"
+        )
+    x = x[whole]
+    if len(shape) == 3 and (x.min() < 0 or x.max() > 1):
+        raise DataError(
+            f"{where}: values of images are in [0, 1], or 8-bit integers, and these are from "
+            f"{x.min():g} to {x.max():g}; give them as they were before scaling"
+        )
+    return x
+
+
+def _pictures(
+    pictures: Sequence[Path | bytes | None], shape: tuple[int, ...], where: str, notes: list[str]
+) -> Array:
+    """Pictures cut and scaled to one size, uint8 [n, C, H, W]."""
+    if len(shape) != 3 or shape[0] not in MODES:
+        raise DataError(
+            f"{where} holds pictures, which are of 1 or 3 channels, and an input is {size(shape)}"
+        )
+    most = max(1, MEMORY // prod(shape))
+    if len(pictures) > most:
+        chosen = np.sort(np.random.default_rng(0).choice(len(pictures), most, replace=False))
+        notes.append(f"{where}: {most:,} of {len(pictures):,} pictures are taken, at random")
+        pictures = [pictures[index] for index in chosen.tolist()]
+    x = np.empty((len(pictures), *shape), np.uint8)
+    with progress(f"reading {where}", len(pictures)) as advance:
+        for index, picture in enumerate(pictures):
+            x[index] = _fitted(picture, shape, where if isinstance(picture, bytes) else picture)
+            advance(1)
+    return x
+
+
+def _fitted(picture: Path | bytes | None, shape: tuple[int, ...], where: Any) -> Array:
+    channels, height, width = shape
+    source = picture if isinstance(picture, Path) else BytesIO(picture or b"")
+    with reading(where), Image.open(source) as image:
+        fitted = ImageOps.fit(image.convert(MODES[channels]), (width, height))
+    array = np.asarray(fitted)
+    return array[None] if channels == 1 else array.transpose(2, 0, 1)
