@@ -67,6 +67,8 @@ class Steps:
                 f"{name} has {len(inputs)} inputs and {len(outputs)} outputs; wanted is one of each"
             )
         self.input, self.output = inputs[0], outputs[0]
+        self.parameters = frozenset(signature.inputs_to_parameters.values())
+        """Names of the parameters among them."""
         self._constants: Tensors = {
             n: c for n, c in self._program.constants.items() if isinstance(c, Tensor)
         }
@@ -188,7 +190,10 @@ def _by_name(node: Node, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def clean(module: nn.Module) -> Tensors:
     """A module's parameters and buffers by name, without gradients."""
-    both = (*module.named_parameters(), *module.named_buffers())
+    both = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
     return {name: tensor.detach() for name, tensor in both}
 
 
