@@ -13,8 +13,9 @@ import fedbayes
 from fedbayes import Simulation
 from fedbayes.data import pixel_order
 from fedbayes.models import LeNet5, Network, ResNet20, read_weights, units
-from fedbayes.models.compact import PrunedGroupNorm, compact, difference, with_weights
+from fedbayes.models.compact import PrunedGroupNorm, compact, difference
 from fedbayes.models.networks import MLP
+from fedbayes.models.resize import with_weights
 from fedbayes.runs import build
 from tests.test_fusion import command
 from tests.toy_models import residual

@@ -5,14 +5,14 @@ and the columns that read it. Group normalization goes on counting the channels 
 zeros, so that the outputs stay what they were.
 """
 
-import copy
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbayes.models.units import Group, masks
+from fedbayes.models.resize import named_tensor, placed, resized, with_weights
+from fedbayes.models.units import Group
 from fedbayes.tensors import Tensors
 
 
@@ -50,20 +50,6 @@ class PrunedGroupNorm(nn.Module):
         return whole.reshape(shape)
 
 
-def with_weights(module: nn.Module, weights: Tensors) -> nn.Module:
-    """A copy of a module with other weights, of other widths if need be."""
-    whole = copy.deepcopy(module).eval()
-    for name, tensor in weights.items():
-        path, _, key = name.rpartition(".")
-        owner = whole.get_submodule(path)
-        fresh = tensor.detach().cpu().clone()
-        if key in owner._parameters:
-            owner._parameters[key] = nn.Parameter(fresh)
-        else:
-            owner._buffers[key] = fresh
-    return whole
-
-
 def compact(module: nn.Module, weights: Tensors, groups: Iterable[Group], x: Tensor) -> nn.Module:
     """A smaller module with the outputs of `module` under `weights`, in evaluation mode.
 
@@ -96,19 +82,13 @@ def _kept(module: nn.Module, group: Group) -> Tensor:
     """Units of which something is not zero, bool [count]; of every tensor there is one."""
     kept = torch.zeros(group.count, dtype=torch.bool)
     for axis in group.owned:
-        alive = axis.rows((_tensor(module, axis.tensor) != 0).float(), group.count)
+        alive = axis.rows((named_tensor(module, axis.tensor) != 0).float(), group.count)
         kept |= alive.any(dim=1)
     for axis in (*group.owned, *group.readers):
         # Tensors of no unit at all are nothing to compute with.
         own = [unit for unit in axis.units if unit >= 0]
         kept[own[0]] |= not kept[own].any()
     return kept
-
-
-def _tensor(module: nn.Module, name: str) -> Tensor:
-    path, _, key = name.rpartition(".")
-    tensor: Tensor = getattr(module.get_submodule(path), key)
-    return tensor.detach()
 
 
 def _alike(one: nn.Module, two: nn.Module, x: Tensor) -> bool:
@@ -127,43 +107,17 @@ def _alike(one: nn.Module, two: nn.Module, x: Tensor) -> bool:
 
 def _without(module: nn.Module, gone: list[tuple[Group, Tensor]]) -> nn.Module:
     """A copy of a module from which units are cut."""
-    small = copy.deepcopy(module)
-    groups = [group for group, _ in gone]
-    found = masks(groups, {group.layer: kept for group, kept in gone}, running=True)
-    for name in {name for group in groups for name in group.norms}:
-        norm, keep = small.get_submodule(name), found.pop(f"{name}.weight", None)
-        if isinstance(norm, nn.GroupNorm) and keep is not None:
-            found.pop(f"{name}.bias")
+    left = [(group, kept.nonzero()[:, 0].tolist()) for group, kept in gone]
+    axes = placed(left)
+    small = resized(module, left)
+    for name in {name for group, _ in gone for name in group.norms}:
+        norm = module.get_submodule(name)
+        if isinstance(norm, nn.GroupNorm) and f"{name}.weight" in axes:
+            kept = torch.zeros(norm.num_channels, dtype=torch.bool)
+            kept[axes[f"{name}.weight"][0].entry] = True
             path, _, key = name.rpartition(".")
-            setattr(small.get_submodule(path), key, PrunedGroupNorm(norm, keep[(0,)]))
-    for name, axes in found.items():
-        shrunk = _tensor(small, name)
-        for (axis,), kept in axes.items():
-            shrunk = shrunk.index_select(axis, kept.nonzero()[:, 0])
-        path, _, key = name.rpartition(".")
-        owner = small.get_submodule(path)
-        if key in owner._parameters:
-            owner._parameters[key] = nn.Parameter(shrunk)
-        else:
-            owner._buffers[key] = shrunk
-        _resize(owner)
+            setattr(small.get_submodule(path), key, PrunedGroupNorm(norm, kept))
     return small
-
-
-def _resize(layer: nn.Module) -> None:
-    """Make a layer's attributes fit its weights."""
-    match layer:
-        case nn.Linear():
-            layer.out_features, layer.in_features = layer.weight.shape
-        case nn.ConvTranspose1d() | nn.ConvTranspose2d() | nn.ConvTranspose3d():
-            layer.in_channels, layer.out_channels = layer.weight.shape[:2]
-        case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
-            if layer.groups > 1:  # of single channels
-                layer.groups = len(layer.weight) // (layer.out_channels // layer.in_channels)
-            layer.out_channels = len(layer.weight)
-            layer.in_channels = layer.weight.shape[1] * layer.groups
-        case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d():
-            layer.num_features = len(layer.weight)
 
 
 def difference(one: nn.Module, two: nn.Module, x: Tensor) -> float:

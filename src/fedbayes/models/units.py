@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from fedbayes.messages import Masked, Message
 from fedbayes.models.operations import follow
 from fedbayes.models.trace import Trace
 from fedbayes.tensors import Tensors
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 
 @dataclass(frozen=True)
@@ -187,20 +190,39 @@ def find_units(module: nn.Module, example: Tensor) -> Groups:
         module: the network; it is left in evaluation mode.
         example: a batch of at least two samples; only its shape and type count.
     """
-    weights = {n: p for n, p in module.named_parameters() if p.ndim > 1}
+    try:
+        return program_units(exported(module, example))
+    except Exception as error:  # whatever a module of somebody's own may raise
+        line = str(error).strip().partition("\n")[0] or type(error).__name__
+        weights = (n for n, p in module.named_parameters() if p.ndim > 1)
+        return Groups((), dict.fromkeys(weights, f"it cannot be traced: {line}"))
+
+
+def exported(module: nn.Module, example: Tensor) -> "ExportedProgram":
+    """The operations of one forward pass, with attention written out.
+
+    Args:
+        module: the network; it is left in evaluation mode.
+        example: a batch of at least two samples; only its shape and type count.
+
+    Raises:
+        Exception: whatever a module of somebody's own may raise.
+    """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it hides attention in one operation
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of attributes that an export needs no buffer for
-            program = torch.export.export(module.eval(), (example,), strict=False)
-        trace = follow(program)
-    except Exception as error:  # whatever a module of somebody's own may raise
-        line = str(error).strip().partition("\n")[0] or type(error).__name__
-        return Groups((), dict.fromkeys(weights, f"it cannot be traced: {line}"))
+            return torch.export.export(module.eval(), (example,), strict=False)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return _Collected(trace, weights, dict(module.named_buffers()).keys()).result()
+
+
+def program_units(program: "ExportedProgram") -> Groups:
+    """The groups of units of a network that was exported."""
+    weights = {n: p for n, p in program.named_parameters() if p.ndim > 1}
+    buffers = dict(program.named_buffers()).keys()
+    return _Collected(follow(program), weights, buffers).result()
 
 
 class _Collected:

@@ -15,7 +15,8 @@ from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
 from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import CARD, PROGRAMS
-from fedbayes.models.compact import compact, with_weights
+from fedbayes.models.compact import compact
+from fedbayes.models.resize import with_weights
 from fedbayes.models.units import find_units
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.card import PROGRAM_INPUTS, Card, program_outputs

@@ -1,0 +1,136 @@
+"""A fused network's first weights: those of the chosen units, each from its own client.
+
+Between units of one client stand that client's weights, between units of two clients zeros: with
+all units of all clients this is their networks side by side. Rows of the outputs stand by the
+clients' shares in the classes, centred, so that the sum over clients is the teacher's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbayes.fusion.choice import Chosen
+from fedbayes.fusion.donors import Donor
+from fedbayes.models.resize import Placed, placed
+from fedbayes.tensors import Tensors
+
+FREE, OUTPUT = -1, -2
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the entries of an axis come from."""
+
+    donor: Tensor
+    """Which donor, int64 [entries]; FREE: any, such as inputs; OUTPUT: outputs of the network."""
+    entry: Tensor
+    """Which entry of the donor's axis, int64 [entries]."""
+
+    def of(self, donor: int) -> tuple[Tensor, Tensor]:
+        """The places that a donor fills, and its entries for them."""
+        own = ((self.donor == donor) | (self.donor < 0)).nonzero()[:, 0]
+        return own, self.entry[own]
+
+
+class Origins:
+    """Where every entry of every tensor of the fused network comes from.
+
+    Args:
+        own: the wanted network.
+        donors: whose units there are.
+        chosen: of the groups.
+    """
+
+    def __init__(self, own: Donor, donors: Sequence[Donor], chosen: Sequence[Chosen]) -> None:
+        self._own, self._donors, self._chosen = own, donors, chosen
+        self._placed = placed([(one.group, one.order) for one in chosen])
+        self._outputs = {
+            (axis.tensor, axis.axis): axis.index
+            for group in own.groups.values()
+            if group.output
+            for axis in group.owned
+        }
+        self._found: dict[tuple[str, int], Origin] = {}
+
+    def at(self, tensor: str, axis: int) -> Origin:
+        """Of one axis."""
+        key = (tensor, axis)
+        if key not in self._found:
+            self._found[key] = self._origin(tensor, axis)
+        return self._found[key]
+
+    def _origin(self, tensor: str, axis: int) -> Origin:
+        place = self._placed.get(tensor, {}).get(axis)
+        if place is None:
+            size = self._own.tensors[tensor].shape[axis]
+            donor = torch.full((size,), FREE)
+            if (outputs := self._outputs.get((tensor, axis))) is not None:
+                donor[outputs >= 0] = OUTPUT
+            return Origin(donor, torch.arange(size))
+        donor, entry = torch.full_like(place.entry, FREE), place.entry.clone()
+        for here in (place.group >= 0).nonzero()[:, 0].tolist():
+            donor[here], entry[here] = self._source(place, here, tensor, axis)
+        return Origin(donor, entry)
+
+    def _source(self, place: Placed, here: int, tensor: str, axis: int) -> tuple[int, int]:
+        one = self._chosen[int(place.group[here])]
+        slot = int(place.slot[here])
+        donor = int(one.donor[slot])
+        entries = self._donors[donor].entries[one.group.layer, tensor, axis]
+        return donor, entries[int(one.unit[slot])][int(place.rank[here])]
+
+
+def assembled(
+    own: Donor, donors: Sequence[Donor], origins: Origins, shares: Tensor, anchor: int
+) -> Tensors:
+    """The fused network's first weights.
+
+    Args:
+        own: the wanted network.
+        donors: whose units there are.
+        origins: of all entries.
+        shares: of donors in classes, [donors, K].
+        anchor: the donor that gives what belongs to no group.
+    """
+    found: Tensors = {}
+    for name, old in own.tensors.items():
+        axes = [origins.at(name, axis) for axis in range(old.ndim)]
+        fresh = old.new_zeros([len(axis.donor) for axis in axes])
+        grouped = any(bool((axis.donor >= 0).any()) for axis in axes)
+        outputs = [a for a, axis in enumerate(axes) if bool((axis.donor == OUTPUT).any())]
+        for number, donor in enumerate(donors):
+            if not (grouped or outputs) and number != anchor:
+                continue
+            here, there = zip(*(axis.of(number) for axis in axes), strict=True) if axes else ((), ())
+            part = _picked(donor.tensors[name], there)
+            if outputs:
+                shape = [-1 if a == outputs[0] else 1 for a in range(old.ndim)]
+                part = part - part.mean(outputs[0], keepdim=True)
+                part = part * shares[number][: part.shape[outputs[0]]].reshape(shape)
+                fresh[_grid(here)] += part
+            elif part.numel():
+                fresh[_grid(here)] = part
+        found[name] = fresh
+    return found
+
+
+def _picked(tensor: Tensor, entries: Sequence[Tensor]) -> Tensor:
+    for axis, index in enumerate(entries):
+        tensor = tensor.index_select(axis, index)
+    return tensor
+
+
+def _grid(places: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Places as an index of the block that they span."""
+    return tuple(
+        place.reshape([-1 if at == axis else 1 for at in range(len(places))])
+        for axis, place in enumerate(places)
+    )
+
+
+def whole_tensors(untouched: Mapping[str, str]) -> str:
+    """What is taken from one client as it is, in words."""
+    shown = [f"{name} ({why})" for name, why in untouched.items()]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

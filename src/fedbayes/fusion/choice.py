@@ -1,0 +1,214 @@
+"""Which of the clients' units a fused network keeps.
+
+Of a group's units in all donors, those are chosen whose activations say most of the others'. With
+C the second moments of all units' activations over draws, each times the unit's importance on
+both sides, the choice is a greedy pivoted Cholesky factorization: the unit with the largest part
+of C that those chosen before leave unexplained, again and again. A unit's importance is the root
+mean square of the derivative of what its client adds to the teacher (by class shares), so it is
+carried from the outputs down through whatever is between.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbayes.fusion.donors import Donor
+from fedbayes.models.steps import kind
+from fedbayes.models.units import Axis, Group
+
+SAMPLES = 4096
+"""Places (of draws, pixels, positions) at which all units of a group are compared."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Units of a group of the fused network."""
+
+    group: Group
+    """As the wanted network has it."""
+    order: list[int]
+    """The wanted network's units in whose places they stand, in rising order."""
+    donor: Tensor
+    """Of each: which donor it comes from, int64 [units]."""
+    unit: Tensor
+    """And which of its units it is, int64 [units]."""
+
+
+def choose(
+    donors: Sequence[Donor],
+    orders: Sequence[tuple[Group, list[int]]],
+    draw: Callable[[int], Tensor],
+    batches: int,
+    shares: Tensor,
+    anchor: int,
+) -> tuple[list[Chosen], list[str]]:
+    """Choose the units of every group.
+
+    Args:
+        donors: networks whose units there are.
+        orders: groups of the wanted network, each with the units in whose places the new ones
+            stand.
+        draw: batches of inputs by number.
+        batches: how many to look at.
+        shares: of donors in classes, [donors, K].
+        anchor: the donor that gives all units of a group whose activations are not to be had.
+
+    Returns:
+        The choice, and the groups that the anchor gives whole.
+    """
+    moments = activations(donors, [group for group, _ in orders], draw, batches, shares)
+    chosen, whole = [], []
+    for group, order in orders:
+        own = [donor.groups[group.layer] for donor in donors]
+        rows = moments.get(group.layer)
+        if rows is None:
+            whole.append(group.layer)
+            of = own[anchor]
+            unit = torch.tensor(_in_place(group, of, order))
+            chosen.append(Chosen(group, order, torch.full((len(order),), anchor), unit))
+            continue
+        cells = torch.tensor([cell for of in own for cell in of.cells])
+        room = {cell: 0 for cell in group.cells}
+        for place in order:
+            room[group.cells[place]] += 1
+        picked = pivots(torch.cat(rows), cells, room)
+        of_cell: dict[int, list[int]] = {cell: [] for cell in room}
+        for number in picked:
+            of_cell[int(cells[number])].append(number)
+        # Places of a cell are filled in the order of the choice.
+        taken = torch.tensor([of_cell[group.cells[place]].pop(0) for place in order])
+        ends = torch.tensor([of.count for of in own]).cumsum(0)
+        donor = torch.searchsorted(ends, taken, right=True)
+        unit = taken - torch.cat([torch.zeros(1, dtype=torch.int64), ends])[donor]
+        chosen.append(Chosen(group, order, donor, unit))
+    return chosen, whole
+
+
+def _in_place(group: Group, of: Group, order: Sequence[int]) -> list[int]:
+    """The units of one donor in the places of a group, cell by cell, as far as there are any."""
+    left = {cell: [u for u in range(of.count) if of.cells[u] == cell] for cell in set(of.cells)}
+    return [left[group.cells[place]].pop(0) for place in order]
+
+
+def pivots(factor: Tensor, cells: Tensor, room: Mapping[int, int]) -> list[int]:
+    """The pivots of a greedy Cholesky factorization of C = A Aᵀ, in their order.
+
+    Args:
+        factor: A, a row for each unit, [N, samples].
+        cells: of the units, [N].
+        room: how many units of each cell are wanted; no more than there are.
+    """
+    left = factor.square().sum(1)
+    closed = torch.zeros(len(factor), dtype=torch.bool)
+    free = dict(room)
+    for cell, count in free.items():
+        if count == 0:
+            closed |= cells == cell
+    smallest = 1e-10 * float(left.max())
+    basis = factor.new_zeros(sum(room.values()), factor.shape[1])
+    found: list[int] = []
+    for step in range(len(basis)):
+        pivot = int(left.masked_fill(closed, -torch.inf).argmax())
+        found.append(pivot)
+        closed[pivot] = True
+        cell = int(cells[pivot])
+        free[cell] -= 1
+        if free[cell] == 0:
+            closed |= cells == cell
+        rest = factor[pivot]
+        for _ in range(2):  # twice, against the rounding of the first
+            rest = rest - basis[:step].T @ (basis[:step] @ rest)
+        norm = rest.norm()
+        if norm.square() > smallest:
+            basis[step] = rest / norm
+            left = (left - (factor @ basis[step]).square()).clamp(min=0)
+    return found
+
+
+def activations(
+    donors: Sequence[Donor],
+    groups: Sequence[Group],
+    draw: Callable[[int], Tensor],
+    batches: int,
+    shares: Tensor,
+) -> dict[str, list[Tensor]]:
+    """A sample of the units' activations where weights read them, times their importance.
+
+    Returns:
+        By group, of every donor [units, samples], at the same draws and places; groups that no
+        linear layer or convolution reads are left out.
+    """
+    batches = min(batches, 8)
+    sampled: dict[str, list[list[Tensor]]] = {g.layer: [[] for _ in donors] for g in groups}
+    squares: dict[str, list[Tensor]] = {
+        g.layer: [torch.zeros(d.groups[g.layer].count) for d in donors] for g in groups
+    }
+    for number in range(batches):
+        x = draw(number)
+        for at, donor in enumerate(donors):
+            for layer, kept, grade in _looked(donor, groups, x, shares[at], number, batches):
+                sampled[layer][at].append(kept)
+                squares[layer][at] += grade
+    return {
+        layer: [
+            torch.cat(parts, dim=1) * (square / batches).sqrt()[:, None]
+            for parts, square in zip(of_donors, squares[layer], strict=True)
+        ]
+        for layer, of_donors in sampled.items()
+        if of_donors[0]
+    }
+
+
+def _looked(
+    donor: Donor, groups: Sequence[Group], x: Tensor, share: Tensor, number: int, batches: int
+) -> list[tuple[str, Tensor, Tensor]]:
+    """Of one donor and batch: activations by reader, and squares of what depends on them."""
+    rng = torch.Generator().manual_seed(number)
+    steps = donor.steps
+    wanted: dict[str, list[tuple[str, Axis]]] = {}
+    for group in groups:
+        for axis in donor.groups[group.layer].readers:
+            wanted.setdefault(axis.tensor, []).append((group.layer, axis))
+    seen: list[tuple[str, Axis, Tensor, int]] = []
+    tensors = {
+        name: t.clone().requires_grad_(name in steps.parameters and t.is_floating_point())
+        for name, t in donor.tensors.items()
+    }
+    output = x
+    with torch.enable_grad():
+        for step in steps.run(tensors, x):
+            if step.node is steps.output:
+                output = step.value
+            name = steps.tensor(step.node, "weight")
+            channels = _channels(kind(step.node))
+            if name not in wanted or channels is None:
+                continue
+            value = step.arguments["input"]
+            value.retain_grad()
+            space = step.arguments["weight"].ndim - 2
+            seen += [(y, a, value, -1 - space * channels) for y, a in wanted[name]]
+        centred = output - output.mean(-1, keepdim=True)
+        signs = torch.randint(2, output.shape, generator=rng) * 2.0 - 1
+        (centred * share * signs).sum().backward()  # type: ignore[no-untyped-call]
+    found = []
+    readers = {layer: sum(other == layer for other, *_ in seen) for layer, *_ in seen}
+    for layer, axis, value, at in seen:
+        count = donor.groups[layer].count
+        rows = value.detach().movedim(at, -1).reshape(-1, value.shape[at])
+        slopes = value.grad.movedim(at, -1).reshape(-1, value.shape[at])
+        own = max(sum(u >= 0 for u in axis.units) // count, 1)
+        wish = max(SAMPLES // (batches * readers[layer] * own), 1)
+        picked = torch.randperm(len(rows), generator=torch.Generator().manual_seed(number))
+        kept = axis.rows(rows[picked[:wish]], count)
+        grade = axis.rows(slopes.square().mean(0)[None], count).mean(1)
+        found.append((layer, kept, grade / readers[layer]))
+    return found
+
+
+def _channels(name: str) -> int | None:
+    """Whether units lie before the places of an image (1) or last (0); None: not followed."""
+    if name in ("conv1d", "conv2d", "conv3d"):
+        return 1
+    return 0 if name == "linear" else None

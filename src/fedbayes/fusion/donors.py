@@ -1,0 +1,112 @@
+"""Clients' networks from which a fused network may take units: those that compute as it does."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from fedbayes.models.steps import Steps, clean, same_function
+from fedbayes.models.units import Axis, Group
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Donor:
+    """A network of the wanted graph, maybe of other widths."""
+
+    client: int
+    """Its place among the clients."""
+    steps: Steps
+    tensors: Tensors
+    """Parameters and buffers by name."""
+    groups: dict[str, Group]
+    """Groups of units by their layer."""
+
+    @cached_property
+    def entries(self) -> dict[tuple[str, str, int], dict[int, list[int]]]:
+        """By group, tensor and axis: of each unit, its entries in their order."""
+        found: dict[tuple[str, str, int], dict[int, list[int]]] = {}
+        for layer, group in self.groups.items():
+            for axis in (*group.owned, *group.readers, *group.running):
+                of_unit = found.setdefault((layer, axis.tensor, axis.axis), {})
+                for entry, unit in enumerate(axis.units):
+                    of_unit.setdefault(unit, []).append(entry)
+        return found
+
+
+def find_donors(
+    clients: Sequence[nn.Module],
+    like: nn.Module,
+    example: Tensor,
+    say: Callable[[str], None],
+) -> tuple[Donor, list[Donor]]:
+    """The wanted network as it stands, and the clients that compute as it does.
+
+    Where none does, the wanted network is its own donor: its units stay, whatever they are.
+
+    Args:
+        clients: their networks.
+        like: the network whose graph the fused one has.
+        example: a batch of inputs.
+        say: called with what should be known.
+
+    Raises:
+        ModelError: `like` cannot be traced.
+    """
+    steps = Steps(like, example, "the wanted network")
+    own = Donor(-1, steps, clean(like), {g.layer: g for g in steps.units().groups})
+    shapes = {name: tensor.shape for name, tensor in own.tensors.items()}
+    donors = []
+    for number, client in enumerate(clients):
+        tensors = clean(client)
+        if {name: t.shape for name, t in tensors.items()} == shapes and same_function(
+            steps, client, example
+        ):
+            donors.append(Donor(number, steps, tensors, own.groups))
+            continue
+        donor = _other_widths(number, client, tensors, own, example)
+        if donor is not None:
+            donors.append(donor)
+    strangers = len(clients) - len(donors)
+    if not donors:
+        say(
+            "no client has the wanted network's graph: its own units stay as they are, and only "
+            "its outputs are solved for; start from one that was trained, or distill"
+        )
+        return own, [own]
+    if strangers:
+        say(f"{strangers} of {len(clients)} clients have other graphs: only their outputs count")
+    return own, donors
+
+
+def _other_widths(
+    number: int, client: nn.Module, tensors: Tensors, own: Donor, example: Tensor
+) -> Donor | None:
+    """A client as a donor, if it differs from the wanted network in widths alone."""
+    try:
+        steps = Steps(client, example)
+    except Exception:  # whatever a module of somebody's own may raise
+        return None
+    groups = {g.layer: g for g in steps.units().groups}
+    if not steps.alike(own.steps) or tensors.keys() != own.tensors.keys():
+        return None
+    if groups.keys() != own.groups.keys():
+        return None
+    for layer, group in groups.items():
+        other = own.groups[layer]
+        if set(group.cells) != set(other.cells) or _places(group) != _places(other):
+            return None
+        if group.output and group.count != other.count:
+            return None
+    free = {axis.tensor for g in own.groups.values() for axis in _axes(g)}
+    same = all(t.shape == own.tensors[n].shape for n, t in tensors.items() if n not in free)
+    return Donor(number, steps, tensors, groups) if same else None
+
+
+def _axes(group: Group) -> tuple[Axis, ...]:
+    return (*group.owned, *group.readers, *group.running)
+
+
+def _places(group: Group) -> list[tuple[str, int]]:
+    return [(axis.tensor, axis.axis) for axis in _axes(group)]

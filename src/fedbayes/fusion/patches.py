@@ -1,0 +1,61 @@
+"""What a layer sees at single places of its outputs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def picked(value: Tensor, channel: int, places: Tensor) -> Tensor:
+    """The values at some places, [n, channels].
+
+    Args:
+        value: of a batch.
+        channel: the axis of its channels.
+        places: indices of the other axes, in their order, [axes, n].
+    """
+    return value.movedim(channel, -1)[tuple(places)]
+
+
+def patches(given: Mapping[str, Any], shape: Sequence[int], places: Tensor) -> Tensor:
+    """What a convolution multiplies with its filters at some places of its outputs.
+
+    Args:
+        given: the arguments of the convolution.
+        shape: of its outputs without channels, [batch, *pixels].
+        places: indices of these axes, [axes, n].
+
+    Returns:
+        [groups of channels, n, channels of a group × taps].
+    """
+    x, taps = given["input"], given["weight"].shape[2:]
+    space = len(taps)
+    stride, dilation = (_each(given[key], space) for key in ("stride", "dilation"))
+    x = functional.pad(x, _padding(given["padding"], taps, dilation)).contiguous()
+    steps = x.stride()
+    pixels = [step * by for step, by in zip(steps[2:], stride, strict=True)]
+    inner = [step * by for step, by in zip(steps[2:], dilation, strict=True)]
+    view = x.as_strided(
+        (*shape, x.shape[1], *taps), (steps[0], *pixels, steps[1], *inner), x.storage_offset()
+    )
+    found = view[tuple(places)]
+    return found.reshape(len(found), given["groups"], -1).transpose(0, 1)
+
+
+def _each(value: int | Sequence[int], space: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * space if len(values) == 1 else values
+
+
+def _padding(
+    padding: str | int | Sequence[int], taps: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    """As `functional.pad` takes it: last axis first, both ends."""
+    if isinstance(padding, str):
+        whole = [(k - 1) * d if padding == "same" else 0 for k, d in zip(taps, dilation, strict=True)]
+        ends = [(total // 2, total - total // 2) for total in whole]
+    else:
+        ends = [(side, side) for side in _each(padding, len(taps))]
+    return [end for pair in reversed(ends) for end in pair]

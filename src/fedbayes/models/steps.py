@@ -1,0 +1,207 @@
+"""A network's forward pass, operation by operation, as `torch.export` recorded it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from fedbayes.errors import ModelError
+from fedbayes.models.units import Groups, exported, program_units
+from fedbayes.tensors import Tensors
+
+_PASSING = ("alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "to")
+"""Operations that hand on what they get, in evaluation mode."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operation that was just carried out."""
+
+    node: Node
+    arguments: Mapping[str, Any]
+    """By the name that the operation has for them."""
+    value: Any
+    values: Mapping[Node, Any]
+    """All values that are still wanted, of earlier operations too."""
+
+
+class Steps:
+    """The operations of a network, from inputs to outputs.
+
+    Args:
+        module: the network; it is left in evaluation mode.
+        example: a batch of at least two samples; all batches have its size.
+        name: of the network, for errors.
+
+    Raises:
+        ModelError: it cannot be recorded, or has not one output.
+    """
+
+    def __init__(self, module: nn.Module, example: Tensor, name: str = "the network") -> None:
+        try:
+            self._program = exported(module, example)
+        except Exception as error:  # whatever a module of somebody's own may raise
+            line = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ModelError(f"{name} cannot be traced by torch.export: {line}") from None
+        self.shape = tuple(example.shape)
+        signature = self._program.graph_signature
+        named = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
+        nodes = list(self._program.graph.nodes)
+        self.nodes: list[Node] = [n for n in nodes if n.op == "call_function"]
+        """Operations in their order."""
+        placeholders = [n for n in nodes if n.op == "placeholder"]
+        self.names: dict[Node, str] = {n: named[n.name] for n in placeholders if n.name in named}
+        """Of tensors that the module holds."""
+        inputs = [n for n in placeholders if n.name in signature.user_inputs]
+        outputs = [n for n in nodes if n.op == "output"][0].args[0]
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise ModelError(
+                f"{name} has {len(inputs)} inputs and {len(outputs)} outputs; wanted is one of each"
+            )
+        self.input, self.output = inputs[0], outputs[0]
+        self.parameters = frozenset(signature.inputs_to_parameters.values())
+        """Names of the parameters among them."""
+        self._constants: Tensors = {
+            n: c for n, c in self._program.constants.items() if isinstance(c, Tensor)
+        }
+        last = {used: node for node in nodes for used in node.all_input_nodes}
+        self._done: dict[Node, list[Node]] = {}
+        for used, node in last.items():
+            self._done.setdefault(node, []).append(used)
+        self.place = {node: place for place, node in enumerate(self.nodes)}
+
+    def units(self) -> Groups:
+        """The network's groups of units."""
+        return program_units(self._program)
+
+    def run(self, tensors: Tensors, x: Tensor) -> Iterator[Step]:
+        """One forward pass; whoever has seen enough stops asking.
+
+        Args:
+            tensors: parameters and buffers by name.
+            x: a batch of inputs.
+        """
+        if tuple(x.shape) != self.shape:
+            raise ModelError(
+                f"a batch of inputs has shape {tuple(x.shape)} where the first has {self.shape}; "
+                "draw batches of one size"
+            )
+        values: dict[Node, Any] = {self.input: x}
+        for node, name in self.names.items():
+            values[node] = tensors[name] if name in tensors else self._constants[name]
+        for node in self.nodes:
+            args = map_arg(node.args, values.__getitem__)
+            kwargs = map_arg(node.kwargs, values.__getitem__)
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            yield Step(node, _by_name(node, args, kwargs), values[node], values)
+            for used in self._done.get(node, ()):
+                del values[used]
+
+    def outputs(self, tensors: Tensors, x: Tensor) -> Tensor:
+        """What the network says of a batch."""
+        found = x
+        for step in self.run(tensors, x):
+            if step.node is self.output:
+                found = step.value
+        return found
+
+    def tensor(self, node: Node, argument: str) -> str | None:
+        """Name of the parameter or buffer that an operation gets as an argument, if it is one."""
+        given = self.argument(node, argument)
+        return self.names.get(given) if isinstance(given, Node) else None
+
+    def argument(self, node: Node, argument: str) -> Any:
+        """An argument of an operation, by its name."""
+        return _by_name(node, node.args, node.kwargs).get(argument)
+
+    def depends(self) -> set[Node]:
+        """Operations on whose results some tensor of the module has an influence."""
+        found = set(self.names)
+        for node in self.nodes:
+            if not found.isdisjoint(node.all_input_nodes):
+                found.add(node)
+        return found
+
+    def sole_reader(self, node: Node) -> Node | None:
+        """The one operation that reads a value, whatever hands it on; None: several, or none."""
+        while True:
+            users = list(node.users)
+            if len(users) != 1:
+                return None
+            if kind(users[0]) not in _PASSING:
+                return users[0]
+            node = users[0]
+
+    def handed_on(self, node: Node) -> Node:
+        """What stands behind a value that was handed on."""
+        while kind(node) in _PASSING and isinstance(node.args[0], Node):
+            node = node.args[0]
+        return node
+
+    def alike(self, other: "Steps") -> bool:
+        """Whether another network computes the same of other weights, maybe of other widths."""
+        if len(self.nodes) != len(other.nodes):
+            return False
+        return all(
+            one.target == two.target
+            and [self.names.get(n) for n in one.all_input_nodes]
+            == [other.names.get(n) for n in two.all_input_nodes]
+            and (not _rigid(one) or _plain(one) == _plain(two))
+            for one, two in zip(self.nodes, other.nodes, strict=True)
+        )
+
+
+def kind(node: Node) -> str:
+    """Of an operation: its name, without its overload and the mark of changes in place."""
+    packet = getattr(node.target, "overloadpacket", None)
+    name: str = getattr(packet, "__name__", str(node.target))
+    return name.removesuffix("_") if not name.startswith("_") else name
+
+
+def _rigid(node: Node) -> bool:
+    """Whether constants among an operation's arguments do not depend on widths."""
+    return "conv" in kind(node) or "pool" in kind(node)
+
+
+def _plain(node: Node) -> list[Any]:
+    """An operation's constants, without numbers of groups."""
+    given = _by_name(node, node.args, node.kwargs)
+    return [v for k, v in given.items() if k != "groups" and not isinstance(v, Node)]
+
+
+def _by_name(node: Node, args: Any, kwargs: Any) -> dict[str, Any]:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {str(index): value for index, value in enumerate(args)}
+    found = {}
+    for index, argument in enumerate(schema.arguments):
+        value = kwargs.get(argument.name, argument.default_value)
+        found[argument.name] = args[index] if index < len(args) else value
+    return found
+
+
+def clean(module: nn.Module) -> Tensors:
+    """A module's parameters and buffers by name, without gradients."""
+    both = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    return {name: tensor.detach() for name, tensor in both}
+
+
+def same_function(steps: Steps, module: nn.Module, x: Tensor) -> bool:
+    """Whether a module of the same shapes is the network that was recorded, with other weights."""
+    try:
+        with torch.no_grad():
+            answer, wanted = steps.outputs(clean(module), x), module.eval()(x)
+    except Exception:  # whatever a module of somebody's own may raise
+        return False
+    return answer.shape == wanted.shape and torch.allclose(answer, wanted, rtol=1e-4, atol=1e-4)
