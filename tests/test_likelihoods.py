@@ -1,6 +1,7 @@
 """Likelihoods against scipy, scikit-learn, brute force over draws, and what must always hold."""
 
 import io
+import itertools
 import math
 import pickle
 import re
@@ -766,3 +767,101 @@ def test_the_page_tells_every_likelihood_setting_and_metric():
         told += parts["gaussian"] * (likelihood.name in ("student-t", "poisson"))
         for metric in found:
             assert f"`{metric.split('/')[0]}" in told
+
+
+def expected_difference(likelihood, f, g):
+    """E[log p(y | f) − log p(y | g)] under p(y | f) of one sample, by sums over a grid of y."""
+    target, step = likelihood.target, 1.0
+    if target.kind == "class":
+        y = torch.arange(target.classes)
+    elif target.kind == "real":
+        step = 0.05
+        y = (target.center[0] + torch.arange(-5000, 5000, step).double())[:, None]
+    else:
+        sides = [range(2 if target.kind == "labels" else 60)] * target.columns
+        y = torch.tensor(list(itertools.product(*sides))).double()
+    one, other = (likelihood.log_prob(h.expand(len(y), -1), y) for h in (f, g))
+    return step * float((one.exp() * (one - other)).sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "chosen"),
+    [
+        ("categorical", CASES["categorical"][0], {}),
+        ("bernoulli", CASES["bernoulli"][0], {}),
+        ("multilabel", CASES["multilabel"][0], {}),
+        ("gaussian", ONE, {"noise": "each"}),
+        ("gaussian", ONE, {"noise": 0.3}),
+        ("student-t", ONE, {"noise": "each"}),
+        ("student-t", ONE, {"noise": 0.5, "df": 7}),
+        ("poisson", COUNT, {}),
+        ("quantile", ONE, {"levels": 0.9, "noise": 0.4}),
+    ],
+)
+def test_divergence_is_the_expected_difference_of_log_densities(name, target, chosen):
+    likelihood = build_likelihood(name, target, **chosen)
+    for seed in range(3):
+        f, g = 0.7 * outputs(likelihood, 2, seed=seed)
+        wanted = expected_difference(likelihood, f, g)
+        found = float(likelihood.divergence(f[None], g[None])[0])
+        assert found == pytest.approx(wanted, rel=5e-3, abs=2e-4)
+
+
+def test_divergence_of_several_columns_and_levels_adds_and_averages():
+    both, likelihood = make("gaussian each"), make("quantile")
+    f, g = outputs(both, 2, 5)
+    one = build_likelihood("gaussian", ONE, noise="each")
+    parts = [one.divergence(f[:, [c, c + 2]], g[:, [c, c + 2]]) for c in range(2)]
+    torch.testing.assert_close(both.divergence(f, g), parts[0] + parts[1])
+    f, g = outputs(likelihood, 2, 5)
+    levels = likelihood.levels
+    single = [build_likelihood("quantile", ONE, levels=level) for level in levels]
+    parts = [
+        single[i].divergence(f[:, [c * 3 + i]], g[:, [c * 3 + i]])
+        for c in range(2)
+        for i in range(len(levels))
+    ]
+    torch.testing.assert_close(likelihood.divergence(f, g), sum(parts) / len(levels))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("quantile")])
+def test_pooled_outputs_are_nearest_to_the_mixture(case):
+    """No direction lowers Σ_s w_s KL(p_s ‖ p_f), and elsewhere it is higher."""
+    likelihood = make(case)
+    draws = 0.7 * outputs(likelihood, 4, 6)
+    weights = torch.tensor([0.1, 0.4, 0.5, 0.0], dtype=torch.float64)
+
+    def distance(f):
+        each = torch.stack([likelihood.divergence(draw, f) for draw in draws])
+        return (weights @ each).sum()
+
+    f = likelihood.pooled(draws, weights)
+    if case.startswith("student"):
+        means, variances = likelihood.moments(draws)
+        w = weights[:, None, None]
+        mean = (w * means).sum(0)
+        torch.testing.assert_close(likelihood.moments(f)[0], mean)
+        if isinstance(likelihood.noise, str):
+            whole = (w * (variances + means.square())).sum(0) - mean.square()
+            torch.testing.assert_close(likelihood.moments(f)[1], whole)
+        return
+    f = f.requires_grad_()
+    value = distance(f)
+    (slope,) = torch.autograd.grad(value, f)
+    assert float(slope.abs().max()) < 1e-4
+    for seed in range(5):
+        other = f.detach() + 0.1 * outputs(likelihood, 6, seed=seed)
+        assert float(distance(other)) > float(value)
+
+
+def test_pooled_quantiles_are_the_combined_ones():
+    likelihood = make("quantile")
+    draws = outputs(likelihood, 4, 6)
+    pooled = likelihood.pooled(draws, torch.full((4,), 0.25))
+    torch.testing.assert_close(likelihood.quantiles(pooled), likelihood.combined(draws))
+
+
+def test_likelihoods_of_ones_own_need_not_say():
+    bare = type("Bare", (type(make("gaussian")),), {"name": "bare", "pooled": Numeric.pooled})
+    with pytest.raises(ConfigError, match="bare does not say how predictions"):
+        bare(target=REAL).pooled(torch.zeros(2, 3, 4), torch.full((2,), 0.5))

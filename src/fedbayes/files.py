@@ -93,3 +93,21 @@ def flush(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, whenever the process is killed.
+
+    In a folder that is closed to others, so is the file.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    mode = 0o666 & stat.S_IMODE(path.parent.stat().st_mode)
+    try:
+        beside.unlink(missing_ok=True)
+        number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode | 0o600)
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -64,7 +64,8 @@ def attack(
     with console.status("loading PyTorch") as status:
         from fedbayes.data.plot import PICTURES
         from fedbayes.federation.attacks import ATTACKS
-        from fedbayes.runs.folder import writable, write_beside
+        from fedbayes.files import write_beside
+        from fedbayes.runs.folder import writable
         from fedbayes.tools.attack_grid import RULES, AttackGrid
         from fedbayes.tools.attack_table import AttackTable
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedbayes.errors import RunError
-from fedbayes.runs.folder import write_beside
+from fedbayes.files import write_beside
 
 _DAYS = 825
 """How long certificates hold; browsers and TLS libraries accept no more."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.errors import ConfigError, DataError, RunError
+from fedbayes.files import write_beside
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import write_beside
 
 _PYPROJECT = """\
 [build-system]

@@ -1,9 +1,16 @@
 """What the clients' networks say together: the teacher of a fusion in function space."""
 
+import copy
 from collections.abc import Callable, Sequence
 
+import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fedbayes.errors import ModelError
+from fedbayes.likelihoods import Classes, Likelihood
+from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.targets import Target
 
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
@@ -12,27 +19,190 @@ Function = Callable[[Tensor], Tensor]
 class Teacher:
     """The clients' networks as one function, which a fused network is to say the same as.
 
-    Where counts are known, outputs are class-share logits, Σ_s share_sk f_sk(x) with the outputs f
-    of client s centred over the classes: a client says as much of a class as it has of its samples.
-    Else they are the logarithm of the mean of the clients' probabilities.
+    Where counts of classes are known, outputs are class-share logits, Σ_s share_sk f_sk(x) with the
+    outputs f of client s centred over the classes: a client says as much of a class as it has of
+    its samples. Else they are those whose prediction is nearest to the mixture of the clients':
+    the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is the mean of probabilities, for
+    counts that of rates, for real numbers the mixture's mean and variance (quantiles: their mean).
 
     Args:
-        clients: their networks.
-        shares: of each client in each class, [S, K], columns that add to 1; None: not known.
+        clients: their networks. Of modules frozen twins are asked, which share their memory.
+        shares: of each client in each class, [S, K], columns that add to 1 (see `class_shares`); or
+            weights of the clients in a mixture, [S]; equal weights by default.
+        likelihood: what outputs mean; a class for each output by default.
+        names: of the clients, for errors.
+
+    Raises:
+        ModelError: a client's weights are not finite, or shares do not fit.
     """
 
-    def __init__(self, clients: Sequence[Function], shares: Tensor | None = None) -> None:
-        self.clients, self.shares = clients, shares
+    def __init__(
+        self,
+        clients: Sequence[Function],
+        shares: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        if not clients:
+            raise ModelError("a teacher needs the network of one client at least")
+        self.names = tuple(names) or tuple(f"client {number}" for number in range(len(clients)))
+        if len(self.names) != len(clients):
+            raise ModelError(f"there are {len(clients)} clients and {len(self.names)} names")
+        self.clients: tuple[Function, ...] = tuple(
+            frozen(client, name) if isinstance(client, nn.Module) else client
+            for client, name in zip(clients, self.names, strict=True)
+        )
+        self.shares, self._likelihood = shares, likelihood
+        if shares is not None:
+            self._check_shares(shares)
+
+    def _check_shares(self, shares: Tensor) -> None:
+        if len(shares) != len(self.clients):
+            raise ModelError(f"shares are of {len(shares)} clients; there are {len(self.clients)}")
+        if not (shares >= 0).all() or not torch.allclose(
+            shares.sum(0), torch.ones(shares.shape[1:]).to(shares), atol=1e-4
+        ):
+            raise ModelError("clients' shares must be at least 0 and add to 1")
+        kind = self._likelihood
+        if shares.ndim > 1 and kind is not None and not isinstance(kind, Classes):
+            raise ModelError(
+                f"shares by class are for classes, and the likelihood {kind.name} has none; give "
+                "a weight for each client"
+            )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [n, K] at inputs [n, ...]."""
         return self.of([client(x) for client in self.clients])
 
     def of(self, outputs: Sequence[Tensor]) -> Tensor:
-        """What the clients' outputs, each [n, K], come to."""
-        said = torch.stack(list(outputs))
+        """What the clients' outputs, each [n, K], come to.
+
+        Raises:
+            ModelError: clients differ in the number of outputs, one is not finite, or the shares
+                are of another number of classes.
+        """
+        for name, said in zip(self.names, outputs, strict=True):
+            if said.shape != outputs[0].shape:
+                raise ModelError(
+                    f"{name} answers {tuple(said.shape)} and {self.names[0]} "
+                    f"{tuple(outputs[0].shape)}: all must have the same outputs"
+                )
+        draws = torch.stack(list(outputs)).float()
+        if not torch.isfinite(draws).all():
+            bad = [n for n, f in zip(self.names, draws, strict=True) if not torch.isfinite(f).all()]
+            raise ModelError(
+                f"outputs of {bad[0]} are not finite at inputs that were drawn; leave it out, or "
+                "see whether inputs are scaled as its training data"
+            )
+        kind = self.likelihood(draws.shape[-1])
         if self.shares is None:
-            mean: Tensor = said.log_softmax(-1).logsumexp(0)
-            return mean
-        centred = said - said.mean(-1, keepdim=True)
-        return (self.shares.to(said)[:, None] * centred).sum(0)
+            return kind.pooled(draws, draws.new_full((len(draws),), 1 / len(draws)))
+        if self.shares.ndim == 1:
+            return kind.pooled(draws, self.shares)
+        assert isinstance(kind, Classes)
+        scores = kind.normalized(draws)
+        if self.shares.shape[1] != scores.shape[-1]:
+            raise ModelError(
+                f"shares are of {self.shares.shape[1]} classes, and the networks tell "
+                f"{scores.shape[-1]} apart"
+            )
+        centred = scores - scores.mean(-1, keepdim=True)
+        return kind.outputs_of((self.shares.to(draws)[:, None] * centred).sum(0))
+
+    def likelihood(self, outputs: int) -> Likelihood:
+        """What outputs mean: as given, or a class for each."""
+        if self._likelihood is None:
+            names = tuple(map(str, range(outputs)))
+            self._likelihood = Categorical(target=Target("class", names))
+        return self._likelihood
+
+
+def class_shares(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> Tensor:
+    """Each client's share of every class, [S, K], from its samples.
+
+    Of a class that nobody has, all clients have an equal share: they agree that it is rare. A
+    client without samples has no share in the others.
+
+    Args:
+        counts: samples of each client and class, [S, K].
+        clients: how many there are.
+
+    Raises:
+        ModelError: counts are not finite, negative, all zero or of another number of clients.
+    """
+    table = torch.as_tensor(counts, dtype=torch.float64)
+    if table.ndim != 2 or not table.numel():
+        raise ModelError(f"counts have shape {tuple(table.shape)}; one row for each client is due")
+    if clients is not None and len(table) != clients:
+        raise ModelError(f"counts are of {len(table)} clients; there are {clients}")
+    if not torch.isfinite(table).all() or (table < 0).any() or not table.any():
+        raise ModelError("counts of samples must be at least 0, and not all of them 0")
+    totals = table.sum(0)
+    return torch.where(totals > 0, table / totals.clamp(min=1e-300), 1 / len(table)).float()
+
+
+def frozen(module: nn.Module, name: str = "the network") -> Function:
+    """A module as a function: a twin in evaluation mode that shares its memory, without gradients
+    of weights. Images go through it channels last, which is twice as fast, if its code bears that.
+
+    Raises:
+        ModelError: a weight is not finite.
+    """
+    own: dict[int, object] = {}
+    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError(f"the weights {key!r} of {name} are not all finite")
+        plain = tensor.detach()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        own[id(tensor)] = nn.Parameter(plain, requires_grad=False) if is_parameter else plain
+    twin = copy.deepcopy(module, own)
+    set_training(twin, False)
+    return ChannelsLast(twin)
+
+
+class ChannelsLast:
+    """A module that gets its images channels last, as long as its code bears it: `view` does not.
+
+    Args:
+        module: from inputs [n, ...] to outputs.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self._laid_out = module, True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs at inputs."""
+        if x.ndim == 4 and self._laid_out:
+            try:
+                outputs: Tensor = self.module(x.contiguous(memory_format=torch.channels_last))
+                return outputs
+            except RuntimeError as error:
+                if "view size is not compatible" not in str(error):
+                    raise
+                self._laid_out = False
+        outputs = self.module(x)
+        return outputs
+
+
+def set_training(module: nn.Module, training: bool) -> None:
+    """Training or evaluation mode; dropout stays off, and exported programs, which know no other
+    mode, stay as they are.
+    """
+    try:
+        module.train(training)
+    except NotImplementedError:
+        return
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd):
+            layer.train(False)
+
+
+def divergence(outputs: Tensor, teacher_outputs: Tensor, likelihood: Likelihood) -> Tensor:
+    """KL(teacher's prediction ‖ the network's) in nats, the mean over inputs, a scalar.
+
+    Args:
+        outputs: of the network, [n, K].
+        teacher_outputs: [n, K].
+        likelihood: what outputs mean.
+    """
+    return likelihood.divergence(teacher_outputs, outputs).mean()

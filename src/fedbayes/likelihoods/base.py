@@ -135,6 +135,41 @@ class Likelihood(BaseModel):
         """Metrics from the sums of `terms`; NaN where there are no samples."""
         return {"nll": mean_of(scores, "nll")}
 
+    def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:
+        """The outputs whose p(y | f) is nearest to a mixture: the least Σ_s w_s KL(p_s ‖ p_f).
+
+        For exponential families that is the mixture's mean of the sufficient statistics.
+
+        Args:
+            draws: outputs of several networks, behind their heads, [S, n, width].
+            weights: of the networks, which add to 1, [S].
+
+        Returns:
+            [n, width]; [n, outputs] where the likelihood needs no more.
+
+        Raises:
+            ConfigError: the likelihood does not say; those of one's own need not.
+        """
+        raise ConfigError(
+            f"the likelihood {self.name} does not say how predictions of several networks become "
+            "those of one; its class must define `pooled`"
+        )
+
+    def divergence(self, f: Tensor, g: Tensor) -> Tensor:
+        """KL(p(y | f) ‖ p(y | g)) in nats, summed over columns, [..., n]; differentiable.
+
+        Args:
+            f: outputs [..., n, width].
+            g: outputs [..., n, width].
+
+        Raises:
+            ConfigError: the likelihood does not say; those of one's own need not.
+        """
+        raise ConfigError(
+            f"the likelihood {self.name} does not say how far two predictions are apart; its "
+            "class must define `divergence`"
+        )
+
     @abstractmethod
     def mean(self, draws: Tensor) -> Tensor:
         """Classes and labels: probabilities [n, names]. Else the predictive mean [n, columns].
@@ -157,6 +192,30 @@ class Classes(Likelihood):
     @abstractmethod
     def normalized(self, f: Tensor) -> Tensor:
         """Log-probabilities [..., n, classes] under single outputs [..., n, width]."""
+
+    def outputs_of(self, scores: Tensor) -> Tensor:
+        """Outputs [..., n, width] whose log-probabilities are these, up to a constant by sample.
+
+        Args:
+            scores: of the classes, [..., n, classes].
+
+        Raises:
+            ConfigError: the likelihood does not say; those of one's own need not.
+        """
+        raise ConfigError(
+            f"the likelihood {self.name} does not say which outputs have given probabilities; its "
+            "class must define `outputs_of`"
+        )
+
+    def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:
+        """Outputs of the weighted mean of the networks' probabilities, [n, width]."""
+        logs = self.normalized(draws) + weights.to(draws).log()[:, None, None]
+        return self.outputs_of(torch.logsumexp(logs, dim=0))
+
+    def divergence(self, f: Tensor, g: Tensor) -> Tensor:
+        """Σ_k p_k(f) (log p_k(f) − log p_k(g)), [..., n]."""
+        one, other = self.normalized(f), self.normalized(g)
+        return (one.exp() * (one - other)).sum(dim=-1)
 
     def log_probabilities(self, draws: Tensor) -> Tensor:
         """Logarithms of the mean probabilities of the classes, [n, classes].

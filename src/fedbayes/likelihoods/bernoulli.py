@@ -37,6 +37,10 @@ class Bernoulli(Classes):
         classes = y.to(f.dtype).expand_as(logits)
         return -functional.binary_cross_entropy_with_logits(logits, classes, reduction="none")
 
+    def outputs_of(self, scores: Tensor) -> Tensor:
+        """The second class's score less the first's."""
+        return scores[..., 1:] - scores[..., :1]
+
     def normalized(self, f: Tensor) -> Tensor:
         """Log-probabilities of both classes, [..., n, 2]."""
         return functional.logsigmoid(torch.cat([-f, f], dim=-1))

@@ -27,6 +27,10 @@ class Categorical(Classes):
         """The mean cross-entropy of logits [n, classes] and classes [n]."""
         return functional.cross_entropy(f, y)
 
+    def outputs_of(self, scores: Tensor) -> Tensor:
+        """The scores themselves."""
+        return scores
+
     def normalized(self, f: Tensor) -> Tensor:
         """Log-probabilities of the classes, [..., n, classes]."""
         return torch.log_softmax(f, dim=-1)

@@ -17,6 +17,13 @@ class Gaussian(LocationScale):
         """The distribution of a standardized target."""
         return distributions.Normal(location, scale, validate_args=False)
 
+    def divergence(self, f: Tensor, g: Tensor) -> Tensor:
+        """Log σ_g / σ_f + (σ_f² + (f − g)²) / 2 σ_g² − 1/2, summed over columns, [..., n]."""
+        (mean, log_std), (other, wide) = self.standardized(f), self.standardized(g)
+        ratio = log_std - wide
+        offset = (mean - other) * (-wide).exp()
+        return (((2 * ratio).exp() + offset.square() - 1) / 2 - ratio).sum(dim=-1)
+
     def moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each column, [..., n, columns] each."""
         mean, std = self.own_unit(f)

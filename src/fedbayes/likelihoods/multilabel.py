@@ -33,6 +33,19 @@ class Multilabel(Likelihood):
             f, y.expand_as(f), reduction="none"
         ).sum(dim=-1)
 
+    def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:
+        """Logits of the weighted mean of the networks' probabilities of each label, [n, labels]."""
+        logs = weights.to(draws).log()[:, None, None]
+        positive = torch.logsumexp(functional.logsigmoid(draws) + logs, dim=0)
+        return positive - torch.logsumexp(functional.logsigmoid(-draws) + logs, dim=0)
+
+    def divergence(self, f: Tensor, g: Tensor) -> Tensor:
+        """The sum of the labels' KL(Bernoulli(f_l) ‖ Bernoulli(g_l)), [..., n]."""
+        yes = functional.logsigmoid(f) - functional.logsigmoid(g)
+        no = functional.logsigmoid(-f) - functional.logsigmoid(-g)
+        p = torch.sigmoid(f)
+        return (p * yes + (1 - p) * no).sum(dim=-1)
+
     def mean(self, draws: Tensor) -> Tensor:
         """The mean probability of each label, [n, labels]."""
         return torch.sigmoid(draws).mean(dim=0)

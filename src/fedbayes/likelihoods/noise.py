@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fedbayes.likelihoods.base import constants
-from fedbayes.likelihoods.numeric import Parametric, bounded
+from fedbayes.likelihoods.numeric import Parametric, bounded, unbounded
 
 LIMIT = 7.0
 """Bound of the log std: noise is between 0.0009 and 1,097 times the scale of the target."""
@@ -76,6 +76,26 @@ class LocationScale(Parametric):
     @abstractmethod
     def noisy(self, location: Tensor, scale: Tensor) -> Distribution:
         """The distribution of a standardized target, for each column."""
+
+    @property
+    def variance(self) -> float:
+        """Variance of ε."""
+        return 1.0
+
+    def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:
+        """Outputs of the mixture's mean and variance, by the law of total variance, [n, width].
+
+        Where the noise is given, they are of the mean alone, [n, columns].
+        """
+        location, log_std = self.standardized(draws)
+        w = weights.to(draws)[:, None, None]
+        mean = (w * location).sum(dim=0)
+        if not isinstance(self.noise, str):
+            return mean
+        between = (w * (location - mean).square()).sum(dim=0)
+        within = (w * (2 * log_std).exp()).sum(dim=0)
+        log_scale = (within + between / self.variance).log() / 2
+        return torch.cat([mean, unbounded(log_scale, LIMIT)], dim=-1)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """Log-density of targets [n, columns] in their own unit, summed over columns, [..., n]."""

@@ -205,3 +205,8 @@ def check_level(level: float) -> None:
 def bounded(x: Tensor, limit: float) -> Tensor:
     """Keep x within ± limit by limit · tanh(x / limit), which is x itself near 0."""
     return limit * torch.tanh(x / limit)
+
+
+def unbounded(y: Tensor, limit: float) -> Tensor:
+    """The x of which `bounded` makes y; of a y at the limit or beyond a large one."""
+    return limit * torch.atanh((y / limit).clamp(-1 + 1e-6, 1 - 1e-6))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.likelihoods.base import constants, mean_of
-from fedbayes.likelihoods.numeric import Parametric, bounded
+from fedbayes.likelihoods.numeric import Parametric, bounded, unbounded
 from fedbayes.tensors import Tensors
 
 LIMIT = 20.0
@@ -48,6 +48,17 @@ class Poisson(Parametric):
         """Mean and variance of each column, which are the same, [..., n, columns] each."""
         rate = self.log_rate(f).exp()
         return rate, rate
+
+    def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:
+        """Outputs of the weighted mean of the networks' rates, [n, columns]."""
+        logs = bounded(draws, LIMIT) + weights.to(draws).log()[:, None, None]
+        return unbounded(torch.logsumexp(logs, dim=0), LIMIT)
+
+    def divergence(self, f: Tensor, g: Tensor) -> Tensor:
+        """λ log(λ / μ) − λ + μ of the rates λ of f and μ of g, summed over columns, [..., n]."""
+        log_rate, other = self.log_rate(f), self.log_rate(g)
+        rate = log_rate.exp()
+        return (rate * (log_rate - other) - rate + other.exp()).sum(dim=-1)
 
     def distribution(self, f: Tensor) -> Any:
         """Poisson distributions [..., n, columns]."""

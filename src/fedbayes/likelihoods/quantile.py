@@ -84,6 +84,27 @@ class Quantile(Numeric):
         """Quantiles of the mean over draws, in order, [n, columns, levels]."""
         return self.quantiles(draws).mean(dim=0).sort(dim=-1).values
 
+    def pooled(self, draws: Tensor, weights: Tensor) -> Tensor:
+        """The weighted mean of the networks' quantiles, in order, [n, outputs]."""
+        mean = (weights.to(draws)[:, None, None] * draws).sum(dim=0)
+        levels = mean.reshape(len(mean), self.target.columns, len(self.levels))
+        return levels.sort(dim=-1).values.reshape(mean.shape)
+
+    def divergence(self, f: Tensor, g: Tensor) -> Tensor:
+        """KL of asymmetric Laplace densities, the mean over levels, summed over columns, [..., n].
+
+        With d = (q_g − q_f) / s it is (1 − τ) (d − (1 − e^(−τ d)) / τ) where d ≥ 0, and where it
+        is not, the same of −d and 1 − τ.
+        """
+        self.check(f)
+        self.check(g)
+        split = (*f.shape[:-1], self.target.columns, len(self.levels))
+        d = ((g - f) / self.noise).reshape(split)
+        level = constants(self.levels, d)
+        tau = torch.where(d >= 0, level, 1 - level)
+        each = (1 - tau) * (d.abs() + torch.expm1(-tau * d.abs()) / tau)
+        return each.mean(dim=-1).sum(dim=-1)
+
     def mean(self, draws: Tensor) -> Tensor:
         """The quantile whose level is nearest to one half, [n, columns]: the median, mostly."""
         nearest = min(range(len(self.levels)), key=lambda i: abs(self.levels[i] - 0.5))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fedbayes.files import write_beside
 from fedbayes.papers.experiment import (
     Experiment,
     Row,
@@ -25,7 +26,7 @@ from fedbayes.papers.experiment import (
     mean_and_std,
 )
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import Metrics, write_beside
+from fedbayes.runs.folder import Metrics
 from fedbayes.runs.standing import flat
 
 RULES: dict[str, Row] = {

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fedbayes.files import write_beside
 from fedbayes.papers.experiment import (
     Experiment,
     Row,
@@ -25,7 +26,7 @@ from fedbayes.papers.experiment import (
 )
 from fedbayes.reports.palette import MARKERS
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import Metrics, RunFolder, write_beside
+from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.standing import flat
 
 ALL_GATED: Row = {"output_gates": True}

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from fedbayes.errors import RunError
+from fedbayes.files import write_beside
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder, write_beside
+from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
 
 Scale = Literal["small", "paper"]

@@ -21,6 +21,7 @@ import torch
 
 from fedbayes import seeds
 from fedbayes.data import FederatedData
+from fedbayes.files import write_beside
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.likelihoods import Predictor, evaluate, total
 from fedbayes.likelihoods.categorical import Categorical
@@ -42,7 +43,7 @@ from fedbayes.papers.experiment import (
 )
 from fedbayes.runs.build import stored_data
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder, write_beside
+from fedbayes.runs.folder import RunFolder
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.compare import ensemble

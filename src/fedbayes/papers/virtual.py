@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fedbayes.files import write_beside
 from fedbayes.papers.experiment import (
     Experiment,
     Results,
@@ -28,7 +29,6 @@ from fedbayes.papers.experiment import (
     opened,
 )
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import write_beside
 from fedbayes.runs.simulation import Simulation
 
 PAPER = {

@@ -10,10 +10,11 @@ import numpy as np
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import RunError
+from fedbayes.files import write_beside
 from fedbayes.reports.charts import Chart, Heat, Lines, Points, Reliability, Spread, charts
 from fedbayes.reports.gather import Watch, gather
 from fedbayes.reports.palette import LIGHT, MARKERS
-from fedbayes.runs.folder import writable, write_beside
+from fedbayes.runs.folder import writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

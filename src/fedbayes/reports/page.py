@@ -13,11 +13,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.filesize import decimal
 
+from fedbayes.files import write_beside
 from fedbayes.reports.charts import FIGURES, Chart, Heat, telling
 from fedbayes.reports.gather import Record, Watch, gather
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
 from fedbayes.runs.display import number, words
-from fedbayes.runs.folder import writable, write_beside
+from fedbayes.runs.folder import writable
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "global_nll": ("NLL", ".4g"),

@@ -24,7 +24,6 @@ the end. What is read is compared with them, and where it differs nothing is gon
 import hashlib
 import json
 import os
-import stat
 import warnings
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from contextlib import suppress
@@ -40,7 +39,7 @@ from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.weights import none_yet
-from fedbayes.files import digest, flush, parse_json, read_bytes, read_text
+from fedbayes.files import digest, flush, parse_json, read_bytes, read_text, write_beside
 from fedbayes.messages import decode_file, metadata
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
@@ -100,24 +99,6 @@ class Progress:
     weights: Tensor = field(default_factory=lambda: none_yet(0))
     """Of each client, the weight of its first report that counted; 0 if none did, float64 [S], or
     [0] as by an older version."""
-
-
-def write_beside(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whenever the process is killed.
-
-    In a folder that is closed to others, so is the file.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    mode = 0o666 & stat.S_IMODE(path.parent.stat().st_mode)
-    try:
-        beside.unlink(missing_ok=True)
-        number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode | 0o600)
-        with os.fdopen(number, "wb") as file:
-            file.write(data)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fedbayes.errors import ConfigError
-from fedbayes.runs.folder import Metrics, write_beside
+from fedbayes.files import write_beside
+from fedbayes.runs.folder import Metrics
 from fedbayes.runs.standing import flat
 
 if TYPE_CHECKING:

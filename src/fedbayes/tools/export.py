@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedbayes.data import FederatedData, Preprocessing, pixel_order
 from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
+from fedbayes.files import write_beside
 from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import CARD, PROGRAMS
@@ -20,7 +21,7 @@ from fedbayes.models.resize import with_weights
 from fedbayes.models.units import find_units
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.card import PROGRAM_INPUTS, Card, program_outputs
-from fedbayes.runs.folder import RunFolder, writable, write_beside
+from fedbayes.runs.folder import RunFolder, writable
 from fedbayes.runs.personal import own_weights, require_global
 from fedbayes.tensors import parameter_count
 from fedbayes.tools.model_files import WEIGHTS, write_model

@@ -14,11 +14,11 @@ import torch
 from fedbayes.data import Preprocessing
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.engine_table import ENGINES
-from fedbayes.files import NPZ_ERRORS, parse_json, read_bytes, read_text
+from fedbayes.files import NPZ_ERRORS, parse_json, read_bytes, read_text, write_beside
 from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
 from fedbayes.runs.build import stored_run
 from fedbayes.runs.card import Card
-from fedbayes.runs.folder import RunFolder, write_beside
+from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_weights
 from fedbayes.seals import sealed
 from fedbayes.targets import Target

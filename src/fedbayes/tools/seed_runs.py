@@ -21,10 +21,10 @@ import tomli_w
 
 from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesError, RunError
-from fedbayes.files import parse_json, parse_toml, read_text
+from fedbayes.files import parse_json, parse_toml, read_text, write_beside
 from fedbayes.runs.activity import Notify, unnoticed
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder, write_beside
+from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder
 from fedbayes.runs.result import Result
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat

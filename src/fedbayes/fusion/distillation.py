@@ -1,0 +1,439 @@
+"""End to end: a network learns what the teacher says of drawn inputs, from a start that is near."""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedbayes import seeds
+from fedbayes.errors import MessageError, ModelError, RunError
+from fedbayes.files import read_bytes, write_beside
+from fedbayes.fusion.draws import CHUNK, Draws, Kept
+from fedbayes.fusion.settings import DistillationSettings
+from fedbayes.fusion.teacher import ChannelsLast, Teacher, divergence, set_training
+from fedbayes.fusion.temperature import temperature
+from fedbayes.likelihoods import Classes, Likelihood
+from fedbayes.messages import decode_file
+from fedbayes.seals import check_seal, sealed
+from fedbayes.tensors import Tensors, pack, unpack
+
+STATISTICS = 4096
+"""Draws that running statistics of batch normalization are recomputed on."""
+_TRUSTED = 5
+"""Steps after which their time is taken for that of the others."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a distillation is."""
+
+    step: int
+    share: float
+    """Of the learning rate's cycle that is done, from 0 to 1."""
+    divergence: float
+    """Held out, at the last check, in nats."""
+    seconds: float
+    """That it took so far."""
+    left: float
+    """Seconds that it will take, at the pace so far; NaN before there is one."""
+
+
+class Check(NamedTuple):
+    """A look at the held-out draws."""
+
+    step: int
+    divergence: float
+    """KL(teacher ‖ network), in nats."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What came of a distillation."""
+
+    module: nn.Module
+    """The network as it was at its best on held-out draws, in evaluation mode."""
+    step: int
+    """Steps that led to it; 0 for the start, if nothing was better."""
+    divergence: float
+    """KL(teacher ‖ network) on held-out draws, in nats."""
+    temperature: float
+    """What its logits are to be divided by (see `temperature`); 1 of other outputs than logits."""
+    ended: str
+    """Why it ended, in words."""
+    checks: tuple[Check, ...]
+    """The first is of the start."""
+
+
+def distill(
+    student: nn.Module,
+    teacher: Teacher,
+    draws: Draws,
+    settings: DistillationSettings | None = None,
+    *,
+    state: Path | None = None,
+    watch: Callable[[Progress], object] | None = None,
+) -> Distilled:
+    """Train a network to say what the teacher says: min E_{x ~ draws} D(teacher(x) ‖ student(x)).
+
+    D is the squared error of centred logits over the teacher's variance, or the divergence of
+    predictions. Inputs are augmented anew each time that they are seen, and the teacher is asked
+    then. The learning rate of Adam rises and falls once.
+
+    Args:
+        student: where to start from; not changed.
+        teacher: what the clients say together.
+        draws: inputs, as networks see them.
+        settings: how.
+        state: a file to go on from if it is there, and to write at each check. Without `minutes`
+            what was broken off ends bit for bit as if it had not been.
+        watch: told of every step.
+
+    Raises:
+        ModelError: the student's outputs do not fit the teacher's, or are not finite.
+        RunError: the file is damaged, or of another distillation.
+    """
+    run = _Run(student, teacher, draws, settings or DistillationSettings())
+    if state is not None and state.exists():
+        run.resume(state)
+    if not run.at.checks.numel():
+        run.check()
+    while not run.ended:
+        run.step()
+        if run.due:
+            run.check()
+            if state is not None:
+                run.store(state)
+        if watch is not None:
+            watch(run.progress)
+    return run.result()
+
+
+@dataclass
+class _At:
+    """Where a distillation is: all that the rest of it depends on."""
+
+    student: Tensors
+    best: Tensors
+    moments: Tensors
+    """Of Adam, as `quantity:parameter`."""
+    said: Tensor
+    """What the teacher says of some held-out draws."""
+    checks: Tensor
+    """Step, divergence and seconds of each check, float64 [checks, 3]."""
+    step: int = 0
+    share: float = 0.0
+    lowest: float = math.inf
+    best_step: int = 0
+    seconds: float = 0.0
+    ended: str = ""
+    asked: str = ""
+    """The settings that what follows depends on."""
+
+
+class _Run:
+    """A distillation under way."""
+
+    def __init__(
+        self, student: nn.Module, teacher: Teacher, draws: Draws, settings: DistillationSettings
+    ) -> None:
+        self.module, self.teacher, self.settings = copy.deepcopy(student), teacher, settings
+        self.draws = draws if isinstance(draws, Kept) else Kept(draws)
+        self.network = ChannelsLast(self.module)
+        self.device = next((p.device for p in student.parameters()), torch.device("cpu"))
+        self.batch = min(settings.batch_size, settings.draws)
+        self.chunk = min(max(CHUNK, self.batch), settings.draws)
+        trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        if not trained:
+            raise ModelError("the network has no weights to train; thaw some (requires_grad)")
+        self.names = list(trained)
+        self.optimizer = torch.optim.Adam(trained.values(), lr=settings.lr, fused=True)
+        self.held_out = self._held_out()
+        self.half = self._half()
+        empty = torch.empty(0, 3, dtype=torch.float64)
+        self.at = _At({}, {}, {}, self.held_out[0][1][:64], empty)
+        self.at.asked = settings.model_dump_json(exclude={"minutes"})
+        self.began = time.monotonic()
+        self.paced = 0, self.began
+
+    def _held_out(self) -> list[tuple[Tensor, Tensor]]:
+        """Held-out draws and what the teacher says of them, in pieces."""
+        pieces = []
+        for number in range(math.ceil(self.settings.held_out / CHUNK)):
+            count = min(CHUNK, self.settings.held_out - number * CHUNK)
+            x = self.draws.draws.batch(-1 - number, count).to(self.device)
+            with torch.no_grad():
+                pieces.append((x, self.teacher(x)))
+        with torch.no_grad():
+            set_training(self.module, False)
+            outputs, said = self.network(pieces[0][0]), pieces[0][1]
+        if outputs.shape != said.shape:
+            raise ModelError(
+                f"the network to be trained answers {tuple(outputs.shape)} and the teacher "
+                f"{tuple(said.shape)}: their outputs must be the same in number"
+            )
+        return pieces
+
+    def _half(self) -> bool:
+        """Whether to compute in bfloat16."""
+        if self.settings.precision != "auto":
+            return self.settings.precision == "bfloat16"
+        if self.device.type == "cuda":
+            return bool(torch.cuda.is_bf16_supported())
+        has = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+        return self.held_out[0][0].ndim == 4 and bool(has())
+
+    @cached_property
+    def kind(self) -> Likelihood:
+        """What outputs mean."""
+        return self.teacher.likelihood(self.held_out[0][1].shape[-1])
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Of the teacher's centred logits on held-out draws."""
+        return torch.cat([_centred(self.kind, said) for _, said in self.held_out]).square().mean()
+
+    def precision(self) -> AbstractContextManager[None]:
+        """The arithmetic of a step."""
+        if not self.half:
+            return nullcontext()
+        half: AbstractContextManager[None] = torch.autocast(self.device.type, torch.bfloat16)
+        return half
+
+    def inputs(self, step: int) -> Tensor:
+        """The batch of a step: rows of one chunk, chunks and rows in an order of their own."""
+        seed, chunks = self.draws.seed, math.ceil(self.settings.draws / self.chunk)
+        pieces = self.chunk // self.batch
+        turn, piece = divmod(step, pieces)
+        epoch, place = divmod(turn, chunks)
+        number = seeds.numpy_rng(seed, "chunks", round=epoch).permutation(chunks)[place]
+        rows = seeds.numpy_rng(seed, "rows", round=turn).permutation(self.chunk)
+        rows = rows[piece * self.batch : (piece + 1) * self.batch]
+        x = self.draws.batch(int(number), self.chunk)[torch.from_numpy(rows)]
+        if self.settings.augment:
+            x = self.draws.augmented(x, seeds.torch_rng(seed, "augmentation", round=step))
+        return x.to(self.device)
+
+    def loss(self, outputs: Tensor, said: Tensor) -> Tensor:
+        """What is minimized."""
+        if self.settings.loss == "kl" or not isinstance(self.kind, Classes):
+            return divergence(outputs, said, self.kind)
+        error = _centred(self.kind, outputs) - _centred(self.kind, said)
+        return error.square().mean() / self.variance
+
+    def step(self) -> None:
+        """One step of Adam."""
+        at, settings = self.at, self.settings
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.lr * cycle(at.share, settings.warmup)
+        x = self.inputs(at.step)
+        set_training(self.module, True)
+        with seeds.global_rng(self.draws.seed, "layers", round=at.step, device=self.device):
+            with self.precision():
+                with torch.no_grad():
+                    said = self.teacher(x)
+                outputs = self.network(x)
+            self.optimizer.zero_grad()
+            torch.autograd.backward(self.loss(outputs.float(), said))
+        self.optimizer.step()
+        at.step += 1
+        at.share = min(1.0, at.share + (1 - at.share) / self.remaining())
+
+    def remaining(self) -> float:
+        """Steps from before the last one to the end, as far as is known."""
+        at, settings = self.at, self.settings
+        steps = settings.steps - at.step + 1
+        taken = at.step - self.paced[0]
+        if settings.minutes is None or taken < _TRUSTED:
+            return max(1, steps)
+        fits = (60 * settings.minutes - self.seconds) / self.pace
+        return max(1.0, min(steps, fits + 1))
+
+    @property
+    def pace(self) -> float:
+        """Seconds for a step, checks and all, since the start or the resumption."""
+        return (time.monotonic() - self.paced[1]) / max(1, self.at.step - self.paced[0])
+
+    @property
+    def seconds(self) -> float:
+        """That it took, resumed or not."""
+        return self.at.seconds + time.monotonic() - self.began
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a check."""
+        done = int(self.at.share * self.settings.checks + 1e-9)
+        return done >= len(self.at.checks) or self.out_of_time or self.at.share >= 1
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the minutes are over."""
+        limit = self.settings.minutes
+        return limit is not None and self.seconds >= 60 * limit
+
+    @property
+    def ended(self) -> str:
+        """Why it is over; empty while it is not."""
+        return self.at.ended
+
+    @property
+    def progress(self) -> Progress:
+        """As it is told."""
+        at = self.at
+        left = self.remaining() * self.pace if at.step > self.paced[0] else math.nan
+        last = float(at.checks[-1, 1])
+        return Progress(at.step, at.share, last, self.seconds, 0.0 if at.ended else left)
+
+    def check(self) -> None:
+        """Look at the held-out draws, keep the best network, and see whether to end."""
+        at, patience = self.at, self.settings.patience
+        found = self.divergence()
+        row = torch.tensor([[at.step, found, self.seconds]], dtype=torch.float64)
+        at.checks = torch.cat([at.checks, row])
+        if not at.step and not math.isfinite(found):
+            raise ModelError("the network to start from has outputs that are not finite")
+        if found < at.lowest:
+            at.lowest, at.best_step = found, at.step
+            at.best = _copies(self.module.state_dict())
+        since = at.checks[at.checks[:, 0] > 0, 1]
+        if not math.isfinite(found):
+            at.ended = "outputs were no longer finite; try a lower learning rate"
+        elif at.share >= 1:
+            at.ended = "all steps done"
+        elif self.out_of_time:
+            at.ended = "the time is over"
+        elif patience and len(since) and len(since) - int(since.argmin()) > patience:
+            at.ended = f"no improvement in {patience} checks"
+
+    @torch.no_grad()
+    def divergence(self) -> float:
+        """Held out, in nats."""
+        set_training(self.module, False)
+        each = [
+            self.kind.divergence(said, self.network(x).float()).double()
+            for x, said in self.held_out
+        ]
+        return float(torch.cat(each).mean())
+
+    def store(self, path: Path) -> None:
+        """Write where it is."""
+        at = self.at
+        at.student = _copies(self.module.state_dict())
+        found = self.optimizer.state_dict()["state"]
+        at.moments = {
+            f"{quantity}:{self.names[place]}": tensor
+            for place, quantities in found.items()
+            for quantity, tensor in quantities.items()
+        }
+        at.seconds, self.began = self.seconds, time.monotonic()
+        write_beside(path, sealed(pack(at), {}))
+
+    def resume(self, path: Path) -> None:
+        """Go on from a file.
+
+        Raises:
+            RunError: it is damaged, or of another distillation.
+        """
+        try:
+            data = read_bytes(path)
+            check_seal(data)
+            at = unpack(_At, decode_file(data, plain=True))
+        except (OSError, MessageError) as error:
+            raise RunError(
+                f"the state {path} cannot be read: {error}; remove it to start again"
+            ) from None
+        own = self.module.state_dict()
+        if (
+            at.asked != self.at.asked
+            or {n: t.shape for n, t in at.student.items()} != {n: t.shape for n, t in own.items()}
+            or at.said.shape != self.at.said.shape
+            or not torch.allclose(at.said, self.at.said.cpu(), rtol=1e-2, atol=1e-2)
+        ):
+            raise RunError(
+                f"the state {path} is of another distillation: settings, network, clients or "
+                "inputs differ; name another file, or remove it to start again"
+            )
+        self.at = at
+        self.module.load_state_dict(at.student)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in at.moments.items():
+            quantity, _, name = key.partition(":")
+            moments.setdefault(self.names.index(name), {})[quantity] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        self.began = time.monotonic()
+        self.paced = at.step, self.began
+
+    def result(self) -> Distilled:
+        """The best network, with statistics of its own."""
+        at = self.at
+        self.module.load_state_dict(at.best)
+        found = at.lowest
+        if at.best_step:
+            recompute(self.network, self.draws, self.device)
+            found = self.divergence()
+            if not found <= at.lowest:
+                self.module.load_state_dict(at.best)
+                found = at.lowest
+        set_training(self.module, False)
+        scale = 1.0
+        if isinstance(self.kind, Classes):
+            with torch.no_grad():
+                outputs = torch.cat([self.network(x).float() for x, _ in self.held_out])
+            said = torch.cat([said for _, said in self.held_out])
+            scale = temperature(outputs, said, self.kind)
+        checks = tuple(Check(int(s), d, t) for s, d, t in at.checks.tolist())
+        return Distilled(self.module, at.best_step, found, scale, at.ended, checks)
+
+
+def cycle(share: float, warmup: float) -> float:
+    """The learning rate over its highest: a cosine up from 1/25 to 1, and one down to 0.
+
+    Args:
+        share: of the cycle that is done.
+        warmup: share of it in which the rate rises.
+    """
+    if share < warmup:
+        return 1 / 25 + (1 - 1 / 25) * (1 - math.cos(math.pi * share / warmup)) / 2
+    return (1 + math.cos(math.pi * (share - warmup) / (1 - warmup))) / 2
+
+
+@torch.no_grad()
+def recompute(network: ChannelsLast, draws: Draws, device: torch.device) -> None:
+    """Recompute running statistics of batch normalization as means over draws, in place."""
+    layers = [
+        layer
+        for layer in network.module.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats
+    ]
+    if not layers:
+        return
+    momenta = [layer.momentum for layer in layers]
+    set_training(network.module, False)
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None
+        layer.train()
+    for number in range(STATISTICS // CHUNK):
+        network(draws.batch(number, CHUNK).to(device))
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+        layer.eval()
+
+
+def _centred(kind: Classes | Likelihood, outputs: Tensor) -> Tensor:
+    """Logits less their mean over the classes, [n, classes]."""
+    assert isinstance(kind, Classes)
+    scores = kind.normalized(outputs)
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -1,0 +1,58 @@
+"""Inputs that a fusion draws, and draws that are kept for the next pass."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+CHUNK = 512
+"""Inputs that are drawn at once."""
+MEMORY = 512 * 2**20
+"""Bytes of draws that are kept."""
+
+
+class Draws(Protocol):
+    """Inputs as networks see them, the same for the same number; `fedbayes.inputs.prior.Inputs`."""
+
+    @property
+    def seed(self) -> int:
+        """Of all that is drawn."""
+
+    def batch(self, number: int, count: int) -> Tensor:
+        """So many inputs [count, *shape], fresh for every number; below 0 held out."""
+
+    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """Other inputs, made of these, that are drawn as often."""
+
+
+class Kept:
+    """Draws that are kept for whoever asks again, up to so many bytes; the rest is drawn anew.
+
+    Args:
+        draws: where they come from.
+        memory: bytes that are kept at most.
+    """
+
+    def __init__(self, draws: Draws, memory: int = MEMORY) -> None:
+        self.draws, self.memory = draws, memory
+        self._kept: dict[tuple[int, int], Tensor] = {}
+
+    @property
+    def seed(self) -> int:
+        """That of the draws."""
+        return self.draws.seed
+
+    def batch(self, number: int, count: int) -> Tensor:
+        """As `Draws.batch`; not to be changed in place."""
+        key = number, count
+        if key in self._kept:
+            return self._kept[key]
+        x = self.draws.batch(number, count)
+        if x.nbytes <= self.memory:
+            self.memory -= x.nbytes
+            self._kept[key] = x
+        return x
+
+    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """As `Draws.augmented`."""
+        return self.draws.augmented(x, rng)

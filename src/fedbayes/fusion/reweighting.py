@@ -1,0 +1,154 @@
+"""Entropy balancing: draws are weighted such that their means are what clients say of their data.
+
+Hainmueller (2012): of all weights w that meet Σ_i w_i g(x_i) = m, those with the least KL(w ‖ q)
+from base weights q are w_i ∝ q_i exp(λ·g(x_i)), and λ minimizes the convex dual
+log Σ_i q_i exp(λ·(g(x_i) − m)).
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from fedbayes import seeds
+from fedbayes.data.wording import listed
+from fedbayes.errors import DataError
+from fedbayes.fusion.draws import Draws
+
+CANDIDATES = 4
+"""Inputs that are drawn for each that is taken."""
+
+
+def entropy_balance(
+    features: Tensor,
+    wanted: Tensor,
+    base: Tensor | None = None,
+    *,
+    names: Sequence[str] = (),
+    tolerance: float = 1e-3,
+) -> Tensor:
+    """Weights nearest to the base weights under which the means of features are as wanted.
+
+    Args:
+        features: g(x_i), [n, d].
+        wanted: their means m, [d].
+        base: weights q, at least 0, [n]; equal ones by default.
+        names: of the features, for errors.
+        tolerance: how far a mean may be from m, in standard deviations of the feature.
+
+    Returns:
+        float64 [n]; they add to 1.
+
+    Raises:
+        DataError: shapes differ, a number is not finite, or no weights meet the means.
+    """
+    g, m = features.detach().double().cpu().numpy(), wanted.detach().double().cpu().numpy()
+    q = np.ones(len(g)) if base is None else base.detach().double().cpu().numpy()
+    if g.ndim != 2 or m.shape != g.shape[1:] or q.shape != g.shape[:1] or not len(g):
+        raise DataError(
+            f"features have shape {g.shape}, wanted means {m.shape} and base weights {q.shape}; "
+            "[n, d], [d] and [n] belong together"
+        )
+    if not (np.isfinite(g).all() and np.isfinite(m).all() and np.isfinite(q).all()):
+        raise DataError("features, wanted means and base weights must be finite")
+    if (q < 0).any() or not q.any():
+        raise DataError("base weights must be at least 0, and not all of them 0")
+    taken = q > 0
+    spread = g[taken].std(0)
+    scale = np.where(spread > 1e-12 * (1 + np.abs(m)), spread, 1.0)
+    z = (g[taken] - m) / scale
+    weights = np.zeros(len(g))
+    weights[taken] = _tilted(z, np.log(q[taken]))
+    missed = np.abs(weights[taken] @ z)
+    if not (missed <= tolerance).all():
+        raise DataError(_unmet(g[taken], m, missed > tolerance, weights @ g, names))
+    return torch.from_numpy(weights)
+
+
+def _tilted(z: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    """The weights of the least dual log Σ_i q_i exp(λ·z_i)."""
+
+    def weights(tilt: np.ndarray) -> tuple[float, np.ndarray]:
+        logs = log_q + z @ tilt
+        top = logs.max()
+        w = np.exp(logs - top)
+        return float(top + np.log(w.sum())), w / w.sum()
+
+    def value(tilt: np.ndarray) -> tuple[float, np.ndarray]:
+        dual, w = weights(tilt)
+        return dual, w @ z
+
+    def curvature(tilt: np.ndarray) -> np.ndarray:
+        w = weights(tilt)[1]
+        centred = z - w @ z
+        found: np.ndarray = (w[:, None] * centred).T @ centred
+        return found
+
+    found = minimize(
+        value, np.zeros(z.shape[1]), jac=True, hess=curvature, method="trust-exact",
+        options={"gtol": 1e-8, "maxiter": 200, "max_trust_radius": 100.0},
+    )  # fmt: skip
+    return weights(found.x)[1]
+
+
+def _unmet(
+    g: np.ndarray, m: np.ndarray, missed: np.ndarray, reached: np.ndarray, names: Sequence[str]
+) -> str:
+    names = tuple(names) or tuple(f"feature {place}" for place in range(len(m)))
+    beyond = (m < g.min(0)) | (m > g.max(0))
+    if beyond.any():
+        told = [
+            f"{names[i]} is to be {m[i]:.4g} and lies between {g[:, i].min():.4g} and "
+            f"{g[:, i].max():.4g}"
+            for i in np.flatnonzero(beyond)[:5]
+        ]
+        return f"no weights of the draws meet the means: {listed(told)}; draw more, or others"
+    told = [f"{names[i]} {m[i]:.4g} (nearest {reached[i]:.4g})" for i in np.flatnonzero(missed)[:5]]
+    return f"no weights of the draws meet all means together: {listed(told)}; draw more, or others"
+
+
+class Balanced:
+    """Draws that are taken from several times as many such that means of features are as wanted.
+
+    Args:
+        draws: where inputs come from.
+        features: of inputs, [n, ...] to [n, d]: a teacher's probabilities of the classes, say.
+        wanted: their means, [d].
+        names: of the features, for errors.
+    """
+
+    def __init__(
+        self,
+        draws: Draws,
+        features: Callable[[Tensor], Tensor],
+        wanted: Tensor,
+        names: Sequence[str] = (),
+    ) -> None:
+        self.draws, self.features, self.wanted, self.names = draws, features, wanted, names
+
+    @property
+    def seed(self) -> int:
+        """That of the draws."""
+        return self.draws.seed
+
+    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """As `Draws.augmented`."""
+        return self.draws.augmented(x, rng)
+
+    def batch(self, number: int, count: int) -> Tensor:
+        """As `Draws.batch`: the same for the same number; some inputs may come twice.
+
+        Raises:
+            DataError: no weights of the draws meet the means.
+        """
+        x = self.draws.batch(number, CANDIDATES * count)
+        with torch.no_grad():
+            weights = entropy_balance(self.features(x), self.wanted, names=self.names)
+        purpose = "balance" if number >= 0 else "balance held out"
+        rng = seeds.numpy_rng(self.seed, purpose, round=abs(number))
+        # Systematic resampling: each input as often as its weight says, but for less than one.
+        ends = np.cumsum(weights.numpy())
+        rows = np.searchsorted(ends / ends[-1], (rng.random() + np.arange(count)) / count)
+        return x[torch.from_numpy(rng.permutation(rows.clip(max=len(x) - 1)))]

@@ -1,0 +1,120 @@
+"""Inputs moved toward classes that a prior hardly draws."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbayes import seeds
+from fedbayes.errors import ModelError
+from fedbayes.fusion.draws import Draws
+from fedbayes.fusion.settings import SeekingSettings
+from fedbayes.fusion.teacher import Function, Teacher
+from fedbayes.likelihoods import Classes
+
+
+class Seeker:
+    """Draws of which some are moved up the gradient of a class' probability under the teacher.
+
+    A prior of pictures hardly draws what the teacher takes for some classes, and a fused network
+    then never hears of them. So a share of the draws goes a few steps toward classes that are drawn
+    at random: x ← x + size · g / rms(g), g the gradient of log p(class | x), for images smoothed
+    by a window of 3 by 3, and kept within the values that the prior draws.
+
+    Args:
+        draws: where inputs come from.
+        teacher: whom to ask; of classes.
+        settings: how many are moved, and how far.
+    """
+
+    def __init__(
+        self, draws: Draws, teacher: Teacher, settings: SeekingSettings | None = None
+    ) -> None:
+        self.draws, self.teacher = draws, teacher
+        self.settings = settings or SeekingSettings()
+
+    @property
+    def seed(self) -> int:
+        """That of the draws."""
+        return self.draws.seed
+
+    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """As `Draws.augmented`."""
+        return self.draws.augmented(x, rng)
+
+    def batch(self, number: int, count: int) -> Tensor:
+        """As `Draws.batch`: the same for the same number.
+
+        Raises:
+            ModelError: the teacher's outputs are of no classes.
+        """
+        x = self.draws.batch(number, count)
+        purpose = "seeking" if number >= 0 else "seeking held out"
+        rng = seeds.torch_rng(self.seed, purpose, round=abs(number))
+        moved = torch.rand(count, generator=rng) < self.settings.share
+        if not moved.any():
+            return x
+        kind = self._classes(x[:1])
+        wanted = torch.randint(kind.target.classes, (int(moved.sum()),), generator=rng)
+        x = x.clone()
+        x[moved] = self.sought(x[moved], wanted.to(x.device), rng)
+        return x
+
+    def _classes(self, x: Tensor) -> Classes:
+        with torch.no_grad():
+            kind = self.teacher.likelihood(self.teacher(x).shape[-1])
+        if not isinstance(kind, Classes):
+            raise ModelError(
+                f"inputs are moved toward classes, and the likelihood {kind.name} has none; leave "
+                "seeking out"
+            )
+        return kind
+
+    def sought(self, x: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
+        """Inputs moved toward classes.
+
+        Args:
+            x: inputs [n, *shape], at least one.
+            wanted: a class for each, [n].
+            rng: of the clients that are asked.
+        """
+        low = high = None
+        if x.ndim == 4:
+            low, high = (end(x, (0, 2, 3), keepdim=True) for end in (torch.amin, torch.amax))
+        for _ in range(self.settings.steps):
+            slope = _smooth(self._slope(x, wanted, rng))
+            scale = slope.flatten(1).square().mean(1).sqrt().clamp(min=1e-30)
+            x = x + self.settings.size * slope / scale.reshape(-1, *[1] * (x.ndim - 1))
+            if low is not None:
+                x = x.clamp(low, high)
+        return x
+
+    def _slope(self, x: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
+        """Gradient of log p(wanted | x), [n, *shape].
+
+        With shares by class that of one client for each input, drawn by its share of the class: a
+        step costs one network in place of all.
+        """
+        shares = self.teacher.shares
+        if shares is None or shares.ndim == 1 or not self.settings.one:
+            return self._ascent(self.teacher, x, wanted)
+        asked = torch.multinomial(shares.T[wanted.cpu()], 1, generator=rng)[:, 0].to(x.device)
+        slope = torch.empty_like(x)
+        for number in sorted(set(asked.tolist())):
+            rows = asked == number
+            slope[rows] = self._ascent(self.teacher.clients[number], x[rows], wanted[rows])
+        return slope
+
+    def _ascent(self, function: Function, x: Tensor, wanted: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = function(leaf)
+            kind = self.teacher.likelihood(outputs.shape[-1])
+            (slope,) = torch.autograd.grad(kind.log_prob(outputs, wanted).sum(), leaf)
+        return slope
+
+
+def _smooth(x: Tensor) -> Tensor:
+    """Images averaged over windows of 3 by 3; others as they are."""
+    if x.ndim != 4:
+        return x
+    return functional.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)

@@ -1,0 +1,51 @@
+"""How networks are fused in function space, with the names that the command line uses."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SeekingSettings(BaseModel):
+    """How inputs are moved toward classes that a prior hardly draws."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    share: float = Field(0.7, ge=0, le=1, description="share of the draws that are moved")
+    steps: int = Field(10, ge=1, description="steps up the gradient of the class' probability")
+    size: float = Field(
+        0.05, gt=0, description="length of a step, root mean square in standard deviations"
+    )
+    one: bool = True
+
+
+class DistillationSettings(BaseModel):
+    """How a network learns end to end what the teacher says of drawn inputs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    steps: int = Field(4000, ge=1, description="steps of Adam at most")
+    batch_size: int = Field(64, ge=1, description="inputs in a step")
+    lr: float = Field(1e-3, gt=0, description="highest learning rate of the cycle")
+    warmup: float = Field(
+        0.3, ge=0, lt=1, description="share of the steps in which the learning rate rises"
+    )
+    draws: int = Field(
+        16_384, ge=1, description="different inputs; then they come again, augmented anew"
+    )
+    held_out: int = Field(2048, ge=1, description="inputs to watch the divergence on")
+    checks: int = Field(20, ge=1, description="times that the divergence is looked at")
+    patience: int | None = Field(
+        8, ge=1, description="checks without improvement that end it; none: never"
+    )
+    minutes: float | None = Field(
+        None, gt=0, description="time at most; the cycle is then as long as there is time for"
+    )
+    augment: bool = Field(True, description="turns, flips and the like of the prior")
+    loss: Literal["auto", "logits", "kl"] = Field(
+        "auto",
+        description="squared error of centred logits over the teacher's variance, or the "
+        "divergence of predictions; auto: logits for classes",
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of the arithmetic; auto: bfloat16 where processors have it for images"
+    )
