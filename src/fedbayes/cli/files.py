@@ -1,16 +1,15 @@
-"""`evaluate`, `fuse`, `calibrate`, `export`: models that are there."""
+"""`evaluate`, `calibrate`, `export`: models that are there."""
 
 import json
 from pathlib import Path
 from typing import Annotated
 
-import rich
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import DataDir, DataSet, FusionCommand, Json, Setting, overrides
+from fedbayes.cli.options import DataDir, DataSet, Json, Setting, overrides
 from fedbayes.errors import ModelError, RunError
 
 
@@ -80,107 +79,6 @@ def evaluate(
         values = [number(score.metrics.get(name)) for name in metrics]
         table.add_row(score.name, *values, f"{score.parameters:,}")
     Console().print(table)
-
-
-@app.command(cls=FusionCommand)
-def fuse(
-    models: Annotated[list[Path], typer.Argument(help="Model files: .safetensors, .pt.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Fused model to write.")],
-    method: Annotated[
-        str, typer.Option("--method", "-m", help="gpi-fnm, pfnm, combined, or average.")
-    ] = "gpi-fnm",
-    counts: Annotated[
-        Path | None, typer.Option(help="JSON: samples of each class that each model saw.")
-    ] = None,
-    sigma: float | None = None,
-    sigma0: float | None = None,
-    gamma: float | None = None,
-    epsilon: float | None = None,
-    popularity_cap: str | None = None,
-    popularity_weight: float | None = None,
-    iterations: int | None = None,
-    bias_mean: float | None = None,
-    alternations: int | None = None,
-    starts: int | None = None,
-    start_gamma: float | None = None,
-    alpha: str | None = None,
-    c: Annotated[float | None, typer.Option("--c")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the order of models.")] = 0,
-    held_out: Annotated[
-        Path | None,
-        typer.Option(
-            "--select",
-            help="NPZ with x and y: choose settings on it by a grid. x is raw if all models are "
-            "files of fedbayes with the same standardization, else as the networks see it.",
-        ),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(help="Values for --select, as in gamma=1,10.", metavar="KEY=V1,V2"),
-    ] = None,
-    max_neurons: Annotated[
-        int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
-    ] = None,
-    report: Annotated[Path | None, typer.Option(help="JSON file for the full report.")] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="PNG, SVG or PDF file for who shares what.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Fuse fully connected models that were trained apart into one, in one go."""
-    from fedbayes.tools.fusing import FusionJob, read_grid, summary, trial_table
-
-    given = {
-        "sigma": sigma,
-        "sigma0": sigma0,
-        "gamma": gamma,
-        "epsilon": epsilon,
-        "popularity_cap": popularity_cap,
-        "popularity_weight": popularity_weight,
-        "iterations": iterations,
-        "bias_mean": bias_mean,
-        "alternations": alternations,
-        "starts": starts,
-        "start_gamma": start_gamma,
-        "alpha": alpha,
-        "c": c,
-    }
-    job = FusionJob(
-        models,
-        out,
-        method=method,
-        settings={name: value for name, value in given.items() if value is not None},
-        counts=counts,
-        held_out=held_out,
-        grid=read_grid(grid or []),
-        max_neurons=max_neurons,
-        seed=seed,
-        report=report,
-        picture=picture,
-    )
-    console = rich.get_console()
-    with console.status("reading") as status:
-        fusion, trials = job.run(status.update)
-    if trials and not as_json:
-        Console().print(trial_table(trials, fusion))
-    if as_json:
-        print(json.dumps(summary(fusion)))
-        return
-    sizes = ", ".join(map(str, fusion.sizes))
-    written = ", ".join(str(path) for path in (out, report, picture) if path is not None)
-    Console().print(
-        f"{fusion.method}: {len(models)} models to one with hidden layers of {sizes}, "
-        f"{fusion.parameters:,} parameters, in {fusion.seconds:.2f} s\nwrote {written}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if len(fusion.sizes) > 1 and fusion.matching and not (trials or alternations):
-        console.print(
-            "deep networks match better up and down, and with other settings: try --alternations "
-            "12 --epsilon 1 --sigma0 10 --gamma 30, or --select",
-            highlight=False,
-            soft_wrap=True,
-        )
 
 
 @app.command()

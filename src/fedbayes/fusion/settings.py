@@ -49,3 +49,19 @@ class DistillationSettings(BaseModel):
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="of the arithmetic; auto: bfloat16 where processors have it for images"
     )
+
+
+class FunctionSettings(BaseModel):
+    """How networks become one in function space."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    draws: int = Field(16_384, ge=64, description="inputs that layers are solved on")
+    ridge: float = Field(1e-3, ge=0, description="of the mean diagonal of normal equations")
+    seeking: SeekingSettings = Field(
+        default_factory=SeekingSettings, description="inputs moved toward rare classes"
+    )
+    distillation: DistillationSettings | None = Field(
+        default_factory=DistillationSettings,
+        description="end to end from there; none: least squares alone",
+    )

@@ -229,6 +229,32 @@ def _difference(one: Tensor, two: Tensor, likelihood: Likelihood) -> float:
     return difference
 
 
+def write_program(
+    network: nn.Module,
+    preprocessing: Preprocessing,
+    likelihood: Likelihood,
+    card: Card,
+    raw: Tensor,
+) -> bytes:
+    """The content of a `.pt2` file: a program that takes raw samples and needs no fedbayes.
+
+    Args:
+        network: of samples as it sees them.
+        preprocessing: how that is.
+        likelihood: what its outputs mean.
+        card: what the file says of it.
+        raw: samples to try it on.
+
+    Raises:
+        RunError: the program would answer otherwise.
+    """
+    answering = _answering(network, likelihood)
+    program = nn.Sequential(preprocessing.module(None), answering).eval()
+    content, answer = _program(program, replace(card, inputs=PROGRAM_INPUTS), raw)
+    _difference(_detached(answering, preprocessing.apply(raw))[: len(answer)], answer, likelihood)
+    return content
+
+
 def _program(module: nn.Module, card: Card, raw: Tensor) -> tuple[bytes, Tensor]:
     """A program of `torch.export` for batches of any size, and its answer to raw samples."""
     program = torch.export.export(module, (_example(raw),), dynamic_shapes=_any_number())

@@ -1,0 +1,359 @@
+"""`fuse`: models that were trained apart, made one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import rich
+import typer
+
+from fedbayes.cli.app import Console, app
+from fedbayes.cli.options import FusionCommand, Json, Setting
+from fedbayes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedbayes.fusion.function import FunctionFusion
+    from fedbayes.fusion.settings import FunctionSettings
+    from fedbayes.inputs import InputPrior
+
+
+@app.command(cls=FusionCommand)
+def fuse(
+    models: Annotated[list[Path], typer.Argument(help="Model files: .safetensors, .pt.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Fused model to write.")],
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            "-m",
+            help="function (what networks say, any kind of them), gpi-fnm or pfnm (matched neurons "
+            "of fully connected ones), combined, or average. Default: function, where what goes "
+            "into the networks is known from their files or --shape; else gpi-fnm.",
+        ),
+    ] = None,
+    counts: Annotated[
+        Path | None, typer.Option(help="JSON: samples of each class that each model saw.")
+    ] = None,
+    sigma: float | None = None,
+    sigma0: float | None = None,
+    gamma: float | None = None,
+    epsilon: float | None = None,
+    popularity_cap: str | None = None,
+    popularity_weight: float | None = None,
+    iterations: int | None = None,
+    bias_mean: float | None = None,
+    alternations: int | None = None,
+    starts: int | None = None,
+    start_gamma: float | None = None,
+    alpha: str | None = None,
+    c: Annotated[float | None, typer.Option("--c")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of inputs, or of the order of models.")] = 0,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Network of files that do not say theirs: mlp, lenet5, cnn, resnet20 or "
+            "package.module:factory; its settings with --set model.KEY=VALUE.",
+        ),
+    ] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="Model whose network the fused one has; the first.")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one input, as 3,32,32.", metavar="N,N,N")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Number of outputs.")] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(help="What was subtracted from inputs, images in [0, 1].", metavar="X,X,X"),
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(help="What they were divided by.", metavar="X,X,X")
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="What inputs look like: leaves (photographs), strokes (writing), noise, gaussian "
+            "(tables), package.module:function, or a folder, NPZ, Parquet or CSV file of real "
+            "ones. Default: by the shape."
+        ),
+    ] = None,
+    sums: Annotated[
+        Path | None, typer.Option(help="JSON: sums of the clients' rows, for gaussian inputs.")
+    ] = None,
+    width: Annotated[
+        float | None, typer.Option(help="Of the fused network, in that of one model. Default: 1.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="For training end to end; 0: least squares alone."),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="File that training end to end is kept in, and goes on from."),
+    ] = None,
+    show_inputs: Annotated[
+        Path | None, typer.Option(help="PNG, SVG or PDF file of some of the inputs.")
+    ] = None,
+    settings_given: Setting = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--select",
+            help="NPZ with x and y: choose settings on it by a grid. x is raw if all models are "
+            "files of fedbayes with the same standardization, else as the networks see it.",
+        ),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="Values for --select, as in gamma=1,10.", metavar="KEY=V1,V2"),
+    ] = None,
+    max_neurons: Annotated[
+        int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="JSON file for the full report.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG, SVG or PDF file for who shares what.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fuse models that were trained apart into one, in one go."""
+    from fedbayes.tools.fusing import FusionJob, read_grid, summary, trial_table
+
+    of_function = {
+        "--model": network,
+        "--like": like,
+        "--shape": shape,
+        "--classes": classes,
+        "--mean": mean,
+        "--std": std,
+        "--inputs": inputs,
+        "--sums": sums,
+        "--width": width,
+        "--minutes": minutes,
+        "--state": state,
+        "--show-inputs": show_inputs,
+        "--set": settings_given,
+    }
+    given = {
+        "sigma": sigma,
+        "sigma0": sigma0,
+        "gamma": gamma,
+        "epsilon": epsilon,
+        "popularity_cap": popularity_cap,
+        "popularity_weight": popularity_weight,
+        "iterations": iterations,
+        "bias_mean": bias_mean,
+        "alternations": alternations,
+        "starts": starts,
+        "start_gamma": start_gamma,
+        "alpha": alpha,
+        "c": c,
+    }
+    of_matching = {
+        **{f"--{name.replace('_', '-')}": value for name, value in given.items()},
+        "--select": held_out,
+        "--grid": grid,
+        "--max-neurons": max_neurons,
+        "--picture": picture,
+    }
+    method = method or _method(models, of_function, of_matching)
+    if method == "function":
+        _refuse(of_matching, "function", "they are of matching, or of a combination")
+        _fuse_functions(
+            models,
+            out,
+            network=(network, settings_given or []),
+            like=like,
+            seen=(shape, classes, mean, std),
+            inputs=inputs or "auto",
+            sums=sums,
+            counts=counts,
+            width=width,
+            minutes=minutes,
+            seed=seed,
+            report=report,
+            show_inputs=show_inputs,
+            state=state,
+            as_json=as_json,
+        )
+        return
+    _refuse(of_function, method, "they are of --method function")
+    job = FusionJob(
+        models,
+        out,
+        method=method,
+        settings={name: value for name, value in given.items() if value is not None},
+        counts=counts,
+        held_out=held_out,
+        grid=read_grid(grid or []),
+        max_neurons=max_neurons,
+        seed=seed,
+        report=report,
+        picture=picture,
+    )
+    console = rich.get_console()
+    with console.status("reading") as status:
+        fusion, trials = job.run(status.update)
+    if trials and not as_json:
+        Console().print(trial_table(trials, fusion))
+    if as_json:
+        print(json.dumps(summary(fusion)))
+        return
+    sizes = ", ".join(map(str, fusion.sizes))
+    written = ", ".join(str(path) for path in (out, report, picture) if path is not None)
+    Console().print(
+        f"{fusion.method}: {len(models)} models to one with hidden layers of {sizes}, "
+        f"{fusion.parameters:,} parameters, in {fusion.seconds:.2f} s\nwrote {written}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if len(fusion.sizes) > 1 and fusion.matching and not (trials or alternations):
+        console.print(
+            "deep networks match better up and down, and with other settings: try --alternations "
+            "12 --epsilon 1 --sigma0 10 --gamma 30, or --select",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _method(models: list[Path], of_function: dict[str, Any], of_matching: dict[str, Any]) -> str:
+    """The method where none is named."""
+    from fedbayes.tools.evaluation_set import is_program
+    from fedbayes.tools.model_files import read_with_card
+
+    if any(value is not None for value in of_function.values()):
+        return "function"
+    if any(value is not None for value in of_matching.values()):
+        return "gpi-fnm"
+    known = all(is_program(path) or read_with_card(path)[1] is not None for path in models)
+    return "function" if known else "gpi-fnm"
+
+
+def _refuse(options: dict[str, Any], method: str, whose: str) -> None:
+    """See that no option was given that has no effect.
+
+    Raises:
+        ConfigError: one was.
+    """
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(f"{', '.join(given)} have no effect on {method}: {whose}")
+
+
+def _fuse_functions(
+    models: list[Path],
+    out: Path,
+    *,
+    network: tuple[str | None, list[str]],
+    like: Path | None,
+    seen: tuple[str | None, int | None, str | None, str | None],
+    inputs: str,
+    sums: Path | None,
+    counts: Path | None,
+    width: float | None,
+    minutes: float | None,
+    seed: int,
+    report: Path | None,
+    show_inputs: Path | None,
+    state: Path | None,
+    as_json: bool,
+) -> None:
+    """Fuse in function space, and tell of it."""
+    from fedbayes.runs.config import Config
+    from fedbayes.tools.network_fusing import NetworkFusionJob, summary
+    from fedbayes.tools.silos import Seen
+
+    name, settings = network
+    of_network = [] if name is None else [f"model.name={name}"]
+    foreign = [entry for entry in settings if not entry.strip().startswith("model.")]
+    if foreign:
+        raise ConfigError(f"--set {foreign[0]}: a fusion has settings of the model alone")
+    shape, classes, mean, std = seen
+    job = NetworkFusionJob(
+        models,
+        out,
+        network=Config.load(None, [*of_network, *settings]).model if name or settings else None,
+        seen=Seen(
+            None if shape is None else tuple(map(int, _numbers("--shape", shape, int))),
+            _numbers("--mean", mean, float) if mean is not None else (),
+            _numbers("--std", std, float) if std is not None else (),
+            classes,
+        ),
+        like=like,
+        inputs=inputs,
+        sums=sums,
+        counts=counts,
+        widths=1.0 if width is None else width,
+        settings=_settings(minutes),
+        seed=seed,
+        report=report,
+        show_inputs=show_inputs,
+        state=state,
+    )
+    console = rich.get_console()
+    with console.status("reading") as status:
+        fusion, prior = job.run(
+            status.update,
+            lambda at: status.update(
+                f"training end to end: {at.share:.0%}, {at.divergence:.3g} nats from the teacher, "
+                f"{at.left:.0f} s left"
+            ),
+        )
+    if as_json:
+        print(json.dumps(summary(fusion)))
+        return
+    for note in (*prior.notes, *fusion.notes):
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    _tell(fusion, prior, len(models), [p for p in (out, report, show_inputs) if p is not None])
+
+
+def _tell(fusion: "FunctionFusion", prior: "InputPrior", models: int, written: list[Path]) -> None:
+    """What came out, in words."""
+    from rich.table import Table
+
+    table = Table("network", "parameters", "nats from the teacher", pad_edge=False)
+    classes = bool(fusion.by_class.numel())
+    if classes:
+        table.add_column("same class as the teacher")
+    rows = [
+        *((name, "", likeness) for name, likeness in fusion.clients.items()),
+        ("fused, least squares", "", fusion.solved),
+        ("fused", f"{fusion.parameters:,}", fusion.likeness),
+    ]
+    if fusion.distilled is None:
+        del rows[-2]
+    for name, size, likeness in rows:
+        share = [f"{likeness.agreement:.3f}"] if classes else []
+        table.add_row(name, size, f"{likeness.divergence:.3f}", *share)
+    Console().print(table)
+    Console().print(
+        f"function: {models} models to one of {fusion.parameters:,} parameters in "
+        f"{sum(fusion.seconds.values()):.1f} s, on drawn inputs ({prior.name}: {prior.assumes}); "
+        f"no data\nwrote {', '.join(map(str, written))}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _settings(minutes: float | None) -> "FunctionSettings":
+    from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
+
+    if minutes is None:
+        return FunctionSettings()
+    if minutes == 0:
+        return FunctionSettings(distillation=None)
+    return FunctionSettings(distillation=DistillationSettings(steps=10**9, minutes=minutes))
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
+    """Numbers with commas between them.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} {text}: give numbers with commas, as 3,32,32") from None

@@ -1,0 +1,242 @@
+"""Networks into one in function space: least squares layer by layer, then end to end.
+
+The fused network f is to say what the clients say together, t, on inputs of a prior p(x):
+
+    min over f of E_{x ~ p} D(t(x) ‖ f(x)).
+
+No data are asked for, and no permutation of units is left to be found.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.distillation import Distilled, Progress, distill
+from fedbayes.fusion.draws import CHUNK, Draws, Kept
+from fedbayes.fusion.regression import Widths, regress
+from fedbayes.fusion.seeking import Seeker
+from fedbayes.fusion.settings import FunctionSettings
+from fedbayes.fusion.teacher import Teacher, class_shares, divergence, frozen
+from fedbayes.likelihoods import Classes, Likelihood
+from fedbayes.tensors import parameter_count
+
+HELD_OUT = 2048
+"""Inputs that networks are compared on with the teacher."""
+Say = Callable[[str], object]
+"""Told what is being done."""
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How far a network says what the teacher says, on held-out draws."""
+
+    divergence: float
+    """KL(teacher ‖ network) in nats, the mean."""
+    agreement: float
+    """Share of the draws that both give the same class; NaN without classes."""
+
+
+@dataclass(frozen=True)
+class FunctionFusion:
+    """A fused network and how it came about."""
+
+    module: nn.Module
+    """The network, in evaluation mode."""
+    solved: Likeness
+    """After least squares."""
+    likeness: Likeness
+    """In the end."""
+    distilled: Distilled | None
+    """What came of training end to end; None without."""
+    temperature: float
+    """What logits are to be divided by for probabilities as the teacher's; 1 without classes."""
+    clients: dict[str, Likeness]
+    """Of each client's own network."""
+    by_class: Tensor
+    """Of the draws that the teacher gives a class, the share that client s gives it too [S, K], and
+    in the last row the fused network; NaN where there are none; [S + 1, 0] without classes."""
+    seconds: dict[str, float]
+    """Time of `least squares` and `distillation`."""
+    notes: tuple[str, ...] = field(default=())
+    """What a user should know."""
+
+    @property
+    def parameters(self) -> int:
+        """Scalars of the fused network."""
+        return parameter_count(dict(self.module.state_dict()))
+
+
+def fuse_functions(
+    clients: Mapping[str, nn.Module],
+    like: nn.Module,
+    draws: Draws,
+    *,
+    counts: npt.ArrayLike | None = None,
+    likelihood: Likelihood | None = None,
+    widths: Widths = 1.0,
+    settings: FunctionSettings | None = None,
+    state: Path | None = None,
+    watch: Say | None = None,
+    progress: Callable[[Progress], object] | None = None,
+) -> FunctionFusion:
+    """Fuse networks that were trained apart into one that says what they say together.
+
+    Args:
+        clients: their networks, by name. Those with the graph of `like` give units; of others only
+            what they say counts.
+        like: the network whose graph the fused one has; its weights do not count.
+        draws: inputs, as networks see them (`fedbayes.inputs.Inputs`).
+        counts: training samples of each client and class [S, K], in the order of the clients; or
+            of each client [S].
+        likelihood: what outputs mean; a class for each by default.
+        widths: see `fedbayes.fusion.regression.regress`.
+        settings: how.
+        state: a file for distillation to go on from, and to be kept in.
+        watch: told of each step in words.
+        progress: told how far distillation is.
+
+    Raises:
+        ModelError: networks cannot be fused, or counts do not fit them.
+        ConfigError: widths are of no group.
+    """
+    settings, say = settings or FunctionSettings(), watch or (lambda text: None)
+    teacher, samples = _teacher(clients, counts, likelihood)
+    kept = Kept(draws)
+    sought = _seeking(teacher, kept, settings)
+    notes: list[str] = []
+
+    def told(text: str) -> None:
+        say(text)
+        if not text.startswith("solving"):
+            notes.append(text)
+
+    begin = perf_counter()
+    batches = math.ceil(settings.draws / CHUNK)
+    module = regress(
+        list(clients.values()),
+        like,
+        teacher,
+        lambda number: sought.batch(number, CHUNK),
+        batches,
+        widths=widths,
+        samples=samples,
+        ridge=settings.ridge,
+        watch=told,
+    )
+    seconds = {"least squares": perf_counter() - begin}
+    solved = likeness(module, teacher, kept)
+    distilled = None
+    if settings.distillation is not None:
+        begin = perf_counter()
+        say("training end to end")
+        distilled = distill(
+            module, teacher, sought, settings.distillation, state=state, watch=progress
+        )
+        seconds["distillation"] = perf_counter() - begin
+        module = distilled.module
+    return FunctionFusion(
+        module.eval(),
+        solved,
+        likeness(module, teacher, kept) if distilled else solved,
+        distilled,
+        distilled.temperature if distilled else 1.0,
+        {name: likeness(client, teacher, kept, name) for name, client in clients.items()},
+        agreement_by_class([*clients.values(), module], teacher, kept),
+        seconds,
+        tuple(notes),
+    )
+
+
+def _teacher(
+    clients: Mapping[str, nn.Module], counts: npt.ArrayLike | None, likelihood: Likelihood | None
+) -> tuple[Teacher, list[float] | None]:
+    """What clients say together, and the samples of each."""
+    networks, names = list(clients.values()), list(clients)
+    if not networks:
+        raise ModelError("there are no models to fuse")
+    if counts is None:
+        return Teacher(networks, None, likelihood, names), None
+    table = torch.as_tensor(counts, dtype=torch.float64)
+    if table.ndim == 2 and (likelihood is None or isinstance(likelihood, Classes)):
+        shares = class_shares(table, len(networks))
+    else:
+        shares = table.reshape(len(table), -1).sum(1)
+        if len(shares) != len(networks) or not shares.sum() > 0:
+            raise ModelError(f"the counts are of {len(shares)} models; there are {len(networks)}")
+        shares = shares / shares.sum()
+    samples = table.reshape(len(table), -1).sum(1).tolist()
+    return Teacher(networks, shares.float(), likelihood, names), samples
+
+
+def _seeking(teacher: Teacher, draws: Draws, settings: FunctionSettings) -> Draws:
+    """Draws moved toward rare classes, where there are classes."""
+    if not settings.seeking.share:
+        return draws
+    with torch.no_grad():
+        outputs = teacher(draws.batch(-1, CHUNK)[:2])
+    if not isinstance(teacher.likelihood(outputs.shape[-1]), Classes):
+        return draws
+    return Kept(Seeker(draws, teacher, settings.seeking))
+
+
+def _held_out(draws: Draws) -> Sequence[Tensor]:
+    return [draws.batch(-1 - number, CHUNK) for number in range(HELD_OUT // CHUNK)]
+
+
+@torch.no_grad()
+def likeness(network: nn.Module, teacher: Teacher, draws: Draws, name: str = "") -> Likeness:
+    """How far a network says what the teacher says on held-out draws."""
+    function = frozen(network, name or "the network")
+    far, same, count, classes = 0.0, 0, 0, False
+    for x in _held_out(draws):
+        said, outputs = teacher(x), function(x)
+        kind = teacher.likelihood(said.shape[-1])
+        far += float(divergence(outputs, said, kind)) * len(x)
+        classes = isinstance(kind, Classes)
+        same += int((outputs.argmax(-1) == said.argmax(-1)).sum()) if classes else 0
+        count += len(x)
+    return Likeness(far / count, same / count if classes else math.nan)
+
+
+@torch.no_grad()
+def agreement_by_class(networks: Sequence[nn.Module], teacher: Teacher, draws: Draws) -> Tensor:
+    """Of the held-out draws that the teacher gives a class, the share that each network gives it.
+
+    Returns:
+        [networks, K], NaN for classes that the teacher gives no draw; [networks, 0] without
+        classes.
+    """
+    functions = [frozen(network) for network in networks]
+    same, all_ = torch.zeros(0), torch.zeros(0)
+    for x in _held_out(draws):
+        said = teacher(x)
+        kind = teacher.likelihood(said.shape[-1])
+        if not isinstance(kind, Classes):
+            return torch.zeros(len(networks), 0)
+        if not len(all_):
+            all_ = torch.zeros(said.shape[-1])
+            same = torch.zeros(len(networks), said.shape[-1])
+        top = said.argmax(-1)
+        all_ += torch.bincount(top, minlength=len(all_))
+        for row, function in enumerate(functions):
+            hit = top[function(x).argmax(-1) == top]
+            same[row] += torch.bincount(hit, minlength=len(all_))
+    return same / torch.where(all_ > 0, all_, torch.nan)
+
+
+def check_width(widths: Widths) -> None:
+    """See that widths are above zero.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    values = [widths] if isinstance(widths, int | float) else list(widths.values())
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        raise ConfigError(f"widths are above 0, as 1 or 0.5; not {widths}")

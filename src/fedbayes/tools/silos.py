@@ -1,0 +1,273 @@
+"""Networks of any kind from the files of silos, and what goes into them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedbayes import models
+from fedbayes.data import Preprocessing
+from fedbayes.data.wording import size
+from fedbayes.errors import ModelError
+from fedbayes.likelihoods import Likelihood, build_likelihood
+from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.models import MLP, ModelSettings, dense_layers, named_as, read_program, unlike
+from fedbayes.models.resize import with_weights
+from fedbayes.runs.card import Card
+from fedbayes.targets import Target
+from fedbayes.tensors import Tensors
+from fedbayes.tools.evaluation_set import is_program
+from fedbayes.tools.model_files import read_with_card, shared_card
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the command line says of inputs and outputs, where files do not."""
+
+    shape: tuple[int, ...] | None = None
+    """Of one input."""
+    mean: tuple[float, ...] = ()
+    """Of each channel or feature; 0 by default."""
+    std: tuple[float, ...] = ()
+    """Likewise; 1 by default."""
+    classes: int | None = None
+    """Number of outputs."""
+
+
+@dataclass(frozen=True)
+class Silos:
+    """The networks that silos handed over."""
+
+    networks: dict[str, nn.Module]
+    """By path, in evaluation mode."""
+    like: nn.Module
+    """The network whose graph the fused one has."""
+    settings: ModelSettings | None
+    """Which that is; None for the graph of a program or layers of any widths."""
+    preprocessing: Preprocessing
+    """What they see of a raw sample, and what they predict."""
+    likelihood: Likelihood
+    card: Card | None
+    """That of the first, if all have one."""
+    programs: bool
+    """Whether they are programs, which take raw samples."""
+
+
+def read_silos(
+    paths: Sequence[Path], network: ModelSettings | None, seen: Seen, like: Path | None = None
+) -> Silos:
+    """Networks from files: weights of a network that is named or that their cards name, weights of
+    fully connected networks by their shapes, or programs of `torch.export`.
+
+    Args:
+        paths: the files.
+        network: of files that do not say theirs.
+        seen: of inputs and outputs, where the files do not say.
+        like: a file whose network the fused one is to be like; the first by default, or `network`.
+
+    Raises:
+        ModelError: a file cannot be read, is of another network, or too little is known.
+    """
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise ModelError(f"{path} is named twice; a model counts once")
+    programs = [is_program(path) for path in paths]
+    if any(programs) and not all(programs):
+        other = paths[programs.index(False)]
+        raise ModelError(
+            f"{paths[programs.index(True)]} is a program, which takes raw samples, and {other} is "
+            "a file of weights, which takes standardized ones; give all in one form"
+        )
+    if all(programs):
+        return _programs(paths, network, seen, like)
+    return _weights(paths, network, seen, like)
+
+
+def _weights(
+    paths: Sequence[Path], network: ModelSettings | None, seen: Seen, like: Path | None
+) -> Silos:
+    card = shared_card(paths)
+    if card is not None and card.preprocessing.permuted:
+        raise ModelError("the networks see pixels in orders of their own, and cannot be fused")
+    found = {str(path): read_with_card(path) for path in [*paths, *([like] if like else [])]}
+    settings = {
+        name: network or (ModelSettings.model_validate(c.model) if c and c.model else None)
+        for name, (_, c) in found.items()
+    }
+    preprocessing = _preprocessing(card, seen, [weights for weights, _ in found.values()])
+    likelihood = (
+        card.likelihood if card is not None else build_likelihood("auto", preprocessing.target)
+    )
+    modules = {
+        name: _module(name, weights, settings[name], preprocessing, likelihood)
+        for name, (weights, _) in found.items()
+    }
+    wanted = str(like) if like is not None else next(iter(modules))
+    return Silos(
+        {str(path): modules[str(path)] for path in paths},
+        modules[wanted],
+        settings[wanted],
+        preprocessing,
+        likelihood,
+        card,
+        programs=False,
+    )
+
+
+def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) -> Preprocessing:
+    """What networks see: as their cards say, or as the user does.
+
+    Raises:
+        ModelError: too little is known, or what is said is not what the cards say.
+    """
+    if card is not None:
+        own = card.preprocessing
+        if seen.shape not in (None, own.shape):
+            raise ModelError(
+                f"--shape {size(seen.shape or ())} is not what the models' files say, which take "
+                f"inputs of {size(own.shape)}; leave it out"
+            )
+        if seen.mean or seen.std or seen.classes:
+            raise ModelError(
+                "--mean, --std and --classes are for files that do not say how inputs were scaled "
+                "and what is predicted; these do, so leave them out"
+            )
+        return own
+    shape, classes = seen.shape, seen.classes
+    if shape is None or classes is None:
+        try:
+            layers = dense_layers(weights[0], "the first model")
+        except ModelError:
+            missing = "--shape, such as 3,32,32" if shape is None else "--classes"
+            raise ModelError(
+                f"the files do not say what goes in and comes out of the networks; give {missing}"
+            ) from None
+        shape = shape or (layers[0].weight.shape[1],)
+        classes = classes or len(layers[-1].weight)
+    return preprocessing_of(replace(seen, shape=shape, classes=classes))
+
+
+def preprocessing_of(seen: Seen) -> Preprocessing:
+    """What is seen of inputs in [0, 1], or of rows in their own units.
+
+    Raises:
+        ModelError: means or deviations do not fit the shape.
+    """
+    shape, classes = seen.shape or (), seen.classes or 0
+    scaling = {}
+    for name, values, usual in (("mean", seen.mean, 0.0), ("std", seen.std, 1.0)):
+        values = values or (usual,)
+        if len(values) not in (1, shape[0]):
+            raise ModelError(
+                f"--{name} has {len(values)} values, and inputs of {size(shape)} have {shape[0]} "
+                f"channels or features; give one or {shape[0]}"
+            )
+        scaling[name] = values * shape[0] if len(values) == 1 else values
+    if min(scaling["std"]) <= 0:
+        raise ModelError("--std must be above 0")
+    target = Target("class", tuple(map(str, range(classes))))
+    return Preprocessing(shape, 1.0, scaling["mean"], scaling["std"], target)
+
+
+def _module(
+    name: str,
+    weights: Tensors,
+    settings: ModelSettings | None,
+    preprocessing: Preprocessing,
+    likelihood: Likelihood,
+) -> nn.Module:
+    """The network of a file.
+
+    Raises:
+        ModelError: the weights are of another one.
+    """
+    weights = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
+    if settings is None or settings.name == "mlp":
+        return _mlp(name, weights, preprocessing, likelihood)
+    network = models.build(
+        settings, preprocessing.shape, likelihood.outputs, head=likelihood.head(), seed=0
+    )
+    wanted = network.whole(network.initial)
+    named = named_as(weights, wanted)
+    if named is None or any(named[key].shape != tensor.shape for key, tensor in wanted.items()):
+        raise ModelError(
+            f"{name} holds no weights of model {settings.name!r}: {unlike(weights, wanted)}"
+        )
+    return with_weights(network.module, named)
+
+
+def _mlp(
+    name: str, weights: Tensors, preprocessing: Preprocessing, likelihood: Likelihood
+) -> nn.Module:
+    """A fully connected ReLU network of any widths."""
+    layers = dense_layers(weights, name)
+    widths = [len(layer.weight) for layer in layers]
+    inputs = layers[0].weight.shape[1]
+    wanted = torch.Size(preprocessing.shape).numel(), likelihood.outputs
+    if (inputs, widths[-1]) != wanted:
+        raise ModelError(
+            f"{name} maps {inputs} inputs to {widths[-1]} outputs; inputs of "
+            f"{size(preprocessing.shape)} and {wanted[1]} outputs are wanted"
+        )
+    module = MLP(inputs, widths[:-1], widths[-1])
+    own = [m for m in module if isinstance(m, nn.Linear)]
+    for layer, linear in zip(layers, own, strict=True):
+        bias = torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias
+        linear.load_state_dict({"weight": layer.weight, "bias": bias})
+    return module.eval()
+
+
+def _programs(
+    paths: Sequence[Path], network: ModelSettings | None, seen: Seen, like: Path | None
+) -> Silos:
+    if seen.mean or seen.std:
+        raise ModelError("programs take raw samples; --mean and --std are for files of weights")
+    named = [*paths, *([like] if like is not None and like not in paths else [])]
+    found = {str(path): read_program(path) for path in named}
+    cards = [Card.load(text, name) for name, (_, text) in found.items() if text]
+    first = cards[0] if len(cards) == len(found) else None
+    if first is not None and any(
+        not card.preprocessing.same_inputs(first.preprocessing)
+        or card.preprocessing.target != first.preprocessing.target
+        for card in cards
+    ):
+        raise ModelError("the programs take other inputs or predict other targets than the first")
+    if first is not None:
+        base, likelihood = first.preprocessing, first.likelihood
+        if not isinstance(likelihood, Categorical):
+            raise ModelError(
+                f"programs of the likelihood {likelihood.name} answer predictions and not outputs "
+                "of a network; give files of weights, as fedbayes export writes them too"
+            )
+    elif seen.shape is None or seen.classes is None:
+        raise ModelError("programs that are not of fedbayes need --shape and --classes")
+    else:
+        base = preprocessing_of(seen)
+        likelihood = build_likelihood("auto", base.target)
+    ones = (1.0,) * base.shape[0]
+    raw = replace(base, mean=(0.0,) * base.shape[0], std=tuple(one / base.scale for one in ones))
+    modules = {name: module for name, (module, _) in found.items()}
+    wanted = modules[str(like)] if like is not None else next(iter(modules.values()))
+    if network is not None:
+        built = models.build(network, base.shape, likelihood.outputs, seed=0)
+        wanted = with_weights(built.module, built.whole(built.initial))
+    return Silos(
+        {str(path): modules[str(path)] for path in paths},
+        wanted,
+        network,
+        raw,
+        likelihood,
+        first,
+        programs=True,
+    )
+
+
+def names_of(networks: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Short names of networks by path: stems of files, whole paths where these are not unique."""
+    stems = [Path(path).stem for path in networks]
+    return {
+        path: stem if stems.count(stem) == 1 else path
+        for path, stem in zip(networks, stems, strict=True)
+    }
