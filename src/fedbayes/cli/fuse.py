@@ -13,9 +13,10 @@ from fedbayes.cli.options import FusionCommand, Json, Setting
 from fedbayes.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedbayes.fusion.function import FunctionFusion
+    from rich.table import Table
+
     from fedbayes.fusion.settings import FunctionSettings
-    from fedbayes.inputs import InputPrior
+    from fedbayes.tools.network_fusing import Outcome
 
 
 @app.command(cls=FusionCommand)
@@ -83,7 +84,21 @@ def fuse(
         Path | None, typer.Option(help="JSON: sums of the clients' rows, for gaussian inputs.")
     ] = None,
     width: Annotated[
-        float | None, typer.Option(help="Of the fused network, in that of one model. Default: 1.")
+        str | None,
+        typer.Option(
+            help="Of the fused network, in that of one model; free: the least that is within "
+            "--bound of the models together. Default: 1."
+        ),
+    ] = None,
+    bound: Annotated[
+        float | None, typer.Option(min=0, help="Nats from the models together. Default: 0.05.")
+    ] = None,
+    frontier: Annotated[
+        str | None,
+        typer.Option(help="Widths to try beside, as 0.5,1,2; see --picture.", metavar="X,X,X"),
+    ] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="NPZ with raw x and y to score networks on.")
     ] = None,
     minutes: Annotated[
         float | None,
@@ -114,7 +129,8 @@ def fuse(
     ] = None,
     report: Annotated[Path | None, typer.Option(help="JSON file for the full report.")] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="PNG, SVG or PDF file for who shares what.")
+        Path | None,
+        typer.Option(help="PNG, SVG or PDF file: shared neurons, or sizes and likeness."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -131,6 +147,9 @@ def fuse(
         "--inputs": inputs,
         "--sums": sums,
         "--width": width,
+        "--bound": bound,
+        "--frontier": frontier,
+        "--test": test,
         "--minutes": minutes,
         "--state": state,
         "--show-inputs": show_inputs,
@@ -156,7 +175,6 @@ def fuse(
         "--select": held_out,
         "--grid": grid,
         "--max-neurons": max_neurons,
-        "--picture": picture,
     }
     method = method or _method(models, of_function, of_matching)
     if method == "function":
@@ -170,10 +188,12 @@ def fuse(
             inputs=inputs or "auto",
             sums=sums,
             counts=counts,
-            width=width,
+            widths=(width, bound, frontier),
+            test=test,
             minutes=minutes,
             seed=seed,
             report=report,
+            picture=picture,
             show_inputs=show_inputs,
             state=state,
             as_json=as_json,
@@ -252,17 +272,19 @@ def _fuse_functions(
     inputs: str,
     sums: Path | None,
     counts: Path | None,
-    width: float | None,
+    widths: tuple[str | None, float | None, str | None],
+    test: Path | None,
     minutes: float | None,
     seed: int,
     report: Path | None,
+    picture: Path | None,
     show_inputs: Path | None,
     state: Path | None,
     as_json: bool,
 ) -> None:
     """Fuse in function space, and tell of it."""
     from fedbayes.runs.config import Config
-    from fedbayes.tools.network_fusing import NetworkFusionJob, summary
+    from fedbayes.tools.network_fusing import BOUND, NetworkFusionJob, summary
     from fedbayes.tools.silos import Seen
 
     name, settings = network
@@ -271,6 +293,9 @@ def _fuse_functions(
     if foreign:
         raise ConfigError(f"--set {foreign[0]}: a fusion has settings of the model alone")
     shape, classes, mean, std = seen
+    width, bound, frontier = widths
+    if bound is not None and width != "free":
+        raise ConfigError("--bound has no effect but on --width free")
     job = NetworkFusionJob(
         models,
         out,
@@ -285,16 +310,20 @@ def _fuse_functions(
         inputs=inputs,
         sums=sums,
         counts=counts,
-        widths=1.0 if width is None else width,
+        width=None if width == "free" else _numbers("--width", width or "1", float)[0],
+        bound=BOUND if bound is None else bound,
+        frontier=() if frontier is None else _numbers("--frontier", frontier, float),
+        test=test,
         settings=_settings(minutes),
         seed=seed,
         report=report,
+        picture=picture,
         show_inputs=show_inputs,
         state=state,
     )
     console = rich.get_console()
     with console.status("reading") as status:
-        fusion, prior = job.run(
+        outcome = job.run(
             status.update,
             lambda at: status.update(
                 f"training end to end: {at.share:.0%}, {at.divergence:.3g} nats from the teacher, "
@@ -302,17 +331,19 @@ def _fuse_functions(
             ),
         )
     if as_json:
-        print(json.dumps(summary(fusion)))
+        print(json.dumps(summary(outcome)))
         return
-    for note in (*prior.notes, *fusion.notes):
+    for note in (*outcome.prior.notes, *outcome.fusion.notes):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
-    _tell(fusion, prior, len(models), [p for p in (out, report, show_inputs) if p is not None])
+    written = [path for path in (out, report, picture, show_inputs) if path is not None]
+    _tell(outcome, len(models), written)
 
 
-def _tell(fusion: "FunctionFusion", prior: "InputPrior", models: int, written: list[Path]) -> None:
+def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
     """What came out, in words."""
     from rich.table import Table
 
+    fusion, prior = outcome.fusion, outcome.prior
     table = Table("network", "parameters", "nats from the teacher", pad_edge=False)
     classes = bool(fusion.by_class.numel())
     if classes:
@@ -328,6 +359,8 @@ def _tell(fusion: "FunctionFusion", prior: "InputPrior", models: int, written: l
         share = [f"{likeness.agreement:.3f}"] if classes else []
         table.add_row(name, size, f"{likeness.divergence:.3f}", *share)
     Console().print(table)
+    if outcome.marks:
+        Console().print(_frontier(outcome))
     Console().print(
         f"function: {models} models to one of {fusion.parameters:,} parameters in "
         f"{sum(fusion.seconds.values()):.1f} s, on drawn inputs ({prior.name}: {prior.assumes}); "
@@ -335,6 +368,26 @@ def _tell(fusion: "FunctionFusion", prior: "InputPrior", models: int, written: l
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _frontier(outcome: "Outcome") -> "Table":
+    """Sizes and what they are worth."""
+    from rich.table import Table
+
+    from fedbayes.runs.display import number, words
+
+    metrics = list(outcome.marks[0].metrics)
+    table = Table("", "parameters", "multiplications", "nats", *map(words, metrics), pad_edge=False)
+    for mark in outcome.marks:
+        table.add_row(
+            mark.name,
+            f"{mark.parameters:,}",
+            f"{mark.multiplications:,}",
+            f"{mark.likeness.divergence:.3f}",
+            *(number(mark.metrics.get(name)) for name in metrics),
+            style="bold" if mark.width == outcome.width else None,
+        )
+    return table
 
 
 def _settings(minutes: float | None) -> "FunctionSettings":

@@ -107,7 +107,7 @@ def fuse_functions(
         ConfigError: widths are of no group.
     """
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
-    teacher, samples = _teacher(clients, counts, likelihood)
+    teacher, samples = teacher_of(clients, counts, likelihood)
     kept = Kept(draws)
     sought = _seeking(teacher, kept, settings)
     notes: list[str] = []
@@ -154,10 +154,19 @@ def fuse_functions(
     )
 
 
-def _teacher(
+def teacher_of(
     clients: Mapping[str, nn.Module], counts: npt.ArrayLike | None, likelihood: Likelihood | None
 ) -> tuple[Teacher, list[float] | None]:
-    """What clients say together, and the samples of each."""
+    """What clients say together, and the samples of each.
+
+    Args:
+        clients: their networks, by name.
+        counts: samples of each client and class [S, K], or of each client [S].
+        likelihood: what outputs mean; a class for each by default.
+
+    Raises:
+        ModelError: counts do not fit the clients, or a weight is not finite.
+    """
     networks, names = list(clients.values()), list(clients)
     if not networks:
         raise ModelError("there are no models to fuse")

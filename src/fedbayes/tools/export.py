@@ -229,7 +229,7 @@ def _difference(one: Tensor, two: Tensor, likelihood: Likelihood) -> float:
     return difference
 
 
-def write_program(
+def program_file(
     network: nn.Module,
     preprocessing: Preprocessing,
     likelihood: Likelihood,

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,32 @@ from torch import Tensor, nn
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError, RunError
+from fedbayes.files import write_beside
 from fedbayes.fusion.distillation import Progress
-from fedbayes.fusion.function import FunctionFusion, Likeness, check_width, fuse_functions
+from fedbayes.fusion.draws import Kept
+from fedbayes.fusion.function import (
+    FunctionFusion,
+    Likeness,
+    check_width,
+    fuse_functions,
+    teacher_of,
+)
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs, read_sums
 from fedbayes.likelihoods import Classes
 from fedbayes.models import MLP, ModelSettings
 from fedbayes.runs.card import Card, network_outputs, program_outputs
-from fedbayes.runs.folder import writable, write_beside
-from fedbayes.tools.export import write_program
-from fedbayes.tools.model_files import WEIGHTS, read_counts, write_model
+from fedbayes.runs.folder import writable
+from fedbayes.tools.export import program_file
+from fedbayes.tools.frontier import Mark, Scale, plot_frontier
+from fedbayes.tools.model_files import WEIGHTS, read_counts, read_samples, write_model
 from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
 
 PROGRAM = ".pt2"
+WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""That are tried where the width is free."""
+BOUND = 0.05
+"""Nats from the teacher, on held-out draws."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +58,22 @@ class NetworkFusionJob:
     sums: Path | None = None
     """Of the clients' rows, for the prior `gaussian`."""
     counts: Path | None = None
-    widths: Mapping[str, float] | float = 1.0
+    width: float | None = 1.0
+    """In that of `like`; None: the least of `frontier` within `bound`."""
+    frontier: Sequence[float] = ()
+    """Widths to try."""
+    bound: float = BOUND
+    """Nats from the teacher that a free width may end at."""
+    test: Path | None = None
+    """NPZ file with raw samples to score networks on."""
     settings: FunctionSettings = field(default_factory=FunctionSettings)
     seed: int = 0
     report: Path | None = None
     """JSON."""
     show_inputs: Path | None = None
     """A picture of some inputs."""
+    picture: Path | None = None
+    """Of the frontier."""
     state: Path | None = None
     """Where distillation is kept, to go on from."""
 
@@ -58,15 +81,16 @@ class NetworkFusionJob:
         self,
         watch: Callable[[str], object],
         progress: Callable[[Progress], object] | None = None,
-    ) -> tuple[FunctionFusion, InputPrior]:
+    ) -> "Outcome":
         """Read, fuse and write; nothing is written unless all went well.
 
         Raises:
             FedbayesError: what is wrong with an option or a file.
         """
-        check_width(self.widths)
+        widths = self._widths()
         self._check_paths()
         silos = read_silos(self.models, self.network, self.seen, self.like)
+        self._check_form(silos, widths)
         prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
         counts = None
         if self.counts is not None:
@@ -77,27 +101,95 @@ class NetworkFusionJob:
                     f"{self.counts} has counts of {counts.shape[1]} classes, and the models tell "
                     f"{outputs}"
                 )
-        resized = self.widths != 1.0
-        if resized and self.out.suffix.lower() != PROGRAM and not isinstance(silos.like, MLP):
-            raise ModelError(
-                f"weights of another width load into no network that files are read with; write a "
-                f"program, as in -o {self.out.with_suffix(PROGRAM)}, or leave the width at 1"
-            )
+        test = None
+        if self.test is not None:
+            preprocessing = silos.preprocessing
+            test = read_samples(self.test, preprocessing, preprocessing.target)
         short = names_of(silos.networks)
-        fusion = fuse_functions(
-            {short[path]: network for path, network in silos.networks.items()},
-            silos.like,
-            inputs,
-            counts=counts,
-            likelihood=silos.likelihood,
-            widths=self.widths,
-            settings=self.settings,
-            state=self.state,
-            watch=watch,
-            progress=progress,
+        networks = {short[path]: network for path, network in silos.networks.items()}
+        teacher, _ = teacher_of(networks, counts, silos.likelihood)
+        scale = Scale(teacher, Kept(inputs), test)
+        fusions: dict[float, FunctionFusion] = {}
+        for width in widths:
+            fusions[width] = fuse_functions(
+                networks,
+                silos.like,
+                inputs,
+                counts=counts,
+                likelihood=silos.likelihood,
+                widths=width,
+                settings=self.settings,
+                state=self.state,
+                watch=partial(_say, watch, f"width {width:g}: " if len(widths) > 1 else ""),
+                progress=progress,
+            )
+            if self.width is None and not self.frontier and self._within(fusions[width]):
+                break
+        chosen = self._chosen(fusions)
+        marks: list[Mark] = []
+        if len(fusions) > 1 or test is not None or self.picture is not None:
+            watch("comparing")
+            marks = [scale.fused(fusion, width) for width, fusion in fusions.items()]
+            marks += scale.clients(networks)
+        outcome = Outcome(fusions[chosen], chosen, prior, marks)
+        self._write(outcome, silos)
+        return outcome
+
+    def _widths(self) -> list[float]:
+        """That are tried, narrow to wide.
+
+        Raises:
+            ConfigError: they are not above 0, or do not go together.
+        """
+        if self.width is None:
+            widths = list(self.frontier) or list(WIDTHS)
+        else:
+            widths = [*self.frontier, self.width]
+        for width in widths:
+            check_width(width)
+        if self.state is not None and len(set(widths)) > 1:
+            raise ConfigError(
+                "--state keeps the training of one width; leave it out, or --frontier"
+            )
+        return sorted(set(widths))
+
+    def _within(self, fusion: FunctionFusion) -> bool:
+        return fusion.likeness.divergence <= self.bound
+
+    def _chosen(self, fusions: Mapping[float, FunctionFusion]) -> float:
+        """The width that is written.
+
+        Raises:
+            ModelError: it is free, and none is within the bound.
+        """
+        if self.width is not None:
+            return self.width
+        for width, fusion in fusions.items():
+            if self._within(fusion):
+                return width
+        width, nearest = min(fusions.items(), key=lambda item: item[1].likeness.divergence)
+        raise ModelError(
+            f"no width up to {max(fusions):g} is within {self.bound:g} nats of the models; "
+            f"the nearest is {width:g} with {nearest.likeness.divergence:.3g}. Allow more by "
+            "--bound, more --minutes, or try wider ones by --frontier"
         )
-        self._write(fusion, silos, prior)
-        return fusion, prior
+
+    def _check_form(self, silos: Silos, widths: Sequence[float]) -> None:
+        """See that what comes out can be written in the form that was asked for.
+
+        Raises:
+            ModelError: it cannot.
+        """
+        if self.out.suffix.lower() == PROGRAM:
+            return
+        program = f"write a program, as in -o {self.out.with_suffix(PROGRAM)}"
+        if silos.programs and silos.settings is None:
+            raise ModelError(f"weights of a program's graph load into no network; {program}")
+        if self.width != 1 and not isinstance(silos.like, MLP):
+            raise ModelError(
+                "weights of another width load into no network that files are read with; "
+                f"{program}, or leave the width at 1"
+            )
 
     def _check_paths(self) -> None:
         """See that what is to be written can be, and that there is something to fuse.
@@ -109,7 +201,8 @@ class NetworkFusionJob:
         outputs = {
             "the model": (self.out, (*WEIGHTS, PROGRAM)),
             "the report": (self.report, (".json",)),
-            "the picture": (self.show_inputs, PICTURES),
+            "the picture": (self.picture, PICTURES),
+            "the picture of inputs": (self.show_inputs, PICTURES),
         }
         for what, (path, formats) in outputs.items():
             if path is not None:
@@ -119,8 +212,8 @@ class NetworkFusionJob:
         if len(self.models) < 2:
             raise ModelError("there is one model, and nothing to fuse it with; name two or more")
 
-    def _write(self, fusion: FunctionFusion, silos: Silos, prior: InputPrior) -> None:
-        likelihood = silos.likelihood
+    def _write(self, outcome: "Outcome", silos: Silos) -> None:
+        fusion, prior, likelihood = outcome.fusion, outcome.prior, silos.likelihood
         model = silos.settings
         if isinstance(silos.like, MLP):
             model = None  # by its shapes, whatever the width
@@ -139,15 +232,35 @@ class NetworkFusionJob:
                 network = nn.Sequential(network, Cooled(fusion.temperature)).eval()
             card = replace(card, outputs=program_outputs(likelihood))
             raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
-            content = write_program(network, silos.preprocessing, likelihood, card, raw)
+            content = program_file(network, silos.preprocessing, likelihood, card, raw)
             write_beside(self.out, content)
         else:
             write_model(self.out, dict(fusion.module.state_dict()), card)
         if self.report is not None:
-            content = json.dumps(report(fusion, prior), indent=1, allow_nan=False).encode()
+            content = json.dumps(report(outcome), indent=1, allow_nan=False).encode()
             write_beside(self.report, content)
+        if self.picture is not None:
+            plot_frontier(outcome.marks, self.picture)
         if self.show_inputs is not None:
             plot_inputs(prior, self.show_inputs, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a fusion in function space."""
+
+    fusion: FunctionFusion
+    """The network that was written, and how it came about."""
+    width: float
+    """Of it."""
+    prior: InputPrior
+    """Where inputs came from."""
+    marks: list[Mark]
+    """Of all widths, and the clients' networks; none where one width was asked for alone."""
+
+
+def _say(watch: Callable[[str], object], before: str, text: str) -> None:
+    watch(before + text)
 
 
 class Cooled(nn.Module):
@@ -200,11 +313,12 @@ def drawn(
     return prior, Inputs(prior, mean, std, seed)
 
 
-def report(fusion: FunctionFusion, prior: InputPrior) -> dict[str, Any]:
+def report(outcome: Outcome) -> dict[str, Any]:
     """All there is to know of a fusion, for JSON."""
+    fusion, prior = outcome.fusion, outcome.prior
     distilled = fusion.distilled
     return {
-        **summary(fusion),
+        **summary(outcome),
         "inputs": {"name": prior.name, "assumes": prior.assumes},
         "sent": "the networks' weights, and counts or sums where they were given; no data",
         "after_least_squares": _shown(fusion.solved),
@@ -221,15 +335,18 @@ def report(fusion: FunctionFusion, prior: InputPrior) -> dict[str, Any]:
             [None if math.isnan(share) else share for share in row]
             for row in fusion.by_class.tolist()
         ],
+        "frontier": [mark.record() for mark in outcome.marks],
         "seconds": fusion.seconds,
         "notes": [*prior.notes, *fusion.notes],
     }
 
 
-def summary(fusion: FunctionFusion) -> dict[str, Any]:
+def summary(outcome: Outcome) -> dict[str, Any]:
     """What came out, in short."""
+    fusion = outcome.fusion
     return {
         "method": "function",
+        "width": outcome.width,
         "parameters": fusion.parameters,
         **_shown(fusion.likeness),
         "seconds_in_all": sum(fusion.seconds.values()),

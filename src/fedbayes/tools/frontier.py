@@ -1,0 +1,174 @@
+"""What a fused network is worth against its size, beside the ensemble of the clients' networks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedbayes.data.plot import save_figure
+from fedbayes.fusion.draws import Draws
+from fedbayes.fusion.function import FunctionFusion, Likeness, likeness
+from fedbayes.fusion.teacher import Function, Teacher, frozen
+from fedbayes.likelihoods import evaluate, total
+from fedbayes.runs.display import words
+from fedbayes.tensors import Samples, parameter_count
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A network, or several that predict together."""
+
+    name: str
+    parameters: int
+    multiplications: int
+    """For one input."""
+    likeness: Likeness
+    metrics: dict[str, float] = field(default_factory=dict)
+    """On test samples, where there are any; the headline first."""
+    width: float | None = None
+    """Of a fused network, in that of one client's; None of the clients."""
+
+    def record(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        agreement = self.likeness.agreement
+        return {
+            "name": self.name,
+            "width": self.width,
+            "parameters": self.parameters,
+            "multiplications": self.multiplications,
+            "divergence": self.likeness.divergence,
+            "agreement": None if math.isnan(agreement) else agreement,
+            **self.metrics,
+        }
+
+
+class Scale:
+    """Measures networks against what the clients' say together.
+
+    Args:
+        teacher: what they say.
+        draws: inputs, as networks see them.
+        test: samples to score networks on, as they see them.
+    """
+
+    def __init__(self, teacher: Teacher, draws: Draws, test: Samples | None) -> None:
+        self.teacher, self.draws, self.test = teacher, draws, test
+        self.example = draws.batch(-1, 512)[:1]
+
+    def fused(self, fusion: FunctionFusion, width: float) -> Mark:
+        """Of a fused network."""
+        return self._mark(f"fused, width {width:g}", fusion.module, fusion.likeness, width)
+
+    def clients(self, networks: Mapping[str, nn.Module]) -> list[Mark]:
+        """Of the clients: the best member, the average where there is one, and the ensemble."""
+        marks = [
+            self._mark(name, network, likeness(network, self.teacher, self.draws, name))
+            for name, network in networks.items()
+        ]
+        best = min(marks, key=lambda mark: mark.likeness.divergence)
+        found = [Mark(f"best member ({best.name})", *_rest(best))]
+        if (mean := average(list(networks.values()))) is not None:
+            found.append(self._mark("average", mean, likeness(mean, self.teacher, self.draws)))
+        return [
+            *found,
+            Mark(
+                "ensemble",
+                sum(mark.parameters for mark in marks),
+                sum(mark.multiplications for mark in marks),
+                Likeness(0.0, 1.0 if not math.isnan(best.likeness.agreement) else math.nan),
+                self._metrics(self.teacher),
+            ),
+        ]
+
+    def _mark(
+        self, name: str, network: nn.Module, found: Likeness, width: float | None = None
+    ) -> Mark:
+        return Mark(
+            name,
+            parameter_count(dict(network.state_dict())),
+            multiplications(network, self.example),
+            found,
+            self._metrics(frozen(network, name)),
+            width,
+        )
+
+    def _metrics(self, function: Function) -> dict[str, float]:
+        if self.test is None:
+            return {}
+
+        def draw(x: Tensor) -> Tensor:
+            return function(x)[None]
+
+        with torch.no_grad():
+            kind = self.teacher.likelihood(function(self.example).shape[-1])
+            return kind.metrics(total(evaluate(kind, draw, self.test)))
+
+
+def _rest(mark: Mark) -> tuple[int, int, Likeness, dict[str, float]]:
+    return mark.parameters, mark.multiplications, mark.likeness, mark.metrics
+
+
+def average(networks: Sequence[nn.Module]) -> nn.Module | None:
+    """The mean of networks weight by weight; None where they have other tensors."""
+    from fedbayes.models.resize import with_weights
+
+    states = [network.state_dict() for network in networks]
+    shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
+    if any(shape != shapes[0] for shape in shapes):
+        return None
+    return with_weights(
+        networks[0],
+        {
+            name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
+            for name, tensor in states[0].items()
+        },
+    )
+
+
+def multiplications(network: nn.Module, x: Tensor) -> int:
+    """Of a forward pass of one input [1, ...]: matrix products and convolutions."""
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        network(x)
+    return int(counter.get_total_flops()) // 2
+
+
+def plot_frontier(marks: Sequence[Mark], path: Path) -> None:
+    """Draw divergence, and the headline metric on test samples, against size and multiplications.
+
+    Args:
+        marks: fused networks of several widths, and the clients'.
+        path: PNG, SVG or PDF file.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    metric = next(iter(marks[0].metrics), None)
+    rows = ["nats from the ensemble", *([words(metric)] if metric else [])]
+    figure = Figure(figsize=(10.0, 3.6 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(rows), 2, squeeze=False, sharey="row", sharex="col")
+    for row, label in enumerate(rows):
+        for column, size in enumerate(("parameters", "multiplications")):
+            axes = grid[row, column]
+            values = [m.metrics.get(metric or "") if row else m.likeness.divergence for m in marks]
+            points = [(getattr(m, size), v, m) for m, v in zip(marks, values, strict=True)]
+            fused = sorted(
+                ((x, y) for x, y, m in points if m.width is not None), key=lambda point: point[0]
+            )
+            axes.plot(*zip(*fused, strict=True), "o-", color="C0", label="fused, by width")
+            for number, (x, y, m) in enumerate(p for p in points if p[2].width is None):
+                axes.plot([x], [y], "sD^"[number % 3], color=f"C{number + 1}", label=m.name)
+            axes.set_xscale("log")
+            axes.grid(alpha=0.3)
+            if row == len(rows) - 1:
+                axes.set_xlabel(size)
+            if not column:
+                axes.set_ylabel(label)
+    grid[0, 0].legend(fontsize="small")
+    save_figure(figure, path)
