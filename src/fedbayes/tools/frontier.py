@@ -147,6 +147,7 @@ def plot_frontier(marks: Sequence[Mark], path: Path) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     metric = next(iter(marks[0].metrics), None)
     rows = ["nats from the ensemble", *([words(metric)] if metric else [])]
@@ -165,10 +166,11 @@ def plot_frontier(marks: Sequence[Mark], path: Path) -> None:
             for number, (x, y, m) in enumerate(p for p in points if p[2].width is None):
                 axes.plot([x], [y], "sD^"[number % 3], color=f"C{number + 1}", label=m.name)
             axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(NullFormatter())
             axes.grid(alpha=0.3)
             if row == len(rows) - 1:
                 axes.set_xlabel(size)
             if not column:
                 axes.set_ylabel(label)
-    grid[0, 0].legend(fontsize="small")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     save_figure(figure, path)

@@ -26,7 +26,7 @@ from fedbayes.fusion.function import (
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs, read_sums
 from fedbayes.likelihoods import Classes
-from fedbayes.models import MLP, ModelSettings
+from fedbayes.models import ModelSettings
 from fedbayes.runs.card import Card, network_outputs, program_outputs
 from fedbayes.runs.folder import writable
 from fedbayes.tools.export import program_file
@@ -185,7 +185,7 @@ class NetworkFusionJob:
         program = f"write a program, as in -o {self.out.with_suffix(PROGRAM)}"
         if silos.programs and silos.settings is None:
             raise ModelError(f"weights of a program's graph load into no network; {program}")
-        if self.width != 1 and not isinstance(silos.like, MLP):
+        if self.width != 1 and not silos.dense:
             raise ModelError(
                 "weights of another width load into no network that files are read with; "
                 f"{program}, or leave the width at 1"
@@ -214,9 +214,7 @@ class NetworkFusionJob:
 
     def _write(self, outcome: "Outcome", silos: Silos) -> None:
         fusion, prior, likelihood = outcome.fusion, outcome.prior, silos.likelihood
-        model = silos.settings
-        if isinstance(silos.like, MLP):
-            model = None  # by its shapes, whatever the width
+        model = None if silos.dense else silos.settings
         card = Card(
             silos.preprocessing,
             {} if model is None else model.model_dump(mode="json", exclude={"weights"}),

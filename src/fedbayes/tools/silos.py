@@ -54,6 +54,11 @@ class Silos:
     programs: bool
     """Whether they are programs, which take raw samples."""
 
+    @property
+    def dense(self) -> bool:
+        """Whether the fused network is fully connected, which files say by their shapes."""
+        return isinstance(self.like, MLP) and self.likelihood.head() is None
+
 
 def read_silos(
     paths: Sequence[Path], network: ModelSettings | None, seen: Seen, like: Path | None = None
@@ -184,7 +189,7 @@ def _module(
         ModelError: the weights are of another one.
     """
     weights = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
-    if settings is None or settings.name == "mlp":
+    if settings is None:
         return _mlp(name, weights, preprocessing, likelihood)
     network = models.build(
         settings, preprocessing.shape, likelihood.outputs, head=likelihood.head(), seed=0
@@ -192,6 +197,8 @@ def _module(
     wanted = network.whole(network.initial)
     named = named_as(weights, wanted)
     if named is None or any(named[key].shape != tensor.shape for key, tensor in wanted.items()):
+        if settings.name == "mlp" and likelihood.head() is None:
+            return _mlp(name, weights, preprocessing, likelihood)
         raise ModelError(
             f"{name} holds no weights of model {settings.name!r}: {unlike(weights, wanted)}"
         )
