@@ -396,7 +396,7 @@ class RunFolder:
             RunError: there is no run here.
         """
         self.require_run()
-        config = Config.load(self.config_file)
+        config = Config.stored(self.config_file)
         start = config.model.weights
         if start is None:
             return config

@@ -125,7 +125,7 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
     config = folder.config()
     where = [entry for entry in given if entry.partition("=")[0].strip() == "data.dir"]
     if where:
-        place = Config.load(folder.config_file, where).data.dir
+        place = Config.stored(folder.config_file, where).data.dir
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": place})})
     data = stored_data(config, folder)
     return EvaluationSet(
