@@ -582,8 +582,12 @@ class RunFolder:
             return int(name)
         raise RunError(f"{self.path} has no client {name!r}; there are {listed(names)}")
 
-    def save(self, progress: Progress) -> list[Path]:
+    def save(self, progress: Progress, best: int = 0) -> list[Path]:
         """Write a checkpoint: from here on the round counts.
+
+        Args:
+            progress: the state after it.
+            best: the round whose checkpoint is kept as the best; 0 for none.
 
         Returns:
             Files that have yet to reach the disk.
@@ -595,6 +599,7 @@ class RunFolder:
             self._lines_size,
             self._lines.hexdigest(),
             *self._headline,
+            best,
         )
         write_beside(newest, sealed(pack(progress), {INVENTORY: known.dump()}))
         return [self.metrics_file, newest, self.checkpoints]

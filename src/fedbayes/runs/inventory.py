@@ -49,6 +49,9 @@ class Inventory:
     higher_is_better: bool = True
     """Whether a higher value of it is a better one."""
 
+    best: int = 0
+    """Round of the best checkpoint, which is kept beside this one; 0 if none is."""
+
     def dump(self) -> str:
         """As JSON."""
         return TypeAdapter(Inventory).dump_json(self).decode()
