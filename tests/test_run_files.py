@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -233,6 +234,31 @@ def test_a_lock_names_the_other_machine(tmp_path):
         RunLock(tmp_path)
     lock.release()
     RunLock(tmp_path).release()
+
+
+def test_a_lock_that_is_emptied_by_whoever_looks_still_names_its_holder(tmp_path, monkeypatch):
+    """As filelock 3.12 opens it."""
+    acquire = FileLock.acquire
+
+    def emptied(self, *given):
+        (tmp_path / ".lock").write_text("")
+        return acquire(self, *given)
+
+    monkeypatch.setattr(FileLock, "acquire", emptied)
+    lock = RunLock(tmp_path)
+    for _ in range(2):
+        with pytest.raises(RunError, match="this process itself is at work"):
+            RunLock(tmp_path)
+    lock.release()
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+    def refuse(self, *given):
+        raise NotImplementedError
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    with pytest.raises(RunError, match="has no locks"):
+        RunLock(tmp_path)
 
 
 def test_a_second_run_into_one_folder_finds_the_first(tmp_path):
