@@ -1,0 +1,310 @@
+"""`fedbayes fuse --method function`: networks from files, made one without data."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fedbayes
+from fedbayes.fusion.function import agreement_by_class, fuse_functions, likeness, teacher_of
+from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
+from fedbayes.inputs import Inputs, build_prior
+from fedbayes.models import MLP, read_model, read_program
+from fedbayes.tools.frontier import Scale, average, multiplications
+from tests.test_fusion import command
+
+QUICK = FunctionSettings(
+    draws=1024, seeking=SeekingSettings(share=0), distillation=DistillationSettings(steps=30)
+)
+SMALL = ("--minutes", "0", "--seed", "1")
+
+
+class Eyes(nn.Module):
+    """A small network for images."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.see = nn.Conv2d(shape[0], 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.tell = nn.Linear(4 * 9, classes)
+
+    def forward(self, x):
+        x = functional.relu(self.norm(self.see(x)))
+        return self.tell(functional.max_pool2d(x, 2).flatten(1))
+
+
+def eyes(shape, classes):
+    return Eyes(shape, classes)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Files of three networks of `eyes`."""
+    paths = []
+    for number in range(3):
+        torch.manual_seed(number)
+        network = Eyes((3, 8, 8), 4)
+        network.norm.running_mean.normal_(0, 0.1)
+        paths.append(tmp_path / f"c{number}.pt")
+        torch.save(network.state_dict(), paths[-1])
+    return paths
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return Inputs(build_prior("gaussian", (6,)), torch.tensor(0.0), torch.tensor(1.0), seed=3)
+
+
+def networks(count=3, hidden=7):
+    found = {}
+    for number in range(count):
+        torch.manual_seed(number)
+        found[f"n{number}"] = MLP(6, [hidden], 3).eval()
+    return found
+
+
+OF_EYES = ("--model", "tests.test_network_fusing:eyes", "--shape", "3,8,8", "--classes", "4")
+
+
+def test_weights_load_into_the_factory_and_the_report_tells_all(photos, tmp_path):
+    out, report, picture = tmp_path / "g.pt", tmp_path / "r.json", tmp_path / "in.png"
+    counts = tmp_path / "counts.json"
+    counts.write_text(json.dumps([[5, 0, 1, 2], [0, 5, 1, 2], [1, 1, 4, 2]]))
+    scaling = ("--mean", "0.5,0.5,0.4", "--std", "0.2")
+    status = command(
+        *("fuse", *photos, "-o", out, *OF_EYES, *scaling, "--counts", counts, *SMALL),
+        *("--report", report, "--show-inputs", picture),
+    )
+    assert status == 0
+    fresh = Eyes((3, 8, 8), 4)
+    fresh.load_state_dict(read_model(out)[0])
+    told = json.loads(report.read_text())
+    assert told["inputs"]["name"] == "leaves"
+    assert told["clients"].keys() == {"c0", "c1", "c2"}
+    assert told["parameters"] == sum(t.numel() for t in fresh.state_dict().values())
+    worst = max(one["divergence"] for one in told["clients"].values())
+    assert 0 <= told["divergence"] < worst
+    assert len(told["agreement_by_class"]) == 4
+    assert picture.stat().st_size > 10_000
+
+
+def test_a_program_runs_without_the_package_and_standardizes_by_itself(photos, tmp_path):
+    """Its answers are those of the weights, at raw inputs, in a process that has no fedbayes."""
+    program, weights = tmp_path / "g.pt2", tmp_path / "g.safetensors"
+    scaling = ("--mean", "0.5", "--std", "0.25")
+    for out in (program, weights):
+        assert command("fuse", *photos, "-o", out, *OF_EYES, *scaling, *SMALL) == 0
+    fresh = Eyes((3, 8, 8), 4).eval()
+    fresh.load_state_dict(read_model(weights)[0])
+    x = torch.rand(5, 3, 8, 8)
+    torch.save(x, tmp_path / "x.pt")
+    code = (
+        "import sys, torch\n"
+        "program = torch.export.load('g.pt2').module()\n"
+        "assert not any(name.startswith('fedbayes') for name in sys.modules)\n"
+        "torch.save(program(torch.load('x.pt')), 'y.pt')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.load(tmp_path / "y.pt"), fresh((x - 0.5) / 0.25))
+
+
+def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
+    paths = []
+    for number, hidden in enumerate(([5], [9], [4, 6])):
+        torch.manual_seed(number)
+        paths.append(tmp_path / f"m{number}.pt")
+        torch.save(MLP(6, hidden, 3).state_dict(), paths[-1])
+    out = tmp_path / "g.safetensors"
+    assert command("fuse", *paths, "-o", out, "--method", "function", *SMALL) == 0
+    assert read_model(out)[0]["1.weight"].shape == (5, 6)
+    like = ("--like", paths[1], "--width", "2")
+    assert command("fuse", *paths, "-o", out, "--method", "function", *like, *SMALL) == 0
+    assert read_model(out)[0]["1.weight"].shape == (14, 6), "no more than the donors have"
+    wide = tmp_path / "wide.pt2"
+    assert command("fuse", *photos, "-o", wide, *OF_EYES, "--width", "2", *SMALL) == 0
+    assert read_program(wide)[0](torch.rand(3, 3, 8, 8)).shape == (3, 4)
+    again = tmp_path / "again.pt2"
+    shape = ("--shape", "3,8,8", "--classes", "4")
+    assert command("fuse", wide, photos[0], "-o", again, *SMALL, *shape) == 2, "in two forms"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--width", "0"), "widths are above 0"),
+        (("--width", "wide"), "give numbers"),
+        (("--width", "2"), "write a program"),
+        (("--width", "free", "--bound", "-1"), "-1"),
+        (("--bound", "1"), "no effect but on --width free"),
+        (("--mean", "1,2"), "2 values"),
+        (("--std", "0"), "above 0"),
+        (("--inputs", "leafs"), "did you mean 'leaves'"),
+        (("--inputs", "gone.npz"), "gone.npz"),
+        (("--gamma", "2"), "--gamma have no effect on function"),
+        (("--set", "rounds=3"), "settings of the model alone"),
+        (("--shape", "3,8"), "--shape"),
+        (("--classes", "5"), "holds no weights"),
+        (("--frontier", "1,2", "--state", "s.safetensors"), "one width"),
+        (("--picture", "f.txt"), "f.txt"),
+        (("--method", "gpi-fnm"), "no effect on gpi-fnm"),
+    ],
+)
+def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert command("fuse", *photos, "-o", "g.pt", *OF_EYES, *SMALL, *options) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert words in said
+    assert "Traceback" not in said
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_files_that_do_not_fit_are_named(photos, tmp_path, capsys):
+    for change, words in (
+        ({"see.weight": torch.zeros(4, 1, 3, 3)}, "c1.pt holds no weights of model"),
+        ({"see.bias": torch.full((4,), torch.nan)}, "'see.bias' of c1 are not all finite"),
+    ):
+        torch.save({**torch.load(photos[0]), **change}, photos[1])
+        assert command("fuse", *photos, "-o", tmp_path / "g.pt", *OF_EYES, *SMALL) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+    counts = tmp_path / "counts.json"
+    counts.write_text("[[1, 2, 3], [1, 2, 3], [1, 2, 3]]")
+    torch.save(torch.load(photos[0]), photos[1])
+    options = (*OF_EYES, *SMALL, "--counts", counts)
+    assert command("fuse", *photos, "-o", tmp_path / "g.pt", *options) == 2
+    assert "counts of 3 classes" in " ".join(capsys.readouterr().err.split())
+    assert command("fuse", *photos, "-o", tmp_path / "g.pt", *SMALL, "--shape", "3,8,8") == 2
+    assert "--classes" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "g.pt").exists()
+
+
+def test_clients_of_a_run_are_fused_by_what_their_files_say(tmp_path):
+    """Better than any of them, and near their ensemble; the default where files have cards."""
+    run = fedbayes.run(
+        method={"name": "local"},
+        data={"clients": 4, "partition": "dirichlet", "alpha": 0.5},
+        training={"epochs": 5},
+        rounds=1,
+        folder=tmp_path / "run",
+    )
+    files = sorted((tmp_path / "run" / "clients").glob("*"))
+    out = tmp_path / "g.safetensors"
+    assert command("fuse", *files, "-o", out, *SMALL) == 0
+    from fedbayes.tools.compare import compare, open_model
+    from fedbayes.tools.evaluation_set import find_tests
+
+    tests = find_tests(out, tmp_path / "run", [])
+    paths = [out, *files]
+    scores = compare(
+        {str(path): open_model(path, tests) for path in paths}, tests, inputs=[*map(str, files)]
+    )
+    accuracy = {score.name: score.metrics["accuracy"] for score in scores}
+    fused = accuracy.pop(str(out))
+    ensemble = accuracy.pop("ensemble, uniform")
+    assert fused > max(accuracy.values())
+    assert fused > ensemble - 0.03
+    assert run.summary["rounds"] == 1
+
+
+def test_a_width_is_free_within_a_bound(tmp_path, capsys):
+    paths = []
+    for name, network in networks(2, 8).items():
+        paths.append(tmp_path / f"{name}.pt")
+        torch.save(network.state_dict(), paths[-1])
+    free = ("--method", "function", "--width", "free", *SMALL, "--json")
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt", *free, "--bound", "100") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["width"] == 0.25, "the least of all"
+    assert command("fuse", *paths, "-o", tmp_path / "h.pt", *free, "--bound", "1e-4") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["width"] == 2, "as wide as both together, which say it all"
+    assert told["divergence"] <= 1e-4
+    options = (*free, "--frontier", "0.25", "--bound", "0")
+    assert command("fuse", *paths, "-o", tmp_path / "i.pt", *options) == 2
+    assert "the nearest is 0.25" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "i.pt").exists()
+
+
+def test_the_frontier_has_the_sizes_of_networks_and_of_their_ensemble(tmp_path, inputs):
+    clients = networks(2, 7)
+    paths = []
+    for name, network in clients.items():
+        paths.append(tmp_path / f"{name}.pt")
+        torch.save(network.state_dict(), paths[-1])
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "test.npz", x=rng.normal(size=(40, 6)), y=rng.integers(3, size=40))
+    report, picture = tmp_path / "r.json", tmp_path / "f.png"
+    options = ("--frontier", "1,2", "--test", tmp_path / "test.npz", "--method", "function")
+    pictures = ("--picture", picture, "--report", report)
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt", *options, *pictures, *SMALL) == 0
+    marks = {
+        mark["name"].split(" (")[0]: mark for mark in json.loads(report.read_text())["frontier"]
+    }
+    single = 6 * 7 + 7 + 7 * 3 + 3
+    assert marks["fused, width 1"]["parameters"] == single
+    assert marks["fused, width 2"]["multiplications"] == 14 * 6 + 14 * 3
+    assert marks["ensemble"]["parameters"] == 2 * single
+    assert marks["ensemble"]["multiplications"] == 2 * (7 * 6 + 7 * 3)
+    assert marks["fused, width 2"]["divergence"] < marks["fused, width 1"]["divergence"]
+    x = torch.from_numpy(np.load(tmp_path / "test.npz")["x"]).float()
+    y = torch.from_numpy(np.load(tmp_path / "test.npz")["y"])
+    with torch.no_grad():
+        mean = sum(n(x).softmax(-1) for n in clients.values())
+    assert marks["ensemble"]["accuracy"] == pytest.approx(
+        float((mean.argmax(1) == y).float().mean())
+    )
+    assert picture.stat().st_size > 10_000
+
+
+def test_likeness_and_agreement_are_by_their_formulas(inputs):
+    clients = networks()
+    teacher, _ = teacher_of(clients, None, None)
+    x = torch.cat([inputs.batch(-1 - number, 512) for number in range(4)])
+    with torch.no_grad():
+        said = torch.stack([n(x).softmax(-1) for n in clients.values()]).mean(0)
+        own = clients["n1"](x).log_softmax(-1)
+    found = likeness(clients["n1"], teacher, inputs)
+    wanted = (said * (said.log() - own)).sum(-1).mean()
+    assert found.divergence == pytest.approx(float(wanted), rel=1e-4)
+    same = own.argmax(-1) == said.argmax(-1)
+    assert found.agreement == pytest.approx(float(same.float().mean()))
+    table = agreement_by_class(list(clients.values()), teacher, inputs)
+    for label in range(3):
+        rows = said.argmax(-1) == label
+        assert float(table[1, label]) == pytest.approx(
+            float(same[rows].float().mean()), nan_ok=True
+        )
+
+
+def test_average_and_multiplications(inputs):
+    one, two, three = networks().values()
+    mean = average([one, two, three])
+    for name, tensor in mean.state_dict().items():
+        wanted = torch.stack([n.state_dict()[name] for n in (one, two, three)]).mean(0)
+        torch.testing.assert_close(tensor, wanted)
+    assert average([one, MLP(6, [3], 3)]) is None
+    conv = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 64, 5))
+    assert multiplications(conv, torch.zeros(1, 3, 8, 8)) == 64 * 4 * 27 + 4 * 64 * 5
+    scale = Scale(teacher_of({"a": one, "b": two}, None, None)[0], inputs, None)
+    names = [mark.name for mark in scale.clients({"a": one, "b": two})]
+    assert names[1:] == ["average", "ensemble"]
+
+
+def test_from_python_it_is_the_same_again_and_training_end_to_end_helps(inputs):
+    clients = networks(4, 12)
+    first = next(iter(clients.values()))
+    counts = [[9, 1, 0], [0, 8, 2], [3, 0, 7], [3, 3, 3]]
+    one, two = (
+        fuse_functions(clients, first, inputs, counts=counts, settings=QUICK) for _ in range(2)
+    )
+    for name, tensor in one.module.state_dict().items():
+        assert torch.equal(tensor, two.module.state_dict()[name])
+    assert one.likeness.divergence <= one.solved.divergence
+    assert one.parameters == 6 * 12 + 12 + 12 * 3 + 3
+    assert set(one.clients) == set(clients)
