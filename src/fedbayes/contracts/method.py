@@ -114,6 +114,9 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     saved, and only clients have models."""
     keeps_models: ClassVar[bool] = False
     """Whether clients keep a model of their own between rounds, in their private states."""
+    repeats_changes: ClassVar[bool] = False
+    """Whether clients keep, in their private states, what their reports added: then they shorten it
+    themselves to what the server adds (`Run.clips`), and have to know the bounds."""
     headline: ClassVar[Literal["global", "local"]] = "global"
     """Whose metric the method is for, the global model's or the clients' own models': what a
     summary leads with, and what is best."""
