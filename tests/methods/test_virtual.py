@@ -580,7 +580,7 @@ def test_under_clipping_the_posterior_is_the_product_of_the_factors_and_nobody_i
 
 def test_a_clipped_report_is_as_long_as_the_server_lets_it_be():
     with Simulation(clipped_run(1.0)) as simulation:
-        (step,) = simulation
+        list(simulation)
         method, run = simulation.method, simulation.run
     server = method.init(run)
     place = at(run)

@@ -33,7 +33,7 @@ go on anywhere.
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -218,6 +218,16 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
             MessageError: says what is wrong with it.
         """
         return None
+
+    def reweighted(self, report: Report, weight: float) -> Report:
+        """A report that counts with less weight than it came with: whatever else in it grows with
+        the number of samples is lowered too.
+
+        Args:
+            report: that the server accepts.
+            weight: above 0, less than its own.
+        """
+        return replace(report, weight=weight)
 
     def trouble(self, report: Report) -> str:
         """What a user should know of a report that is good but does not say what it should, in

@@ -1,7 +1,7 @@
 """What stays the same in a run, and where in it one is: what the engine lends to a method."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,7 +33,7 @@ class Run:
     """Number of rounds, T."""
     seed: int
     """Seed of the run; use `At.rng` for randomness."""
-    clips: Clips = Clips()
+    clips: Clips = field(default_factory=Clips)
     """How long the server lets changes be: `aggregation.clip` and `privacy.clips` of the config."""
 
 
