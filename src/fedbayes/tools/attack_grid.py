@@ -17,6 +17,7 @@ from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.likelihoods import find_likelihood
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, RunFolder
+from fedbayes.runs.inventory import Inventory
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
 from fedbayes.start import complete
@@ -164,8 +165,12 @@ class AttackGrid:
         run = RunFolder(cell.place(self.folder))
         if not run.config_file.exists():
             return False
-        if Config.load(run.config_file) != self._configs[cell]:
-            raise RunError(f"{run.path} holds a run with other settings; choose another folder")
+        before = Inventory(Config.stored(run.config_file).dump())
+        if changed := before.changes(self._configs[cell].dump()):
+            raise RunError(
+                f"{run.path} holds a run with other settings; choose another folder "
+                f"({'; '.join(changed.values())})"
+            )
         return run.summary_file.exists() and run.summary()["stopped_reason"] != "interrupted"
 
     def _run(self, cell: Cell) -> None:
