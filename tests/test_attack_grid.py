@@ -89,7 +89,7 @@ def test_the_command_leaves_the_number_of_hostile_clients_to_the_config(tmp_path
     seen = []
 
     def watched(grid, watch):
-        seen.append({config.attack.clients for config in grid._configs.values()})
+        seen.append({grid._configs[cell].attack.clients for cell in grid.cells[1:]})
         raise RunError("seen")
 
     monkeypatch.setattr(attack_grid.AttackGrid, "run", watched)
