@@ -18,6 +18,7 @@ from fedbayes.data.differences import SCALE, differences
 from fedbayes.data.wording import describe
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion import Layers, coordinate_average
+from fedbayes.fusion.combining import combine
 from fedbayes.likelihoods import Likelihood, Predictor, evaluate, predictor, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.gaussian import Gaussian
@@ -342,12 +343,7 @@ def _average(models: Sequence[Candidate]) -> Sampler | None:
     rebuild = models[0].rebuild
     if rebuild is None or len(weights) < len(models) or any(one != shapes[0] for one in shapes):
         return None
-    return rebuild(
-        {
-            name: torch.stack([one[name].double() for one in weights]).mean(0).to(tensor.dtype)
-            for name, tensor in weights[0].items()
-        }
-    )
+    return rebuild(combine(weights, [1 / len(weights)] * len(weights)))
 
 
 def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = None) -> Candidate:

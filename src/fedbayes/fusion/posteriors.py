@@ -1,0 +1,254 @@
+"""Networks of one graph, averaged by what each client knows of its own weights.
+
+A client sends a Gaussian around its weights w_s whose precision is n_s F_s, n_s its samples and F_s
+a Fisher matrix (`fedbayes.fusion.curvature`). The product of the clients' Gaussians and of a prior
+around the mean of their weights has the mode that solves
+
+    (Σ_s n_s F_s + p) w = Σ_s n_s F_s w_s + p w̄.
+
+F_s is taken as diagonal (`fisher`, Matena and Raffel 2022), as A_s ⊗ B_s layer by layer (`kfac`;
+FedFisher, Jhunjhunwala et al. 2024), or as A_s ⊗ I (`regmean`, Jin et al. 2023).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import ModelError
+from fedbayes.fusion.combining import combine, weighted_sum
+from fedbayes.fusion.posterior_settings import AveragingSettings
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What is known of one layer: its Fisher matrix is about `inputs` ⊗ `outputs`."""
+
+    inputs: Tensor
+    """A [d, d], the mean over samples of Σ_t a_t a_tᵀ over the places t of a sample: one of a dense
+    layer, each patch of a convolution. The last entry of a is 1 where the layer has a bias."""
+    outputs: Tensor
+    """B [o, o], the mean over samples and places of g_t g_tᵀ, the gradients of log p(y | x) by the
+    layer's outputs, with y from the network's own prediction."""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What a client sends: its weights, and how well its samples determine them."""
+
+    weights: Tensors
+    """The `state_dict` of its network."""
+    samples: int
+    """How many it has."""
+    counts: Tensor | None
+    """Samples of each class, int64 [K]; None where the target is no class."""
+    factors: dict[str, Factors]
+    """By layer; those of which there are any."""
+    diagonal: Tensors
+    """The mean over samples of squared gradients, by trained parameter."""
+
+
+def regmean(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:
+    """The weights whose layers answer as the clients' do, each on its own inputs (RegMean).
+
+    For every layer with factors the minimum of Σ_s n_s E‖(W − W_s) a_s‖² over W, with A_s whose
+    entries off the diagonal are scaled, and a ridge toward the mean; all else is the mean, weighted
+    by samples.
+
+    Raises:
+        ModelError: the networks are not of one graph, or what they sent does not fit them.
+    """
+    settings = settings or AveragingSettings()
+
+    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[int]) -> Tensor:
+        scaled = [_scaled(one.inputs, settings.scaling) for one in factors]
+        total = weighted_sum(scaled, n)
+        right = weighted_sum([w @ a for w, a in zip(changes, scaled, strict=True)], n)
+        total.diagonal().add_(settings.precision * total.diagonal().mean().clamp_min(_TINY))
+        solved: Tensor = torch.linalg.solve(total, right, left=False)
+        return solved
+
+    return _by_layer(posteriors, solve, lambda name, mean: mean)
+
+
+def fisher(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:
+    """The mean weighted by the diagonal of the Fisher matrices, entry by entry.
+
+    Raises:
+        ModelError: as for `regmean`.
+    """
+    settings = settings or AveragingSettings()
+    _check(posteriors)
+    mean = _mean(posteriors)
+    return {name: _diagonal(posteriors, name, mean[name], settings) for name in mean}
+
+
+def kfac(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:
+    """The mode of the product of the clients' Gaussians with Kronecker factors.
+
+    For every layer with factors M = W̄ + Δ with
+
+        Σ_s n_s B_s Δ A_s + p Δ = Σ_s n_s B_s (W_s − W̄) A_s
+
+    by conjugate gradients, weight and bias together; `fisher` for all other parameters.
+
+    Raises:
+        ModelError: as for `regmean`.
+    """
+    settings = settings or AveragingSettings()
+
+    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[int]) -> Tensor:
+        pairs = [(one.outputs.double(), one.inputs.double()) for one in factors]
+        right = weighted_sum([b @ w @ a for (b, a), w in zip(pairs, changes, strict=True)], n)
+        diagonal = weighted_sum([torch.outer(b.diagonal(), a.diagonal()) for b, a in pairs], n)
+        prior = settings.precision * float(diagonal.mean().clamp_min(_TINY))
+
+        def apply(m: Tensor) -> Tensor:
+            return prior * m + weighted_sum([b @ m @ a for b, a in pairs], n)
+
+        return conjugate_gradients(
+            apply, right, diagonal + prior, settings.tolerance, settings.iterations
+        )
+
+    return _by_layer(
+        posteriors, solve, lambda name, mean: _diagonal(posteriors, name, mean, settings)
+    )
+
+
+def conjugate_gradients(
+    apply: Callable[[Tensor], Tensor],
+    right: Tensor,
+    diagonal: Tensor,
+    tolerance: float,
+    iterations: int,
+) -> Tensor:
+    """The solution of apply(x) = right for a symmetric positive definite map of tensors.
+
+    Args:
+        apply: the map.
+        right: what it is to give.
+        diagonal: of the map, by which residuals are divided.
+        tolerance: residual, relative to `right`, at which to stop.
+        iterations: most steps.
+    """
+    x = torch.zeros_like(right)
+    residual = right.clone()
+    enough = tolerance * float(right.norm())
+    direction = turned = residual / diagonal
+    product = torch.vdot(residual.flatten(), turned.flatten())
+    for _ in range(iterations):
+        if float(residual.norm()) <= enough:
+            break
+        image = apply(direction)
+        step = product / torch.vdot(direction.flatten(), image.flatten())
+        x = x + step * direction
+        residual = residual - step * image
+        turned = residual / diagonal
+        before, product = product, torch.vdot(residual.flatten(), turned.flatten())
+        direction = turned + product / before * direction
+    return x
+
+
+_TINY = 1e-300
+"""What keeps a layer whose gradients are all zero from a division by zero."""
+
+_Solve = Callable[[Sequence[Factors], Sequence[Tensor], Sequence[int]], Tensor]
+"""From factors, changes W_s − W̄ [o, d] and samples to the change of the fused layer."""
+
+
+def _by_layer(
+    posteriors: Sequence[Posterior], solve: _Solve, other: Callable[[str, Tensor], Tensor]
+) -> Tensors:
+    """Layers with factors solved for, weight and bias beside each other; all else by `other`."""
+    _check(posteriors)
+    mean = _mean(posteriors)
+    fused = dict(mean)
+    samples = [one.samples for one in posteriors]
+    left = set(mean)
+    for layer in posteriors[0].factors:
+        weight, bias = f"{layer}.weight", f"{layer}.bias"
+        centre = _matrix(mean, weight, bias)
+        changes = [_matrix(one.weights, weight, bias) - centre for one in posteriors]
+        solved = centre + solve([one.factors[layer] for one in posteriors], changes, samples)
+        columns = mean[weight][0].numel()
+        fused[weight] = solved[:, :columns].reshape(mean[weight].shape).to(mean[weight].dtype)
+        left.discard(weight)
+        if bias in mean:
+            fused[bias] = solved[:, columns].to(mean[bias].dtype)
+            left.discard(bias)
+    for name in left:
+        fused[name] = other(name, mean[name])
+    return fused
+
+
+def _matrix(weights: Tensors, weight: str, bias: str) -> Tensor:
+    """A layer's weight [o, d], its bias as the last column; float64."""
+    matrix = weights[weight].flatten(1).double()
+    if bias not in weights:
+        return matrix
+    return torch.cat([matrix, weights[bias].double()[:, None]], dim=1)
+
+
+def _diagonal(
+    posteriors: Sequence[Posterior], name: str, mean: Tensor, settings: AveragingSettings
+) -> Tensor:
+    """A parameter's mean weighted by diagonals; the plain mean where nothing has any."""
+    if name not in posteriors[0].diagonal:
+        return mean
+    n = [one.samples for one in posteriors]
+    found = [one.diagonal[name].double() for one in posteriors]
+    total = weighted_sum(found, n)
+    prior = settings.precision * total.mean().clamp_min(_TINY)
+    changes = [
+        f * (one.weights[name].double() - mean.double())
+        for f, one in zip(found, posteriors, strict=True)
+    ]
+    return (mean.double() + weighted_sum(changes, n) / (total + prior)).to(mean.dtype)
+
+
+def _scaled(moment: Tensor, scaling: float) -> Tensor:
+    """Second moments with entries off the diagonal scaled; float64."""
+    moment = moment.double()
+    return scaling * moment + (1 - scaling) * torch.diag(moment.diagonal())
+
+
+def _mean(posteriors: Sequence[Posterior]) -> Tensors:
+    """Of the weights, by samples."""
+    total = sum(one.samples for one in posteriors)
+    return combine([one.weights for one in posteriors], [p.samples / total for p in posteriors])
+
+
+def _check(posteriors: Sequence[Posterior]) -> None:
+    """See that posteriors are of networks of one graph, and fit these.
+
+    Raises:
+        ModelError: they are not.
+    """
+    if not posteriors:
+        raise ModelError("there are no posteriors to fuse")
+    first = posteriors[0]
+    for number, one in enumerate(posteriors):
+        if one.samples < 1:
+            raise ModelError(f"posterior {number} is of no samples")
+        if one.factors.keys() != first.factors.keys() or one.diagonal.keys() != (
+            first.diagonal.keys()
+        ):
+            raise ModelError(
+                f"posterior {number} is of other layers than the first; compute all with the same "
+                "settings"
+            )
+        for layer, factors in one.factors.items():
+            if f"{layer}.weight" not in one.weights:
+                raise ModelError(f"posterior {number} has factors of {layer!r}, and no weight")
+            o, d = _matrix(one.weights, f"{layer}.weight", f"{layer}.bias").shape
+            if factors.inputs.shape != (d, d) or factors.outputs.shape != (o, o):
+                raise ModelError(
+                    f"posterior {number} has factors of {layer!r} of shapes "
+                    f"{tuple(factors.inputs.shape)} and {tuple(factors.outputs.shape)}; "
+                    f"{(d, d)} and {(o, o)} are wanted"
+                )
+        for name, found in one.diagonal.items():
+            if name not in one.weights or found.shape != one.weights[name].shape:
+                raise ModelError(f"posterior {number} has a diagonal that fits no weight {name!r}")
