@@ -109,7 +109,7 @@ def kfac(posteriors: Sequence[Posterior], settings: AveragingSettings | None = N
             return prior * m + weighted_sum([b @ m @ a for b, a in pairs], n)
 
         return conjugate_gradients(
-            apply, right, diagonal + prior, settings.tolerance, settings.iterations
+            apply, right, _near(pairs, n, prior), settings.tolerance, settings.iterations
         )
 
     return _by_layer(
@@ -120,7 +120,7 @@ def kfac(posteriors: Sequence[Posterior], settings: AveragingSettings | None = N
 def conjugate_gradients(
     apply: Callable[[Tensor], Tensor],
     right: Tensor,
-    diagonal: Tensor,
+    near: Callable[[Tensor], Tensor],
     tolerance: float,
     iterations: int,
 ) -> Tensor:
@@ -129,14 +129,14 @@ def conjugate_gradients(
     Args:
         apply: the map.
         right: what it is to give.
-        diagonal: of the map, by which residuals are divided.
+        near: about the inverse of the map, symmetric positive definite too.
         tolerance: residual, relative to `right`, at which to stop.
         iterations: most steps.
     """
     x = torch.zeros_like(right)
     residual = right.clone()
     enough = tolerance * float(right.norm())
-    direction = turned = residual / diagonal
+    direction = turned = near(residual)
     product = torch.vdot(residual.flatten(), turned.flatten())
     for _ in range(iterations):
         if float(residual.norm()) <= enough:
@@ -145,10 +145,29 @@ def conjugate_gradients(
         step = product / torch.vdot(direction.flatten(), image.flatten())
         x = x + step * direction
         residual = residual - step * image
-        turned = residual / diagonal
+        turned = near(residual)
         before, product = product, torch.vdot(residual.flatten(), turned.flatten())
         direction = turned + product / before * direction
     return x
+
+
+def _near(
+    pairs: Sequence[tuple[Tensor, Tensor]], n: Sequence[int], prior: float
+) -> Callable[[Tensor], Tensor]:
+    """About the inverse of M ↦ Σ_s n_s B_s M A_s + p M: that of B̄ M Ā + p M with the means of the
+    factors, B̄ by n_s tr A_s and Ā by n_s tr B_s, scaled to the trace of the sum.
+    """
+    trace = [(float(b.trace()), float(a.trace())) for b, a in pairs]
+    outputs = weighted_sum(
+        [b for b, _ in pairs], [k * t for k, (_, t) in zip(n, trace, strict=True)]
+    )
+    inputs = weighted_sum(
+        [a for _, a in pairs], [k * t for k, (t, _) in zip(n, trace, strict=True)]
+    )
+    whole = sum(k * b * a for k, (b, a) in zip(n, trace, strict=True))
+    (left, u), (right, v) = torch.linalg.eigh(outputs), torch.linalg.eigh(inputs)
+    scale = torch.outer(left.clamp_min(0), right.clamp_min(0)) / max(whole, _TINY) + prior
+    return lambda m: u @ ((u.T @ m @ v) / scale) @ v.T
 
 
 _TINY = 1e-300

@@ -1,7 +1,8 @@
 """The samples that models from files are tried on, and how these samples are standardized."""
 
+import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,7 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
             )
         return _of_run(run, given)
     card, source = _known(model, run)
-    task = sorted(key for key in keys if key.startswith("task"))
-    if card is not None and task:
-        raise ConfigError(
-            f"{task[0]} has no effect: {source} says what is predicted "
-            f"({describe(card.preprocessing.target)}); leave it out"
-        )
+    _refuse_task(keys, card, source)
     if card is not None and not named:
         if card.data.get("name") == "own":
             raise ConfigError(
@@ -86,6 +82,38 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     if config.data.path is not None:
         return _new_rows(config, config.data.path, card, source)
     return _of_set(config, card, source)
+
+
+def find_training(model: Path, path: Path, given: Sequence[str]) -> EvaluationSet:
+    """The samples of a client's own, as its network sees them: those to train on, where a part is
+    to test on.
+
+    Args:
+        model: the client's network, which may say how its samples are standardized.
+        path: its data.
+        given: settings, of which those of `[data]` say how they are read.
+
+    Raises:
+        FedbayesError: what cannot be read, or does not fit.
+    """
+    card, source = _known(model, None)
+    _refuse_task({entry.partition("=")[0].strip() for entry in given}, card, source)
+    config = Config.load(None, [*given, f"data.path={json.dumps(str(path))}"])
+    return _new_rows(config, path, card, source, training=True)
+
+
+def _refuse_task(keys: Set[str], card: Card | None, source: str) -> None:
+    """See that nobody says what is predicted where the model does.
+
+    Raises:
+        ConfigError: somebody does.
+    """
+    task = sorted(key for key in keys if key.startswith("task"))
+    if card is not None and task:
+        raise ConfigError(
+            f"{task[0]} has no effect: {source} says what is predicted "
+            f"({describe(card.preprocessing.target)}); leave it out"
+        )
 
 
 def _known(model: Path, run: Path | None) -> tuple[Card | None, str]:
@@ -138,6 +166,20 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
     )
 
 
+def refuse_own_order(card: Card | None, name: str) -> None:
+    """See that a model sees pixels in the data's order.
+
+    Raises:
+        ModelError: it is a client's, which has an order of its own.
+    """
+    if card is not None and card.client and card.preprocessing.permuted:
+        raise ModelError(
+            f"{name} is the own network of client {card.client}, which sees pixels in an order of "
+            "its own; try it on that client's samples: fedbayes calibrate RUN --client "
+            f"{card.client}"
+        )
+
+
 def trained_in(source: str) -> str:
     """By whose numbers samples are standardized: those that a run folder or model file keeps."""
     return f"by the numbers of its training, in {source}"
@@ -171,8 +213,10 @@ def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
     )
 
 
-def _new_rows(config: Config, path: Path, card: Card | None, source: str) -> EvaluationSet:
-    """All rows of a user's own data, or of its test part.
+def _new_rows(
+    config: Config, path: Path, card: Card | None, source: str, *, training: bool = False
+) -> EvaluationSet:
+    """All rows of a user's own data, or of its test part; of the part to train on if asked.
 
     With a card, columns and labels are found by the names of the training's; without, by the
     settings.
@@ -208,7 +252,8 @@ def _new_rows(config: Config, path: Path, card: Card | None, source: str) -> Eva
         ) from None
     for note in dataset.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
-    first = dataset.official_train or 0
+    last = dataset.official_train or dataset.samples
+    rows = slice(0, last) if training else slice(dataset.official_train or 0, dataset.samples)
     if card is None:
         whose = _UNKNOWN
         preprocessing = Preprocessing(
@@ -232,16 +277,16 @@ def _new_rows(config: Config, path: Path, card: Card | None, source: str) -> Eva
                 FedbayesWarning,
                 stacklevel=3,
             )
-        if _same(path, card):
+        if not training and _same(path, card):
             warnings.warn(
                 f"{path} holds the very data that the model of {source} was trained on",
                 FedbayesWarning,
                 stacklevel=3,
             )
-    kind = (
-        f"the {dataset.samples - first:,} test rows" if first else f"all {dataset.samples:,} rows"
-    )
-    x, y = np.array(dataset.x[first:]), np.array(dataset.y[first:])
+    x, y = np.array(dataset.x[rows]), np.array(dataset.y[rows])
+    part = "training" if training else "test"
+    parted = dataset.official_train is not None
+    kind = f"the {len(y):,} {part} rows" if parted else f"all {len(y):,} rows"
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
     likelihood = _likelihood(config, card, preprocessing)
     return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose, likelihood)
