@@ -37,7 +37,7 @@ def main():
     options.add_argument("--limit", type=int, default=None, help="training samples in all")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--separate", action="store_true", help="starts of their own")
-    options.add_argument("--precision", type=float, nargs="*", default=[1e-3])
+    options.add_argument("--precision", type=float, nargs="*", default=[None])
     options.add_argument("--scaling", type=float, nargs="*", default=[0.9])
     options.add_argument("--draws", type=int, default=None)
     options.add_argument("--out", type=Path, default=Path(__file__).parent / ".one_shot")
@@ -104,11 +104,16 @@ def main():
         for what, fuse in (("fisher", fisher), ("kfac", kfac)):
             begin = time.perf_counter()
             fused = fuse(posteriors, AveragingSettings(precision=precision))
-            show(f"{what}, precision {precision:g}", of(fused), time.perf_counter() - begin)
+            show(
+                what + ("" if precision is None else f", precision {precision:g}"),
+                of(fused),
+                time.perf_counter() - begin,
+            )
         for scaling in given.scaling:
             begin = time.perf_counter()
             fused = regmean(posteriors, AveragingSettings(precision=precision, scaling=scaling))
-            what = f"regmean, {precision:g}, scaling {scaling:g}"
+            what = f"regmean, scaling {scaling:g}"
+            what += "" if precision is None else f", {precision:g}"
             show(what, of(fused), time.perf_counter() - begin)
     print(f"posteriors of {given.clients} clients: {spent:.0f} s")
 

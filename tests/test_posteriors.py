@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.curvature import posterior, scores
 from fedbayes.fusion.posterior_settings import AveragingSettings, CurvatureSettings
@@ -349,6 +349,29 @@ def test_kfac_against_the_dense_system(layer, precision):
     ]
     plain = AveragingSettings(precision=precision, scaling=1)
     torch.testing.assert_close(regmean(made, scaled), regmean(identity, plain))
+
+
+def test_that_conjugate_gradients_did_not_get_there_is_told():
+    few = AveragingSettings(precision=1e-6, iterations=2)
+    with pytest.warns(FedbayesWarning, match="stopped after 2 steps at a residual"):
+        kfac(random_posteriors(), few)
+
+
+def test_gradients_far_below_one_count_as_they_would_above():
+    """As of networks that are sure of all their samples."""
+    made = random_posteriors()
+    tiny = [
+        Posterior(
+            one.weights,
+            one.samples,
+            None,
+            {n: Factors(f.inputs, 1e-25 * f.outputs) for n, f in one.factors.items()},
+            one.diagonal,
+        )
+        for one in made
+    ]
+    for name, tensor in kfac(made).items():
+        torch.testing.assert_close(kfac(tiny)[name], tensor, rtol=1e-3, atol=1e-3)
 
 
 def test_fisher_is_its_formula_and_the_rest_is_the_mean():

@@ -10,13 +10,14 @@ F_s is taken as diagonal (`fisher`, Matena and Raffel 2022), as A_s ⊗ B_s laye
 FedFisher, Jhunjhunwala et al. 2024), or as A_s ⊗ I (`regmean`, Jin et al. 2023).
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedbayes.errors import ModelError
+from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine, weighted_sum
 from fedbayes.fusion.posterior_settings import AveragingSettings
 from fedbayes.tensors import Tensors
@@ -62,11 +63,12 @@ def regmean(posteriors: Sequence[Posterior], settings: AveragingSettings | None 
     """
     settings = settings or AveragingSettings()
 
-    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[int]) -> Tensor:
+    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[float]) -> Tensor:
         scaled = [_scaled(one.inputs, settings.scaling) for one in factors]
         total = weighted_sum(scaled, n)
         right = weighted_sum([w @ a for w, a in zip(changes, scaled, strict=True)], n)
-        total.diagonal().add_(settings.precision * total.diagonal().mean().clamp_min(_TINY))
+        prior = settings.precision_of("regmean")
+        total.diagonal().add_(prior * total.diagonal().mean().clamp_min(_TINY))
         solved: Tensor = torch.linalg.solve(total, right, left=False)
         return solved
 
@@ -79,10 +81,10 @@ def fisher(posteriors: Sequence[Posterior], settings: AveragingSettings | None =
     Raises:
         ModelError: as for `regmean`.
     """
-    settings = settings or AveragingSettings()
+    prior = (settings or AveragingSettings()).precision_of("fisher")
     _check(posteriors)
     mean = _mean(posteriors)
-    return {name: _diagonal(posteriors, name, mean[name], settings) for name in mean}
+    return {name: _diagonal(posteriors, name, mean[name], prior) for name in mean}
 
 
 def kfac(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:
@@ -98,23 +100,33 @@ def kfac(posteriors: Sequence[Posterior], settings: AveragingSettings | None = N
         ModelError: as for `regmean`.
     """
     settings = settings or AveragingSettings()
+    prior = settings.precision_of("kfac")
 
-    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[int]) -> Tensor:
-        pairs = [(one.outputs.double(), one.inputs.double()) for one in factors]
-        right = weighted_sum([b @ w @ a for (b, a), w in zip(pairs, changes, strict=True)], n)
-        diagonal = weighted_sum([torch.outer(b.diagonal(), a.diagonal()) for b, a in pairs], n)
-        prior = settings.precision * float(diagonal.mean().clamp_min(_TINY))
+    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[float]) -> Tensor:
+        kind = torch.float64 if settings.tolerance < _SINGLE else torch.float32
+        traces = [
+            float(one.outputs.double().trace() * one.inputs.double().trace()) for one in factors
+        ]
+        n = [number / sum(n) for number in n]
+        size = sum(k * trace for k, trace in zip(n, traces, strict=True)) / changes[0].numel()
+        if not size > 0:
+            return torch.zeros_like(changes[0])
+        # In units of the mean diagonal, since gradients may be far below 1.
+        pairs = [((one.outputs.double() / size).to(kind), one.inputs.to(kind)) for one in factors]
+        right = weighted_sum(
+            [b @ w.to(kind) @ a for (b, a), w in zip(pairs, changes, strict=True)], n
+        )
 
         def apply(m: Tensor) -> Tensor:
+            m = m.to(kind)
             return prior * m + weighted_sum([b @ m @ a for b, a in pairs], n)
 
         return conjugate_gradients(
             apply, right, _near(pairs, n, prior), settings.tolerance, settings.iterations
         )
 
-    return _by_layer(
-        posteriors, solve, lambda name, mean: _diagonal(posteriors, name, mean, settings)
-    )
+    rest = settings.precision_of("fisher")
+    return _by_layer(posteriors, solve, lambda name, mean: _diagonal(posteriors, name, mean, rest))
 
 
 def conjugate_gradients(
@@ -148,11 +160,20 @@ def conjugate_gradients(
         turned = near(residual)
         before, product = product, torch.vdot(residual.flatten(), turned.flatten())
         direction = turned + product / before * direction
+    left = float(residual.norm())
+    if left > enough:
+        warnings.warn(
+            f"conjugate gradients stopped after {iterations} steps at a residual of "
+            f"{left / float(right.norm()):.2g}, where {tolerance:g} is wanted: allow more "
+            "iterations, or take a higher precision",
+            FedbayesWarning,
+            stacklevel=2,
+        )
     return x
 
 
 def _near(
-    pairs: Sequence[tuple[Tensor, Tensor]], n: Sequence[int], prior: float
+    pairs: Sequence[tuple[Tensor, Tensor]], n: Sequence[float], prior: float
 ) -> Callable[[Tensor], Tensor]:
     """About the inverse of M ↦ Σ_s n_s B_s M A_s + p M: that of B̄ M Ā + p M with the means of the
     factors, B̄ by n_s tr A_s and Ā by n_s tr B_s, scaled to the trace of the sum.
@@ -164,16 +185,20 @@ def _near(
     inputs = weighted_sum(
         [a for _, a in pairs], [k * t for k, (t, _) in zip(n, trace, strict=True)]
     )
-    whole = sum(k * b * a for k, (b, a) in zip(n, trace, strict=True))
+    whole = sum(k * b * a for k, (b, a) in zip(n, trace, strict=True))  # above 0
     (left, u), (right, v) = torch.linalg.eigh(outputs), torch.linalg.eigh(inputs)
-    scale = torch.outer(left.clamp_min(0), right.clamp_min(0)) / max(whole, _TINY) + prior
-    return lambda m: u @ ((u.T @ m @ v) / scale) @ v.T
+    scale = torch.outer(left.clamp_min(0), right.clamp_min(0)) / whole + prior
+    kind = pairs[0][0].dtype
+    u, v, scale = u.to(kind), v.to(kind), scale.to(kind)
+    return lambda m: (u @ ((u.T @ m.to(kind) @ v) / scale) @ v.T).double()
 
 
+_SINGLE = 1e-5
+"""Relative residual down to which float32 is enough to find steps of conjugate gradients."""
 _TINY = 1e-300
 """What keeps a layer whose gradients are all zero from a division by zero."""
 
-_Solve = Callable[[Sequence[Factors], Sequence[Tensor], Sequence[int]], Tensor]
+_Solve = Callable[[Sequence[Factors], Sequence[Tensor], Sequence[float]], Tensor]
 """From factors, changes W_s − W̄ [o, d] and samples to the change of the fused layer."""
 
 
@@ -210,16 +235,14 @@ def _matrix(weights: Tensors, weight: str, bias: str) -> Tensor:
     return torch.cat([matrix, weights[bias].double()[:, None]], dim=1)
 
 
-def _diagonal(
-    posteriors: Sequence[Posterior], name: str, mean: Tensor, settings: AveragingSettings
-) -> Tensor:
-    """A parameter's mean weighted by diagonals; the plain mean where nothing has any."""
+def _diagonal(posteriors: Sequence[Posterior], name: str, mean: Tensor, precision: float) -> Tensor:
+    """A parameter's mean weighted by diagonals; the plain mean where it has none."""
     if name not in posteriors[0].diagonal:
         return mean
     n = [one.samples for one in posteriors]
     found = [one.diagonal[name].double() for one in posteriors]
     total = weighted_sum(found, n)
-    prior = settings.precision * total.mean().clamp_min(_TINY)
+    prior = precision * total.mean().clamp_min(_TINY)
     changes = [
         f * (one.weights[name].double() - mean.double())
         for f, one in zip(found, posteriors, strict=True)
