@@ -17,8 +17,10 @@ from fedbayes.fusion.laplace import (
     last_layer,
 )
 from fedbayes.likelihoods import build_likelihood
+from fedbayes.messages import decode_file, encode
 from fedbayes.models import MLP
 from fedbayes.targets import Target
+from fedbayes.tensors import pack, unpack
 from tests.toy_models import HeadFirst, residual
 
 THREE = build_likelihood("categorical", Target("class", ("a", "b", "c")))
@@ -35,7 +37,7 @@ def draw(number):
 
 def precision_of(found):
     """The whole matrix [K d, K d]."""
-    vectors = found.right if found.left is None else torch.kron(found.left, found.right)
+    vectors = torch.kron(found.left, found.right) if found.left.numel() else found.right
     return vectors @ torch.diag(found.values.flatten() + found.precision) @ vectors.T
 
 
@@ -90,6 +92,7 @@ def test_covariances_and_calibrated_logits_are_those_of_the_gaussian(kind, bias)
     jacobian = torch.stack([torch.kron(torch.eye(3), row[None]) for row in a])
     wanted = jacobian @ covariance @ jacobian.transpose(1, 2)
     found = LastLayer(**{**vars(found), "temperature": 2.0})
+    found = unpack(LastLayer, decode_file(encode(pack(found))))  # it can be stored
     layer = found.layer_of(module[3])
     torch.testing.assert_close(layer.covariance(h).double(), wanted, rtol=1e-4, atol=1e-5)
     with torch.no_grad():

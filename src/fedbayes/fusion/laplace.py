@@ -49,7 +49,8 @@ Draw = Callable[[int], Tensor]
 class LastLayer:
     """A Gaussian around the last layer of a network, of precision Q (λ + p) Qᵀ.
 
-    With factors Q = V ⊗ U, where V are eigenvectors of E[Λ] and U of E[h hᵀ].
+    With factors Q = V ⊗ U, where V are eigenvectors of E[Λ] and U of E[h hᵀ]. As named tensors
+    (`fedbayes.tensors.pack`) it can be stored beside the weights.
     """
 
     layer: str
@@ -59,8 +60,8 @@ class LastLayer:
     biased: bool
     values: Tensor
     """λ, float64: [K · d], or [K, d] with factors."""
-    left: Tensor | None
-    """V [K, K], in columns; None where the precision is whole."""
+    left: Tensor
+    """V [K, K], in columns; of no entries where the precision is whole."""
     right: Tensor
     """U [d, d], in columns; Q [K · d, K · d] where the precision is whole."""
     precision: float = 1.0
@@ -71,7 +72,7 @@ class LastLayer:
     def layer_of(self, linear: nn.Linear) -> "CalibratedLinear":
         """The layer that gives calibrated logits in place of this one."""
         inverse = 1 / (self.values + self.precision)
-        if self.left is not None:
+        if self.left.numel():
             return CalibratedLinear(
                 linear, self.temperature, turned=self.right, spread=inverse.T, back=self.left
             )
@@ -191,7 +192,7 @@ def last_layer(
                 right += rows.T @ rows
     if kind == "full":
         values, vectors = torch.linalg.eigh(right * (samples / count))
-        return LastLayer(name, width, biased, values.clamp_min(0), None, vectors)
+        return LastLayer(name, width, biased, values.clamp_min(0), left[:0], vectors)
     (b, v), (a, u) = torch.linalg.eigh(left / count), torch.linalg.eigh(right / count)
     values = samples * torch.outer(b.clamp_min(0), a.clamp_min(0))
     return LastLayer(name, width, biased, values, v, u)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PRECISION = {"regmean": 0.1, "fisher": 1e-3, "kfac": 0.3}
+PRECISION = {"regmean": 0.1, "fisher": 1e-3, "kfac": 1.0}
 """Of the prior, where none is set."""
 
 
@@ -38,7 +38,7 @@ class AveragingSettings(BaseModel):
         gt=0,
         description="of the prior around the mean of the clients' weights, as a share of the mean "
         "diagonal of what the clients send, layer by layer; by default 0.1 for regmean, 0.001 for "
-        "fisher, 0.3 for kfac",
+        "fisher, 1 for kfac",
     )
     scaling: float = Field(
         0.9,
