@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbayes.errors import ModelError
+from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.permutation import align, distance, permuted_average
 from fedbayes.models import MLP
 from fedbayes.models.units import find_units, permute
@@ -130,6 +130,13 @@ def test_orders_of_the_outputs_stay():
     found = permuted_average([weights, turned], every, [0.5, 0.5])
     wanted = (weights["5.weight"] + weights["5.weight"].flip(0)) / 2
     torch.testing.assert_close(found.weights["5.weight"], wanted)
+
+
+def test_that_nothing_can_change_places_is_told():
+    _, _, weights = network("mlp")
+    with pytest.warns(FedbayesWarning, match="no units of these networks can change places"):
+        found = permuted_average([weights, weights], [], [0.5, 0.5])
+    assert found.before == found.after == 0
 
 
 def test_refusals():

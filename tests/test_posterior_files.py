@@ -65,6 +65,18 @@ def test_the_file_holds_what_was_computed(client, capsys):
     torch.testing.assert_close(kfac([found, found]), weights)
 
 
+def test_such_files_can_be_fused_by_their_weights(client):
+    folder, module, samples = client
+    other = MLP(6, [5], 3)
+    for name, network in (("a", module), ("b", other)):
+        write_posterior(folder / f"{name}.safetensors", posterior(network, THREE, samples))
+    files = [folder / "a.safetensors", folder / "b.safetensors"]
+    out = folder / "g.safetensors"
+    assert command("fuse", *files, "-o", out, "--method", "average") == 0
+    for key, tensor in load_file(out).items():
+        torch.testing.assert_close(tensor, (module.state_dict()[key] + other.state_dict()[key]) / 2)
+
+
 def test_inputs_are_scaled_as_the_model_says_or_as_is_given(client, capsys):
     folder, module, samples = client
     out, data = folder / "client.safetensors", folder / "data.npz"

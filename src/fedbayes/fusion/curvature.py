@@ -142,10 +142,16 @@ class _Use:
     """One call of a layer in a forward pass."""
 
     name: str
-    inputs: Tensor
-    """a [n, places, d], with a 1 for the bias."""
+    layer: nn.Module
+    given: Tensor
+    """What the layer got."""
     outputs: Tensor
     """As the layer gave them."""
+
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs a [n, places, d], 1 for the bias; made when asked for: patches are many."""
+        return _patches(self.layer, self.given)
 
 
 class _Sums:
@@ -181,9 +187,9 @@ class _Sums:
             self._check(f, uses)
             uses = [use for use in uses if use.name in self.layers]
         for use in uses:
-            flat = use.inputs.flatten(0, 1)
-            _add(self.inputs, use.name, flat.T @ flat)
-            self.places[use.name] = self.places.get(use.name, 0) + use.inputs.shape[1]
+            a = use.inputs
+            _add(self.inputs, use.name, a.flatten(0, 1).T @ a.flatten(0, 1))
+            self.places[use.name] = self.places.get(use.name, 0) + a.shape[1]
         each_sample = self._others()
         for v in scores_of(f):
             if uses:
@@ -200,14 +206,14 @@ class _Sums:
 
     def _add_gradients(self, uses: Sequence[_Use], found: Sequence[Tensor | None]) -> None:
         """Outer products of the gradients, and squared gradients of samples."""
-        by_layer: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        by_layer: dict[str, list[tuple[Tensor, _Use]]] = {}
         for use, gradient in zip(uses, found, strict=True):
             if gradient is not None:
-                g = _places(self.layers[use.name], gradient)
+                g = _places(use.layer, gradient)
                 _add(self.outputs, use.name, g.flatten(0, 1).T @ g.flatten(0, 1))
-                by_layer.setdefault(use.name, []).append((g, use.inputs))
-        for name, pairs in by_layer.items():
-            squares = _squares(pairs)
+                by_layer.setdefault(use.name, []).append((g, use))
+        for name, calls in by_layer.items():
+            squares = _squares([(g, use.inputs) for g, use in calls])
             weight = f"{name}.weight"
             columns = self.diagonal[weight][0].numel()
             self.diagonal[weight] += squares[:, :columns].reshape(self.diagonal[weight].shape)
@@ -280,10 +286,10 @@ class _Sums:
         own: dict[str, Tensor] = {}
         mixed = set()
         for use, gradient in zip(uses, found, strict=False):
-            if len(use.inputs) != len(f) or (gradient is not None and bool(gradient[1:].any())):
+            if len(use.given) != len(f) or (gradient is not None and bool(gradient[1:].any())):
                 mixed.add(use.name)  # its first axis is not that of the samples
             elif gradient is not None:
-                g = _places(self.layers[use.name], gradient)
+                g = _places(use.layer, gradient)
                 _add(own, use.name, g[0].T @ use.inputs[0])
         self.layers = {
             name: layer
@@ -298,7 +304,7 @@ class _Sums:
 
         def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
             def hook(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-                uses.append(_Use(name, _patches(layer, given[0].detach()), out))
+                uses.append(_Use(name, layer, given[0].detach(), out))
                 return out.clone()  # what comes next may write over it
 
             return hook

@@ -6,6 +6,7 @@ weights to a reference is the least: given all other groups, a linear assignment
 Ainsworth, Hayase and Srinivasa 2023, algorithms 1 and 3).
 """
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +17,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedbayes.errors import ModelError
+from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.models.units import Axis, Group, permute
 from fedbayes.tensors import Tensors
@@ -72,6 +73,13 @@ def permuted_average(
     absent = [name for name in names if name not in models[0]]
     if absent:
         raise ModelError(f"the networks lack {absent[0]!r}, which the graph has")
+    if not groups:
+        warnings.warn(
+            "no units of these networks can change places, as far as could be followed, so this "
+            "is the plain mean",
+            FedbayesWarning,
+            stacklevel=2,
+        )
     if len(models) == 1 or not groups:
         same = [{g.layer: np.arange(g.count) for g in groups} for _ in models]
         spread = _spread(models, alpha, names)
