@@ -95,6 +95,7 @@ def test_covariances_and_calibrated_logits_are_those_of_the_gaussian(kind, bias)
     found = unpack(LastLayer, decode_file(encode(pack(found))))  # it can be stored
     layer = found.layer_of(module[3])
     torch.testing.assert_close(layer.covariance(h).double(), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.covariance(found.along(a)), wanted, rtol=1e-6, atol=1e-9)
     with torch.no_grad():
         given = calibrated(module, found)(x).double()
     for row in range(20):  # pair by pair

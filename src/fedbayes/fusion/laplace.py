@@ -69,6 +69,21 @@ class LastLayer:
     temperature: float = 1.0
     """What logits are divided by."""
 
+    def along(self, h: Tensor) -> Tensor:
+        """What covariances need of features [n, d], for any prior: [n, K, K · d], or [n, d]."""
+        if self.left.numel():
+            return (h @ self.right.to(h)).square()
+        basis = self.right.to(h).reshape(self.width, -1, len(self.right))
+        return torch.einsum("nd,kdp->nkp", h, basis)
+
+    def covariance(self, along: Tensor) -> Tensor:
+        """Of the outputs, [n, K, K]."""
+        inverse = (1 / (self.values + self.precision)).to(along)
+        if self.left.numel():
+            left = self.left.to(along)
+            return (left * (along @ inverse.T)[:, None]) @ left.T
+        return (along * inverse) @ along.transpose(1, 2)
+
     def layer_of(self, linear: nn.Linear) -> "CalibratedLinear":
         """The layer that gives calibrated logits in place of this one."""
         inverse = 1 / (self.values + self.precision)
@@ -133,12 +148,20 @@ class CalibratedLinear(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Features [n, d without bias] to logits [n, K]."""
-        f: Tensor = self.linear(h)
-        covariance = self.covariance(h)
-        own = covariance.diagonal(dim1=1, dim2=2)
-        variance = (own[:, :, None] + own[:, None] - 2 * covariance).clamp_min(0)
-        apart = (f[:, :, None] - f[:, None]) / (1 + pi / 8 * variance).sqrt()
-        return -torch.logsumexp(-apart, dim=2) / self.temperature
+        return expected(self.linear(h), self.covariance(h)) / self.temperature
+
+
+def expected(f: Tensor, covariance: Tensor) -> Tensor:
+    """Logits of the mean probabilities of classes, about, of Gaussian logits.
+
+    Args:
+        f: their means [n, K].
+        covariance: [n, K, K].
+    """
+    own = covariance.diagonal(dim1=1, dim2=2)
+    variance = (own[:, :, None] + own[:, None] - 2 * covariance).clamp_min(0)
+    apart = (f[:, :, None] - f[:, None]) / (1 + pi / 8 * variance).sqrt()
+    return -torch.logsumexp(-apart, dim=2)
 
 
 def last_layer(
@@ -208,29 +231,32 @@ def fitted(
         module: the network.
         teacher: logits or log-probabilities of classes [n, K].
         draw: held-out inputs.
-        batches: how many to take, from 0.
+        batches: how many to take, from 0; where the precision is whole, 8 K² d bytes are held for
+            each input.
 
     Returns:
         The Gaussian with these, and the mean KL divergence from the teacher, in nats.
     """
     linear = module.get_submodule(found.layer)
     assert isinstance(linear, nn.Linear)
-    seen = []
+    seen, said, wanted = [], [], []
     for number in range(batches):
         x = draw(number)
         with torch.no_grad():
-            seen.append((features(module, linear, x)[0], teacher(x).double().log_softmax(-1)))
-    wanted = torch.cat([target for _, target in seen])
-    h = torch.cat([features for features, _ in seen])
+            h, f = features(module, linear, x)
+            wanted.append(teacher(x).double().log_softmax(-1))
+        h = torch.cat([h, h.new_ones(len(h), 1)], dim=1) if found.biased else h
+        seen.append(found.along(h.double()))
+        said.append(f.double())
+    target, along, outputs = torch.cat(wanted), torch.cat(seen), torch.cat(said)
 
     def divergence(logits: Tensor) -> float:
-        return float((wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1).mean())
+        return float((target.exp() * (target - logits.log_softmax(-1))).sum(-1).mean())
 
     best: tuple[float, LastLayer] | None = None
     for precision in PRECISIONS:
         tried = replace(found, precision=precision, temperature=1.0)
-        with torch.no_grad():
-            logits = tried.layer_of(linear)(h).double()
+        logits = expected(outputs, tried.covariance(along))
         low, high = (log(t) for t in _TEMPERATURES)
         result = minimize_scalar(
             lambda t, f=logits: divergence(f / exp(t)), bounds=(low, high), method="bounded"
