@@ -132,6 +132,25 @@ def test_a_network_of_ones_own_is_named(tmp_path, capsys):
     assert not out.exists()
 
 
+def test_code_that_a_file_names_is_run_if_it_is_named_too(client, capsys):
+    folder, _, _ = client
+    data, out = folder / "data.npz", folder / "client.safetensors"
+    fedbayes.run(
+        rounds=1,
+        data={"path": str(data), "clients": 2, "partition": "iid"},
+        model={"name": "tests.toy_models:normalized"},
+        folder=folder / "run",
+    )
+    asked = ["posterior", folder / "run" / "model.safetensors", "--data", data, "-o", out]
+    assert command(*asked) == 2
+    assert "no code is run because a file names it" in capsys.readouterr().err
+    assert not out.exists()
+    assert command(*asked, "--model", "tests.toy_models:normalized") == 0
+    found, _ = read_posterior(out)
+    assert found.factors.keys() == {"1", "4"}
+    assert "2.running_mean" in found.weights
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

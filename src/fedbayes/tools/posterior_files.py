@@ -75,10 +75,9 @@ class PosteriorJob:
             raise RunError(f"the posterior {self.out} is one of the inputs; name another file")
         of_network = [entry for entry in self.given if entry.strip().startswith("model.")]
         chosen = Config.load(None, of_network).model if of_network else None
-        weights, card = read_with_card(self.model)
+        found = find_training(self.model, self.data, self.given)
+        weights, card = read_with_card(self.model, found.trusted)
         refuse_own_order(card, str(self.model))
-        rest = [entry for entry in self.given if entry not in of_network]
-        found = find_training(self.model, self.data, rest)
         seen = self._seen(found.preprocessing, card)
         samples = Samples(seen.apply(found.samples.x), found.samples.y)
         whole = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
@@ -156,8 +155,11 @@ def open_module(
     Raises:
         ModelError: the weights are not of such a network.
     """
+    if card is not None and settings == ModelSettings(name=card.model.get("name", "")):
+        settings = None  # its name alone says no more than that it may be imported
     if settings is None and card is not None and card.model:
-        settings = ModelSettings.model_validate(card.model)
+        card.require_trusted("model.name", way="If you trust it, name it too, with --model")
+        settings = Config.create(model=card.model).model
     if settings is None:
         return _dense_module(weights, shape, likelihood, source)
     module = build(settings, shape, likelihood.outputs, head=likelihood.head(), seed=0).module
