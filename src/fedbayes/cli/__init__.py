@@ -9,6 +9,7 @@ from fedbayes.cli import (  # noqa: F401, I001
     attack,
     files,
     fuse,
+    posterior,
     reports,
     federate,
     nodes,

@@ -17,6 +17,7 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.combining import weighted_sum
 from fedbayes.inference.combination import Combination, factors
 from fedbayes.matching import Dense, MatchingSettings, NetworkMatching, match_networks
 from fedbayes.models import DenseLayer, dense_layers
@@ -207,22 +208,17 @@ def combination(models: Sequence[Layers], alpha: Sequence[float]) -> list[DenseL
         shapes = {tuple(layer.weight.shape) for layer in layers}
         if len(shapes) > 1:
             return None
-        weight = _sum([layer.weight for layer in layers], alpha)
+        weight = weighted_sum([layer.weight for layer in layers], alpha)
+        weight = weight.to(layers[0].weight.dtype)
         biased = next((layer for layer in layers if layer.bias is not None), None)
         if biased is None:
             combined.append(DenseLayer(layers[0].name, weight, layers[0].bias_name, None))
             continue
         none = torch.zeros_like(weight[:, 0])
         biases = [none if layer.bias is None else layer.bias for layer in layers]
-        combined.append(DenseLayer(biased.name, weight, biased.bias_name, _sum(biases, alpha)))
+        bias = weighted_sum(biases, alpha).to(biases[0].dtype)
+        combined.append(DenseLayer(biased.name, weight, biased.bias_name, bias))
     return combined
-
-
-def _sum(tensors: Sequence[torch.Tensor], alpha: Sequence[float]) -> torch.Tensor:
-    total = torch.zeros(tensors[0].shape, dtype=torch.float64)
-    for tensor, factor in zip(tensors, alpha, strict=True):
-        total.add_(tensor, alpha=factor)
-    return total.to(tensors[0].dtype)
 
 
 def _plain(layers: Layers, biased: bool) -> Dense:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedbayes.models.files import (
         CARD,
         PICKLED,
+        POSTERIOR,
         PROGRAMS,
         DenseLayer,
         dense_layers,
@@ -28,6 +29,7 @@ __all__ = [
     "CARD",
     "MLP",
     "PICKLED",
+    "POSTERIOR",
     "PROGRAMS",
     "DenseLayer",
     "LeNet5",
@@ -52,6 +54,7 @@ __getattr__, __dir__ = attributes(
         "MLP": "fedbayes.models.networks",
         "PROGRAMS": "fedbayes.models.files",
         "PICKLED": "fedbayes.models.files",
+        "POSTERIOR": "fedbayes.models.files",
         "DenseLayer": "fedbayes.models.files",
         "LeNet5": "fedbayes.models.networks",
         "Network": "fedbayes.models.network",

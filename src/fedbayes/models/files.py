@@ -20,7 +20,7 @@ from fedbayes.errors import MessageError, ModelError
 from fedbayes.files import read_bytes
 from fedbayes.messages import decode_file, metadata
 from fedbayes.seals import check_seal
-from fedbayes.tensors import Tensors
+from fedbayes.tensors import Tensors, part
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 """Files of PyTorch; all others are taken for safetensors, unless they begin as PyTorch's do."""
@@ -29,6 +29,9 @@ PROGRAMS = (".pt2", ".onnx")
 CARD = "fedbayes"
 """Where a file has the card of its model: in the metadata of safetensors, an attribute of the
 `state_dict` in a file of PyTorch."""
+POSTERIOR = "fedbayes-posterior"
+"""What the metadata of a file of safetensors name where it holds a posterior: the weights are part
+of it then, `weights/…`."""
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ARCHIVE = b"PK\x03\x04"
 _PICKLE = b"\x80"
@@ -117,6 +120,8 @@ def read_model(path: Path) -> tuple[Tensors, str]:
         raise ModelError(_unreadable(path, str(error))) from None
     card = getattr(content, CARD, "") if pickled else metadata(data).get(CARD, "")
     if not pickled:
+        if POSTERIOR in metadata(data):
+            content = part(content, "weights")
         content = {name: content[name] for name in sorted(content, key=_natural)}
     weights = dict(content)
     for prefix in _PREFIXES:

@@ -18,6 +18,7 @@ from fedbayes.data.differences import SCALE, differences
 from fedbayes.data.wording import describe
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion import Layers, coordinate_average
+from fedbayes.fusion.combining import combine
 from fedbayes.likelihoods import Likelihood, Predictor, evaluate, predictor, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.gaussian import Gaussian
@@ -36,7 +37,7 @@ from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors, parameter_count
-from fedbayes.tools.evaluation_set import EvaluationSet, is_program, trained_in
+from fedbayes.tools.evaluation_set import EvaluationSet, is_program, refuse_own_order, trained_in
 from fedbayes.tools.model_files import read_with_card
 
 
@@ -94,7 +95,7 @@ def open_model(
         return _program(path, tests)
     stored, card = read_with_card(path, tests.trusted)
     weights = {n: t.float() if t.is_floating_point() else t for n, t in stored.items()}
-    _refuse_own_order(card, name)
+    refuse_own_order(card, name)
     if card is not None and settings is not None and ":" in settings.name:
         # Its name alone says no more than that the card's own network may be imported.
         card = replace(card, trusted=card.trusted | {settings.name})
@@ -171,20 +172,6 @@ def _dense(layers: Layers, preprocessing: Preprocessing) -> Sampler:
     return _raw(lambda x: relu_network(layers, x)[None], preprocessing)
 
 
-def _refuse_own_order(card: Card | None, name: str) -> None:
-    """See that a model sees pixels in the data's order.
-
-    Raises:
-        ModelError: it is a client's, which has an order of its own.
-    """
-    if card is not None and card.client and card.preprocessing.permuted:
-        raise ModelError(
-            f"{name} is the own network of client {card.client}, which sees pixels in an order of "
-            "its own; try it on that client's samples: fedbayes calibrate RUN --client "
-            f"{card.client}"
-        )
-
-
 def _shapes(weights: Tensors) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in weights.items()}
 
@@ -199,7 +186,7 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     module, text = read_program(path)
     size = sum(parameter.numel() for parameter in module.parameters())
     card = Card.load(text, str(path)) if text else None
-    _refuse_own_order(card, str(path))
+    refuse_own_order(card, str(path))
     seen, whose = tests.preprocessing, tests.standardized
     answer: Predictor = module
     if card is None:
@@ -349,12 +336,7 @@ def _average(models: Sequence[Candidate]) -> Sampler | None:
     rebuild = models[0].rebuild
     if rebuild is None or len(weights) < len(models) or any(one != shapes[0] for one in shapes):
         return None
-    return rebuild(
-        {
-            name: torch.stack([one[name].double() for one in weights]).mean(0).to(tensor.dtype)
-            for name, tensor in weights[0].items()
-        }
-    )
+    return rebuild(combine(weights, [1 / len(weights)] * len(weights)))
 
 
 def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = None) -> Candidate:

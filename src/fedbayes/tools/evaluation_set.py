@@ -1,5 +1,6 @@
 """The samples that models from files are tried on, and how these samples are standardized."""
 
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -72,15 +73,7 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
             )
         return replace(_of_run(run, given), trusted=trusted)
     card, source = _known(model, run, trusted)
-    if card is not None:
-        # What the card says may be said again, so that it is trusted.
-        given = [entry for entry in given if not _repeats(entry, card)]
-    task = sorted(entry.partition("=")[0] for entry in given if entry.startswith("task"))
-    if card is not None and task:
-        raise ConfigError(
-            f"{task[0]} has no effect: {source} says what is predicted "
-            f"({describe(card.preprocessing.target)}); leave it out"
-        )
+    given = _beside(card, source, given)
     if card is not None and not named:
         if card.data.get("name") == "own":
             raise ConfigError(
@@ -96,6 +89,45 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     else:
         tests = _of_set(config, card, source)
     return replace(tests, trusted=trusted)
+
+
+def find_training(model: Path, path: Path, given: Sequence[str]) -> EvaluationSet:
+    """The samples of a client's own, as its network sees them: those to train on, where a part is
+    to test on.
+
+    Args:
+        model: the client's network, which may say how its samples are standardized.
+        path: its data.
+        given: settings, of which those of `[data]` say how they are read.
+
+    Raises:
+        FedbayesError: what cannot be read, or does not fit.
+    """
+    trusted = named_by(given)
+    card, source = _known(model, None, trusted)
+    of_data = [entry for entry in given if not entry.strip().startswith("model.")]
+    of_data = [*_beside(card, source, of_data), f"data.path={json.dumps(str(path))}"]
+    tests = _new_rows(Config.load(None, of_data), path, card, source, training=True)
+    return replace(tests, trusted=trusted)
+
+
+def _beside(card: Card | None, source: str, given: Sequence[str]) -> list[str]:
+    """The settings that say more than a card does.
+
+    Raises:
+        ConfigError: one says what is predicted, which the card does.
+    """
+    if card is None:
+        return list(given)
+    # What the card says may be said again, so that it is trusted.
+    rest = [entry for entry in given if not _repeats(entry, card)]
+    task = sorted(entry.partition("=")[0] for entry in rest if entry.startswith("task"))
+    if task:
+        raise ConfigError(
+            f"{task[0]} has no effect: {source} says what is predicted "
+            f"({describe(card.preprocessing.target)}); leave it out"
+        )
+    return rest
 
 
 def named_by(given: Sequence[str]) -> frozenset[str]:
@@ -171,6 +203,20 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
     )
 
 
+def refuse_own_order(card: Card | None, name: str) -> None:
+    """See that a model sees pixels in the data's order.
+
+    Raises:
+        ModelError: it is a client's, which has an order of its own.
+    """
+    if card is not None and card.client and card.preprocessing.permuted:
+        raise ModelError(
+            f"{name} is the own network of client {card.client}, which sees pixels in an order of "
+            "its own; try it on that client's samples: fedbayes calibrate RUN --client "
+            f"{card.client}"
+        )
+
+
 def trained_in(source: str) -> str:
     """By whose numbers samples are standardized: those that a run folder or model file keeps."""
     return f"by the numbers of its training, in {source}"
@@ -204,8 +250,10 @@ def _of_set(config: Config, card: Card | None, source: str) -> EvaluationSet:
     )
 
 
-def _new_rows(config: Config, path: Path, card: Card | None, source: str) -> EvaluationSet:
-    """All rows of a user's own data, or of its test part.
+def _new_rows(
+    config: Config, path: Path, card: Card | None, source: str, *, training: bool = False
+) -> EvaluationSet:
+    """All rows of a user's own data, or of its test part; of the part to train on if asked.
 
     With a card, columns and labels are found by the names of the training's; without, by the
     settings.
@@ -241,7 +289,8 @@ def _new_rows(config: Config, path: Path, card: Card | None, source: str) -> Eva
         ) from None
     for note in dataset.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
-    first = dataset.official_train or 0
+    last = dataset.official_train or dataset.samples
+    rows = slice(0, last) if training else slice(dataset.official_train or 0, dataset.samples)
     if card is None:
         whose = _UNKNOWN
         preprocessing = Preprocessing(
@@ -265,16 +314,16 @@ def _new_rows(config: Config, path: Path, card: Card | None, source: str) -> Eva
                 FedbayesWarning,
                 stacklevel=3,
             )
-        if _same(path, card):
+        if not training and _same(path, card):
             warnings.warn(
                 f"{path} holds the very data that the model of {source} was trained on",
                 FedbayesWarning,
                 stacklevel=3,
             )
-    kind = (
-        f"the {dataset.samples - first:,} test rows" if first else f"all {dataset.samples:,} rows"
-    )
-    x, y = np.array(dataset.x[first:]), np.array(dataset.y[first:])
+    x, y = np.array(dataset.x[rows]), np.array(dataset.y[rows])
+    part = "training" if training else "test"
+    parted = dataset.official_train is not None
+    kind = f"the {len(y):,} {part} rows" if parted else f"all {len(y):,} rows"
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
     likelihood = _likelihood(config, card, preprocessing)
     return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose, likelihood)

@@ -1,0 +1,95 @@
+"""`posterior`: what a client computes beside its model, and sends."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import rich
+import typer
+
+from fedbayes.cli.app import Console, app
+from fedbayes.cli.options import Json, Setting, overrides
+from fedbayes.errors import ConfigError
+
+
+@app.command()
+def posterior(
+    model: Annotated[Path, typer.Argument(help="The client's model: .safetensors, .pt.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Its own samples: a table, NPZ or folder, read as data.path in a config is."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File to write: .safetensors, with the weights.")
+    ],
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Network of a file that does not say it: a built-in name or "
+            "package.module:factory. Default: fully connected, by the shapes.",
+        ),
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            help="What inputs were lessened by in training, as in 0.49,0.48,0.45, where the file "
+            "does not say it; images are in [0, 1] before."
+        ),
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="What they were divided by then.")] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Targets to draw for each sample. Default: all classes if there are at most 20, "
+            "else 1.",
+        ),
+    ] = None,
+    largest: Annotated[
+        int, typer.Option(min=1, help="Inputs or outputs of a layer up to which it has factors.")
+    ] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    settings: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """What a client's own data say of its model, to be sent with it to whoever fuses models."""
+    from fedbayes.fusion.posterior_settings import CurvatureSettings
+    from fedbayes.tools.posterior_files import PosteriorJob
+
+    job = PosteriorJob(
+        model,
+        data,
+        out,
+        [*overrides({"model.name": network}), *(settings or [])],
+        _numbers("--mean", mean),
+        _numbers("--std", std),
+        CurvatureSettings(draws=draws, largest=largest),
+        seed,
+    )
+    with rich.get_console().status("reading") as status:
+        done = job.run(lambda count, total: status.update(f"{count:,} of {total:,} samples"))
+    if as_json:
+        print(json.dumps({"path": str(out), **done}))
+        return
+    Console().print(
+        f"wrote {out}: {done['parameters']:,} weights, the diagonal of their Fisher matrix, and "
+        f"factors of {len(done['layers'])} layers, of {done['samples']:,} samples; "
+        f"{done['bytes'] / 1e6:,.1f} MB",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...]:
+    """Numbers from the command line, separated by commas.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    try:
+        return tuple(float(part) for part in text.split(",")) if text is not None else ()
+    except ValueError:
+        raise ConfigError(f"{option} {text}: give it as 0.5, or as 0.49,0.48,0.45") from None

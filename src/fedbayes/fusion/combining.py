@@ -1,0 +1,44 @@
+"""Networks added weight by weight."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import ModelError
+from fedbayes.tensors import Tensors
+
+
+def combine(models: Sequence[Tensors], alpha: Sequence[float]) -> Tensors:
+    """Σ_s α_s of `state_dict`s of one graph, in float64 and back; integers are rounded.
+
+    Raises:
+        ModelError: they have other names or shapes.
+    """
+    first = models[0]
+    for number, model in enumerate(models):
+        absent = sorted(model.keys() ^ first.keys())
+        if absent:
+            raise ModelError(
+                f"network {number} and the first are not of one graph: one of them alone has "
+                f"{absent[0]!r}"
+            )
+        for name, tensor in model.items():
+            if tensor.shape != first[name].shape:
+                raise ModelError(
+                    f"network {number} has {name!r} of shape {tuple(tensor.shape)}, the first "
+                    f"{tuple(first[name].shape)}; networks of other widths have no mean"
+                )
+    combined = {}
+    for name, like in first.items():
+        total = weighted_sum([model[name] for model in models], alpha)
+        combined[name] = (total if like.is_floating_point() else total.round()).to(like.dtype)
+    return combined
+
+
+def weighted_sum(tensors: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """Σ_s factor_s tensor_s, float64."""
+    total = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
+    for tensor, factor in zip(tensors, factors, strict=True):
+        total.add_(tensor, alpha=factor)
+    return total

@@ -1,0 +1,394 @@
+"""What a client computes beside its weights: how well its samples determine them.
+
+The Fisher matrix is of the network's own prediction, E over x of the client and y ~ p(y | x): at
+every sample vectors v with Σ v vᵀ = E_y[∇ log p(y | f) ∇ log p(y | f)ᵀ] are drawn back through the
+network from its outputs f. For a dense layer the gradient of its weight is g aᵀ with its input a
+and the gradient g of its output, for a convolution Σ_t g_t a_tᵀ over its patches, and the Fisher
+matrix is taken as E[Σ_t a_t a_tᵀ] ⊗ E[g gᵀ] (Martens and Grosse 2015; Grosse and Martens 2016).
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from fedbayes import seeds
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.posterior_settings import CurvatureSettings
+from fedbayes.fusion.posteriors import Factors, Posterior
+from fedbayes.likelihoods import Classes, Likelihood, Parametric
+from fedbayes.likelihoods.multilabel import Multilabel
+from fedbayes.tensors import Samples, Tensors
+
+FEW_CLASSES = 20
+"""Classes up to which the expectation over y is exact by default."""
+_ROOM = 1 << 24
+"""Numbers that gradients of single samples may take at a time."""
+
+
+def posterior(
+    module: nn.Module,
+    likelihood: Likelihood,
+    samples: Samples,
+    settings: CurvatureSettings | None = None,
+    *,
+    seed: int = 0,
+    watch: Callable[[int, int], None] | None = None,
+) -> Posterior:
+    """The weights of a network, and what its client's samples say of them.
+
+    Dense layers and convolutions that are no wider than `largest` and not in groups get Kronecker
+    factors; all trained parameters get the diagonal of the Fisher matrix.
+
+    Args:
+        module: the network, with the likelihood's head if there is one; not changed.
+        likelihood: what its outputs mean.
+        samples: of the client, as the network sees them.
+        settings: how.
+        seed: of targets that are drawn.
+        watch: called with samples done and of all.
+
+    Raises:
+        ModelError: there are no samples, or something is not finite.
+        ConfigError: the likelihood has no distribution to draw from.
+    """
+    settings = settings or CurvatureSettings()
+    total = len(samples.y)
+    if not total:
+        raise ModelError("there are no samples to compute a posterior on")
+    module = copy.deepcopy(module).eval()
+    weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    sums = _Sums(module, settings.largest)
+    rng = seeds.torch_rng(seed, "curvature")
+    done = 0
+    for x in torch.split(samples.x, settings.batch_size):
+        sums.add(x, lambda f: scores(likelihood, f, settings.draws, rng))
+        done += len(x)
+        if watch is not None:
+            watch(done, total)
+    found = sums.result(total)
+    counts = None
+    if likelihood.target.classes:
+        counts = torch.bincount(samples.y, minlength=likelihood.target.classes)
+    result = Posterior(weights, total, counts, *found)
+    tensors = [*weights.values(), *result.diagonal.values()]
+    if not all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point()):
+        raise ModelError("weights or gradients of the network are not finite")
+    return result
+
+
+def scores(
+    likelihood: Likelihood, f: Tensor, draws: int | None, rng: torch.Generator
+) -> Iterator[Tensor]:
+    """Vectors v whose Σ v vᵀ is the Fisher matrix in the outputs, or is on average.
+
+    Args:
+        likelihood: what the outputs mean.
+        f: outputs [n, width].
+        draws: targets for each sample; None: all classes where they are few, else one.
+        rng: of the draws.
+
+    Yields:
+        [n, width], for all samples at once.
+
+    Raises:
+        ConfigError: the likelihood has no distribution to draw from.
+    """
+    f = f.detach()
+    if draws is None and isinstance(likelihood, Classes):
+        probabilities = likelihood.normalized(f).exp()
+        if probabilities.shape[1] <= FEW_CLASSES:
+            for k, share in enumerate(probabilities.unbind(1)):
+                y = torch.full((len(f),), k)
+                yield share.sqrt()[:, None] * _score(likelihood, f, y)
+            return
+    draws = draws or 1
+    for _ in range(draws):
+        yield _score(likelihood, f, _targets(likelihood, f, rng)) / draws**0.5
+
+
+def _score(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """∇ log p(y | f) by the outputs, [n, width]."""
+    with torch.enable_grad():
+        f = f.detach().requires_grad_()
+        (found,) = torch.autograd.grad(likelihood.log_prob(f, y).sum(), f)
+    return found
+
+
+def _targets(likelihood: Likelihood, f: Tensor, rng: torch.Generator) -> Tensor:
+    """A target for each sample, drawn from its prediction."""
+    if isinstance(likelihood, Classes):
+        return torch.multinomial(likelihood.normalized(f).exp(), 1, generator=rng)[:, 0]
+    if isinstance(likelihood, Multilabel):
+        return torch.bernoulli(likelihood.mean(f[None]), generator=rng)
+    if isinstance(likelihood, Parametric):
+        entropy = int(torch.randint(2**31, (1,), generator=rng))
+        drawn = likelihood.distribution(f.double()).rvs(random_state=entropy)
+        return torch.as_tensor(drawn).reshape(len(f), -1).to(f.dtype)
+    raise ConfigError(
+        f"the likelihood {likelihood.name} has no distribution to draw targets from, so there is "
+        "no posterior under it; choose another likelihood, or fuse the weights alone"
+    )
+
+
+@dataclass
+class _Use:
+    """One call of a layer in a forward pass."""
+
+    name: str
+    layer: nn.Module
+    given: Tensor
+    """What the layer got."""
+    outputs: Tensor
+    """As the layer gave them."""
+
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs a [n, places, d], 1 for the bias; made when asked for: patches are many."""
+        return _patches(self.layer, self.given)
+
+
+class _Sums:
+    """Factors and diagonals, summed over samples."""
+
+    def __init__(self, module: nn.Module, largest: int) -> None:
+        self.module = module
+        self.layers = {
+            name: layer for name, layer in module.named_modules() if _factored(layer, largest)
+        }
+        self.inputs: Tensors = {}
+        self.outputs: Tensors = {}
+        self.places: dict[str, int] = {}
+        self.diagonal = {
+            name: torch.zeros(parameter.shape, dtype=torch.float64)
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+        own = {id(parameter): name for name, parameter in module.named_parameters()}
+        self.shared = {
+            name: own[id(parameter)]
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad
+        }
+        """Every name that a trained parameter has, and the first of them."""
+        self.checked = False
+
+    def add(self, x: Tensor, scores_of: Callable[[Tensor], Iterator[Tensor]]) -> None:
+        """Add a batch of samples [n, ...]."""
+        with torch.enable_grad(), self._recorded() as uses:
+            f = self.module(x)
+        if not self.checked:
+            self._check(f, uses)
+            uses = [use for use in uses if use.name in self.layers]
+        for use in uses:
+            a = use.inputs
+            _add(self.inputs, use.name, a.flatten(0, 1).T @ a.flatten(0, 1))
+            self.places[use.name] = self.places.get(use.name, 0) + a.shape[1]
+        each_sample = self._others()
+        for v in scores_of(f):
+            if uses:
+                found = torch.autograd.grad(
+                    f, [use.outputs for use in uses], v, retain_graph=True, allow_unused=True
+                )
+                self._add_gradients(uses, found)
+            if each_sample:
+                self._add_each(x, v, each_sample)
+        if not self.checked:
+            self.places_per_sample = dict(self.places)
+        self.places = {}
+        self.checked = True
+
+    def _add_gradients(self, uses: Sequence[_Use], found: Sequence[Tensor | None]) -> None:
+        """Outer products of the gradients, and squared gradients of samples."""
+        by_layer: dict[str, list[tuple[Tensor, _Use]]] = {}
+        for use, gradient in zip(uses, found, strict=True):
+            if gradient is not None:
+                g = _places(use.layer, gradient)
+                _add(self.outputs, use.name, g.flatten(0, 1).T @ g.flatten(0, 1))
+                by_layer.setdefault(use.name, []).append((g, use))
+        for name, calls in by_layer.items():
+            squares = _squares([(g, use.inputs) for g, use in calls])
+            weight = f"{name}.weight"
+            columns = self.diagonal[weight][0].numel()
+            self.diagonal[weight] += squares[:, :columns].reshape(self.diagonal[weight].shape)
+            if self.layers[name].bias is not None:
+                self.diagonal[f"{name}.bias"] += squares[:, columns]
+
+    def _add_each(self, x: Tensor, v: Tensor, names: Sequence[str]) -> None:
+        """Squared gradients of the parameters without factors, sample by sample."""
+        parameters = {name: self.module.get_parameter(name).detach() for name in names}
+
+        def value(others: Tensors, one: Tensor, along: Tensor) -> Tensor:
+            f: Tensor = functional_call(self.module, others, (one[None],))
+            return (f[0] * along).sum()
+
+        most = max(1, _ROOM // sum(p.numel() for p in parameters.values()))
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                found = vmap(grad(value), in_dims=(None, 0, 0), chunk_size=most)(parameters, x, v)
+            squares = {name: found[name].square().sum(0) for name in names}
+        except RuntimeError:  # an operation that is not mapped, as of an LSTM
+            squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
+            for one, along in zip(x, v, strict=True):
+                single = grad(value)(parameters, one, along)
+                for name in names:
+                    squares[name] += single[name].square()
+        for name in names:
+            self.diagonal[name] += squares[name]
+
+    def result(self, total: int) -> tuple[dict[str, Factors], Tensors]:
+        """Means over so many samples, float32."""
+        factors = {
+            name: Factors(
+                (self.inputs[name] / total).float(),
+                (self.outputs[name] / (total * self.places_per_sample[name])).float(),
+            )
+            for name in self.layers
+            if name in self.outputs
+        }
+        means = {name: (d / total).float() for name, d in self.diagonal.items()}
+        return factors, {name: means[first] for name, first in self.shared.items()}
+
+    def _others(self) -> list[str]:
+        """Parameters whose gradients no layer with factors gives."""
+        covered = {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
+        return [name for name in self.diagonal if name not in covered]
+
+    def _check(self, f: Tensor, uses: Sequence[_Use]) -> None:
+        """Keep those layers alone whose gradients are, sample by sample, the sums over their calls:
+        a weight that is used elsewhere too, or by other code than the layer's, has more to it.
+        """
+        if not uses:
+            self.layers = {}
+            return
+        v = torch.zeros_like(f)
+        v[0] = torch.randn(f[0].shape, generator=torch.Generator().manual_seed(0))
+        weights = {
+            f"{name}.{kind}": parameter
+            for name, layer in self.layers.items()
+            for kind, parameter in layer.named_parameters()
+        }
+        found = torch.autograd.grad(
+            f,
+            [*(use.outputs for use in uses), *weights.values()],
+            v,
+            retain_graph=True,
+            allow_unused=True,
+        )
+        whole = dict(zip(weights, found[len(uses) :], strict=True))
+        own: dict[str, Tensor] = {}
+        mixed = set()
+        for use, gradient in zip(uses, found, strict=False):
+            if len(use.given) != len(f) or (gradient is not None and bool(gradient[1:].any())):
+                mixed.add(use.name)  # its first axis is not that of the samples
+            elif gradient is not None:
+                g = _places(use.layer, gradient)
+                _add(own, use.name, g[0].T @ use.inputs[0])
+        self.layers = {
+            name: layer
+            for name, layer in self.layers.items()
+            if name in own and name not in mixed and _same(own[name], layer, name, whole)
+        }
+
+    @contextmanager
+    def _recorded(self) -> Iterator[list[_Use]]:
+        """Note inputs and outputs of the layers in a forward pass."""
+        uses: list[_Use] = []
+
+        def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+            def hook(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+                uses.append(_Use(name, layer, given[0].detach(), out))
+                return out.clone()  # what comes next may write over it
+
+            return hook
+
+        handles = [layer.register_forward_hook(note(name)) for name, layer in self.layers.items()]
+        try:
+            yield uses
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _factored(layer: nn.Module, largest: int) -> bool:
+    """Whether a layer gets factors, as far as it says itself."""
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        plain = layer.groups == 1 and layer.padding_mode == "zeros"
+        if not plain or isinstance(layer.padding, str):
+            return False
+    elif not isinstance(layer, nn.Linear):
+        return False
+    if not all(parameter.requires_grad for parameter in layer.parameters()):
+        return False
+    return max(len(layer.weight), layer.weight[0].numel() + 1) <= largest
+
+
+def _patches(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer multiplies its weight with, [n, places, d], with a 1 for its bias."""
+    if isinstance(layer, nn.Conv1d):
+        x = functional.unfold(
+            x[:, :, None],
+            (1, *layer.kernel_size),
+            (1, *layer.dilation),
+            (0, int(layer.padding[0])),
+            (1, *layer.stride),
+        ).transpose(1, 2)
+    elif isinstance(layer, nn.Conv2d):
+        assert not isinstance(layer.padding, str)  # such layers have no factors
+        x = functional.unfold(
+            x, layer.kernel_size, layer.dilation, layer.padding, layer.stride
+        ).transpose(1, 2)
+    else:
+        x = x.reshape(len(x), -1, x.shape[-1])
+    if layer.bias is None:
+        return x
+    return torch.cat([x, x.new_ones(*x.shape[:2], 1)], dim=2)
+
+
+def _same(own: Tensor, layer: nn.Module, name: str, whole: Mapping[str, Tensor | None]) -> bool:
+    """Whether a gradient [o, d] by the calls of a layer is that of its weight and bias."""
+    weight, bias = whole[f"{name}.weight"], whole.get(f"{name}.bias")
+    if weight is None or (layer.bias is not None and bias is None):
+        return False
+    wanted = weight.flatten(1) if bias is None else torch.cat([weight.flatten(1), bias[:, None]], 1)
+    return bool((own - wanted).abs().max() <= 1e-3 * wanted.abs().max())
+
+
+def _places(layer: nn.Module, gradient: Tensor) -> Tensor:
+    """Gradients of a layer's outputs, [n, places, o]."""
+    if isinstance(layer, nn.Linear):
+        return gradient.reshape(len(gradient), -1, gradient.shape[-1])
+    return gradient.flatten(2).transpose(1, 2)
+
+
+def _squares(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Squared gradients of a weight, summed over samples, [o, d].
+
+    Args:
+        pairs: g [n, places, o] and a [n, places, d] of every call of the layer.
+    """
+    g, a = pairs[0]
+    if len(pairs) == 1 and g.shape[1] == 1:
+        return g[:, 0].square().T @ a[:, 0].square()
+    total = g.new_zeros(g.shape[2], a.shape[2])
+    some = max(1, _ROOM // total.numel())
+    for first in range(0, len(g), some):
+        part = slice(first, first + some)
+        gradients = [g[part].transpose(1, 2) @ a[part] for g, a in pairs]
+        total += torch.stack(gradients).sum(0).square().sum(0)
+    return total
+
+
+def _add(sums: Tensors, name: str, value: Tensor) -> None:
+    """Add to a sum, float64."""
+    if name in sums:
+        sums[name] += value
+    else:
+        sums[name] = value.double()

@@ -1,0 +1,62 @@
+"""Settings of what clients compute beside their weights, and of what is fused from it."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PRECISION = {"regmean": 0.1, "fisher": 1e-3, "kfac": 1.0}
+"""Of the prior, where none is set."""
+
+
+class CurvatureSettings(BaseModel):
+    """How a client computes the curvature of its network on its samples."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    draws: int | None = Field(
+        None,
+        ge=1,
+        description="targets drawn for each sample from the network's own prediction; by default "
+        "all classes weighted by their probabilities where there are at most 20, else one draw",
+    )
+    batch_size: int = Field(64, ge=1, description="samples at a time")
+    largest: int = Field(
+        5000,
+        ge=1,
+        description="inputs of a layer, or outputs, up to which it gets Kronecker factors; wider "
+        "ones get the diagonal alone",
+    )
+
+
+class AveragingSettings(BaseModel):
+    """How networks of one graph are averaged by their posteriors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    precision: float | None = Field(
+        None,
+        gt=0,
+        description="of the prior around the mean of the clients' weights, as a share of the mean "
+        "diagonal of what the clients send, layer by layer; by default 0.1 for regmean, 0.001 for "
+        "fisher, 1 for kfac",
+    )
+    scaling: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        description="of the entries of a layer's second moments that are off their diagonal "
+        "(regmean)",
+    )
+    tolerance: float = Field(
+        1e-3,
+        gt=0,
+        description="relative residual at which conjugate gradients stop (kfac); below 1e-5 they "
+        "compute in float64",
+    )
+    iterations: int = Field(
+        200, ge=1, description="steps of conjugate gradients at most, for each layer (kfac)"
+    )
+
+    def precision_of(self, method: Literal["regmean", "fisher", "kfac"]) -> float:
+        """That of a method, its own by default."""
+        return PRECISION[method] if self.precision is None else self.precision

@@ -1,0 +1,296 @@
+"""Networks of one graph, averaged by what each client knows of its own weights.
+
+A client sends a Gaussian around its weights w_s whose precision is n_s F_s, n_s its samples and F_s
+a Fisher matrix (`fedbayes.fusion.curvature`). The product of the clients' Gaussians and of a prior
+around the mean of their weights has the mode that solves
+
+    (Σ_s n_s F_s + p) w = Σ_s n_s F_s w_s + p w̄.
+
+F_s is taken as diagonal (`fisher`, Matena and Raffel 2022), as A_s ⊗ B_s layer by layer (`kfac`;
+FedFisher, Jhunjhunwala et al. 2024), or as A_s ⊗ I (`regmean`, Jin et al. 2023).
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import FedbayesWarning, ModelError
+from fedbayes.fusion.combining import combine, weighted_sum
+from fedbayes.fusion.posterior_settings import AveragingSettings
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What is known of one layer: its Fisher matrix is about `inputs` ⊗ `outputs`."""
+
+    inputs: Tensor
+    """A [d, d], the mean over samples of Σ_t a_t a_tᵀ over the places t of a sample: one of a dense
+    layer, each patch of a convolution. The last entry of a is 1 where the layer has a bias."""
+    outputs: Tensor
+    """B [o, o], the mean over samples and places of g_t g_tᵀ, the gradients of log p(y | x) by the
+    layer's outputs, with y from the network's own prediction."""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What a client sends: its weights, and how well its samples determine them."""
+
+    weights: Tensors
+    """The `state_dict` of its network."""
+    samples: int
+    """How many it has."""
+    counts: Tensor | None
+    """Samples of each class, int64 [K]; None where the target is no class."""
+    factors: dict[str, Factors]
+    """By layer; those of which there are any."""
+    diagonal: Tensors
+    """The mean over samples of squared gradients, by trained parameter."""
+
+
+def regmean(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:
+    """The weights whose layers answer as the clients' do, each on its own inputs (RegMean).
+
+    For every layer with factors the minimum of Σ_s n_s E‖(W − W_s) a_s‖² over W, with A_s whose
+    entries off the diagonal are scaled, and a ridge toward the mean; all else is the mean, weighted
+    by samples.
+
+    Raises:
+        ModelError: the networks are not of one graph, or what they sent does not fit them.
+    """
+    settings = settings or AveragingSettings()
+
+    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[float]) -> Tensor:
+        scaled = [_scaled(one.inputs, settings.scaling) for one in factors]
+        total = weighted_sum(scaled, n)
+        right = weighted_sum([w @ a for w, a in zip(changes, scaled, strict=True)], n)
+        prior = settings.precision_of("regmean")
+        total.diagonal().add_(prior * total.diagonal().mean().clamp_min(_TINY))
+        solved: Tensor = torch.linalg.solve(total, right, left=False)
+        return solved
+
+    return _by_layer(posteriors, solve, lambda name, mean: mean)
+
+
+def fisher(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:
+    """The mean weighted by the diagonal of the Fisher matrices, entry by entry.
+
+    Raises:
+        ModelError: as for `regmean`.
+    """
+    prior = (settings or AveragingSettings()).precision_of("fisher")
+    _check(posteriors)
+    mean = _mean(posteriors)
+    return {name: _diagonal(posteriors, name, mean[name], prior) for name in mean}
+
+
+def kfac(posteriors: Sequence[Posterior], settings: AveragingSettings | None = None) -> Tensors:
+    """The mode of the product of the clients' Gaussians with Kronecker factors.
+
+    For every layer with factors M = W̄ + Δ with
+
+        Σ_s n_s B_s Δ A_s + p Δ = Σ_s n_s B_s (W_s − W̄) A_s
+
+    by conjugate gradients, weight and bias together; `fisher` for all other parameters.
+
+    Raises:
+        ModelError: as for `regmean`.
+    """
+    settings = settings or AveragingSettings()
+    prior = settings.precision_of("kfac")
+
+    def solve(factors: Sequence[Factors], changes: Sequence[Tensor], n: Sequence[float]) -> Tensor:
+        kind = torch.float64 if settings.tolerance < _SINGLE else torch.float32
+        traces = [
+            float(one.outputs.double().trace() * one.inputs.double().trace()) for one in factors
+        ]
+        n = [number / sum(n) for number in n]
+        size = sum(k * trace for k, trace in zip(n, traces, strict=True)) / changes[0].numel()
+        if not size > 0:
+            return torch.zeros_like(changes[0])
+        # In units of the mean diagonal, since gradients may be far below 1.
+        pairs = [((one.outputs.double() / size).to(kind), one.inputs.to(kind)) for one in factors]
+        right = weighted_sum(
+            [b @ w.to(kind) @ a for (b, a), w in zip(pairs, changes, strict=True)], n
+        )
+
+        def apply(m: Tensor) -> Tensor:
+            m = m.to(kind)
+            return prior * m + weighted_sum([b @ m @ a for b, a in pairs], n)
+
+        return conjugate_gradients(
+            apply, right, _near(pairs, n, prior), settings.tolerance, settings.iterations
+        )
+
+    rest = settings.precision_of("fisher")
+    return _by_layer(posteriors, solve, lambda name, mean: _diagonal(posteriors, name, mean, rest))
+
+
+def conjugate_gradients(
+    apply: Callable[[Tensor], Tensor],
+    right: Tensor,
+    near: Callable[[Tensor], Tensor],
+    tolerance: float,
+    iterations: int,
+) -> Tensor:
+    """The solution of apply(x) = right for a symmetric positive definite map of tensors.
+
+    Args:
+        apply: the map.
+        right: what it is to give.
+        near: about the inverse of the map, symmetric positive definite too.
+        tolerance: residual, relative to `right`, at which to stop.
+        iterations: most steps.
+    """
+    x = torch.zeros_like(right)
+    residual = right.clone()
+    enough = tolerance * float(right.norm())
+    direction = turned = near(residual)
+    product = torch.vdot(residual.flatten(), turned.flatten())
+    for _ in range(iterations):
+        if float(residual.norm()) <= enough:
+            break
+        image = apply(direction)
+        step = product / torch.vdot(direction.flatten(), image.flatten())
+        x = x + step * direction
+        residual = residual - step * image
+        turned = near(residual)
+        before, product = product, torch.vdot(residual.flatten(), turned.flatten())
+        direction = turned + product / before * direction
+    left = float(residual.norm())
+    if left > enough:
+        warnings.warn(
+            f"conjugate gradients stopped after {iterations} steps at a residual of "
+            f"{left / float(right.norm()):.2g}, where {tolerance:g} is wanted: allow more "
+            "iterations, or take a higher precision",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+    return x
+
+
+def _near(
+    pairs: Sequence[tuple[Tensor, Tensor]], n: Sequence[float], prior: float
+) -> Callable[[Tensor], Tensor]:
+    """About the inverse of M ↦ Σ_s n_s B_s M A_s + p M: that of B̄ M Ā + p M with the means of the
+    factors, B̄ by n_s tr A_s and Ā by n_s tr B_s, scaled to the trace of the sum.
+    """
+    trace = [(float(b.trace()), float(a.trace())) for b, a in pairs]
+    outputs = weighted_sum(
+        [b for b, _ in pairs], [k * t for k, (_, t) in zip(n, trace, strict=True)]
+    )
+    inputs = weighted_sum(
+        [a for _, a in pairs], [k * t for k, (t, _) in zip(n, trace, strict=True)]
+    )
+    whole = sum(k * b * a for k, (b, a) in zip(n, trace, strict=True))  # above 0
+    (left, u), (right, v) = torch.linalg.eigh(outputs), torch.linalg.eigh(inputs)
+    scale = torch.outer(left.clamp_min(0), right.clamp_min(0)) / whole + prior
+    kind = pairs[0][0].dtype
+    u, v, scale = u.to(kind), v.to(kind), scale.to(kind)
+    return lambda m: (u @ ((u.T @ m.to(kind) @ v) / scale) @ v.T).double()
+
+
+_SINGLE = 1e-5
+"""Relative residual down to which float32 is enough to find steps of conjugate gradients."""
+_TINY = 1e-300
+"""What keeps a layer whose gradients are all zero from a division by zero."""
+
+_Solve = Callable[[Sequence[Factors], Sequence[Tensor], Sequence[float]], Tensor]
+"""From factors, changes W_s − W̄ [o, d] and samples to the change of the fused layer."""
+
+
+def _by_layer(
+    posteriors: Sequence[Posterior], solve: _Solve, other: Callable[[str, Tensor], Tensor]
+) -> Tensors:
+    """Layers with factors solved for, weight and bias beside each other; all else by `other`."""
+    _check(posteriors)
+    mean = _mean(posteriors)
+    fused = dict(mean)
+    samples = [one.samples for one in posteriors]
+    left = set(mean)
+    for layer in posteriors[0].factors:
+        weight, bias = f"{layer}.weight", f"{layer}.bias"
+        centre = _matrix(mean, weight, bias)
+        changes = [_matrix(one.weights, weight, bias) - centre for one in posteriors]
+        solved = centre + solve([one.factors[layer] for one in posteriors], changes, samples)
+        columns = mean[weight][0].numel()
+        fused[weight] = solved[:, :columns].reshape(mean[weight].shape).to(mean[weight].dtype)
+        left.discard(weight)
+        if bias in mean:
+            fused[bias] = solved[:, columns].to(mean[bias].dtype)
+            left.discard(bias)
+    for name in left:
+        fused[name] = other(name, mean[name])
+    return fused
+
+
+def _matrix(weights: Tensors, weight: str, bias: str) -> Tensor:
+    """A layer's weight [o, d], its bias as the last column; float64."""
+    matrix = weights[weight].flatten(1).double()
+    if bias not in weights:
+        return matrix
+    return torch.cat([matrix, weights[bias].double()[:, None]], dim=1)
+
+
+def _diagonal(posteriors: Sequence[Posterior], name: str, mean: Tensor, precision: float) -> Tensor:
+    """A parameter's mean weighted by diagonals; the plain mean where it has none."""
+    if name not in posteriors[0].diagonal:
+        return mean
+    n = [one.samples for one in posteriors]
+    found = [one.diagonal[name].double() for one in posteriors]
+    total = weighted_sum(found, n)
+    prior = precision * total.mean().clamp_min(_TINY)
+    changes = [
+        f * (one.weights[name].double() - mean.double())
+        for f, one in zip(found, posteriors, strict=True)
+    ]
+    return (mean.double() + weighted_sum(changes, n) / (total + prior)).to(mean.dtype)
+
+
+def _scaled(moment: Tensor, scaling: float) -> Tensor:
+    """Second moments with entries off the diagonal scaled; float64."""
+    moment = moment.double()
+    return scaling * moment + (1 - scaling) * torch.diag(moment.diagonal())
+
+
+def _mean(posteriors: Sequence[Posterior]) -> Tensors:
+    """Of the weights, by samples."""
+    total = sum(one.samples for one in posteriors)
+    return combine([one.weights for one in posteriors], [p.samples / total for p in posteriors])
+
+
+def _check(posteriors: Sequence[Posterior]) -> None:
+    """See that posteriors are of networks of one graph, and fit these.
+
+    Raises:
+        ModelError: they are not.
+    """
+    if not posteriors:
+        raise ModelError("there are no posteriors to fuse")
+    first = posteriors[0]
+    for number, one in enumerate(posteriors):
+        if one.samples < 1:
+            raise ModelError(f"posterior {number} is of no samples")
+        if one.factors.keys() != first.factors.keys() or one.diagonal.keys() != (
+            first.diagonal.keys()
+        ):
+            raise ModelError(
+                f"posterior {number} is of other layers than the first; compute all with the same "
+                "settings"
+            )
+        for layer, factors in one.factors.items():
+            if f"{layer}.weight" not in one.weights:
+                raise ModelError(f"posterior {number} has factors of {layer!r}, and no weight")
+            o, d = _matrix(one.weights, f"{layer}.weight", f"{layer}.bias").shape
+            if factors.inputs.shape != (d, d) or factors.outputs.shape != (o, o):
+                raise ModelError(
+                    f"posterior {number} has factors of {layer!r} of shapes "
+                    f"{tuple(factors.inputs.shape)} and {tuple(factors.outputs.shape)}; "
+                    f"{(d, d)} and {(o, o)} are wanted"
+                )
+        for name, found in one.diagonal.items():
+            if name not in one.weights or found.shape != one.weights[name].shape:
+                raise ModelError(f"posterior {number} has a diagonal that fits no weight {name!r}")

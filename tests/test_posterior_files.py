@@ -1,0 +1,246 @@
+"""`fedbayes posterior`: from a model and data to a file, and back."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fedbayes
+from fedbayes.errors import ModelError
+from fedbayes.fusion.curvature import posterior
+from fedbayes.fusion.posteriors import kfac
+from fedbayes.likelihoods import build_likelihood
+from fedbayes.models import MLP, read_model
+from fedbayes.seals import sealed
+from fedbayes.targets import Target
+from fedbayes.tensors import Samples
+from fedbayes.tools.posterior_files import read_posterior, write_posterior
+from tests.test_fusion import command
+from tests.toy_models import residual
+
+THREE = build_likelihood("categorical", Target("class", ("0", "1", "2")))
+
+
+@pytest.fixture
+def client(tmp_path):
+    """An MLP with names of its own, and data of three classes that it sees as they are."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 6)).astype(np.float32)
+    y = rng.permutation(np.arange(40) % 3)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    torch.manual_seed(0)
+    module = MLP(6, [5], 3)
+    names = ["in.weight", "in.bias", "out.weight", "out.bias"]
+    tensors = [parameter.detach().clone() for parameter in module.parameters()]
+    save_file(dict(zip(names, tensors, strict=True)), tmp_path / "m.safetensors")
+    return tmp_path, module, Samples(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def test_the_file_holds_what_was_computed(client, capsys):
+    folder, module, samples = client
+    out = folder / "client.safetensors"
+    asked = [folder / "m.safetensors", "--data", folder / "data.npz", "-o", out, "--json"]
+    assert command("posterior", *asked, "--mean", "0", "--std", "1") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["samples"], done["layers"]) == (40, ["in", "out"])
+    assert done["bytes"] == out.stat().st_size
+    found, card = read_posterior(out)
+    assert card is None
+    wanted = posterior(module, THREE, samples)
+    names = {"in": "1", "out": "3"}
+    for layer, own in names.items():
+        torch.testing.assert_close(found.factors[layer].inputs, wanted.factors[own].inputs)
+        torch.testing.assert_close(found.factors[layer].outputs, wanted.factors[own].outputs)
+        for kind in ("weight", "bias"):
+            key, theirs = f"{layer}.{kind}", f"{own}.{kind}"
+            assert torch.equal(found.weights[key], wanted.weights[theirs])
+            torch.testing.assert_close(found.diagonal[key], wanted.diagonal[theirs])
+    assert found.samples == 40
+    assert found.counts.tolist() == torch.bincount(samples.y).tolist()
+    weights, _ = read_model(out)  # whoever wants weights alone finds them
+    for name, tensor in load_file(folder / "m.safetensors").items():
+        assert torch.equal(weights[name], tensor)
+    torch.testing.assert_close(kfac([found, found]), weights)
+
+
+def test_such_files_can_be_fused_by_their_weights(client):
+    folder, module, samples = client
+    other = MLP(6, [5], 3)
+    for name, network in (("a", module), ("b", other)):
+        write_posterior(folder / f"{name}.safetensors", posterior(network, THREE, samples))
+    files = [folder / "a.safetensors", folder / "b.safetensors"]
+    out = folder / "g.safetensors"
+    assert command("fuse", *files, "-o", out, "--method", "average") == 0
+    for key, tensor in load_file(out).items():
+        torch.testing.assert_close(tensor, (module.state_dict()[key] + other.state_dict()[key]) / 2)
+
+
+def test_inputs_are_scaled_as_the_model_says_or_as_is_given(client, capsys):
+    folder, module, samples = client
+    out, data = folder / "client.safetensors", folder / "data.npz"
+    asked = ["posterior", folder / "m.safetensors", "--data", data, "-o", out]
+    means = "1,2,3,4,5,6"
+    assert command(*asked, "--mean", means, "--std", "2") == 0
+    x = (samples.x - torch.arange(1.0, 7.0)) / 2
+    wanted = posterior(module, THREE, Samples(x, samples.y))
+    found, _ = read_posterior(out)
+    torch.testing.assert_close(found.factors["in"].inputs, wanted.factors["1"].inputs)
+    capsys.readouterr()
+    assert command(*asked) == 0  # by their own, which is told
+    assert "does not say how its samples were standardized" in capsys.readouterr().err
+    run = fedbayes.run(
+        rounds=1,
+        data={"path": str(data), "clients": 2, "partition": "iid"},
+        model={"name": "mlp", "hidden": [4]},
+        folder=folder / "run",
+    )
+    model = folder / "run" / "model.safetensors"
+    assert command("posterior", model, "--data", data, "-o", out) == 0
+    assert "note:" not in capsys.readouterr().err
+    found, card = read_posterior(out)
+    assert card.model["hidden"] == [4]
+    own = MLP(6, [4], 3)
+    own.load_state_dict(run.model)
+    seen = Samples(run.preprocessing.apply(samples.x), samples.y)
+    wanted = posterior(own, THREE, seen)
+    torch.testing.assert_close(found.factors["1"].inputs, wanted.factors["1"].inputs)
+    assert command("posterior", model, "--data", data, "-o", out, "--mean", "0", "--std", "1") == 2
+    assert "--mean and --std have no effect" in capsys.readouterr().err
+
+
+def test_a_network_of_ones_own_is_named(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    data = tmp_path / "data.npz"
+    np.savez(data, x=rng.integers(0, 256, (12, 1, 8, 8), dtype=np.uint8), y=np.arange(12) % 3)
+    torch.manual_seed(0)
+    module = residual((1, 8, 8), 3)
+    torch.save(module.state_dict(), tmp_path / "m.pt")
+    out = tmp_path / "c.safetensors"
+    asked = ["posterior", tmp_path / "m.pt", "--data", data, "-o", out, "--mean", "0", "--std", "1"]
+    assert command(*asked, "--model", "tests.toy_models:residual") == 0
+    found, _ = read_posterior(out)
+    assert found.factors.keys() == {"1", "4.conv1", "4.conv2", "5", "8", "10"}
+    assert found.diagonal.keys() == {name for name, _ in module.named_parameters()}
+    out.unlink()
+    capsys.readouterr()
+    assert command(*asked, "--model", "mlp") == 2
+    assert "holds no weights of model 'mlp'" in capsys.readouterr().err
+    assert command(*asked) == 2
+    assert "belongs to no linear layer" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_code_that_a_file_names_is_run_if_it_is_named_too(client, capsys):
+    folder, _, _ = client
+    data, out = folder / "data.npz", folder / "client.safetensors"
+    fedbayes.run(
+        rounds=1,
+        data={"path": str(data), "clients": 2, "partition": "iid"},
+        model={"name": "tests.toy_models:normalized"},
+        folder=folder / "run",
+    )
+    asked = ["posterior", folder / "run" / "model.safetensors", "--data", data, "-o", out]
+    assert command(*asked) == 2
+    assert "no code is run because a file names it" in capsys.readouterr().err
+    assert not out.exists()
+    assert command(*asked, "--model", "tests.toy_models:normalized") == 0
+    found, _ = read_posterior(out)
+    assert found.factors.keys() == {"1", "4"}
+    assert "2.running_mean" in found.weights
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--mean", "0"], "--std has 0 numbers"),
+        (["--mean", "0", "--std", "1,2"], "--std has 2 numbers; the samples of"),
+        (["--mean", "0", "--std", "0"], "its numbers are above 0"),
+        (["--mean", "a", "--std", "1"], "--mean a: give it as 0.5"),
+        (["-o", "c.pt"], "name a file that ends in .safetensors"),
+        (["--data", "absent.npz"], "absent.npz"),
+        (["--set", "data.groups=3"], "data.groups"),
+        (["--draws", "0"], "draws"),
+        (["--mean", "0", "--std", "1", "--set", "task.likelihood=gaussian"], "have 6 and 1"),
+    ],
+)
+def test_mistakes_are_told_and_leave_no_file(client, capsys, monkeypatch, change, said):
+    folder, _, _ = client
+    monkeypatch.chdir(folder)
+    before = set(folder.iterdir())
+    asked = ["posterior", "m.safetensors", "--data", "data.npz", "-o", "c.safetensors", *change]
+    assert command(*asked) == 2
+    assert said in capsys.readouterr().err
+    assert set(folder.iterdir()) == before
+
+
+def test_files_that_hold_no_posterior_are_refused(client):
+    folder, module, samples = client
+    with pytest.raises(ModelError, match="holds weights alone"):
+        read_posterior(folder / "m.safetensors")
+    found = posterior(module, THREE, samples)
+    path = folder / "c.safetensors"
+    write_posterior(path, found)
+    read_posterior(path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match="not what its digest says"):
+        read_posterior(path)
+
+
+def _negative(tensors):
+    tensors["inputs/1"] = -tensors["inputs/1"]
+
+
+def _crooked(tensors):
+    tensors["outputs/1"][0, 1] += 1
+
+
+def _infinite(tensors):
+    tensors["outputs/1"][0, 0] = torch.inf
+
+
+def _below(tensors):
+    tensors["diagonal/1.weight"][0, 0] = -1
+
+
+def _none(tensors):
+    tensors["samples"] = torch.tensor(0)
+
+
+def _more(tensors):
+    tensors["counts"] = tensors["counts"] + 1
+
+
+def _half(tensors):
+    del tensors["outputs/1"]
+
+
+def _nan(tensors):
+    tensors["weights/1.bias"][0] = torch.nan
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_negative, "no matrix of second moments"),
+        (_crooked, "no matrix of second moments"),
+        (_infinite, "no matrix of second moments"),
+        (_below, "numbers from 0 up"),
+        (_none, "does not say of how many samples"),
+        (_more, "do not add to its samples"),
+        (_half, "other layers' inputs than outputs"),
+        (_nan, "NaN or infinite"),
+    ],
+)
+def test_factors_that_cannot_be_are_refused(client, spoil, said):
+    folder, module, samples = client
+    path = folder / "c.safetensors"
+    write_posterior(path, posterior(module, THREE, samples))
+    tensors = load_file(path)
+    spoil(tensors)
+    path.write_bytes(sealed(tensors, {"fedbayes-posterior": "1"}))
+    with pytest.raises(ModelError, match=said):
+        read_posterior(path)
