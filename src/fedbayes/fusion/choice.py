@@ -9,7 +9,7 @@ carried from the outputs down through whatever is between.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from fedbayes.models.steps import kind
 from fedbayes.models.units import Axis, Group
 
 SAMPLES = 4096
-"""Places (of draws, pixels, positions) at which all units of a group are compared."""
+"""Places (of draws, pixels, positions) at which all units of a group are compared, at most."""
+LOOKS = 4
+"""Batches of inputs that they are of."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,7 @@ def choose(
         rows = moments.get(group.layer)
         if rows is None:
             whole.append(group.layer)
-            of = own[anchor]
-            unit = torch.tensor(_in_place(group, of, order))
-            chosen.append(Chosen(group, order, torch.full((len(order),), anchor), unit))
+            chosen.append(_whole(group, own[anchor], anchor))
             continue
         cells = torch.tensor([cell for of in own for cell in of.cells])
         room = {cell: 0 for cell in group.cells}
@@ -86,10 +86,15 @@ def choose(
     return chosen, whole
 
 
-def _in_place(group: Group, of: Group, order: Sequence[int]) -> list[int]:
-    """The units of one donor in the places of a group, cell by cell, as far as there are any."""
+def _whole(group: Group, of: Group, donor: int) -> Chosen:
+    """As many units of one donor as the wanted network has, or as there are."""
     left = {cell: [u for u in range(of.count) if of.cells[u] == cell] for cell in set(of.cells)}
-    return [left[group.cells[place]].pop(0) for place in order]
+    order, unit = [], []
+    for place in range(group.count):
+        if left[group.cells[place]]:
+            order.append(place)
+            unit.append(left[group.cells[place]].pop(0))
+    return Chosen(group, order, torch.full((len(order),), donor), torch.tensor(unit))
 
 
 def pivots(factor: Tensor, cells: Tensor, room: Mapping[int, int]) -> list[int]:
@@ -140,7 +145,7 @@ def activations(
         By group, of every donor [units, samples], at the same draws and places; groups that no
         linear layer or convolution reads are left out.
     """
-    batches = min(batches, 8)
+    batches = min(batches, LOOKS)
     sampled: dict[str, list[list[Tensor]]] = {g.layer: [[] for _ in donors] for g in groups}
     squares: dict[str, list[Tensor]] = {
         g.layer: [torch.zeros(d.groups[g.layer].count) for d in donors] for g in groups
@@ -172,8 +177,9 @@ def _looked(
         for axis in donor.groups[group.layer].readers:
             wanted.setdefault(axis.tensor, []).append((group.layer, axis))
     seen: list[tuple[str, Axis, Tensor, int]] = []
+    first = steps.first
     tensors = {
-        name: t.clone().requires_grad_(name in steps.parameters and t.is_floating_point())
+        name: t.clone().requires_grad_() if name in first else t
         for name, t in donor.tensors.items()
     }
     output = x
@@ -201,14 +207,15 @@ def _looked(
         own = max(sum(u >= 0 for u in axis.units) // count, 1)
         wish = max(SAMPLES // (batches * readers[layer] * own), 1)
         picked = torch.randperm(len(rows), generator=torch.Generator().manual_seed(number))
-        kept = axis.rows(rows[picked[:wish]], count)
-        grade = axis.rows(slopes.square().mean(0)[None], count).mean(1)
+        along = replace(axis, axis=1)
+        kept = along.rows(rows[picked[:wish]], count)
+        grade = along.rows(slopes.square().mean(0)[None], count).mean(1)
         found.append((layer, kept, grade / readers[layer]))
     return found
 
 
 def _channels(name: str) -> int | None:
     """Whether units lie before the places of an image (1) or last (0); None: not followed."""
-    if name in ("conv1d", "conv2d", "conv3d"):
+    if name.startswith(("conv1d", "conv2d", "conv3d", "conv_transpose")):
         return 1
     return 0 if name == "linear" else None

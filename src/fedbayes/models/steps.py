@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -67,8 +68,6 @@ class Steps:
                 f"{name} has {len(inputs)} inputs and {len(outputs)} outputs; wanted is one of each"
             )
         self.input, self.output = inputs[0], outputs[0]
-        self.parameters = frozenset(signature.inputs_to_parameters.values())
-        """Names of the parameters among them."""
         self._constants: Tensors = {
             n: c for n, c in self._program.constants.items() if isinstance(c, Tensor)
         }
@@ -77,6 +76,15 @@ class Steps:
         for used, node in last.items():
             self._done.setdefault(node, []).append(used)
         self.place = {node: place for place, node in enumerate(self.nodes)}
+        parameters = set(signature.inputs_to_parameters.values())
+        self.first: frozenset[str] = frozenset(
+            name
+            for node in self.nodes
+            if self.depends.isdisjoint(n for n in node.all_input_nodes if n not in self.names)
+            for name in [self.names[n] for n in node.all_input_nodes if n in self.names][-1:]
+            if name in parameters
+        )
+        """A parameter of each operation before which there is none: all else depends on them."""
 
     def units(self) -> Groups:
         """The network's groups of units."""
@@ -122,6 +130,7 @@ class Steps:
         """An argument of an operation, by its name."""
         return _by_name(node, node.args, node.kwargs).get(argument)
 
+    @cached_property
     def depends(self) -> set[Node]:
         """Operations on whose results some tensor of the module has an influence."""
         found = set(self.names)
