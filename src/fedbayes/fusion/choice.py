@@ -70,7 +70,7 @@ def choose(
             chosen.append(_whole(group, own[anchor], anchor))
             continue
         cells = torch.tensor([cell for of in own for cell in of.cells])
-        room = {cell: 0 for cell in group.cells}
+        room = dict.fromkeys(group.cells, 0)
         for place in order:
             room[group.cells[place]] += 1
         picked = pivots(torch.cat(rows), cells, room)
@@ -203,6 +203,7 @@ def _looked(
     for layer, axis, value, at in seen:
         count = donor.groups[layer].count
         rows = value.detach().movedim(at, -1).reshape(-1, value.shape[at])
+        assert value.grad is not None
         slopes = value.grad.movedim(at, -1).reshape(-1, value.shape[at])
         own = max(sum(u >= 0 for u in axis.units) // count, 1)
         wish = max(SAMPLES // (batches * readers[layer] * own), 1)

@@ -36,7 +36,7 @@ class NormalEquations:
         self.rows += x.shape[1]
 
     def solve(self, ridge: float, *, intercept: bool) -> tuple[Tensor, Tensor]:
-        """argmin ‖X w + b − y‖² + ρ ‖w‖², with ρ = ridge × mean diagonal of XᵀX.
+        """The w and b of least ‖X w + b − y‖² + ρ ‖w‖², with ρ = ridge × mean diagonal of XᵀX.
 
         Args:
             ridge: by how much the solution is drawn to zero.

@@ -73,8 +73,7 @@ def _placed(
         seen[owner] = first + len(entries)
         for slot in slots.get(owner, ()):
             rows += [(entry, owner[0], slot, first + k) for k, entry in enumerate(entries)]
-    entry, group, slot, rank = torch.tensor(rows, dtype=torch.int64).reshape(-1, 4).unbind(1)
-    return Placed(entry, group, slot, rank)
+    return Placed(*torch.tensor(rows, dtype=torch.int64).reshape(-1, 4).unbind(1))
 
 
 def taken(weights: Tensors, units: Units) -> Tensors:

@@ -62,7 +62,7 @@ class Steps:
         self.names: dict[Node, str] = {n: named[n.name] for n in placeholders if n.name in named}
         """Of tensors that the module holds."""
         inputs = [n for n in placeholders if n.name in signature.user_inputs]
-        outputs = [n for n in nodes if n.op == "output"][0].args[0]
+        outputs = next(n for n in nodes if n.op == "output").args[0]
         if len(inputs) != 1 or len(outputs) != 1:
             raise ModelError(
                 f"{name} has {len(inputs)} inputs and {len(outputs)} outputs; wanted is one of each"
