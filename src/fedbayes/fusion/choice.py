@@ -18,10 +18,9 @@ from fedbayes.fusion.donors import Donor
 from fedbayes.models.steps import kind
 from fedbayes.models.units import Axis, Group
 
-SAMPLES = 4096
-"""Places (of draws, pixels, positions) at which all units of a group are compared, at most."""
-LOOKS = 4
-"""Batches of inputs that they are of."""
+SAMPLES = 1024
+"""Places (draws, pixels, positions) at which all units of a group are compared: this many, or
+twice as many as units are wanted."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,9 @@ def choose(
     Returns:
         The choice, and the groups that the anchor gives whole.
     """
-    moments = activations(donors, [group for group, _ in orders], draw, batches, shares)
+    samples = max(SAMPLES, *(2 * len(order) for _, order in orders), 0)
+    groups = [group for group, _ in orders]
+    moments = activations(donors, groups, draw, batches, shares, samples)
     chosen, whole = [], []
     for group, order in orders:
         own = [donor.groups[group.layer] for donor in donors]
@@ -138,14 +139,23 @@ def activations(
     draw: Callable[[int], Tensor],
     batches: int,
     shares: Tensor,
+    samples: int,
 ) -> dict[str, list[Tensor]]:
     """A sample of the units' activations where weights read them, times their importance.
+
+    Args:
+        donors: networks whose units there are.
+        groups: of the wanted network.
+        draw: batches of inputs by number.
+        batches: how many there are; no more are drawn than the sample wants.
+        shares: of donors in classes, [donors, K].
+        samples: about how many places to compare units at.
 
     Returns:
         By group, of every donor [units, samples], at the same draws and places; groups that no
         linear layer or convolution reads are left out.
     """
-    batches = min(batches, LOOKS)
+    batches = min(batches, -(-samples // len(draw(0))))
     sampled: dict[str, list[list[Tensor]]] = {g.layer: [[] for _ in donors] for g in groups}
     squares: dict[str, list[Tensor]] = {
         g.layer: [torch.zeros(d.groups[g.layer].count) for d in donors] for g in groups
@@ -153,7 +163,9 @@ def activations(
     for number in range(batches):
         x = draw(number)
         for at, donor in enumerate(donors):
-            for layer, kept, grade in _looked(donor, groups, x, shares[at], number, batches):
+            for layer, kept, grade in _looked(
+                donor, groups, x, shares[at], number, samples // batches
+            ):
                 sampled[layer][at].append(kept)
                 squares[layer][at] += grade
     return {
@@ -167,7 +179,7 @@ def activations(
 
 
 def _looked(
-    donor: Donor, groups: Sequence[Group], x: Tensor, share: Tensor, number: int, batches: int
+    donor: Donor, groups: Sequence[Group], x: Tensor, share: Tensor, number: int, samples: int
 ) -> list[tuple[str, Tensor, Tensor]]:
     """Of one donor and batch: activations by reader, and squares of what depends on them."""
     rng = torch.Generator().manual_seed(number)
@@ -206,7 +218,7 @@ def _looked(
         assert value.grad is not None
         slopes = value.grad.movedim(at, -1).reshape(-1, value.shape[at])
         own = max(sum(u >= 0 for u in axis.units) // count, 1)
-        wish = max(SAMPLES // (batches * readers[layer] * own), 1)
+        wish = max(samples // (readers[layer] * own), 1)
         picked = torch.randperm(len(rows), generator=torch.Generator().manual_seed(number))
         along = replace(axis, axis=1)
         kept = along.rows(rows[picked[:wish]], count)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fedbayes.errors import ModelError
+
 
 class NormalEquations:
     """Least squares with an intercept, several problems side by side.
@@ -45,7 +47,14 @@ class NormalEquations:
         Returns:
             w [problems, features, outputs] and b [problems, outputs], zeros if there is none;
             float32.
+
+        Raises:
+            ModelError: what was entered is not finite.
         """
+        if not (self.gram.isfinite().all() and self.cross.isfinite().all()):
+            raise ModelError(
+                "activations are not finite; see that the clients' networks and the drawn inputs are"
+            )
         gram, cross = self.gram, self.cross
         features = gram.shape[1] - 1
         if not intercept:

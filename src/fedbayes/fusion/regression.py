@@ -15,9 +15,8 @@ from fedbayes.fusion.choice import choose
 from fedbayes.fusion.donors import Donor, find_donors
 from fedbayes.fusion.solver import Solver
 from fedbayes.fusion.teacher import Teacher
-from fedbayes.fusion.widths import Widths, orders
+from fedbayes.fusion.widths import Widths, orders, recorded
 from fedbayes.models.resize import with_weights
-from fedbayes.models.steps import Steps
 
 
 def regress(
@@ -34,9 +33,10 @@ def regress(
 ) -> nn.Module:
     """Fuse networks by least squares in function space.
 
-    Memory: one batch's activations of one network at a time, 16 (F + 1)² bytes for the layer of
-    the most features F, 16 KB for every unit of the largest group, and the teacher's outputs on
-    all batches; nothing else grows with the number of batches.
+    Memory: one batch's activations of one network at a time; 32 (F + 1)² bytes for a layer of F
+    features (normal equations and their factor); 4 KB for every unit of all clients, or 8 bytes
+    times the units that are wanted; and the teacher's outputs on all batches. Nothing else grows
+    with the number of batches.
 
     Args:
         clients: their networks. Those with the graph of `like`, in whatever widths, give units;
@@ -65,8 +65,13 @@ def regress(
     example = draw(0)
     own, donors = find_donors(clients, like, example, say)
     with torch.no_grad():
-        classes = own.steps.outputs(own.tensors, example).shape[-1]
-    shares = _shares(teacher, donors, len(clients), classes)
+        wide, taught = own.steps.outputs(own.tensors, example), teacher(example)
+    if wide.shape != taught.shape:
+        raise ModelError(
+            f"the wanted network gives outputs of shape {tuple(wide.shape)} where the clients "
+            f"together give {tuple(taught.shape)}"
+        )
+    shares = _shares(teacher, donors, len(clients), wide.shape[-1])
     weight = list(samples) if samples is not None else None
     weights = [
         shares[i].sum().item() if weight is None else weight[d.client] for i, d in enumerate(donors)
@@ -81,7 +86,12 @@ def regress(
         say(f"units of one client alone: {', '.join(whole)}")
     origins = Origins(own, donors, chosen)
     tensors = assembled(own, donors, origins, shares, anchor)
-    steps = _recorded(own, with_weights(like, tensors), example)
+    steps = recorded(
+        own,
+        with_weights(like, tensors),
+        [(one.group, one.order) for one in chosen],
+        example,
+    )
     solver = Solver(own, donors, origins, steps, tensors, teacher, draw, batches, anchor, shares)
     with torch.no_grad():
         for fit in solver.fits:
@@ -104,21 +114,3 @@ def _shares(teacher: Teacher, donors: Sequence[Donor], clients: int, classes: in
     shares = teacher.shares[[donor.client for donor in donors]].float()
     total = shares.sum(0)
     return torch.where(total > 0, shares / total.clamp(min=1e-12), 1 / len(donors))
-
-
-def _recorded(own: Donor, module: nn.Module, example: Tensor) -> Steps:
-    """The operations of the fused network at its widths."""
-    fresh = {name: tensor.shape for name, tensor in module.named_parameters()}
-    if all(own.tensors[name].shape == shape for name, shape in fresh.items()):
-        return own.steps
-    try:
-        steps = Steps(module, example)
-    except ModelError as error:
-        raise ModelError(
-            f"the network's own code does not bear other widths ({error}); leave them at 1"
-        ) from None
-    if not steps.alike(own.steps):
-        raise ModelError(
-            "the network's own code computes otherwise at other widths; leave them at 1"
-        )
-    return steps

@@ -45,6 +45,7 @@ class Fit:
 
     @property
     def name(self) -> str:
+        """Of the layer."""
         return self.weight.removesuffix(".weight")
 
 

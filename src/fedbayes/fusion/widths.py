@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.donors import Donor
-from fedbayes.models.resize import resized, widened
-from fedbayes.models.units import Group
+from fedbayes.models.resize import Placed, placed, resized, widened
+from fedbayes.models.steps import Steps
+from fedbayes.models.units import Group, evaluating
 
 Widths = Mapping[str, int | float] | float
 """Of all groups, as a multiple of the wanted network's; or by a group's layer, as a number of
@@ -106,8 +107,53 @@ def _computes(like: nn.Module, units: Orders, example: Tensor) -> bool:
         return True
     try:
         with torch.no_grad():
-            like.eval()
             answer = resized(like, changed)(example)
-            return bool(answer.shape == like(example).shape)
+            return bool(answer.shape == evaluating(like)(example).shape)
     except Exception:  # whatever a module of somebody's own may raise
         return False
+
+
+def recorded(own: Donor, module: nn.Module, found: Orders, example: Tensor) -> Steps:
+    """The operations of the fused network at its widths.
+
+    Args:
+        own: the wanted network.
+        module: the fused one.
+        found: its widths.
+        example: a batch of inputs.
+
+    Raises:
+        ModelError: at these widths the network's own code computes otherwise, or its units lie
+            otherwise than they are placed.
+    """
+    fresh = {name: tensor.shape for name, tensor in module.named_parameters()}
+    if all(own.tensors[name].shape == shape for name, shape in fresh.items()):
+        return own.steps
+    steps = Steps(module, example, "at these widths the network")
+    there = {group.layer: group for group in steps.units().groups}
+    places = placed(found)
+    for number, (group, order) in enumerate(found):
+        if group.layer not in there or not _laid_out(there[group.layer], number, places):
+            raise ModelError(
+                f"{group.layer}: the network's own code lays {len(order)} units out otherwise "
+                f"than {group.count}; leave it at {group.count}"
+            )
+    if not steps.alike(own.steps):
+        raise ModelError(
+            "the network's own code computes otherwise at other widths; leave them at 1"
+        )
+    return steps
+
+
+def _laid_out(group: Group, number: int, places: Mapping[str, Mapping[int, Placed]]) -> bool:
+    """Whether a group's units are where they were placed, on all axes alike."""
+    names: dict[int, int] = {}
+    for axis in (*group.owned, *group.readers):
+        place = places.get(axis.tensor, {}).get(axis.axis)
+        if place is None or len(place.slot) != len(axis.units):
+            return False
+        slots = torch.where(place.group == number, place.slot, -1).tolist()
+        for slot, unit in zip(slots, axis.units, strict=True):
+            if (slot < 0) != (unit < 0) or names.setdefault(slot, unit) != unit:
+                return False
+    return len(set(names.values())) == len(names)

@@ -11,7 +11,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fedbayes.errors import ModelError
-from fedbayes.models.units import Groups, exported, program_units
+from fedbayes.models.units import Groups, evaluating, exported, program_units
 from fedbayes.tensors import Tensors
 
 _PASSING = ("alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "to")
@@ -210,7 +210,7 @@ def same_function(steps: Steps, module: nn.Module, x: Tensor) -> bool:
     """Whether a module of the same shapes is the network that was recorded, with other weights."""
     try:
         with torch.no_grad():
-            answer, wanted = steps.outputs(clean(module), x), module.eval()(x)
+            answer, wanted = steps.outputs(clean(module), x), evaluating(module)(x)
     except Exception:  # whatever a module of somebody's own may raise
         return False
     return answer.shape == wanted.shape and torch.allclose(answer, wanted, rtol=1e-4, atol=1e-4)
