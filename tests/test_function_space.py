@@ -73,8 +73,13 @@ def test_all_units_of_all_clients_are_the_teacher(name):
     make, example = ARCHITECTURES[name][0], ARCHITECTURES[name][1]()
     modules = [trained_like(make, seed) for seed in (1, 2)]
     teacher = teacher_of(modules, modules[0](example).shape[-1])
-    fused = regress(modules, make(), teacher, lambda i: inputs(example, i), 2, widths=2.0)
+    said = []
+    fused = regress(
+        modules, make(), teacher, lambda i: inputs(example, i), 2, widths=2.0, watch=said.append
+    )
     assert error(fused, teacher, inputs(example, 99)) < 1e-4
+    unsolved = "not solved for, with their clients' own weights: up.weight"
+    assert (unsolved in said) == (name == "u-net")
     count = sum(p.numel() for p in fused.parameters())
     assert count > sum(p.numel() for p in modules[0].parameters())
 

@@ -93,8 +93,11 @@ def regress(
         example,
     )
     solver = Solver(own, donors, origins, steps, tensors, teacher, draw, batches, anchor, shares)
+    fits = solver.fits
+    if solver.left:
+        say(f"not solved for, with their clients' own weights: {', '.join(solver.left)}")
     with torch.no_grad():
-        for fit in solver.fits:
+        for fit in fits:
             say(f"solving {fit.name}")
             solver.solve(fit, ridge)
     return with_weights(like, solver.tensors)

@@ -69,6 +69,8 @@ class Solver:
         self.tensors, self.teacher, self.draw, self.batches = tensors, teacher, draw, batches
         self.anchor, self.shares = anchor, shares
         self._taught: dict[int, Tensor] = {}
+        self.left: list[str] = []
+        """Weights of operations that are not solved for, once `fits` are known."""
 
     @cached_property
     def fits(self) -> list[Fit]:
@@ -83,8 +85,11 @@ class Solver:
             channel = _channel(node, self.tensors[weight])
             rows = self.origins.at(weight, 0)
             outputs = bool((rows.donor == OUTPUT).any())
-            if channel is None or (given not in depends and not outputs):
+            if given not in depends and not outputs:
                 continue  # the chosen units' own weights are right
+            if channel is None:
+                self.left.append(weight)
+                continue
             if self.donors[0].client < 0 and not outputs:
                 continue
             features = self.tensors[weight][0].numel()
