@@ -103,7 +103,9 @@ def assembled(
         for number, donor in enumerate(donors):
             if not (grouped or outputs) and number != anchor:
                 continue
-            here, there = zip(*(axis.of(number) for axis in axes), strict=True) if axes else ((), ())
+            here, there = (
+                zip(*(axis.of(number) for axis in axes), strict=True) if axes else ((), ())
+            )
             part = _picked(donor.tensors[name], there)
             if outputs:
                 shape = [-1 if a == outputs[0] else 1 for a in range(old.ndim)]

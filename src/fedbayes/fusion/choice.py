@@ -9,7 +9,7 @@ carried from the outputs down through whatever is between.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from fedbayes.fusion.donors import Donor
 from fedbayes.models.steps import kind
 from fedbayes.models.units import Axis, Group
 
-SAMPLES = 4096
-"""Places (of draws, pixels, positions) at which all units of a group are compared."""
+SAMPLES = 1024
+"""Places (draws, pixels, positions) at which all units of a group are compared: this many, or
+twice as many as units are wanted."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,19 @@ def choose(
     Returns:
         The choice, and the groups that the anchor gives whole.
     """
-    moments = activations(donors, [group for group, _ in orders], draw, batches, shares)
+    samples = max(SAMPLES, *(2 * len(order) for _, order in orders), 0)
+    groups = [group for group, _ in orders]
+    moments = activations(donors, groups, draw, batches, shares, samples)
     chosen, whole = [], []
     for group, order in orders:
         own = [donor.groups[group.layer] for donor in donors]
         rows = moments.get(group.layer)
         if rows is None:
             whole.append(group.layer)
-            of = own[anchor]
-            unit = torch.tensor(_in_place(group, of, order))
-            chosen.append(Chosen(group, order, torch.full((len(order),), anchor), unit))
+            chosen.append(_whole(group, own[anchor], anchor))
             continue
         cells = torch.tensor([cell for of in own for cell in of.cells])
-        room = {cell: 0 for cell in group.cells}
+        room = dict.fromkeys(group.cells, 0)
         for place in order:
             room[group.cells[place]] += 1
         picked = pivots(torch.cat(rows), cells, room)
@@ -86,10 +87,15 @@ def choose(
     return chosen, whole
 
 
-def _in_place(group: Group, of: Group, order: Sequence[int]) -> list[int]:
-    """The units of one donor in the places of a group, cell by cell, as far as there are any."""
+def _whole(group: Group, of: Group, donor: int) -> Chosen:
+    """As many units of one donor as the wanted network has, or as there are."""
     left = {cell: [u for u in range(of.count) if of.cells[u] == cell] for cell in set(of.cells)}
-    return [left[group.cells[place]].pop(0) for place in order]
+    order, unit = [], []
+    for place in range(group.count):
+        if left[group.cells[place]]:
+            order.append(place)
+            unit.append(left[group.cells[place]].pop(0))
+    return Chosen(group, order, torch.full((len(order),), donor), torch.tensor(unit))
 
 
 def pivots(factor: Tensor, cells: Tensor, room: Mapping[int, int]) -> list[int]:
@@ -133,14 +139,23 @@ def activations(
     draw: Callable[[int], Tensor],
     batches: int,
     shares: Tensor,
+    samples: int,
 ) -> dict[str, list[Tensor]]:
     """A sample of the units' activations where weights read them, times their importance.
+
+    Args:
+        donors: networks whose units there are.
+        groups: of the wanted network.
+        draw: batches of inputs by number.
+        batches: how many there are; no more are drawn than the sample wants.
+        shares: of donors in classes, [donors, K].
+        samples: about how many places to compare units at.
 
     Returns:
         By group, of every donor [units, samples], at the same draws and places; groups that no
         linear layer or convolution reads are left out.
     """
-    batches = min(batches, 8)
+    batches = min(batches, -(-samples // len(draw(0))))
     sampled: dict[str, list[list[Tensor]]] = {g.layer: [[] for _ in donors] for g in groups}
     squares: dict[str, list[Tensor]] = {
         g.layer: [torch.zeros(d.groups[g.layer].count) for d in donors] for g in groups
@@ -148,7 +163,9 @@ def activations(
     for number in range(batches):
         x = draw(number)
         for at, donor in enumerate(donors):
-            for layer, kept, grade in _looked(donor, groups, x, shares[at], number, batches):
+            for layer, kept, grade in _looked(
+                donor, groups, x, shares[at], number, samples // batches
+            ):
                 sampled[layer][at].append(kept)
                 squares[layer][at] += grade
     return {
@@ -162,7 +179,7 @@ def activations(
 
 
 def _looked(
-    donor: Donor, groups: Sequence[Group], x: Tensor, share: Tensor, number: int, batches: int
+    donor: Donor, groups: Sequence[Group], x: Tensor, share: Tensor, number: int, samples: int
 ) -> list[tuple[str, Tensor, Tensor]]:
     """Of one donor and batch: activations by reader, and squares of what depends on them."""
     rng = torch.Generator().manual_seed(number)
@@ -172,8 +189,9 @@ def _looked(
         for axis in donor.groups[group.layer].readers:
             wanted.setdefault(axis.tensor, []).append((group.layer, axis))
     seen: list[tuple[str, Axis, Tensor, int]] = []
+    first = steps.first
     tensors = {
-        name: t.clone().requires_grad_(name in steps.parameters and t.is_floating_point())
+        name: t.clone().requires_grad_() if name in first else t
         for name, t in donor.tensors.items()
     }
     output = x
@@ -197,18 +215,20 @@ def _looked(
     for layer, axis, value, at in seen:
         count = donor.groups[layer].count
         rows = value.detach().movedim(at, -1).reshape(-1, value.shape[at])
+        assert value.grad is not None
         slopes = value.grad.movedim(at, -1).reshape(-1, value.shape[at])
         own = max(sum(u >= 0 for u in axis.units) // count, 1)
-        wish = max(SAMPLES // (batches * readers[layer] * own), 1)
+        wish = max(samples // (readers[layer] * own), 1)
         picked = torch.randperm(len(rows), generator=torch.Generator().manual_seed(number))
-        kept = axis.rows(rows[picked[:wish]], count)
-        grade = axis.rows(slopes.square().mean(0)[None], count).mean(1)
+        along = replace(axis, axis=1)
+        kept = along.rows(rows[picked[:wish]], count)
+        grade = along.rows(slopes.square().mean(0)[None], count).mean(1)
         found.append((layer, kept, grade / readers[layer]))
     return found
 
 
 def _channels(name: str) -> int | None:
     """Whether units lie before the places of an image (1) or last (0); None: not followed."""
-    if name in ("conv1d", "conv2d", "conv3d"):
+    if name.startswith(("conv1d", "conv2d", "conv3d", "conv_transpose")):
         return 1
     return 0 if name == "linear" else None

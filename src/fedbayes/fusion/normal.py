@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fedbayes.errors import ModelError
+
 
 class NormalEquations:
     """Least squares with an intercept, several problems side by side.
@@ -35,33 +37,39 @@ class NormalEquations:
         self.cross += x.mT @ y
         self.rows += x.shape[1]
 
-    def solve(self, ridge: float, toward: Tensor, *, intercept: bool) -> tuple[Tensor, Tensor]:
-        """argmin ‖X w + b − y‖² + ρ ‖w − w₀‖², with ρ = ridge × mean diagonal of XᵀX.
+    def solve(self, ridge: float, *, intercept: bool) -> tuple[Tensor, Tensor]:
+        """The w and b of least ‖X w + b − y‖² + ρ ‖w‖², with ρ = ridge × mean diagonal of XᵀX.
 
         Args:
-            ridge: by how much the solution is drawn toward another.
-            toward: w₀, [problems, features, outputs].
+            ridge: by how much the solution is drawn to zero.
             intercept: whether there is a b; it is not drawn anywhere.
 
         Returns:
-            w [problems, features, outputs] and b [problems, outputs], zeros if there is none.
+            w [problems, features, outputs] and b [problems, outputs], zeros if there is none;
+            float32.
+
+        Raises:
+            ModelError: what was entered is not finite.
         """
+        if not (self.gram.isfinite().all() and self.cross.isfinite().all()):
+            raise ModelError(
+                "activations are not finite; see that the clients' networks and the inputs are"
+            )
         gram, cross = self.gram, self.cross
+        features = gram.shape[1] - 1
         if not intercept:
             gram, cross = gram[:, :-1, :-1], cross[:, :-1]
-        features = toward.shape[1]
         diagonal = gram.diagonal(dim1=1, dim2=2)[:, :features]
-        pull = ridge * diagonal.mean(1, keepdim=True)
-        # Features that are zero everywhere stay as they were.
-        pull = torch.where(diagonal > 0, pull, torch.ones_like(pull)).clamp(min=1e-300)
+        pull = (ridge * diagonal.mean(1, keepdim=True)).expand_as(diagonal)
+        # Features that are zero everywhere get no weight.
+        pull = torch.where(diagonal > 0, pull, 1.0)
         added = torch.zeros_like(gram.diagonal(dim1=1, dim2=2))
         added[:, :features] = pull
-        cross = cross.clone()
-        cross[:, :features] += pull[:, :, None] * toward.double()
-        factor, wrong = torch.linalg.cholesky_ex(gram + torch.diag_embed(added))
-        if wrong.any():
-            found = torch.linalg.lstsq(gram + torch.diag_embed(added), cross, driver="gelsd").solution
+        whole = gram + torch.diag_embed(added)
+        factor, failed = torch.linalg.cholesky_ex(whole)
+        if failed.any():
+            found = torch.linalg.lstsq(whole, cross, driver="gelsd").solution
         else:
             found = torch.cholesky_solve(cross, factor)
         bias = found[:, -1] if intercept else torch.zeros_like(found[:, -1])
-        return found[:, :features].to(toward.dtype), bias.to(toward.dtype)
+        return found[:, :features].float(), bias.float()

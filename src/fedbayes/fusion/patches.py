@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -54,7 +53,9 @@ def _padding(
 ) -> list[int]:
     """As `functional.pad` takes it: last axis first, both ends."""
     if isinstance(padding, str):
-        whole = [(k - 1) * d if padding == "same" else 0 for k, d in zip(taps, dilation, strict=True)]
+        whole = [
+            (k - 1) * d if padding == "same" else 0 for k, d in zip(taps, dilation, strict=True)
+        ]
         ends = [(total // 2, total - total // 2) for total in whole]
     else:
         ends = [(side, side) for side in _each(padding, len(taps))]

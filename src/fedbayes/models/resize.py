@@ -7,6 +7,7 @@ its pixels together, heads of attention their rows, and layers go on fitting one
 """
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +15,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from fedbayes.models.units import Axis, Group
+from fedbayes.models.units import Axis, Group, evaluating
 from fedbayes.tensors import Tensors
 
 Units = Sequence[tuple[Group, Sequence[int]]]
@@ -73,8 +74,7 @@ def _placed(
         seen[owner] = first + len(entries)
         for slot in slots.get(owner, ()):
             rows += [(entry, owner[0], slot, first + k) for k, entry in enumerate(entries)]
-    entry, group, slot, rank = torch.tensor(rows, dtype=torch.int64).reshape(-1, 4).unbind(1)
-    return Placed(entry, group, slot, rank)
+    return Placed(*torch.tensor(rows, dtype=torch.int64).reshape(-1, 4).unbind(1))
 
 
 def taken(weights: Tensors, units: Units) -> Tensors:
@@ -95,7 +95,9 @@ def with_weights(module: nn.Module, weights: Tensors) -> nn.Module:
         module: not changed.
         weights: parameters and buffers by name; those not named stay.
     """
-    whole = copy.deepcopy(module).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of what programs are made of
+        whole = evaluating(copy.deepcopy(module))
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for owner in whole.modules():
         for key, tensor in (*owner._parameters.items(), *owner._buffers.items()):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fedbayes.errors import ModelError
-from fedbayes.models.units import Groups, exported, program_units
+from fedbayes.models.units import Groups, evaluating, exported, program_units
 from fedbayes.tensors import Tensors
 
 _PASSING = ("alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "to")
@@ -61,14 +62,12 @@ class Steps:
         self.names: dict[Node, str] = {n: named[n.name] for n in placeholders if n.name in named}
         """Of tensors that the module holds."""
         inputs = [n for n in placeholders if n.name in signature.user_inputs]
-        outputs = [n for n in nodes if n.op == "output"][0].args[0]
+        outputs = next(n for n in nodes if n.op == "output").args[0]
         if len(inputs) != 1 or len(outputs) != 1:
             raise ModelError(
                 f"{name} has {len(inputs)} inputs and {len(outputs)} outputs; wanted is one of each"
             )
         self.input, self.output = inputs[0], outputs[0]
-        self.parameters = frozenset(signature.inputs_to_parameters.values())
-        """Names of the parameters among them."""
         self._constants: Tensors = {
             n: c for n, c in self._program.constants.items() if isinstance(c, Tensor)
         }
@@ -77,6 +76,15 @@ class Steps:
         for used, node in last.items():
             self._done.setdefault(node, []).append(used)
         self.place = {node: place for place, node in enumerate(self.nodes)}
+        parameters = set(signature.inputs_to_parameters.values())
+        self.first: frozenset[str] = frozenset(
+            name
+            for node in self.nodes
+            if self.depends.isdisjoint(n for n in node.all_input_nodes if n not in self.names)
+            for name in [self.names[n] for n in node.all_input_nodes if n in self.names][-1:]
+            if name in parameters
+        )
+        """A parameter of each operation before which there is none: all else depends on them."""
 
     def units(self) -> Groups:
         """The network's groups of units."""
@@ -122,6 +130,7 @@ class Steps:
         """An argument of an operation, by its name."""
         return _by_name(node, node.args, node.kwargs).get(argument)
 
+    @cached_property
     def depends(self) -> set[Node]:
         """Operations on whose results some tensor of the module has an influence."""
         found = set(self.names)
@@ -201,7 +210,7 @@ def same_function(steps: Steps, module: nn.Module, x: Tensor) -> bool:
     """Whether a module of the same shapes is the network that was recorded, with other weights."""
     try:
         with torch.no_grad():
-            answer, wanted = steps.outputs(clean(module), x), module.eval()(x)
+            answer, wanted = steps.outputs(clean(module), x), evaluating(module)(x)
     except Exception:  # whatever a module of somebody's own may raise
         return False
     return answer.shape == wanted.shape and torch.allclose(answer, wanted, rtol=1e-4, atol=1e-4)

@@ -213,9 +213,17 @@ def exported(module: nn.Module, example: Tensor) -> "ExportedProgram":
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of attributes that an export needs no buffer for
-            return torch.export.export(module.eval(), (example,), strict=False)
+            return torch.export.export(evaluating(module), (example,), strict=False)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def evaluating(module: nn.Module) -> nn.Module:
+    """The module in evaluation mode; programs of `torch.export` know no other."""
+    try:
+        return module.eval()
+    except NotImplementedError:
+        return module
 
 
 def program_units(program: "ExportedProgram") -> Groups:

@@ -1,0 +1,159 @@
+"""How wide the groups of a fused network are."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.donors import Donor
+from fedbayes.models.resize import Placed, placed, resized, widened
+from fedbayes.models.steps import Steps
+from fedbayes.models.units import Group, evaluating
+
+Widths = Mapping[str, int | float] | float
+"""Of all groups, as a multiple of the wanted network's; or by a group's layer, as a number of
+units (int) or a multiple (float), where groups that are not named stay as they are."""
+
+Orders = list[tuple[Group, list[int]]]
+"""Groups of the wanted network, each with the units in whose places the fused one's stand."""
+
+
+def orders(
+    own: Donor,
+    donors: Sequence[Donor],
+    widths: Widths,
+    like: nn.Module,
+    example: Tensor,
+    say: Callable[[str], None],
+) -> Orders:
+    """The widths of all groups but the outputs.
+
+    Cells of a group (those of a group normalization, parts of a stream that grows) take the same
+    share, each rounded. No group becomes wider than all donors' units together. What the
+    network's own code does not bear stays as it is if all groups were to change, and is an error
+    if that group was named.
+
+    Args:
+        own: the wanted network.
+        donors: whose units there are.
+        widths: as told.
+        like: the wanted network.
+        example: a batch of inputs.
+        say: called where a width is another than was told.
+
+    Raises:
+        ConfigError: a width is none, or of no group.
+        ModelError: the network's own code does not bear a width that was told for one group.
+    """
+    able = {layer: group for layer, group in own.groups.items() if not group.output}
+    named = widths if isinstance(widths, Mapping) else {layer: float(widths) for layer in able}
+    if unknown := [layer for layer in named if layer not in able]:
+        raise ConfigError(
+            f"widths: there is no group of units {unknown[0]!r}; there are {', '.join(able)}"
+        )
+    found = []
+    for layer, group in able.items():
+        width = named.get(layer, 1.0)
+        if not 0 < width < float("inf"):
+            raise ConfigError(f"widths: {width} is no width for {layer!r}; it is to be above 0")
+        times = width / group.count if isinstance(width, int) else width
+        order = _limited(group, widened(group.count, group.cells, times), donors)
+        if isinstance(width, int) and len(order) != width:
+            say(f"{layer}: {len(order)} units in place of {width}")
+        elif not isinstance(width, int) and len(order) < 0.99 * width * group.count - 1:
+            say(f"{layer}: {len(order)} units, all that there are")
+        found.append((group, order))
+    return _borne(found, like, example, isinstance(widths, Mapping), say)
+
+
+def _limited(group: Group, order: Sequence[int], donors: Sequence[Donor]) -> list[int]:
+    """No more units of a cell than there are."""
+    there = [cell for donor in donors for cell in donor.groups[group.layer].cells]
+    kept: list[int] = []
+    for cell in dict.fromkeys(group.cells):
+        of_cell = [unit for unit in order if group.cells[unit] == cell]
+        kept += of_cell[: there.count(cell)]
+    return sorted(kept)
+
+
+def _borne(
+    found: Orders, like: nn.Module, example: Tensor, told: bool, say: Callable[[str], None]
+) -> Orders:
+    """The widths that the network's own code bears: each is tried."""
+    if _computes(like, found, example):
+        return found
+    result: Orders = []
+    for group, order in found:
+        if _computes(like, [(group, order)], example):
+            result.append((group, order))
+            continue
+        text = f"{group.layer}: the network's own code does not bear {len(order)} units"
+        if told:
+            raise ModelError(f"{text}; leave it at {group.count}")
+        say(f"{text}; it stays at {group.count}")
+        result.append((group, list(range(group.count))))
+    if not _computes(like, result, example):
+        raise ModelError(
+            "the network's own code does not bear these widths together; name widths of single "
+            "groups"
+        )
+    return result
+
+
+def _computes(like: nn.Module, units: Orders, example: Tensor) -> bool:
+    changed = [(group, order) for group, order in units if order != list(range(group.count))]
+    if not changed:
+        return True
+    try:
+        with torch.no_grad():
+            answer = resized(like, changed)(example)
+            return bool(answer.shape == evaluating(like)(example).shape)
+    except Exception:  # whatever a module of somebody's own may raise
+        return False
+
+
+def recorded(own: Donor, module: nn.Module, found: Orders, example: Tensor) -> Steps:
+    """The operations of the fused network at its widths.
+
+    Args:
+        own: the wanted network.
+        module: the fused one.
+        found: its widths.
+        example: a batch of inputs.
+
+    Raises:
+        ModelError: at these widths the network's own code computes otherwise, or its units lie
+            otherwise than they are placed.
+    """
+    fresh = {name: tensor.shape for name, tensor in module.named_parameters()}
+    if all(own.tensors[name].shape == shape for name, shape in fresh.items()):
+        return own.steps
+    steps = Steps(module, example, "at these widths the network")
+    there = {group.layer: group for group in steps.units().groups}
+    places = placed(found)
+    for number, (group, order) in enumerate(found):
+        if group.layer not in there or not _laid_out(there[group.layer], number, places):
+            raise ModelError(
+                f"{group.layer}: the network's own code lays {len(order)} units out otherwise "
+                f"than {group.count}; leave it at {group.count}"
+            )
+    if not steps.alike(own.steps):
+        raise ModelError(
+            "the network's own code computes otherwise at other widths; leave them at 1"
+        )
+    return steps
+
+
+def _laid_out(group: Group, number: int, places: Mapping[str, Mapping[int, Placed]]) -> bool:
+    """Whether a group's units are where they were placed, on all axes alike."""
+    names: dict[int, int] = {}
+    for axis in (*group.owned, *group.readers):
+        place = places.get(axis.tensor, {}).get(axis.axis)
+        if place is None or len(place.slot) != len(axis.units):
+            return False
+        slots = torch.where(place.group == number, place.slot, -1).tolist()
+        for slot, unit in zip(slots, axis.units, strict=True):
+            if (slot < 0) != (unit < 0) or names.setdefault(slot, unit) != unit:
+                return False
+    return len(set(names.values())) == len(names)
