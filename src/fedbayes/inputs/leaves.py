@@ -26,6 +26,8 @@ SMALLEST, LARGEST = 0.05, 0.7
 """Mean radius of a shape, in the image's shorter side."""
 POWER = 2.0, 3.0
 """Of the law of sizes, by image: the density falls as the radius to one of these."""
+STRETCH = 0.4
+"""Deviation of the logarithm of by how much a shape is longer, and narrower, than its radius."""
 SHAPES = 5, 90
 """Fewest and most shapes in an image, as often of any order of magnitude."""
 BRIGHTNESS, CONTRAST = (0.3, 0.7), (0.08, 0.3)
@@ -107,7 +109,7 @@ def _polygons(kinds: Array, height: int, width: int, rng: np.random.Generator) -
     """Corners of ellipses, boxes and triangles [count, shapes, 2 CORNERS], x and y in turn."""
     size = (*kinds.shape, 1)
     radius = _radii(size, rng) * min(height, width)
-    stretch = np.exp(rng.normal(0.0, 0.4, size))
+    stretch = np.exp(rng.normal(0.0, STRETCH, size))
     turn = rng.uniform(0.0, 2 * np.pi, size)
     corner = np.arange(CORNERS) / np.array([CORNERS, 4, 3])[kinds][..., None]
     angle = 2 * np.pi * corner
