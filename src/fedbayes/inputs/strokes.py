@@ -17,6 +17,8 @@ SPAN = 0.55, 0.8
 """Longer side of the box around the writing, in the image's."""
 BEND = 1.6
 """How far a curve's inner knots lie from the middle, in units of its outer ones."""
+POINTS = 96
+"""Most points of a stroke: they are nearer to each other than a pen is wide."""
 BUDGET = 1 << 25
 """Distances from a pixel to a point of a stroke that are held at a time."""
 
@@ -34,8 +36,8 @@ class Strokes(InputPrior):
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """As `InputPrior.draw`; all values in [0, 1]."""
         channels, height, width = self.shape
-        points = max(16, 2 * max(height, width))
-        chunk = max(1, BUDGET // (height * width * points))
+        points = int(np.clip(2 * max(height, width), 16, POINTS))
+        chunk = max(1, BUDGET // (height * width * points * STROKES[1]))
         drawn = torch.empty(count, channels, height, width)
         for begin in range(0, count, chunk):
             part = drawn[begin : begin + chunk]
