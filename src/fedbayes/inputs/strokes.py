@@ -9,9 +9,9 @@ from fedbayes.inputs.prior import InputPrior
 
 STROKES = 1, 3
 """Fewest and most strokes."""
-THICKNESS = 0.025, 0.06
+THICKNESS = 0.027, 0.06
 """Half the width of a pen, in the image's shorter side."""
-EDGE = 0.8, 1.6
+EDGE = 0.6, 1.4
 """Pixels over which ink fades."""
 SPAN = 0.55, 0.8
 """Longer side of the box around the writing, in the image's."""
@@ -64,7 +64,21 @@ def _curves(count: int, points: int, rng: np.random.Generator) -> Array:
     number = rng.integers(STROKES[0], STROKES[1] + 1, count)
     absent = np.arange(STROKES[1]) >= number[:, None]
     knots = np.where(absent[..., None, None], knots[:, :1], knots)
-    return np.asarray(basis @ knots).reshape(count, -1, 2)
+    return _evenly(np.asarray(basis @ knots).reshape(-1, points, 2)).reshape(count, -1, 2)
+
+
+def _evenly(curves: Array) -> Array:
+    """As many points of the same curves [n, points, 2], as far apart along each."""
+    count, points, _ = curves.shape
+    length = np.zeros((count, points))
+    length[:, 1:] = np.linalg.norm(np.diff(curves, axis=1), axis=-1).cumsum(1)
+    length *= (points - 1) / np.maximum(length[:, -1:], 1e-12)
+    # All curves' lengths one after another are one rising sequence.
+    along = length + points * np.arange(count)[:, None]
+    wanted = np.arange(points) + points * np.arange(count)[:, None]
+    flat = curves.reshape(-1, 2)
+    parts = [np.interp(wanted.ravel(), along.ravel(), flat[:, axis]) for axis in range(2)]
+    return np.stack(parts, -1).reshape(curves.shape)
 
 
 def _placed(curves: Array, height: int, width: int, rng: np.random.Generator) -> Array:
