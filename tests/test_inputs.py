@@ -332,6 +332,9 @@ def test_the_example_is_good(tmp_path):
         ({"format": "x"}, "its format is 'x'"),
         ({"count": 0}, "count"),
         ({"count": 2.5}, "count"),
+        ({"count": 10**400}, "count"),
+        ({"sum": [1e200, 1.0], "products": [[1e300, 2.0], [2.0, 1.0]]}, "'age' is below 0"),
+        ({"categories": {"ill": {"0": 1, "nan": 1}}}, "'nan' of 'ill' is none"),
         ({"sum": [3.0]}, "there are 2 features"),
         ({"products": [[5.0, 2.0]]}, "there are 2 features"),
         ({"products": [[5.0, 2.0], [1.0, 1.0]]}, "not symmetric"),
@@ -340,7 +343,7 @@ def test_the_example_is_good(tmp_path):
         ({"features": ["age", "age"]}, "two features are called 'age'"),
         ({"features": []}, "0 features"),
         ({"categories": {"il": {"0": 2}}}, "did you mean 'ill'"),
-        ({"categories": {"ill": {"no": 1, "yes": 1}}}, "are numbers"),
+        ({"categories": {"ill": {"no": 1, "yes": 1}}}, "'no' of 'ill' is none"),
         ({"categories": {"ill": {"0": 1}}}, "of 1 rows, and count is 2"),
         ({"categories": {"ill": {"0": 2}}}, "the mean of 'ill'"),
         ({"weights": 1}, "weights"),
@@ -604,3 +607,30 @@ def test_a_picture_of_draws(tmp_path, name, shape):
 def test_no_picture_of_films():
     with pytest.raises(ConfigError, match="no picture of inputs of 2 x 2 x 2 x 2"):
         plot_inputs(build_prior("tests.test_inputs:ramps", (2, 2, 2, 2)), None)
+
+
+# --- the page of the documentation
+
+
+def test_the_page_does_what_it_says(tmp_path, monkeypatch, capsys):
+    """Its code runs, its example of a file is one, and it names every prior."""
+    import re
+    from pathlib import Path
+
+    from fedbayes.inputs import PRIORS
+
+    page = (Path(__file__).parent.parent / "docs" / "inputs.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        if language == "python":
+            exec(compile(code, "inputs.md", "exec"), names)
+        elif language == "json":
+            (tmp_path / "example.json").write_text(code)
+    assert capsys.readouterr().out.splitlines() == [
+        "(\"inputs are drawn from 'leaves': an image of 3 channels is taken for a photograph\",)",
+        "a Gaussian copula, by sums of 400 rows; categories: grade",
+    ]
+    assert (tmp_path / "leaves.png").stat().st_size > 10_000
+    assert read_sums(tmp_path / "example.json").features == ("age", "grade")
+    assert all(f"| `{name}` |" in page for name in PRIORS)

@@ -57,7 +57,7 @@ class Leaves(InputPrior):
     """
 
     name = "leaves"
-    assumes = "photographs: random shapes that hide each other (dead leaves)"
+    assumes = "photographs as random shapes that hide each other (dead leaves)"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """As `InputPrior.draw`; all values in [0, 1]."""

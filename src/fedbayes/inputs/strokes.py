@@ -31,7 +31,7 @@ class Strokes(InputPrior):
     """
 
     name = "strokes"
-    assumes = "writing: one to three pen strokes, light on a dark ground"
+    assumes = "writing as one to three pen strokes, light on a dark ground"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """As `InputPrior.draw`; all values in [0, 1]."""
