@@ -102,7 +102,7 @@ def main() -> None:
     torch.set_num_threads(1)
     data = load_dataset(DataSettings(name=options.data))
     order = np.random.default_rng(5).permutation(data.official_train)
-    parts = np.split(order[:25_000], [12_000, 15_000])
+    parts = [np.sort(rows) for rows in np.split(order[:25_000], [12_000, 15_000])]
     (x, y), (held, labels), (other, _) = (
         (torch.from_numpy(data.x[rows].astype(np.float32) / 255), torch.from_numpy(data.y[rows]))
         for rows in parts
