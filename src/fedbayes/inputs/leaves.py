@@ -26,13 +26,19 @@ SMALLEST, LARGEST = 0.05, 0.7
 """Mean radius of a shape, in the image's shorter side."""
 POWER = 2.0, 3.0
 """Of the law of sizes, by image: the density falls as the radius to one of these."""
+STRETCH = 0.6
+"""Deviation of the logarithm of by how much a shape is longer, and narrower, than its radius."""
+DISORDER = 0.5
+"""Large shapes are drawn first, but for this deviation of the logarithm of their radii."""
+EXTENT = 0.3, 1.0
+"""Part of an image's sides over which the centres of its shapes lie."""
 SHAPES = 5, 90
 """Fewest and most shapes in an image, as often of any order of magnitude."""
-BRIGHTNESS, CONTRAST = (0.3, 0.7), (0.08, 0.3)
+BRIGHTNESS, CONTRAST = (0.3, 0.7), (0.1, 0.4)
 """Mean of an image, and deviation of its shapes' brightness."""
-CAST, HUE = 0.04, 0.08
+CAST, HUE = 0.06, 0.15
 """Deviation of an image's colour, and most of its palette's colours, from grey."""
-SHADE = 0.12
+SHADE = 0.2
 """Deviation of how much a shape's brightness changes from the middle of an image to its side."""
 ROUGH = 0.01, 0.1
 """Least and most 1/f texture of a shape, as its deviation."""
@@ -51,7 +57,7 @@ class Leaves(InputPrior):
     """
 
     name = "leaves"
-    assumes = "photographs: random shapes that hide each other (dead leaves)"
+    assumes = "photographs as random shapes that hide each other (dead leaves)"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """As `InputPrior.draw`; all values in [0, 1]."""
@@ -107,13 +113,16 @@ def _polygons(kinds: Array, height: int, width: int, rng: np.random.Generator) -
     """Corners of ellipses, boxes and triangles [count, shapes, 2 CORNERS], x and y in turn."""
     size = (*kinds.shape, 1)
     radius = _radii(size, rng) * min(height, width)
-    stretch = np.exp(rng.normal(0.0, 0.4, size))
+    order = np.argsort(-radius * np.exp(rng.normal(0.0, DISORDER, size)), axis=1)
+    radius = np.take_along_axis(radius, order, 1)
+    stretch = np.exp(rng.normal(0.0, STRETCH, size))
     turn = rng.uniform(0.0, 2 * np.pi, size)
     corner = np.arange(CORNERS) / np.array([CORNERS, 4, 3])[kinds][..., None]
     angle = 2 * np.pi * corner
     along, across = radius * stretch * np.cos(angle), radius / stretch * np.sin(angle)
-    x = rng.uniform(-0.1, 1.1, size) * width + along * np.cos(turn) - across * np.sin(turn)
-    y = rng.uniform(-0.1, 1.1, size) * height + along * np.sin(turn) + across * np.cos(turn)
+    right, down = _centres(size, rng)
+    x = right * width + along * np.cos(turn) - across * np.sin(turn)
+    y = down * height + along * np.sin(turn) + across * np.cos(turn)
     return np.stack([x, y], -1).reshape(*kinds.shape, 2 * CORNERS)
 
 
@@ -122,6 +131,14 @@ def _radii(size: tuple[int, ...], rng: np.random.Generator) -> Array:
     power = 1 - rng.uniform(*POWER, (size[0], *(1 for _ in size[1:])))
     low, high = SMALLEST**power, LARGEST**power
     return np.asarray((low - rng.random(size) * (low - high)) ** (1 / power))
+
+
+def _centres(size: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Across and down [2, count, shapes, 1], in an image's sides, spread over a part of it."""
+    several = (2, size[0], 1, 1)
+    extent = rng.uniform(*EXTENT, (1, *several[1:]))
+    middle = 0.5 + (1 - extent) * rng.uniform(-0.5, 0.5, several)
+    return np.asarray(middle + extent * rng.uniform(-0.6, 0.6, (2, *size)))
 
 
 def _colours(count: int, shapes: int, channels: int, rng: np.random.Generator) -> Array:

@@ -23,7 +23,7 @@ class Noise(InputPrior):
     """
 
     name = "noise"
-    assumes = "signals or textures whose power falls with frequency as 1/f^a"
+    assumes = "signals or textures as noise whose power falls with frequency as 1/f^a"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """As `InputPrior.draw`; all values in [0, 1]."""

@@ -58,7 +58,7 @@ class OwnPrior(InputPrior):
 
     def _checked(self, drawn: Any, count: int) -> Tensor:
         try:
-            x = drawn.detach().cpu() if isinstance(drawn, Tensor) else torch.as_tensor(drawn)
+            x = drawn.detach().cpu() if isinstance(drawn, Tensor) else torch.tensor(drawn)
         except (TypeError, ValueError, RuntimeError):
             raise self._wrong(f"a {type(drawn).__name__} that is no array of numbers") from None
         if not x.is_floating_point():

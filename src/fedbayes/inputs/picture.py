@@ -64,7 +64,8 @@ def _grid(figure: "Figure", x: Array) -> None:
     tiles = framed.reshape(rows, COLUMNS, *framed.shape[1:]).transpose(0, 3, 1, 4, 2)
     picture = tiles.reshape(rows * (height + 1), COLUMNS * (width + 1), -1)
     axes = figure.add_subplot()
-    axes.imshow(picture.squeeze(2) if channels != 3 else picture, cmap="gray", vmin=0.0, vmax=1.0)
+    shades = picture if channels == 3 else picture[:, :, 0]
+    axes.imshow(shades, cmap="gray", vmin=0.0, vmax=1.0, interpolation="nearest")
     axes.set_axis_off()
 
 

@@ -11,12 +11,14 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from fedbayes.data.wording import listed
-from fedbayes.errors import DataError, did_you_mean
+from fedbayes.errors import DataError, did_you_mean, quoted
 from fedbayes.files import parse_json, read_text
 
 FORMAT = "fedbayes-sums-1"
 ROUNDING = 1e-6
 """Part of a feature's mean square by which sums may contradict themselves, rounded as they are."""
+MOST_ROWS = 2**53
+"""Largest number of rows that is exact in float64."""
 MOST_CATEGORIES = 1000
 """Values of a feature that may be categories."""
 
@@ -62,11 +64,11 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     format: str
-    count: Annotated[int, Field(ge=1)]
+    count: Annotated[int, Field(ge=1, le=MOST_ROWS)]
     features: list[str]
     sum: list[FiniteFloat]
     products: list[list[FiniteFloat]]
-    categories: dict[str, dict[str, Annotated[int, Field(ge=0)]]] = {}
+    categories: dict[str, dict[str, Annotated[int, Field(ge=0, le=MOST_ROWS)]]] = {}
 
 
 def sums_of(
@@ -227,23 +229,32 @@ def _index(name: str, names: tuple[str, ...], where: str) -> int:
 
 
 def _counted(name: str, counts: Mapping[str, int], where: str) -> dict[float, int]:
+    return {_number(value, name, where): count for value, count in counts.items()}
+
+
+def _number(value: str, name: str, where: str) -> float:
     try:
-        return {float(value): count for value, count in counts.items()}
+        number = float(value)
     except ValueError:
+        number = np.nan
+    if not np.isfinite(number):
         raise DataError(
-            f"{where}: the categories of '{name}' are numbers, as networks see them, and one is "
-            f"{listed(repr(v) for v in counts)}"
-        ) from None
+            f"{where}: categories are coded as numbers, as networks see them, and {quoted(value)} "
+            f"of '{name}' is none"
+        )
+    return number
 
 
 def _check(sums: Sums, where: str) -> None:
     """Refuse sums that no rows have."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
+        covariance = sums.covariance
     squares = np.diag(sums.products) / sums.count
     scale = np.sqrt(np.maximum(squares, np.finfo(float).tiny))
     products = sums.products / sums.count / np.outer(scale, scale)
     if not np.allclose(products, products.T, rtol=0, atol=ROUNDING):
         raise DataError(f"{where}: products is not symmetric, so it is no sum of products")
-    variance = np.diag(sums.covariance)
+    variance = np.diag(covariance)
     wrong = variance < -ROUNDING * squares
     if (squares < 0).any() or wrong.any():
         name = sums.features[int((wrong | (squares < 0)).argmax())]
@@ -251,7 +262,7 @@ def _check(sums: Sums, where: str) -> None:
             f"{where}: by its sums the variance of '{name}' is below 0, which no rows have; count, "
             "sum and products must be of the same rows"
         )
-    centred = sums.covariance / np.outer(scale, scale)
+    centred = covariance / np.outer(scale, scale)
     if np.linalg.eigvalsh((centred + centred.T) / 2).min() < -ROUNDING * len(scale):
         raise DataError(f"{where}: no rows have these products: their covariance is not positive")
     for index, counts in sums.categories.items():
