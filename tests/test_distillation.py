@@ -111,7 +111,7 @@ def small():
 def test_what_was_broken_off_ends_as_if_it_had_not_been(tmp_path, precision):
     student, teacher, draws = small()
     before = {name: t.clone() for name, t in student.state_dict().items()}
-    chosen = settings(augment=True, precision=precision, draws=700)
+    chosen = settings(augment=True, precision=precision, draws=700, repeats=2)
     whole = distill(student, teacher, draws, chosen)
     state = tmp_path / "state"
     for stop in (25, 41):  # between checks
@@ -166,7 +166,7 @@ def test_it_ends_where_nothing_improves_and_gives_the_start():
     assert found.ended == "no improvement in 3 checks"
     assert found.checks[-1].step < 500
     assert found.step == 0
-    assert found.divergence < 1e-9
+    assert found.divergence < 1e-7
     assert torch.equal(found.module.weight, student.weight)
 
 
@@ -269,7 +269,8 @@ def test_states_of_others_and_damaged_ones_are_refused(tmp_path):
 
 def test_a_rate_that_is_too_high_leaves_the_best():
     teacher, draws = linear_teacher(), inputs(Gauss((4,)))
-    found = distill(nn.Linear(4, 3), teacher, draws, settings(lr=1e38, loss="kl"))
+    student = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    found = distill(student, teacher, draws, settings(lr=1e30))
     assert "no longer finite" in found.ended
     assert found.step == 0
     assert np.isfinite(found.divergence)

@@ -27,6 +27,8 @@ from fedbayes.tensors import Tensors, pack, unpack
 
 STATISTICS = 4096
 """Draws that running statistics of batch normalization are recomputed on."""
+LESSONS = 32
+"""Batches that come before one comes again, if they are repeated."""
 _TRUSTED = 5
 """Steps after which their time is taken for that of the others."""
 
@@ -163,6 +165,7 @@ class _Run:
         self.at.asked = settings.model_dump_json(exclude={"minutes"})
         self.began = time.monotonic()
         self.paced = 0, self.began
+        self.told: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _held_out(self) -> list[tuple[Tensor, Tensor]]:
         """Held-out draws and what the teacher says of them, in pieces."""
@@ -222,6 +225,19 @@ class _Run:
             x = self.draws.augmented(x, seeds.torch_rng(seed, "augmentation", round=step))
         return x.to(self.device)
 
+    def lesson(self, step: int) -> tuple[Tensor, Tensor]:
+        """The batch of a step and what the teacher says: some batches come, then again."""
+        block, place = divmod(step, LESSONS * self.settings.repeats)
+        number = block * LESSONS + place % LESSONS
+        if number not in self.told:
+            x = self.inputs(number)
+            with torch.no_grad():
+                self.told[number] = x, self.teacher(x)
+        lesson = self.told[number]
+        if place >= LESSONS * (self.settings.repeats - 1):
+            del self.told[number]
+        return lesson
+
     def loss(self, outputs: Tensor, said: Tensor) -> Tensor:
         """What is minimized."""
         if self.settings.loss == "kl" or not isinstance(self.kind, Classes):
@@ -234,12 +250,10 @@ class _Run:
         at, settings = self.at, self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = settings.lr * cycle(at.share, settings.warmup)
-        x = self.inputs(at.step)
         set_training(self.module, True)
         with seeds.global_rng(self.draws.seed, "layers", round=at.step, device=self.device):
             with self.precision():
-                with torch.no_grad():
-                    said = self.teacher(x)
+                x, said = self.lesson(at.step)
                 outputs = self.network(x)
             self.optimizer.zero_grad()
             torch.autograd.backward(self.loss(outputs.float(), said))

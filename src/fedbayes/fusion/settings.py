@@ -15,7 +15,6 @@ class SeekingSettings(BaseModel):
     size: float = Field(
         0.05, gt=0, description="length of a step, root mean square in standard deviations"
     )
-    one: bool = True
 
 
 class DistillationSettings(BaseModel):
@@ -25,6 +24,9 @@ class DistillationSettings(BaseModel):
 
     steps: int = Field(4000, ge=1, description="steps of Adam at most")
     batch_size: int = Field(64, ge=1, description="inputs in a step")
+    repeats: int = Field(
+        1, ge=1, description="steps that use a batch and what the teacher says of it"
+    )
     lr: float = Field(1e-3, gt=0, description="highest learning rate of the cycle")
     warmup: float = Field(
         0.3, ge=0, lt=1, description="share of the steps in which the learning rate rises"
