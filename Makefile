@@ -21,6 +21,7 @@ check: $(VENV)/.developing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(MAKE) docs test
+	$(BIN)/python -m tests.hostile --quick
 
 mutants: $(VENV)/.developing
 	$(BIN)/python -m tests.mutation

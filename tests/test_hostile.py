@@ -9,8 +9,6 @@ from tests.hostile.trying import Part, run
 SOUND = Part("sound", "tests.toy_parts:sound", 10, 4, 3)
 THIRD = Part("a third", "tests.toy_parts:one_in_three", 9, 2, 4)
 BROKEN = Part("broken", "tests.toy_parts:broken", 2, 0, 2)
-ABSENT = Part("absent", "tests.no_such_parts:any", 5, 5, 5)
-NEEDY = Part("needy", "tests.toy_parts:sound", 5, 5, 5, needs="fedbayes.no_such_module")
 
 
 def test_each_part_is_tried_as_often_as_asked_and_in_pieces():
@@ -34,7 +32,7 @@ def test_nothing_is_begun_after_the_time():
 @pytest.mark.parametrize(
     ("parts", "arguments", "status", "words"),
     [
-        ([SOUND, ABSENT, NEEDY], ["--quick"], 0, ["sound", "4"]),
+        ([SOUND], ["--quick"], 0, ["sound", "4"]),
         ([SOUND, THIRD], ["--only", "sound"], 0, ["sound", "10"]),
         ([SOUND, THIRD], [], 1, ["a third: number 6"]),
         ([SOUND], ["--minutes", "0"], 1, ["not all was tried"]),

@@ -6,7 +6,6 @@ import traceback
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 
@@ -24,13 +23,6 @@ class Part:
     """How many are tried if it must be quick."""
     at_once: int
     """How many one process tries before it tells."""
-    needs: str = ""
-    """A module without which there is nothing to try."""
-
-    def there(self):
-        """Whether its module is, and what it needs."""
-        names = [self.place.partition(":")[0], *([self.needs] if self.needs else [])]
-        return all(find_spec(name) is not None for name in names)
 
 
 @dataclass
