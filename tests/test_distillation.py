@@ -185,6 +185,17 @@ def test_a_cycle_is_as_long_as_there_is_time():
     assert 0.9 < seconds[-1] < 10
 
 
+def test_what_had_no_more_time_goes_on_when_it_is_given_some(tmp_path):
+    teacher, draws, state = linear_teacher(), inputs(Gauss((4,))), tmp_path / "state"
+    late = distill(nn.Linear(4, 3), teacher, draws, settings(minutes=1e-6), state=state)
+    assert late.ended == "the time is over"
+    again = distill(nn.Linear(4, 3), teacher, draws, settings(minutes=1e-6), state=state)
+    assert len(again.checks) == len(late.checks)
+    found = distill(nn.Linear(4, 3), teacher, draws, settings(minutes=1), state=state)
+    assert found.ended == "all steps done"
+    assert found.checks[: len(late.checks)] == late.checks
+
+
 def test_running_statistics_are_those_of_the_draws():
     teacher, draws = linear_teacher(), inputs(Correlated((4,)))
     student = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from torch import nn
 
-from fedbayes.errors import DataError
-from fedbayes.fusion.reweighting import Balanced, entropy_balance
+from fedbayes.errors import DataError, ModelError
+from fedbayes.fusion.reweighting import Balanced, Normalized, entropy_balance
 from tests.toy_inputs import Gauss, inputs
 
 
@@ -101,3 +102,46 @@ def test_draws_that_are_taken_have_the_means():
     assert signs(x).mean(0).tolist() == pytest.approx([0.9, 0.2], abs=0.005)
     assert torch.equal(x, balanced.batch(4, 4000))
     assert not torch.equal(x, balanced.batch(5, 4000))
+
+
+def test_with_slack_there_are_always_weights():
+    """Of the objective as it is stated, no other weights have less."""
+    rng = np.random.default_rng(2)
+    g = rng.normal(size=(15, 3))
+    m = np.array([5.0, 0.0, -1.0])
+    spread = g.std(0)
+
+    def objective(logits):
+        w = np.exp(logits - logits.max())
+        w = w / w.sum()
+        missed = (w @ g - m) / spread
+        return float(np.sum(w * np.log(np.maximum(w * 15, 1e-300))) + missed @ missed / (2 * 0.5))
+
+    found = entropy_balance(torch.from_numpy(g), torch.from_numpy(m), slack=0.5).numpy()
+    best = minimize(objective, np.zeros(15), options={"gtol": 1e-9})
+    assert objective(np.log(found)) <= best.fun + 1e-7
+
+
+def test_statistics_of_batch_normalization_can_be_met():
+    """Draws weighted to another client's running statistics have them, layer by layer."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.BatchNorm1d(12)
+    )
+    for layer in network:
+        if hasattr(layer, "momentum"):
+            layer.momentum = None
+    network(1.1 * torch.randn(4000, 2, 4, 4) + 0.1)
+    network.eval()
+    features = Normalized(network)
+    x = torch.randn(4000, 2, 4, 4)
+    weights = entropy_balance(features(x), features.wanted).float()[:, None, None, None]
+    for place in (0, 2):
+        given = network[:place](x)
+        mean = (weights * given).sum(0).mean((1, 2))
+        square = (weights * given.square()).sum(0).mean((1, 2))
+        torch.testing.assert_close(mean, network[place].running_mean, atol=2e-3, rtol=0)
+        found = square - mean.square()
+        torch.testing.assert_close(found, network[place].running_var, atol=5e-3, rtol=0)
+    with pytest.raises(ModelError, match="keeps no running statistics"):
+        Normalized(nn.Linear(2, 2))

@@ -29,6 +29,7 @@ STATISTICS = 4096
 """Draws that running statistics of batch normalization are recomputed on."""
 LESSONS = 32
 """Batches that come before one comes again, if they are repeated."""
+_LATE = "the time is over"
 _TRUSTED = 5
 """Steps after which their time is taken for that of the others."""
 
@@ -302,7 +303,7 @@ class _Run:
     def progress(self) -> Progress:
         """As it is told."""
         at = self.at
-        left = self.remaining() * self.pace if at.step > self.paced[0] else math.nan
+        left = (self.remaining() - 1) * self.pace if at.step > self.paced[0] else math.nan
         last = float(at.checks[-1, 1])
         return Progress(at.step, at.share, last, self.seconds, 0.0 if at.ended else left)
 
@@ -323,7 +324,7 @@ class _Run:
         elif at.share >= 1:
             at.ended = "all steps done"
         elif self.out_of_time:
-            at.ended = "the time is over"
+            at.ended = _LATE
         elif patience and len(since) and len(since) - int(since.argmin()) > patience:
             at.ended = f"no improvement in {patience} checks"
 
@@ -375,14 +376,15 @@ class _Run:
                 f"the state {path} is of another distillation: settings, network, clients or "
                 "inputs differ; name another file, or remove it to start again"
             )
-        self.at = at
+        self.at, self.began = at, time.monotonic()
+        if at.ended == _LATE and not self.out_of_time:
+            at.ended = ""
         self.module.load_state_dict(at.student)
         moments: dict[int, dict[str, Tensor]] = {}
         for key, tensor in at.moments.items():
             quantity, _, name = key.partition(":")
             moments.setdefault(self.names.index(name), {})[quantity] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        self.began = time.monotonic()
         self.paced = at.step, self.began
 
     def result(self) -> Distilled:
