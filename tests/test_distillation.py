@@ -187,11 +187,12 @@ def test_a_cycle_is_as_long_as_there_is_time():
 
 def test_what_had_no_more_time_goes_on_when_it_is_given_some(tmp_path):
     teacher, draws, state = linear_teacher(), inputs(Gauss((4,))), tmp_path / "state"
-    late = distill(nn.Linear(4, 3), teacher, draws, settings(minutes=1e-6), state=state)
+    student = nn.Linear(4, 3)
+    late = distill(student, teacher, draws, settings(minutes=1e-6), state=state)
     assert late.ended == "the time is over"
-    again = distill(nn.Linear(4, 3), teacher, draws, settings(minutes=1e-6), state=state)
+    again = distill(student, teacher, draws, settings(minutes=1e-6), state=state)
     assert len(again.checks) == len(late.checks)
-    found = distill(nn.Linear(4, 3), teacher, draws, settings(minutes=1), state=state)
+    found = distill(student, teacher, draws, settings(minutes=1), state=state)
     assert found.ended == "all steps done"
     assert found.checks[: len(late.checks)] == late.checks
 
@@ -267,7 +268,8 @@ def test_states_of_others_and_damaged_ones_are_refused(tmp_path):
         (student, other, draws, settings()),
         (student, teacher, inputs(Gauss((4,)), seed=1), settings()),
         (student, teacher, draws, settings(lr=0.5)),
-        (nn.Sequential(nn.Linear(4, 3)), teacher, draws, settings()),
+        (nn.Sequential(student), teacher, draws, settings()),
+        (nn.Linear(4, 3), teacher, draws, settings()),
     ):
         with pytest.raises(RunError, match="is of another distillation"):
             distill(*given, state=state)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from fedbayes import seeds
 from fedbayes.errors import MessageError, ModelError, RunError
-from fedbayes.files import read_bytes, write_beside
+from fedbayes.files import digest, read_bytes, write_beside
 from fedbayes.fusion.draws import CHUNK, Draws, Kept
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import ChannelsLast, Teacher, divergence, set_training
 from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import Classes, Likelihood
-from fedbayes.messages import decode_file
+from fedbayes.messages import decode_file, encode
 from fedbayes.seals import check_seal, sealed
 from fedbayes.tensors import Tensors, pack, unpack
 
@@ -139,7 +139,7 @@ class _At:
     seconds: float = 0.0
     ended: str = ""
     asked: str = ""
-    """The settings that what follows depends on."""
+    """The settings that what follows depends on, and the digest of the start."""
 
 
 class _Run:
@@ -163,7 +163,8 @@ class _Run:
         self.half = self._half()
         empty = torch.empty(0, 3, dtype=torch.float64)
         self.at = _At({}, {}, {}, self.held_out[0][1][:64], empty)
-        self.at.asked = settings.model_dump_json(exclude={"minutes"})
+        start = digest(encode(_copies(student.state_dict())))
+        self.at.asked = f"{settings.model_dump_json(exclude={'minutes'})} from {start}"
         self.began = time.monotonic()
         self.paced = 0, self.began
         self.told: dict[int, tuple[Tensor, Tensor]] = {}
@@ -323,7 +324,7 @@ class _Run:
             at.ended = "outputs were no longer finite; try a lower learning rate"
         elif at.share >= 1:
             at.ended = "all steps done"
-        elif self.out_of_time:
+        elif at.step and self.out_of_time:
             at.ended = _LATE
         elif patience and len(since) and len(since) - int(since.argmin()) > patience:
             at.ended = f"no improvement in {patience} checks"
