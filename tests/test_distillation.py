@@ -54,7 +54,7 @@ def centred(f):
 
 def test_a_linear_network_becomes_the_least_squares_solution():
     teacher, draws = linear_teacher(), inputs(Correlated((4,)))
-    chosen = settings(steps=1500, lr=0.03, draws=8192)
+    chosen = settings(steps=700, lr=0.03, draws=8192, batch_size=128)
     torch.manual_seed(1)
     found = distill(First(2, 3), teacher, draws, chosen)
     x = draws.batch(99, 50_000)
@@ -74,7 +74,9 @@ def test_predictions_of_real_targets_become_the_mixtures():
     clients = [nn.Sequential(nn.Linear(4, 1), kind.head()) for _ in range(2)]
     teacher, draws = Teacher(clients, likelihood=kind), inputs(Correlated((4,)))
     student = nn.Sequential(First(2, 1), kind.head())
-    found = distill(student, teacher, draws, settings(steps=1500, lr=0.03, draws=8192))
+    found = distill(
+        student, teacher, draws, settings(steps=700, lr=0.03, draws=8192, batch_size=128)
+    )
     x = draws.batch(99, 50_000)
     with torch.no_grad():
         mean, variance = kind.moments(teacher(x))

@@ -88,8 +88,9 @@ def distill(
     """Train a network to say what the teacher says: min E_{x ~ draws} D(teacher(x) ‖ student(x)).
 
     D is the squared error of centred logits over the teacher's variance, or the divergence of
-    predictions. Inputs are augmented anew each time that they are seen, and the teacher is asked
-    then. The learning rate of Adam rises and falls once.
+    predictions. Inputs are augmented anew in every pass over the draws, and the teacher is asked
+    then; what it says is used in `repeats` steps, for asking all clients costs more than a step.
+    The learning rate of Adam rises and falls once.
 
     Args:
         student: where to start from; not changed.
