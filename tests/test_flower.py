@@ -1,6 +1,7 @@
 """Federations on Flower: the same numbers, private states that stay, and hostile nodes."""
 
 import math
+import os
 import threading
 import time
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedbayes.federation import state_store
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.state_store import StateStore
@@ -122,13 +124,54 @@ def test_states_are_kept_as_long_as_a_checkpoint_may_name_them(tmp_path):
     ticket, tickets = None, {}
     for number in range(1, 8):
         ticket = tickets[number] = store.save(b"state %d" % number, ticket, 5, number)
-        checkpoint = number // 3 * 3
-        for old in range(max(checkpoint, 1), number + 1):
+        # Until the next round begins, only the checkpoint before the newest is surely on the disk.
+        before = (number - 1) // 3 * 3 - 3
+        for old in range(max(before, 1), number + 1):
             assert store.load(tickets[old], 5) == b"state %d" % old
     with pytest.raises(EngineError, match="after round 2 is not in"):
         store.load(tickets[2], 5)
     with pytest.raises(EngineError, match="ticket"):
         store.load(b"../../etc/passwd:1:x", 5)
+
+
+@pytest.mark.parametrize(("every", "took"), [(1, {1, 2, 4, 5, 9}), (3, {1, 2, 4, 5, 7, 8, 11})])
+def test_what_two_checkpoints_name_is_there_whichever_reports_count(tmp_path, every, took):
+    """As against a server that is written down: what each of its checkpoints names."""
+    store, ticket, named = StateStore(tmp_path, every), None, {0: None}
+    for number in range(1, 13):
+        new = store.save(b"state %d" % number, ticket, 5, number)
+        # The checkpoint of the last round is being written while this one is trained.
+        newest = (number - 1) // every * every
+        for checkpoint in (newest, newest - every):
+            if named.get(checkpoint):
+                store.load(named[checkpoint], 5)
+        ticket = new if number in took else ticket
+        if number % every == 0:
+            named[number] = ticket
+    assert len(list(tmp_path.iterdir())) <= 2 * every + 1
+
+
+def test_a_state_is_on_the_disk_before_it_counts_and_halves_go(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(
+        state_store, "flush", lambda path: flushed.append((path.name, sorted(tmp_path.iterdir())))
+    )
+    old, new = tmp_path / ".a-5-1.safetensors.1f", tmp_path / ".a-5-2.safetensors.2f"
+    for half in (old, new):
+        half.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    store = StateStore(tmp_path)
+    ticket = store.save(b"state", None, 5, 1)
+    (half, before), (folder, after) = flushed
+    (path,) = set(after) - {old, new}
+    assert half.startswith(f".{path.name}.")
+    assert path not in before
+    assert folder == tmp_path.name
+    assert sorted(tmp_path.iterdir()) == sorted([new, path])
+    (tmp_path / f"{path.stem} (copy).safetensors").write_bytes(b"of its user")
+    for number in (2, 3, 4):
+        ticket = store.save(b"state", ticket, 5, number)
+    assert len(list(tmp_path.iterdir())) == 5  # 2 to 4, a half and the copy
 
 
 def reply(**changes):

@@ -4,15 +4,20 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fedbayes
-from fedbayes.errors import RunError
+from fedbayes import Config
+from fedbayes.errors import FedbayesError, ModelError, RunError
 from fedbayes.reports import gather, plot, write_page
 from fedbayes.tools.calibration import trust
+from fedbayes.tools.compare import compare, open_model
+from fedbayes.tools.evaluation_set import find_tests
 from fedbayes.tools.export import export
+from fedbayes.tools.model_files import read_models, read_with_card, write_model
 from tests.hostile import folders
 
 PLANTED = "from pathlib import Path\nPath({mark!r}).touch()\n"
@@ -150,3 +155,73 @@ def test_copies_of_a_folder_are_read_alike(own, tmp_path):
     one, two = gather([folder, again])
     assert one.metrics == two.metrics
     assert not mark.exists()
+
+
+@pytest.fixture
+def stranger(tmp_path, own, monkeypatch):
+    """A model file whose card names a stranger's method, network or likelihood, one at a time."""
+    folder, mark = own
+    weights, card = read_with_card(folder / "model.safetensors")
+
+    def make(**tables):
+        plain = {
+            "model": {"name": "mlp", "hidden": []},
+            "method": {"name": "fedavg"},
+            "task": {"likelihood": "categorical"},
+        }
+        path = tmp_path / "m.safetensors"
+        write_model(path, weights, replace(card, **(plain | tables)))
+        return path
+
+    return make, mark
+
+
+def tried(path, *given, model=None, run=None):
+    """As `fedbayes evaluate` does."""
+    settings = None if model is None else Config.load(None, [f"model.name={model}"]).model
+    tests = find_tests(path, run, ["data.name=digits", *given] if run is None else given)
+    return compare({"m": open_model(path, tests, settings)}, tests)[0].metrics["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("tables", "named"),
+    [
+        ({"task": {"likelihood": "ownmod:Likely"}}, "task.likelihood"),
+        ({"model": {"name": "ownmod:network"}}, "model.name"),
+        ({"model": {"name": "os:system", "arguments": {"command": "x"}}}, "model.name"),
+        ({"method": {"name": "ownmod:Mine"}}, "method.name"),
+    ],
+)
+def test_a_model_file_has_nothing_imported(stranger, tables, named):
+    make, mark = stranger
+    path = make(**tables)
+    with pytest.raises(ModelError, match=rf"its {named} is '.*--set {named}="):
+        tried(path)
+    assert not mark.exists()
+
+
+def test_what_a_user_names_too_is_imported(stranger, own):
+    make, _ = stranger
+    wanted = trust(own[0]).metrics["accuracy"]
+    run = own[0]
+    assert tried(run / "model.safetensors", run=run) == pytest.approx(wanted, abs=1e-6)
+    path = make(model={"name": "ownmod:network"}, task={"likelihood": "ownmod:Likely"})
+    with pytest.raises(ModelError, match=r"model.name is 'ownmod:network'"):
+        tried(path, "task.likelihood=ownmod:Likely")
+    assert tried(path, "task.likelihood=ownmod:Likely", model="ownmod:network") > 0
+    with pytest.raises(ModelError, match=r"task.likelihood is 'ownmod:Likely'"):
+        read_models([path])
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"task": {"likelihood": 5}},
+        {"task": {"target": 1}},
+        {"model": {"name": 5}},
+        {"model": {"x": 1}},
+    ],
+)
+def test_a_card_that_no_version_wrote_is_told(stranger, tables):
+    with pytest.raises(FedbayesError):
+        tried(stranger[0](**tables))

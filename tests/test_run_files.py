@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -21,10 +22,13 @@ import fedbayes
 from fedbayes import Result, Simulation
 from fedbayes.errors import FedbayesWarning, MessageError, RunError
 from fedbayes.messages import decode, metadata
+from fedbayes.reports import gather
+from fedbayes.runs import flusher
 from fedbayes.runs import folder as record
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.lock import RunLock
 from fedbayes.seals import check_seal, has_seal, sealed
+from fedbayes.tools.calibration import trust
 from fedbayes.tools.export import export
 from fedbayes.tools.model_files import read_with_card, write_model
 from tests.hostile import folders, kills
@@ -232,6 +236,31 @@ def test_a_lock_names_the_other_machine(tmp_path):
     RunLock(tmp_path).release()
 
 
+def test_a_lock_that_is_emptied_by_whoever_looks_still_names_its_holder(tmp_path, monkeypatch):
+    """As filelock 3.12 opens it."""
+    acquire = FileLock.acquire
+
+    def emptied(self, *given):
+        (tmp_path / ".lock").write_text("")
+        return acquire(self, *given)
+
+    monkeypatch.setattr(FileLock, "acquire", emptied)
+    lock = RunLock(tmp_path)
+    for _ in range(2):
+        with pytest.raises(RunError, match="this process itself is at work"):
+            RunLock(tmp_path)
+    lock.release()
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+    def refuse(self, *given):
+        raise NotImplementedError
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    with pytest.raises(RunError, match="has no locks"):
+        RunLock(tmp_path)
+
+
 def test_a_second_run_into_one_folder_finds_the_first(tmp_path):
     """Both have seen an empty folder; only one goes on."""
     first = Simulation(folders.config(), tmp_path / "run")
@@ -340,6 +369,92 @@ def test_lines_that_somebody_else_wrote_are_told(tmp_path):
             file.write(json.dumps({"round": 9}) + "\n")
         with pytest.raises(RunError, match="was changed while the run went on"):
             next(steps)
+
+
+@pytest.mark.parametrize("name", ["round-0000004 (copy).safetensors", "round-x", "round-4.bak"])
+def test_other_files_beside_checkpoints_and_states_stay_and_do_not_count(copy, name):
+    mine = [copy / "checkpoints" / name, copy / "clients" / f"0000000-0000001{name}"]
+    for path in mine:
+        path.write_bytes(b"of its user")
+    (copy / "clients" / ".cache").mkdir()
+    assert RunFolder(copy).rounds() == [4]
+    edit(copy, "rounds = 4", "rounds = 5")
+    assert fedbayes.resume(copy).summary["rounds"] == 5
+    assert all(path.exists() for path in mine)
+
+
+@pytest.mark.parametrize(
+    "line", [{}, {"round": "5"}, {"round": 5.0}, {"round": 4}, {"round": 6}, {"round": True}]
+)
+def test_a_line_of_no_round_or_another_is_damaged(copy, line):
+    for name in ("summary.json", "SHA256SUMS"):
+        (copy / name).unlink()
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    for use in (fedbayes.resume, lambda folder: RunFolder(folder).metrics()):
+        with pytest.raises(RunError, match=r"metrics.jsonl, line 5 is damaged"):
+            use(copy)
+    assert "line 5 is damaged" in str(gathered(copy))
+
+
+@pytest.mark.parametrize("metrics", [3, {"global": 0.5}, [1]])
+def test_figures_that_are_no_table_are_damaged(copy, metrics):
+    lines = (copy / "metrics.jsonl").read_text().splitlines()
+    lines[1] = json.dumps({"round": 2, "metrics": metrics})
+    (copy / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 2 is damaged"):
+        RunFolder(copy).metrics()
+
+
+def gathered(folder):
+    try:
+        return gather([folder])
+    except RunError as error:
+        return error
+
+
+def test_a_line_behind_the_end_of_a_run_is_told_and_never_sealed(copy, run):
+    whole, sums = (run / "metrics.jsonl").read_bytes(), (copy / "SHA256SUMS").read_bytes()
+    last = json.loads(whole.splitlines()[-1])
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**last, "round": 5, "global_accuracy": 0.99}) + "\n")
+    for use in (fedbayes.resume, Result):
+        with pytest.raises(RunError, match=r"metrics.jsonl is damaged, or SHA256SUMS beside it"):
+            use(copy)
+    assert "metrics.jsonl is damaged" in str(gathered(copy))
+    assert (copy / "SHA256SUMS").read_bytes() == sums
+    (copy / "summary.json").unlink()  # the way out that is named
+    (copy / "SHA256SUMS").unlink()
+    fedbayes.resume(copy)
+    assert (copy / "metrics.jsonl").read_bytes() == whole
+
+
+def test_a_run_that_has_not_ended_is_told_with_the_way_on(copy, tmp_path):
+    (copy / "model.safetensors").unlink()
+    words = rf"model.safetensors is gone; write it anew: fedbayes resume {copy}"
+    for use in (trust, lambda folder: export(folder, tmp_path / "x.pt")):
+        with pytest.raises(RunError, match=words):
+            use(copy)
+    fedbayes.resume(copy)
+    export(copy, tmp_path / "x.pt")
+    for name in ("model.safetensors", "summary.json", "SHA256SUMS"):
+        (copy / name).unlink()
+    uses = (trust, Result, lambda folder: export(folder, tmp_path / "y.pt"))
+    for use in (*uses, lambda folder: RunFolder(folder).model()):
+        with pytest.raises(RunError, match=f"has not ended.*: fedbayes resume {copy}$"):
+            use(copy)
+
+
+def test_all_private_states_go_to_the_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(flusher, "flush", lambda path: flushed.append(path.name))
+    config = folders.config(keep_checkpoints="all", cohort=4)
+    with Simulation(config, tmp_path / "run") as simulation:
+        for _ in simulation:
+            assert simulation.states.commit(keep_older=True) == []
+    states = sorted(path.name for path in (tmp_path / "run" / "clients").iterdir())
+    assert len(states) == 16
+    assert sorted(name for name in flushed if name in states) == states
 
 
 def test_the_config_is_compared_without_looking_names_up(copy):

@@ -6,16 +6,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 import fedbayes
 from fedbayes import Config, SeedRuns, Simulation
 from fedbayes.cli import app
-from fedbayes.errors import ConfigError, EngineError, RunError
+from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
 from fedbayes.federation.client_runtime import ClientRuntime, NoReport
 from fedbayes.runs.standing import flat
 
@@ -166,8 +168,11 @@ def test_interrupted_it_goes_on_where_it_was(tmp_path, monkeypatch):
 
 def test_a_folder_with_something_else_is_refused(tmp_path):
     fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "seeds")
-    with pytest.raises(RunError, match="runs with other settings"):
-        fedbayes.run_seeds(small(rounds=3), seeds=1, folder=tmp_path / "seeds")
+    for changed in (small(rounds=1, min_reports=2), small(rounds=3, min_reports=2)):
+        with pytest.raises(RunError, match=r"seeds holds runs with other settings:.*min_reports"):
+            fedbayes.run_seeds(changed, seeds=1, folder=tmp_path / "seeds")
+    with pytest.raises(RunError, match=r"other settings: rounds was 2, and is 1\. Take them back"):
+        fedbayes.run_seeds(small(rounds=1), seeds=1, folder=tmp_path / "seeds")
     with pytest.raises(RunError, match="already holds runs of several seeds"):
         fedbayes.run(small(), tmp_path / "seeds")
     with pytest.raises(RunError, match="holds runs of several seeds"):
@@ -177,9 +182,37 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
         fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "single")
     with pytest.raises(RunError, match="holds no runs of several seeds"):
         fedbayes.resume_seeds(tmp_path / "single")
-    fedbayes.run(small(rounds=1), tmp_path / "mixed" / "seed-0")
-    with pytest.raises(RunError, match="seed-0 holds a run with other settings"):
+    fedbayes.run(small(stop_after=1), tmp_path / "mixed" / "seed-0")
+    with pytest.raises(RunError, match=r"seed-0 holds a run with other settings: stop_after was 1"):
         fedbayes.run_seeds(small(), seeds=1, folder=tmp_path / "mixed")
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("call", ["run", "resume"])
+def test_runs_of_several_seeds_may_have_more_rounds(tmp_path, call, older):
+    folder = tmp_path / "seeds"
+    fedbayes.run_seeds(small(), seeds=2, folder=folder)
+    notes = folder / "seeds.toml"
+    if older:  # as before there was [privacy]
+        table = tomllib.loads(notes.read_text())
+        del table["privacy"]
+        table["aggregation"] |= {"noise": 0.0, "delta": 1e-5}
+        notes.write_text(tomli_w.dumps(table))
+    if call == "resume":
+        notes.write_text(notes.read_text().replace("rounds = 2", "rounds = 3"))
+    with pytest.warns(FedbayesWarning, match="rounds was 2, and is 3"):
+        more = (
+            fedbayes.resume_seeds(folder)
+            if call == "resume"
+            else fedbayes.run_seeds(small(rounds=3), seeds=2, folder=folder)
+        )
+    whole = fedbayes.run_seeds(small(rounds=3), seeds=2)
+    for seed, run in whole.runs.items():
+        one, two = (f / "model.safetensors" for f in (run.folder.path, folder / f"seed-{seed}"))
+        assert one.read_bytes() == two.read_bytes()
+    assert more.summary["metrics"]["rounds"]["values"] == [3, 3]
+    assert "rounds = 3" in notes.read_text()
+    assert not fedbayes.resume_seeds(folder).missing
 
 
 def test_weights_to_start_from_are_the_same_for_all_seeds(tmp_path):

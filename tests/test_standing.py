@@ -1,5 +1,7 @@
 """The best round, and the end of a run whose headline metric stands still."""
 
+import warnings
+
 import pytest
 
 import fedbayes
@@ -142,6 +144,35 @@ def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, mon
         else:
             break
     assert cut > 10
+
+
+@pytest.mark.parametrize("changes", [{}, LOCAL])
+@pytest.mark.parametrize("before", ["last", "all"])
+def test_the_best_is_kept_from_when_it_is_asked_for(tmp_path, changes, before):
+    """The best of the rounds whose checkpoints there are, which of `last` is the last alone."""
+    every = fedbayes.run(jumpy(**changes, keep_checkpoints="all"))
+    metric = every.summary["headline"]
+    told = [line[metric] for line in every.metrics]
+    best = told.index(max(told)) + 1
+    assert best < 8, "no test of anything"
+    interrupted(jumpy(**changes, keep_checkpoints=before), tmp_path / "run", best + 1)
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace(f'checkpoints = "{before}"', 'checkpoints = "best"'))
+    since = told[best:] if before == "last" else told
+    wanted = told.index(max(since), len(told) - len(since)) + 1
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with Simulation(None, tmp_path / "run") as simulation:
+            next(iter(simulation))
+        Simulation(None, tmp_path / "run").close()  # it is known when there are new digests too
+        again = fedbayes.resume(tmp_path / "run")
+    words = f"checkpoint of round {best}, the best so far, was not kept"
+    assert any(words in str(warning.message) for warning in said) == (before == "last")
+    assert again.summary["best_round"] == wanted
+    assert again.folder.rounds() == sorted({wanted, 9})
+    assert [line[metric] for line in again.metrics] == told
+    if changes is not LOCAL:
+        assert_identical(again.model, every.server(wanted).weights)
 
 
 def test_a_lost_best_checkpoint_is_told(tmp_path):

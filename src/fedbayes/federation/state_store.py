@@ -1,11 +1,17 @@
 """Private states of clients where the clients are: files, and tickets that name them."""
 
 import hashlib
+import re
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedbayes.errors import EngineError
+from fedbayes.files import flush
+
+HALF = 3600.0
+"""Seconds after which half a file is one that a killed process left."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +62,37 @@ class StateStore:
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         beside.touch(mode=0o600)
         beside.write_bytes(state)
+        flush(beside)
         beside.replace(path)
+        flush(self.folder)
+        self._remove_halves()
         if ticket and not self.keep_all:
             self._forget(owner, client, number, since=_read_ticket(ticket)[1])
         return f"{owner}:{number}:{hashlib.sha256(state).hexdigest()}".encode()
 
     def _forget(self, owner: str, client: int, number: int, *, since: int) -> None:
-        """Remove states that no checkpoint of the server can name any more."""
-        checkpoint = (number - 1) // self.checkpoint_every * self.checkpoint_every
-        if since > checkpoint:
-            return  # the checkpoint may name any older one
-        for path in self.folder.glob(f"{owner}-{client}-*.safetensors"):
-            if int(path.stem.rpartition("-")[2]) < since:
-                path.unlink(missing_ok=True)
+        """Remove states that no checkpoint of the server can name any more.
+
+        The newest checkpoint may not be on its disk yet, so the one before counts.
+        """
+        name = re.compile(rf"{owner}-{client}-([0-9]+)\.safetensors")
+        found = (name.fullmatch(path.name) for path in self.folder.iterdir())
+        states = {int(match[1]) for match in found if match}
+        # The server never took those between, since it still had the state before them.
+        gone = {state for state in states if since < state < number}
+        newest = (number - 1) // self.checkpoint_every * self.checkpoint_every
+        past = {state for state in states - gone if state <= newest - self.checkpoint_every}
+        for state in gone | past - {max(past, default=0)}:
+            self._path(owner, client, state).unlink(missing_ok=True)
+
+    def _remove_halves(self) -> None:
+        """Remove what killed processes left of files."""
+        for path in self.folder.glob(".*.safetensors.*"):
+            try:
+                if time.time() - path.stat().st_mtime > HALF:
+                    path.unlink()
+            except FileNotFoundError:  # another process was quicker
+                continue
 
     def _path(self, owner: str, client: int, number: int) -> Path:
         return self.folder / f"{owner}-{client}-{number}.safetensors"

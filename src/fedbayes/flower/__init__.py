@@ -115,7 +115,7 @@ def federation(
 
     def start(simulation: Simulation) -> "Engine":
         # As it was written: a resumed run reads its own copy of `model.weights`, nodes have theirs.
-        config = Config.load(simulation.folder.config_file)
+        config = Config.stored(simulation.folder.config_file)
         submission = Submission(link, app_files(config, simulation.data))
 
         def close() -> None:

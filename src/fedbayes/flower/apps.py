@@ -200,7 +200,7 @@ def _config(project: Path, context: Context) -> Config:
         overrides = shlex.split(given)
     except ValueError as error:
         raise ConfigError(f"set = {given!r} in the run config: {error}") from None
-    return Config.load(project / "config.toml", [*overrides, "engine=flower"])
+    return Config.stored(project / "config.toml", [*overrides, "engine=flower"])
 
 
 def _same(config: Config, folder: Path) -> None:

@@ -21,6 +21,7 @@ from fedbayes.metrics import Calibration, Coverage
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, Progress, RunFolder
+from fedbayes.runs.inventory import dotted
 from fedbayes.runs.standing import flat
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors, to, unpack
@@ -329,19 +330,10 @@ def _written(file: Path) -> datetime | None:
 def _settings(run: RunFolder) -> dict[str, Any]:
     """The config as it stands in the file: the method it names need not be installed here."""
     try:
-        return dict(_flat(parse_toml(read_text(run.config_file))))
+        settings = dotted(parse_toml(read_text(run.config_file)))
+        return {key: value for key, value in settings if value != {}}
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {run.config_file}: {error}") from None
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    entries: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            entries += _flat(value, f"{prefix}{key}.")
-        else:
-            entries.append((f"{prefix}{key}", value))
-    return entries
 
 
 def _model(run: RunFolder, runtime: ClientRuntime, progress: Progress | None) -> Tensors | None:

@@ -1,5 +1,6 @@
 """What a model file says of the model in it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -12,12 +13,16 @@ from fedbayes.data.wording import listed
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_likelihood
 from fedbayes.likelihoods.categorical import Categorical
-from fedbayes.runs.config import Config
+from fedbayes.runs.config import Config, complete_task
 
 WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std; 0 where missing"
 """What the network of a file of weights takes."""
 PROGRAM_INPUTS = "raw samples [n, ...], NaN where a value is missing"
 """What a program takes."""
+OWN = ("task.likelihood", "model.name", "method.name")
+"""Settings that may name what is in a module of the user's own."""
+_READERS = {"source", "trusted"}
+"""What a card does not say of itself."""
 _READING = set(SourceSettings.model_fields) - {"dir", "path"}
 
 
@@ -48,6 +53,10 @@ class Card:
     """The `[attack]` table of its config; empty of an honest run."""
     fedbayes: str = ""
     """Version of the package that wrote it."""
+    source: str = field(default="", compare=False)
+    """The file that it was read from; empty where a run folder says the same."""
+    trusted: frozenset[str] = field(default=frozenset(), compare=False)
+    """What may be imported although the file names it: its reader did too."""
 
     @classmethod
     def of(
@@ -83,27 +92,57 @@ class Card:
 
         Raises:
             ConfigError: it is not installed here.
+            ModelError: as for `require_trusted`.
         """
-        task = {"likelihood": "auto", **self.task}
+        self.require_trusted("task.likelihood")
+        task = complete_task({"likelihood": "auto", **self.task})
         return build_likelihood(task.pop("likelihood"), self.preprocessing.target, **task)
 
+    def require_trusted(self, key: str, *, way: str = "") -> None:
+        """See that nothing is imported, and no code run, because a stranger's file names it.
+
+        Args:
+            key: of the setting to be looked up, one of `OWN`.
+            way: what to do about it; by default how `fedbayes evaluate` is told.
+
+        Raises:
+            ModelError: it is `package.module:name` in a file whose reader did not name it.
+        """
+        table, _, entry = key.partition(".")
+        name = getattr(self, table).get(entry)
+        if self.source and isinstance(name, str) and ":" in name and name not in self.trusted:
+            way = way or f"If you trust it, name it too: fedbayes evaluate --set {key}={name}"
+            raise ModelError(
+                f"{self.source} says that its {key} is {name!r}, and no code is run because a "
+                f"file names it. {way}"
+            )
+
     @classmethod
-    def load(cls, text: str, source: str) -> "Card":
+    def load(cls, text: str, source: str, trusted: Collection[str] = ()) -> "Card":
         """The inverse of `dump`.
+
+        Args:
+            text: what `dump` gave.
+            source: the file that it is from.
+            trusted: what may be imported if it names it, as `package.module:name`.
 
         Raises:
             ModelError: it is no card; names the source.
         """
         try:
-            return TypeAdapter(cls).validate_json(text)
+            card = TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
             reason = error.errors()[0]
             place = ".".join(map(str, reason["loc"]))
             raise ModelError(f"the card of {source} is damaged: {place} {reason['msg']}") from None
+        for table, _, entry in (key.partition(".") for key in OWN):
+            if not isinstance(getattr(card, table).get(entry, ""), str):
+                raise ModelError(f"the card of {source} is damaged: {table}.{entry} is no text")
+        return replace(card, source=source, trusted=frozenset(trusted))
 
     def dump(self) -> str:
         """As JSON."""
-        return TypeAdapter(Card).dump_json(self).decode()
+        return TypeAdapter(Card).dump_json(self, exclude=_READERS).decode()
 
 
 def network_outputs(likelihood: Likelihood) -> str:

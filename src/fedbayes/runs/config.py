@@ -174,7 +174,15 @@ class Config(BaseModel):
         Raises:
             ConfigError: the file is unreadable, or as for `create`.
         """
-        settings = _read(file) if file is not None else {}
+        return cls._changed(_read(file) if file is not None else {}, overrides)
+
+    @classmethod
+    def stored(cls, file: Path, overrides: Iterable[str] = ()) -> Self:
+        """As `load`, of the settings that a run left, which may be an older version's."""
+        return cls._changed(renewed(_read(file)), overrides)
+
+    @classmethod
+    def _changed(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Self:
         for override in overrides:
             _override(settings, override)
         return cls.create(**settings)
@@ -210,6 +218,20 @@ class Config(BaseModel):
         if self.cohort > clients:
             raise ConfigError(f"cohort is {self.cohort}, but there are {clients} clients")
         return self.cohort
+
+
+def renewed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that a run left, by the names that they have now.
+
+    Versions that had no `[privacy]` wrote its noise and δ into `[aggregation]`, with the defaults
+    that they have today.
+    """
+    before = settings.get("aggregation")
+    if "privacy" in settings or not isinstance(before, dict):
+        return settings
+    moved = {key: before[key] for key in ("noise", "delta") if key in before}
+    kept = {key: value for key, value in before.items() if key not in moved}
+    return {**settings, "aggregation": kept, "privacy": moved}
 
 
 def settings(method: str | None = "fedavg", likelihood: str = "auto") -> list[Row]:

@@ -24,8 +24,9 @@ the end. What is read is compared with them, and where it differs nothing is gon
 import hashlib
 import json
 import os
+import re
 import warnings
-from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
 from fedbayes.runs.lock import RunLock
 from fedbayes.runs.scores import ClientScores
+from fedbayes.runs.standing import TABLES
 from fedbayes.seals import check_seal, has_seal, sealed
 from fedbayes.tensors import Tensors, pack, unpack
 
@@ -217,17 +219,18 @@ class ClientStates(MutableMapping[int, bytes]):
             return set()
         return {self._path(c, int(stored[c])) for c in stored.nonzero()[:, 0].tolist()}
 
-    def commit(self, best: Tensor | None = None) -> list[Path]:
+    def commit(self, best: Tensor | None = None, *, keep_older: bool = False) -> list[Path]:
         """Remove the states that neither the checkpoint just written names nor the one before.
 
         Args:
             best: the `stored` of another checkpoint that is kept, int64 [S]; None if there is none.
+            keep_older: whether all older checkpoints are kept, and so no state is removed.
 
         Returns:
             Files that were written since the last call.
         """
         self.retire(best)
-        self._retired += self._superseded
+        self._retired += [] if keep_older else self._superseded
         self._superseded = []
         written, self._new = self._new, []
         return [path for path in written if path.exists()]
@@ -253,9 +256,11 @@ class ClientStates(MutableMapping[int, bytes]):
         current, needed = self._named(self.stored), self._named(best)
         self._superseded = [path for path in needed - current if path.exists()]
         for path in self._folder.iterdir():
-            number = path.stem.rpartition("-")[2]
-            older = number.isdigit() and int(number) <= self.round
-            if path not in current | needed and not (keep_older and older):
+            name = _STATE.fullmatch(path.name)
+            if name is None or path in current | needed:
+                continue
+            half = name[2] is not None
+            if half or not (keep_older and int(name[1]) <= self.round):
                 path.unlink()
 
 
@@ -377,7 +382,7 @@ class RunFolder:
             RunError: there is no run here.
         """
         self.require_run()
-        config = Config.load(self.config_file)
+        config = Config.stored(self.config_file)
         start = config.model.weights
         if start is None:
             return config
@@ -558,8 +563,12 @@ class RunFolder:
             return int(name)
         raise RunError(f"{self.path} has no client {name!r}; there are {listed(names)}")
 
-    def save(self, progress: Progress) -> list[Path]:
+    def save(self, progress: Progress, best: int = 0) -> list[Path]:
         """Write a checkpoint: from here on the round counts.
+
+        Args:
+            progress: the state after it.
+            best: the round whose checkpoint is kept as the best; 0 for none.
 
         Returns:
             Files that have yet to reach the disk.
@@ -571,6 +580,7 @@ class RunFolder:
             self._lines_size,
             self._lines.hexdigest(),
             *self._headline,
+            best,
         )
         write_beside(newest, sealed(pack(progress), {INVENTORY: known.dump()}))
         return [self.metrics_file, newest, self.checkpoints]
@@ -585,7 +595,8 @@ class RunFolder:
 
     def rounds(self) -> list[int]:
         """The rounds that there are checkpoints of, ascending."""
-        return sorted(int(p.stem.rpartition("-")[2]) for p in self.checkpoints.glob("round-*"))
+        found = map(_CHECKPOINT.fullmatch, (path.name for path in self.checkpoints.glob("round-*")))
+        return sorted(int(name[1]) for name in found if name)
 
     def best_round(self) -> int | None:
         """The round that the run's models are of, where the best is kept; None for the last."""
@@ -708,7 +719,9 @@ class RunFolder:
 
     def _metrics(self) -> Iterator[tuple[Metrics, bytes]]:
         """The lines of all rounds, and as they are written."""
-        known = self.inventory()  # first: the file may grow meanwhile
+        known, sums = self.inventory(), None  # first: the file may grow meanwhile
+        with suppress(RunError):  # that they are damaged is told with the summary
+            sums = self._sums()
         try:
             data = read_bytes(self.metrics_file)
         except FileNotFoundError:
@@ -717,7 +730,7 @@ class RunFolder:
             raise RunError(f"cannot read {self.metrics_file}: {error.strerror}") from None
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             try:
-                yield _table(line), line + b"\n"
+                yield _line(line, number), line + b"\n"
             except ValueError as error:
                 raise RunError(
                     f"{self.metrics_file}, line {number} is damaged: {error}; {_START_AGAIN}"
@@ -729,9 +742,14 @@ class RunFolder:
                 f"{self.metrics_file} is damaged: its lines are not those that {self._newest} "
                 f"counts; {_START_AGAIN}"
             )
+        self._check_sum(self.metrics_file, data, sums)
 
     def drop_metrics_after(self, number: int) -> None:
-        """Forget the lines of rounds that did not complete."""
+        """Forget the lines of rounds that did not complete.
+
+        Args:
+            number: the round of the newest checkpoint.
+        """
         kept = b"".join(text for line, text in self._metrics() if line["round"] <= number)
         write_beside(self.metrics_file, kept)
         self._lines, self._lines_size = hashlib.sha256(kept), len(kept)
@@ -779,14 +797,25 @@ class RunFolder:
         Raises:
             RunError: it is not.
         """
+        self._check_sum(path, data, self._sums())
+
+    def _sums(self) -> dict[str, str] | None:
+        """Digests of what the run left at its end, by name; None where it has not ended, or under
+        an older version.
+
+        Raises:
+            RunError: they cannot be read.
+        """
         try:
-            text = read_text(self.sums_file)
-            sums = {name: value for value, name in (line.split("  ") for line in text.splitlines())}
+            lines = read_text(self.sums_file).splitlines()
+            return {name: value for value, name in (line.split("  ") for line in lines)}
         except FileNotFoundError:
-            return
+            return None
         except (OSError, ValueError) as error:
             raise RunError(f"{self.sums_file} is damaged: {error}") from None
-        if sums.get(path.name) != digest(data):
+
+    def _check_sum(self, path: Path, data: bytes, sums: Mapping[str, str] | None) -> None:
+        if sums is not None and sums.get(path.name) != digest(data):
             raise RunError(
                 f"{path} is damaged, or {self.sums_file.name} beside it is: it is not what the run "
                 f"left at its end. Put it back from a copy; or remove {self.summary_file} and "
@@ -800,7 +829,7 @@ class RunFolder:
             RunError: the run has not ended, its method has no global model, or the file is
                 damaged.
         """
-        if self.summary_file.exists() and not self.model_file.exists():
+        if not self.model_file.exists():
             summary = self.summary()
             if "model_round" not in summary:
                 raise RunError(
@@ -814,6 +843,10 @@ class RunFolder:
             if not data:
                 raise MessageError("it is empty")
             return decode_file(data, plain=True)
+        except FileNotFoundError:
+            raise RunError(
+                f"the model {self.model_file} is gone; write it anew: fedbayes resume {self.path}"
+            ) from None
         except (OSError, MessageError) as error:
             raise RunError(f"cannot read the model {self.model_file}: {error}") from None
 
@@ -825,8 +858,11 @@ class RunFolder:
         """
         try:
             data = read_bytes(self.summary_file)
-        except FileNotFoundError as error:
-            raise RunError(f"{self.path} has no summary yet: {error}") from None
+        except FileNotFoundError:
+            raise RunError(
+                f"the run in {self.path} has not ended, so it has no {self.summary_file.name}: go "
+                f"on with it: fedbayes resume {self.path}"
+            ) from None
         except OSError as error:
             raise RunError(f"cannot read {self.summary_file}: {error}") from None
         self.check_sum(self.summary_file, data)
@@ -836,6 +872,10 @@ class RunFolder:
             raise RunError(f"{self.summary_file} is damaged: {error}") from None
 
 
+_CHECKPOINT = re.compile(r"round-([0-9]{7}|[1-9][0-9]{7,})\.safetensors")
+"""The name of a checkpoint; of others, such as copies beside them, nothing is known."""
+_STATE = re.compile(r"\.?[0-9]{7,}-([0-9]{7,})\.safetensors(\.[0-9]+)?")
+"""The name of a private state, or of a half of one; others in its folder are somebody else's."""
 _TRIES = 20
 """How often a checkpoint is looked for while a run goes on that replaces it."""
 _OURS = {
@@ -877,6 +917,23 @@ def _table(text: str | bytes) -> Metrics:
     if not isinstance(table, dict):
         raise ValueError("it is no table")
     return table
+
+
+def _line(text: bytes, number: int) -> Metrics:
+    """The line of a round, its tables of figures being tables.
+
+    Raises:
+        ValueError: it is invalid, or that of another round.
+    """
+    line = _table(text)
+    if type(found := line.get("round")) is not int or found != number:
+        raise ValueError(f"it is not that of round {number}")
+    tables = [line.get(name, {}) for name in TABLES]
+    if isinstance(whose := line.get("metrics", {}), dict):
+        tables += whose.values()
+    if not all(isinstance(table, dict) for table in tables):
+        raise ValueError("its figures are in no table")
+    return line
 
 
 def first_progress(server: Tensors, clients: int, constants: str) -> Progress:

@@ -49,6 +49,9 @@ class Inventory:
     higher_is_better: bool = True
     """Whether a higher value of it is a better one."""
 
+    best: int = 0
+    """Round of the best checkpoint, which is kept beside this one; 0 if none is."""
+
     def dump(self) -> str:
         """As JSON."""
         return TypeAdapter(Inventory).dump_json(self).decode()
@@ -73,8 +76,8 @@ class Inventory:
         Raises:
             ValueError: the text is no TOML.
         """
-        before = dict(_flat(parse_toml(self.config)))
-        now = dict(_flat(parse_toml(config)))
+        before = dict(dotted(parse_toml(self.config)))
+        now = dict(dotted(parse_toml(config)))
         return {
             key: f"{key} was {_said(before, key)}, and is {_said(now, key)}"
             for key in sorted(before.keys() | now.keys())
@@ -86,10 +89,11 @@ class Inventory:
         return digest(data) == self.files.get(name, digest(data))
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their dotted names; a table without any is one itself."""
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from dotted(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -4,7 +4,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -185,15 +185,36 @@ class Simulation:
         """Why the headline metric ended the run before its last round; empty if it did not."""
         self.best: Progress | None = None
         """The state after the best round so far, where its checkpoint is kept."""
-        if self._keeps_best and self._standing.best_round:
-            self.best = self.folder.progress(self._standing.best_round)
+        if self._keeps_best:
+            self._take_up_best(lines)
         self.states = ClientStates(self.folder.clients, checkpoint.stored, checkpoint.digests)
         self.states.round = checkpoint.round
         self.states.check()
         self.states.remove_strays(
-            keep_older=self.config.keep_checkpoints == "all",
+            keep_older=self._keeps_all,
             best=self._stored_of_best,
         )
+
+    def _take_up_best(self, lines: Sequence[Metrics]) -> None:
+        """Take up the best round whose checkpoint is kept; say so where there was a better one."""
+        kept, known = self.folder.rounds(), self.folder.inventory()
+        if "keep_checkpoints" not in self.folder.config_changes():
+            kept = [known.best] if known is not None and known.best else []
+        if kept:
+            before = self._standing.best_round
+            self._standing = self._standing.best_among(
+                line for line in lines if line["round"] in kept
+            )
+            now = self._standing.best_round
+            if now != before:
+                warnings.warn(
+                    f"the checkpoint of round {before}, the best so far, was not kept; the best "
+                    f"is that of round {now or self._saved} until there is a better one",
+                    FedbayesWarning,
+                    stacklevel=4,
+                )
+        if self._standing.best_round:
+            self.best = self.folder.progress(self._standing.best_round)
 
     def _weights_after(self, checkpoint: Progress) -> Weights:
         """What reports weigh, by what clients have said so far."""
@@ -202,6 +223,10 @@ class Simulation:
             return Weights.of(self.method, most)
         first = checkpoint.weights if len(checkpoint.weights) else none_yet(self.clients)
         return Weights.of(self.method, most, first)
+
+    @property
+    def _keeps_all(self) -> bool:
+        return self.config.keep_checkpoints == "all"
 
     @property
     def _keeps_best(self) -> bool:
@@ -432,11 +457,11 @@ class Simulation:
         what a release spent must be known even after a power cut that follows it.
         """
         self._flusher.wait()
-        written = self.folder.save(self.progress)
+        written = self.folder.save(self.progress, 0 if self.best is None else self.best.round)
         before, self._saved = self._saved, self.progress.round
-        if self.config.keep_checkpoints != "all":
+        if not self._keeps_all:
             self.folder.keep({before, self._saved, *self._best_round})
-            written += self.states.commit(self._stored_of_best)
+        written += self.states.commit(self._stored_of_best, keep_older=self._keeps_all)
         self._flusher.start(written)
         if self.config.privacy.noise:
             self._flusher.wait()
@@ -449,7 +474,7 @@ class Simulation:
     def _tidy(self) -> None:
         """Wait until the last checkpoint is on the disk, and remove what it replaced."""
         self._flusher.wait()
-        if self.config.keep_checkpoints != "all" and self._saved:
+        if not self._keeps_all and self._saved:
             self.folder.keep({self._saved, *self._best_round})
             self.states.retire(self._stored_of_best)
 

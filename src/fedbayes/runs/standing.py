@@ -77,6 +77,11 @@ class Standing:
             return replace(standing, improved=value, waited=0)
         return replace(standing, waited=standing.waited + 1)
 
+    def best_among(self, lines: Iterable[dict[str, Any]]) -> Self:
+        """The same, but that the best round is that of these, which are of rounds so far."""
+        found = replace(self, best=-math.inf, best_round=0, clients=0).after_all(lines)
+        return replace(self, best=found.best, best_round=found.best_round)
+
     def after_all(self, lines: Iterable[dict[str, Any]]) -> Self:
         """The standing after these rounds."""
         standing = self

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fedbayes.errors import ConfigError
 from fedbayes.files import write_beside
 from fedbayes.runs.folder import Metrics
+from fedbayes.runs.inventory import dotted
 from fedbayes.runs.standing import flat
 
 if TYPE_CHECKING:
@@ -97,8 +98,9 @@ def _mlflow(simulation: "Simulation") -> Iterator[Log]:
             past = client.get_experiment_by_name("fedbayes")
             experiment = past.experiment_id if past else client.create_experiment("fedbayes")
             run = client.create_run(experiment, run_name=folder.name).info.run_id
-            settings = _flat("", simulation.config.model_dump(mode="json", exclude_none=True))
-            client.log_batch(run, params=[Param(k, v[:6000]) for k, v in settings.items()][:100])
+            settings = dotted(simulation.config.model_dump(mode="json", exclude_none=True))
+            params = [Param(key, str(value)[:6000]) for key, value in settings if value != {}]
+            client.log_batch(run, params=params[:100])
             write_beside(known, run.encode())
         logged = max((m.step for m in client.get_metric_history(run, "bytes_up")), default=0)
     except MlflowException as error:
@@ -135,14 +137,3 @@ def _numbers(line: Metrics) -> dict[str, float]:
         for key, value in flat(line).items()
         if isinstance(value, int | float) and key != "round" and math.isfinite(value)
     }
-
-
-def _flat(prefix: str, table: Metrics) -> dict[str, str]:
-    """Settings by their dotted names."""
-    flat: dict[str, str] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(f"{prefix}{key}.", value)
-        else:
-            flat[prefix + key] = str(value)
-    return flat

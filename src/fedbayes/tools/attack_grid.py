@@ -16,6 +16,7 @@ from fedbayes.federation.attacks import ATTACKS, find_attack
 from fedbayes.likelihoods import find_likelihood
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.inventory import Inventory
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
 from fedbayes.start import complete
@@ -157,8 +158,12 @@ class AttackGrid:
         run = RunFolder(cell.place(self.folder))
         if not run.config_file.exists():
             return False
-        if Config.load(run.config_file) != self._configs[cell]:
-            raise RunError(f"{run.path} holds a run with other settings; choose another folder")
+        before = Inventory(Config.stored(run.config_file).dump())
+        if changed := before.changes(self._configs[cell].dump()):
+            raise RunError(
+                f"{run.path} holds a run with other settings; choose another folder "
+                f"({'; '.join(changed.values())})"
+            )
         return run.summary_file.exists() and run.summary()["stopped_reason"] != "interrupted"
 
     def _run(self, cell: Cell) -> None:

@@ -92,16 +92,22 @@ def open_model(
     name = str(path)
     if is_program(path):
         return _program(path, tests)
-    stored, card = read_with_card(path)
+    stored, card = read_with_card(path, tests.trusted)
     weights = {n: t.float() if t.is_floating_point() else t for n, t in stored.items()}
     _refuse_own_order(card, name)
+    if card is not None and settings is not None and ":" in settings.name:
+        # Its name alone says no more than that the card's own network may be imported.
+        card = replace(card, trusted=card.trusted | {settings.name})
+        alone = settings == ModelSettings(name=settings.name)
+        settings = None if alone and card.model.get("name") == settings.name else settings
     preprocessing, whose, likelihood = tests.preprocessing, tests.standardized, tests.likelihood
     if card is not None:
         preprocessing, whose, likelihood = card.preprocessing, trained_in(name), card.likelihood
     count = parameter_count(weights)
     given = settings
     if settings is None and card is not None and card.model:
-        settings = ModelSettings.model_validate(card.model)
+        card.require_trusted("model.name")
+        settings = Config.create(model=card.model).model
     if settings is None and tests.model is not None and tests.model.name != "mlp":
         settings = tests.model
     if settings is None:
@@ -123,6 +129,7 @@ def open_model(
             own.adopt(tensors)
             return _raw(single_draw(tensors, own), preprocessing)
     elif card is not None and given is None:
+        card.require_trusted("method.name")
         config = Config.create(method=card.method)
         method, run = config.build_method(), build_run(config, network, likelihood, 1)
 

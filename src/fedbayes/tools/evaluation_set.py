@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models import ModelSettings, read_program
 from fedbayes.runs.build import build_data, build_likelihood, stored_data
-from fedbayes.runs.card import Card
+from fedbayes.runs.card import OWN, Card
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.tensors import Samples
@@ -40,6 +40,8 @@ class EvaluationSet:
     """Of models that bring none of their own."""
     model: ModelSettings | None = None
     """The network of models that do not say theirs, where a run is known that they are of."""
+    trusted: frozenset[str] = frozenset()
+    """What may be imported if a model file names it, as `package.module:name`."""
 
 
 def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> EvaluationSet:
@@ -56,6 +58,9 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     """
     keys = {entry.partition("=")[0].strip() for entry in given}
     named = bool(keys & {"data.path", "data.name"})
+    trusted = named_by(given)
+    if run is not None:
+        trusted |= _own_names(run)
     if run is not None and not named:
         idle = sorted(
             key for key in keys if key.startswith(("data.", "task.")) and key != "data.dir"
@@ -65,9 +70,12 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
                 f"{idle[0]} has no effect on the test sets of {run}; name other data with "
                 "--set data.path=FILE or --dataset, or leave it out"
             )
-        return _of_run(run, given)
-    card, source = _known(model, run)
-    task = sorted(key for key in keys if key.startswith("task"))
+        return replace(_of_run(run, given), trusted=trusted)
+    card, source = _known(model, run, trusted)
+    if card is not None:
+        # What the card says may be said again, so that it is trusted.
+        given = [entry for entry in given if not _repeats(entry, card)]
+    task = sorted(entry.partition("=")[0] for entry in given if entry.startswith("task"))
     if card is not None and task:
         raise ConfigError(
             f"{task[0]} has no effect: {source} says what is predicted "
@@ -84,11 +92,36 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
         given = ["data.partition=iid", *given]
     config = Config.load(None, given)
     if config.data.path is not None:
-        return _new_rows(config, config.data.path, card, source)
-    return _of_set(config, card, source)
+        tests = _new_rows(config, config.data.path, card, source)
+    else:
+        tests = _of_set(config, card, source)
+    return replace(tests, trusted=trusted)
 
 
-def _known(model: Path, run: Path | None) -> tuple[Card | None, str]:
+def named_by(given: Sequence[str]) -> frozenset[str]:
+    """What settings name as `package.module:name`, so that a model file may too."""
+    entries = (entry.partition("=") for entry in given)
+    values = {value.strip().strip("\"'") for key, _, value in entries if key.strip() in OWN}
+    return frozenset(value for value in values if ":" in value)
+
+
+def _own_names(run: Path) -> frozenset[str]:
+    """What the config of a run names likewise; whoever names the run trusts it."""
+    folder = RunFolder(run)
+    folder.refuse_changed_config()
+    config = folder.config()
+    names = (config.task["likelihood"], config.model.name, config.method["name"])
+    return frozenset(name for name in names if ":" in name)
+
+
+def _repeats(entry: str, card: Card) -> bool:
+    """Whether a setting is the user's own likelihood that the card has."""
+    key, _, value = entry.partition("=")
+    name = value.strip().strip("\"'")
+    return key.strip() == OWN[0] and ":" in name and name == card.task.get("likelihood")
+
+
+def _known(model: Path, run: Path | None, trusted: frozenset[str]) -> tuple[Card | None, str]:
     """The card that says how data are standardized, and where it is from."""
     if run is not None:
         folder = RunFolder(run)
@@ -98,9 +131,9 @@ def _known(model: Path, run: Path | None) -> tuple[Card | None, str]:
         return Card.of(config, preprocessing, 0), str(run)
     if is_program(model):
         text = read_program(model)[1]
-        card = Card.load(text, str(model)) if text else None
+        card = Card.load(text, str(model), trusted) if text else None
     else:
-        card = read_with_card(model)[1]
+        card = read_with_card(model, trusted)[1]
     return card, str(model) if card is not None else ""
 
 
@@ -125,7 +158,7 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
     config = folder.config()
     where = [entry for entry in given if entry.partition("=")[0].strip() == "data.dir"]
     if where:
-        place = Config.load(folder.config_file, where).data.dir
+        place = Config.stored(folder.config_file, where).data.dir
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": place})})
     data = stored_data(config, folder)
     return EvaluationSet(

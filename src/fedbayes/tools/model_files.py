@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from fedbayes.targets import Target
 from fedbayes.tensors import Samples, Tensors
 
 
-def read_with_card(path: Path) -> tuple[Tensors, Card | None]:
+def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, Card | None]:
     """The weights in a model file, and what is said of them.
 
     A client's state in the folder of a run has no card of its own: its run says as much.
@@ -44,7 +44,7 @@ def read_with_card(path: Path) -> tuple[Tensors, Card | None]:
         with suppress(OSError):  # which is told below
             beside.check_sum(beside.model_file, read_bytes(path))
     weights, text = read_model(path)
-    return weights, Card.load(text, str(path)) if text else None
+    return weights, Card.load(text, str(path), trusted) if text else None
 
 
 def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tuple[Tensors, Card]:
@@ -83,6 +83,9 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     )
 
 
+_ALONE = "To fuse it, save its weights alone, without a card: torch.save(weights, 'FILE.pt')"
+
+
 def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
     """Fully connected networks from files, each read once, by path.
 
@@ -94,6 +97,8 @@ def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
         if str(path) in models:
             raise ModelError(f"{path} is named twice; a model counts once")
         weights, card = read_with_card(path)
+        if card is not None:
+            card.require_trusted("task.likelihood", way=_ALONE)
         if card is not None and card.likelihood.head() is not None:
             raise ModelError(
                 f"{path} has learnt noise behind its network, which is of no neuron that could be "

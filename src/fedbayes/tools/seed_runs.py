@@ -5,7 +5,7 @@
     seeds.json     mean and standard deviation of their metrics
 
 Runs that have ended are not run again, so the same call goes on where it was broken off, and a call
-with more seeds adds to what is there.
+with more seeds, or more rounds, adds to what is there.
 """
 
 import json
@@ -23,8 +23,9 @@ from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.files import parse_json, parse_toml, read_text, write_beside
 from fedbayes.runs.activity import Notify, unnoticed
-from fedbayes.runs.config import Config
+from fedbayes.runs.config import Config, renewed
 from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder
+from fedbayes.runs.inventory import FREE, Inventory
 from fedbayes.runs.result import Result
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
@@ -33,6 +34,9 @@ from fedbayes.start import Listener, complete
 
 COSTS = ("rounds", "bytes_down", "bytes_up", "seconds")
 """What a summary has beside its metrics of which there are mean and standard deviation."""
+
+_FREE = set(FREE) - {"stop_after", "stop_min_improvement", "evaluate_every", "keep_checkpoints"}
+"""Settings that runs which enter one mean need not share while they are run; rounds grow only."""
 
 
 class SeedRuns:
@@ -62,8 +66,9 @@ class SeedRuns:
         self._configs = {seed: _with_seed(config, seed) for seed in self.seeds}
         if RunFolder(self.folder).config_file.exists():
             raise RunError(f"{self.folder} already holds a single run; choose another folder")
-        if (self.folder / SEEDS_FILE).exists() and _read(self.folder)[0] != _shared(config):
-            raise RunError(f"{self.folder} holds runs with other settings; choose another folder")
+        if (self.folder / SEEDS_FILE).exists():
+            before = Config.create(**_read(self.folder)[0])
+            _refuse_others(self.folder, "runs", _with_seed(before, config.seed), config)
 
     @classmethod
     def stored(cls, folder: Path | str) -> Self:
@@ -92,9 +97,13 @@ class SeedRuns:
         run = RunFolder(self.place(seed))
         if not run.config_file.exists():
             return False
-        if Config.load(run.config_file) != self._configs[seed]:
-            raise RunError(f"{run.path} holds a run with other settings; choose another folder")
-        if not run.summary_file.exists() or run.summary()["stopped_reason"] == "interrupted":
+        config = self._configs[seed]
+        _refuse_others(run.path, "a run", Config.stored(run.config_file), config)
+        if not run.summary_file.exists():
+            return False
+        summary = run.summary()
+        reason, rounds = summary["stopped_reason"], summary["rounds"]
+        if reason == "interrupted" or (reason == "completed" and rounds < config.rounds):
             return False
         if (lines := run.metrics()) and all(line["skipped"] for line in lines):
             raise RunError(
@@ -110,12 +119,14 @@ class SeedRuns:
         Raises:
             RunError: it would start from other weights than the runs that are there.
         """
-        there = RunFolder(self.place(seed)).config_file.exists()
+        run, config = RunFolder(self.place(seed)), self._configs[seed]
+        there = run.config_file.exists()
         if not there:
-            self._same_start(self._configs[seed].model.weights)
-        simulation = Simulation(
-            None if there else self._configs[seed], self.place(seed), notify=notify
-        )
+            self._same_start(config.model.weights)
+        elif Config.stored(run.config_file) != config:
+            run.refuse_while_locked()
+            write_beside(run.config_file, config.dump().encode())
+        simulation = Simulation(None if there else config, self.place(seed), notify=notify)
         # Only now is the config known to be sound.
         self._table_file.unlink(missing_ok=True)  # it lacks this run
         self._note()
@@ -326,6 +337,20 @@ def _with_seed(config: Config, seed: int) -> Config:
     return Config.create(**{**config.model_dump(), "seed": seed})
 
 
+def _refuse_others(folder: Path, what: str, before: Config, now: Config) -> None:
+    """See that runs go on with the settings that they had, but for more rounds and other places.
+
+    Raises:
+        RunError: others differ; says which.
+    """
+    changed = Inventory(before.dump()).changes(now.dump())
+    if before.rounds > now.rounds or not changed.keys() <= _FREE:
+        raise RunError(
+            f"{folder} holds {what} with other settings: {'; '.join(changed.values())}. Take them "
+            "back, or choose another folder"
+        )
+
+
 def _shared(config: Config) -> dict[str, Any]:
     """The settings but the seed, as they are written."""
     settings = config.model_dump(mode="json", exclude_none=True)
@@ -338,7 +363,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[int]]:
     path = folder / SEEDS_FILE
     try:
         settings = parse_toml(read_text(path))
-        return settings, settings.pop("seeds")
+        seeds = settings.pop("seeds")
+        return renewed(settings), seeds
     except FileNotFoundError:
         raise RunError(f"{folder} holds no runs of several seeds: it has no {SEEDS_FILE}") from None
     except (OSError, ValueError, KeyError) as error:
