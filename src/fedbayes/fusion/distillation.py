@@ -15,18 +15,21 @@ from torch import Tensor, nn
 
 from fedbayes import seeds
 from fedbayes.errors import MessageError, ModelError, RunError
-from fedbayes.files import read_bytes, write_beside
+from fedbayes.files import digest, read_bytes, write_beside
 from fedbayes.fusion.draws import CHUNK, Draws, Kept
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import ChannelsLast, Teacher, divergence, set_training
 from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import Classes, Likelihood
-from fedbayes.messages import decode_file
+from fedbayes.messages import decode_file, encode
 from fedbayes.seals import check_seal, sealed
 from fedbayes.tensors import Tensors, pack, unpack
 
 STATISTICS = 4096
 """Draws that running statistics of batch normalization are recomputed on."""
+LESSONS = 32
+"""Batches that come before one comes again, if they are repeated."""
+_LATE = "the time is over"
 _TRUSTED = 5
 """Steps after which their time is taken for that of the others."""
 
@@ -85,8 +88,9 @@ def distill(
     """Train a network to say what the teacher says: min E_{x ~ draws} D(teacher(x) ‖ student(x)).
 
     D is the squared error of centred logits over the teacher's variance, or the divergence of
-    predictions. Inputs are augmented anew each time that they are seen, and the teacher is asked
-    then. The learning rate of Adam rises and falls once.
+    predictions. Inputs are augmented anew in every pass over the draws, and the teacher is asked
+    then; what it says is used in `repeats` steps, for asking all clients costs more than a step.
+    The learning rate of Adam rises and falls once.
 
     Args:
         student: where to start from; not changed.
@@ -136,7 +140,7 @@ class _At:
     seconds: float = 0.0
     ended: str = ""
     asked: str = ""
-    """The settings that what follows depends on."""
+    """The settings that what follows depends on, and the digest of the start."""
 
 
 class _Run:
@@ -160,9 +164,11 @@ class _Run:
         self.half = self._half()
         empty = torch.empty(0, 3, dtype=torch.float64)
         self.at = _At({}, {}, {}, self.held_out[0][1][:64], empty)
-        self.at.asked = settings.model_dump_json(exclude={"minutes"})
+        start = digest(encode(_copies(student.state_dict())))
+        self.at.asked = f"{settings.model_dump_json(exclude={'minutes'})} from {start}"
         self.began = time.monotonic()
         self.paced = 0, self.began
+        self.told: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _held_out(self) -> list[tuple[Tensor, Tensor]]:
         """Held-out draws and what the teacher says of them, in pieces."""
@@ -222,6 +228,19 @@ class _Run:
             x = self.draws.augmented(x, seeds.torch_rng(seed, "augmentation", round=step))
         return x.to(self.device)
 
+    def lesson(self, step: int) -> tuple[Tensor, Tensor]:
+        """The batch of a step and what the teacher says: some batches come, then again."""
+        block, place = divmod(step, LESSONS * self.settings.repeats)
+        number = block * LESSONS + place % LESSONS
+        if number not in self.told:
+            x = self.inputs(number)
+            with torch.no_grad():
+                self.told[number] = x, self.teacher(x)
+        lesson = self.told[number]
+        if place >= LESSONS * (self.settings.repeats - 1):
+            del self.told[number]
+        return lesson
+
     def loss(self, outputs: Tensor, said: Tensor) -> Tensor:
         """What is minimized."""
         if self.settings.loss == "kl" or not isinstance(self.kind, Classes):
@@ -234,12 +253,10 @@ class _Run:
         at, settings = self.at, self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = settings.lr * cycle(at.share, settings.warmup)
-        x = self.inputs(at.step)
         set_training(self.module, True)
         with seeds.global_rng(self.draws.seed, "layers", round=at.step, device=self.device):
             with self.precision():
-                with torch.no_grad():
-                    said = self.teacher(x)
+                x, said = self.lesson(at.step)
                 outputs = self.network(x)
             self.optimizer.zero_grad()
             torch.autograd.backward(self.loss(outputs.float(), said))
@@ -288,7 +305,7 @@ class _Run:
     def progress(self) -> Progress:
         """As it is told."""
         at = self.at
-        left = self.remaining() * self.pace if at.step > self.paced[0] else math.nan
+        left = (self.remaining() - 1) * self.pace if at.step > self.paced[0] else math.nan
         last = float(at.checks[-1, 1])
         return Progress(at.step, at.share, last, self.seconds, 0.0 if at.ended else left)
 
@@ -308,8 +325,8 @@ class _Run:
             at.ended = "outputs were no longer finite; try a lower learning rate"
         elif at.share >= 1:
             at.ended = "all steps done"
-        elif self.out_of_time:
-            at.ended = "the time is over"
+        elif at.step and self.out_of_time:
+            at.ended = _LATE
         elif patience and len(since) and len(since) - int(since.argmin()) > patience:
             at.ended = f"no improvement in {patience} checks"
 
@@ -361,14 +378,15 @@ class _Run:
                 f"the state {path} is of another distillation: settings, network, clients or "
                 "inputs differ; name another file, or remove it to start again"
             )
-        self.at = at
+        self.at, self.began = at, time.monotonic()
+        if at.ended == _LATE and not self.out_of_time:
+            at.ended = ""
         self.module.load_state_dict(at.student)
         moments: dict[int, dict[str, Tensor]] = {}
         for key, tensor in at.moments.items():
             quantity, _, name = key.partition(":")
             moments.setdefault(self.names.index(name), {})[quantity] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        self.began = time.monotonic()
         self.paced = at.step, self.began
 
     def result(self) -> Distilled:

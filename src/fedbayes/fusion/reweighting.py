@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbayes import seeds
 from fedbayes.data.wording import listed
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, ModelError
 from fedbayes.fusion.draws import Draws
 
 CANDIDATES = 4
@@ -27,6 +27,7 @@ def entropy_balance(
     base: Tensor | None = None,
     *,
     names: Sequence[str] = (),
+    slack: float = 0.0,
     tolerance: float = 1e-3,
 ) -> Tensor:
     """Weights nearest to the base weights under which the means of features are as wanted.
@@ -36,7 +37,9 @@ def entropy_balance(
         wanted: their means m, [d].
         base: weights q, at least 0, [n]; equal ones by default.
         names: of the features, for errors.
-        tolerance: how far a mean may be from m, in standard deviations of the feature.
+        slack: above 0, means may be missed: the weights are those of the least
+            KL(w ‖ q) + Σ_j ((E_w g_j − m_j) / std_j)² / (2 slack), which there always are.
+        tolerance: without slack, how far a mean may be from m, in standard deviations.
 
     Returns:
         float64 [n]; they add to 1.
@@ -60,15 +63,15 @@ def entropy_balance(
     scale = np.where(spread > 1e-12 * (1 + np.abs(m)), spread, 1.0)
     z = (g[taken] - m) / scale
     weights = np.zeros(len(g))
-    weights[taken] = _tilted(z, np.log(q[taken]))
+    weights[taken] = _tilted(z, np.log(q[taken]), slack)
     missed = np.abs(weights[taken] @ z)
-    if not (missed <= tolerance).all():
+    if not slack and not (missed <= tolerance).all():
         raise DataError(_unmet(g[taken], m, missed > tolerance, weights @ g, names))
     return torch.from_numpy(weights)
 
 
-def _tilted(z: np.ndarray, log_q: np.ndarray) -> np.ndarray:
-    """The weights of the least dual log Σ_i q_i exp(λ·z_i)."""
+def _tilted(z: np.ndarray, log_q: np.ndarray, slack: float) -> np.ndarray:
+    """The weights of the least dual log Σ_i q_i exp(λ·z_i) + slack |λ|² / 2."""
 
     def weights(tilt: np.ndarray) -> tuple[float, np.ndarray]:
         logs = log_q + z @ tilt
@@ -78,13 +81,13 @@ def _tilted(z: np.ndarray, log_q: np.ndarray) -> np.ndarray:
 
     def value(tilt: np.ndarray) -> tuple[float, np.ndarray]:
         dual, w = weights(tilt)
-        return dual, w @ z
+        return dual + slack * float(tilt @ tilt) / 2, w @ z + slack * tilt
 
     def curvature(tilt: np.ndarray) -> np.ndarray:
         w = weights(tilt)[1]
         centred = z - w @ z
         found: np.ndarray = (w[:, None] * centred).T @ centred
-        return found
+        return found + slack * np.eye(len(tilt))
 
     found = minimize(
         value, np.zeros(z.shape[1]), jac=True, hess=curvature, method="trust-exact",
@@ -117,6 +120,7 @@ class Balanced:
         features: of inputs, [n, ...] to [n, d]: a teacher's probabilities of the classes, say.
         wanted: their means, [d].
         names: of the features, for errors.
+        slack: as `entropy_balance` has it.
     """
 
     def __init__(
@@ -125,8 +129,10 @@ class Balanced:
         features: Callable[[Tensor], Tensor],
         wanted: Tensor,
         names: Sequence[str] = (),
+        slack: float = 0.0,
     ) -> None:
-        self.draws, self.features, self.wanted, self.names = draws, features, wanted, names
+        self.draws, self.features, self.wanted = draws, features, wanted
+        self.names, self.slack = names, slack
 
     @property
     def seed(self) -> int:
@@ -145,10 +151,58 @@ class Balanced:
         """
         x = self.draws.batch(number, CANDIDATES * count)
         with torch.no_grad():
-            weights = entropy_balance(self.features(x), self.wanted, names=self.names)
+            features = self.features(x)
+        weights = entropy_balance(features, self.wanted, names=self.names, slack=self.slack)
         purpose = "balance" if number >= 0 else "balance held out"
         rng = seeds.numpy_rng(self.seed, purpose, round=abs(number))
         # Systematic resampling: each input as often as its weight says, but for less than one.
         ends = np.cumsum(weights.numpy())
         rows = np.searchsorted(ends / ends[-1], (rng.random() + np.arange(count)) / count)
         return x[torch.from_numpy(rng.permutation(rows.clip(max=len(x) - 1)))]
+
+
+class Normalized:
+    """What batch normalization keeps of a client's data, as features of inputs and their means.
+
+    Calls give, for each input, the mean and the mean square of what each normalized channel gets,
+    [n, 2 channels]; `wanted` has them over the client's data, from its running statistics.
+
+    Args:
+        module: a client's network, in evaluation mode when it is called.
+
+    Raises:
+        ModelError: it has no running statistics.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.layers = [
+            layer
+            for layer in module.modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None
+        ]
+        if not self.layers:
+            raise ModelError("the network keeps no running statistics of its inputs")
+        means, variances = (
+            torch.cat([getattr(layer, name).detach() for layer in self.layers])
+            for name in ("running_mean", "running_var")
+        )
+        self.wanted = torch.cat([means, variances + means.square()])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Features of inputs."""
+        seen: dict[nn.Module, Tensor] = {}
+
+        def keep(layer: nn.Module, given: tuple[Tensor]) -> None:
+            seen[layer] = given[0].flatten(2) if given[0].ndim > 2 else given[0][..., None]
+
+        hooks = [layer.register_forward_pre_hook(keep) for layer in self.layers]
+        try:
+            with torch.no_grad():
+                self.module(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        means = [seen[layer].mean(-1) for layer in self.layers]
+        squares = [seen[layer].square().mean(-1) for layer in self.layers]
+        return torch.cat(means + squares, dim=1)

@@ -95,7 +95,7 @@ class Seeker:
         step costs one network in place of all.
         """
         shares = self.teacher.shares
-        if shares is None or shares.ndim == 1 or not self.settings.one:
+        if shares is None or shares.ndim == 1:
             return self._ascent(self.teacher, x, wanted)
         asked = torch.multinomial(shares.T[wanted.cpu()], 1, generator=rng)[:, 0].to(x.device)
         slope = torch.empty_like(x)

@@ -15,7 +15,6 @@ class SeekingSettings(BaseModel):
     size: float = Field(
         0.05, gt=0, description="length of a step, root mean square in standard deviations"
     )
-    one: bool = True
 
 
 class DistillationSettings(BaseModel):
@@ -23,11 +22,14 @@ class DistillationSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    steps: int = Field(4000, ge=1, description="steps of Adam at most")
+    steps: int = Field(6000, ge=1, description="steps of Adam at most")
     batch_size: int = Field(64, ge=1, description="inputs in a step")
-    lr: float = Field(1e-3, gt=0, description="highest learning rate of the cycle")
+    repeats: int = Field(
+        3, ge=1, description="steps that use a batch and what the teacher says of it"
+    )
+    lr: float = Field(5e-4, gt=0, description="highest learning rate of the cycle")
     warmup: float = Field(
-        0.3, ge=0, lt=1, description="share of the steps in which the learning rate rises"
+        0.1, ge=0, lt=1, description="share of the steps in which the learning rate rises"
     )
     draws: int = Field(
         16_384, ge=1, description="different inputs; then they come again, augmented anew"

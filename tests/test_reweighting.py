@@ -1,0 +1,147 @@
+"""Entropy balancing against closed forms and a general optimizer."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import nn
+
+from fedbayes.errors import DataError, ModelError
+from fedbayes.fusion.reweighting import Balanced, Normalized, entropy_balance
+from tests.toy_inputs import Gauss, inputs
+
+
+def test_a_gaussian_is_tilted_exponentially():
+    """Of draws of N(0, 1), weights of mean m are those of N(m, 1): w ∝ exp(m x)."""
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(20_000, 1)))
+    m = 0.4
+    weights = entropy_balance(x, torch.tensor([m]))
+    # The tilt that meets the mean of these very draws.
+    wanted = torch.softmax(x[:, 0] * (m - float(x.mean())) / float(x.var()), 0)
+    tilt = torch.log(weights)
+    slope = np.polyfit(x[:, 0].numpy(), tilt.numpy(), 1)[0]
+    assert slope == pytest.approx(m, abs=0.03)
+    assert float((tilt - slope * x[:, 0]).std()) < 1e-9
+    assert float((weights - wanted).abs().sum()) < 0.03
+    assert float(weights @ (x[:, 0] - m).square()) == pytest.approx(1, abs=0.05)
+
+
+def test_two_values_have_one_solution():
+    """Draws 0 and 1, mean m: the ones weigh m together, whatever the base weights among them."""
+    x = torch.tensor([[0.0], [0.0], [0.0], [1.0], [1.0]])
+    base = torch.tensor([1.0, 1.0, 2.0, 3.0, 1.0])
+    found = entropy_balance(x, torch.tensor([0.3]), base)
+    wanted = torch.tensor([0.7 / 4, 0.7 / 4, 0.7 / 2, 0.3 * 3 / 4, 0.3 / 4]).double()
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
+
+
+def test_no_other_weights_are_nearer():
+    """The primal problem, by a general optimizer with constraints."""
+    rng = np.random.default_rng(1)
+    g = rng.normal(size=(12, 2))
+    m = np.array([0.3, -0.2])
+    found = entropy_balance(torch.from_numpy(g), torch.from_numpy(m)).numpy()
+    primal = minimize(
+        lambda w: float(np.sum(w * np.log(np.maximum(w, 1e-300) * 12))),
+        np.full(12, 1 / 12),
+        bounds=[(1e-12, 1)] * 12,
+        constraints=[
+            {"type": "eq", "fun": lambda w: w.sum() - 1},
+            {"type": "eq", "fun": lambda w: w @ g - m},
+        ],
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    assert primal.success
+    np.testing.assert_allclose(found, primal.x, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6))
+def test_means_are_met_wherever_they_can_be(seed, features):
+    rng = np.random.default_rng(seed)
+    g = torch.from_numpy(rng.normal(size=(60, features)) * rng.lognormal(0, 3, features))
+    g = torch.cat([g, g.sum(1, keepdim=True)], 1)  # one of them follows from the others
+    wanted = torch.from_numpy(rng.dirichlet(np.ones(60))) @ g
+    weights = entropy_balance(g, wanted)
+    assert (weights >= 0).all()
+    assert float(weights.sum()) == pytest.approx(1)
+    assert ((weights @ g - wanted).abs() <= 1e-3 * g.std(0)).all()
+
+
+def test_means_that_no_weights_meet_are_told():
+    g = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+    with pytest.raises(DataError, match=r"size is to be 3 and lies between 0 and 2"):
+        entropy_balance(g, torch.tensor([3.0, 1.0]), names=["size", "colour"])
+    with pytest.raises(DataError, match=r"all means together: .*colour"):
+        entropy_balance(g, torch.tensor([0.5, 1.5]), names=["size", "colour"])
+
+
+@pytest.mark.parametrize(
+    ("features", "wanted", "base", "match"),
+    [
+        (torch.ones(3, 2), torch.ones(3), None, "belong together"),
+        (torch.ones(3, 2), torch.full((2,), torch.nan), None, "finite"),
+        (torch.ones(3, 2), torch.ones(2), -torch.ones(3), "at least 0"),
+        (torch.ones(0, 2), torch.ones(2), None, "belong together"),
+    ],
+)
+def test_what_does_not_fit_is_refused(features, wanted, base, match):
+    with pytest.raises(DataError, match=match):
+        entropy_balance(features, wanted, base)
+
+
+def test_draws_that_are_taken_have_the_means():
+    def signs(x):
+        return (x[:, :2] > 0).float()
+
+    balanced = Balanced(inputs(Gauss((3,))), signs, torch.tensor([0.9, 0.2]))
+    x = balanced.batch(4, 4000)
+    assert x.shape == (4000, 3)
+    assert signs(x).mean(0).tolist() == pytest.approx([0.9, 0.2], abs=0.005)
+    assert torch.equal(x, balanced.batch(4, 4000))
+    assert not torch.equal(x, balanced.batch(5, 4000))
+
+
+def test_with_slack_there_are_always_weights():
+    """Of the objective as it is stated, no other weights have less."""
+    rng = np.random.default_rng(2)
+    g = rng.normal(size=(15, 3))
+    m = np.array([5.0, 0.0, -1.0])
+    spread = g.std(0)
+
+    def objective(logits):
+        w = np.exp(logits - logits.max())
+        w = w / w.sum()
+        missed = (w @ g - m) / spread
+        return float(np.sum(w * np.log(np.maximum(w * 15, 1e-300))) + missed @ missed / (2 * 0.5))
+
+    found = entropy_balance(torch.from_numpy(g), torch.from_numpy(m), slack=0.5).numpy()
+    best = minimize(objective, np.zeros(15), options={"gtol": 1e-9})
+    assert objective(np.log(found)) <= best.fun + 1e-7
+
+
+def test_statistics_of_batch_normalization_can_be_met():
+    """Draws weighted to another client's running statistics have them, layer by layer."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.BatchNorm1d(12)
+    )
+    for layer in network:
+        if hasattr(layer, "momentum"):
+            layer.momentum = None
+    network(1.1 * torch.randn(4000, 2, 4, 4) + 0.1)
+    network.eval()
+    features = Normalized(network)
+    x = torch.randn(4000, 2, 4, 4)
+    weights = entropy_balance(features(x), features.wanted).float()[:, None, None, None]
+    for place in (0, 2):
+        given = network[:place](x)
+        mean = (weights * given).sum(0).mean((1, 2))
+        square = (weights * given.square()).sum(0).mean((1, 2))
+        torch.testing.assert_close(mean, network[place].running_mean, atol=2e-3, rtol=0)
+        found = square - mean.square()
+        torch.testing.assert_close(found, network[place].running_var, atol=5e-3, rtol=0)
+    with pytest.raises(ModelError, match="keeps no running statistics"):
+        Normalized(nn.Linear(2, 2))
