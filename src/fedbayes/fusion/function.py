@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.distillation import Distilled, Progress, distill
 from fedbayes.fusion.draws import CHUNK, Draws, Kept
-from fedbayes.fusion.regression import Widths, regress
+from fedbayes.fusion.regression import regress
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import Teacher, class_shares, divergence, frozen
