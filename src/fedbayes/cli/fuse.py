@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedbayes.fusion.settings import FunctionSettings
+    from fedbayes.models import ModelSettings
     from fedbayes.tools.network_fusing import Outcome
+    from fedbayes.tools.silos import Seen
 
 
 @app.command(cls=FusionCommand)
@@ -29,8 +31,10 @@ def fuse(
             "--method",
             "-m",
             help="function (what networks say, any kind of them), gpi-fnm or pfnm (matched neurons "
-            "of fully connected ones), combined, or average. Default: function, where what goes "
-            "into the networks is known from their files or --shape; else gpi-fnm.",
+            "of fully connected ones), regmean, fisher or kfac (averages by files of fedbayes "
+            "posterior), permute (average of units in one order), combined, or average. Default: "
+            "function, where what goes into the networks is known from their files or --shape; "
+            "else gpi-fnm.",
         ),
     ] = None,
     counts: Annotated[
@@ -199,6 +203,19 @@ def fuse(
             as_json=as_json,
         )
         return
+    of_network = ("--model", "--shape", "--classes", "--mean", "--std", "--set")
+    if _averages(method, models, [of_function[name] for name in of_network]):
+        _refuse(of_matching | _without(of_function, of_network), method, "of other methods")
+        _average(
+            models,
+            out,
+            method=method,
+            network=(network, settings_given or []),
+            seen=(shape, classes, mean, std),
+            counts=counts,
+            as_json=as_json,
+        )
+        return
     _refuse(of_function, method, "they are of --method function")
     job = FusionJob(
         models,
@@ -262,6 +279,100 @@ def _refuse(options: dict[str, Any], method: str, whose: str) -> None:
         raise ConfigError(f"{', '.join(given)} have no effect on {method}: {whose}")
 
 
+def _without(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _averages(method: str, models: list[Path], of_network: list[Any]) -> bool:
+    """Whether networks are averaged as they are, and not as fully connected layers."""
+    from fedbayes.tools.averaging import BY_POSTERIORS
+    from fedbayes.tools.evaluation_set import is_program
+    from fedbayes.tools.model_files import read_with_card
+
+    if method in (*BY_POSTERIORS, "permute"):
+        return True
+    if method != "average":
+        return False
+    if any(value is not None for value in of_network) or is_program(models[0]):
+        return True
+    card = read_with_card(models[0])[1]
+    return card is not None and card.model.get("name", "mlp") != "mlp"
+
+
+def _average(
+    models: list[Path],
+    out: Path,
+    *,
+    method: str,
+    network: tuple[str | None, list[str]],
+    seen: tuple[str | None, int | None, str | None, str | None],
+    counts: Path | None,
+    as_json: bool,
+) -> None:
+    """Average networks of one graph, and tell of it."""
+    from typing import cast
+
+    from fedbayes.tools.averaging import AveragingJob, AveragingMethod
+
+    job = AveragingJob(
+        models,
+        out,
+        cast(AveragingMethod, method),
+        network=_network(*network),
+        seen=_seen(*seen),
+        counts=counts,
+    )
+    with rich.get_console().status("reading") as status:
+        told = job.run(status.update)
+    if as_json:
+        print(json.dumps(told))
+        return
+    for name, reason in told.get("untouched", {}).items():
+        rich.get_console().print(f"{name} keeps its order: {reason}", highlight=False, markup=False)
+    spread = ""
+    if "spread_after" in told:
+        spread = (
+            f"; their spread fell from {told['spread_before']:.4g} to {told['spread_after']:.4g}"
+        )
+    Console().print(
+        f"{method}: {len(models)} models to one of {told['parameters']:,} parameters in "
+        f"{told['seconds']:.1f} s{spread}\nwrote {out}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _network(name: str | None, settings: list[str]) -> "ModelSettings | None":
+    """The network that is named.
+
+    Raises:
+        ConfigError: it is none, or other settings than the model's are given.
+    """
+    from fedbayes.runs.config import Config
+
+    foreign = [entry for entry in settings if not entry.strip().startswith("model.")]
+    if foreign:
+        raise ConfigError(f"--set {foreign[0]}: a fusion has settings of the model alone")
+    of_network = [] if name is None else [f"model.name={name}"]
+    return Config.load(None, [*of_network, *settings]).model if name or settings else None
+
+
+def _seen(shape: str | None, classes: int | None, mean: str | None, std: str | None) -> "Seen":
+    """What is said of inputs and outputs.
+
+    Raises:
+        ConfigError: it is not in numbers.
+    """
+    from fedbayes.tools.silos import Seen
+
+    return Seen(
+        None if shape is None else _numbers("--shape", shape, int),
+        _numbers("--mean", mean, float) if mean is not None else (),
+        _numbers("--std", std, float) if std is not None else (),
+        classes,
+    )
+
+
 def _fuse_functions(
     models: list[Path],
     out: Path,
@@ -283,29 +394,16 @@ def _fuse_functions(
     as_json: bool,
 ) -> None:
     """Fuse in function space, and tell of it."""
-    from fedbayes.runs.config import Config
     from fedbayes.tools.network_fusing import BOUND, NetworkFusionJob, summary
-    from fedbayes.tools.silos import Seen
 
-    name, settings = network
-    of_network = [] if name is None else [f"model.name={name}"]
-    foreign = [entry for entry in settings if not entry.strip().startswith("model.")]
-    if foreign:
-        raise ConfigError(f"--set {foreign[0]}: a fusion has settings of the model alone")
-    shape, classes, mean, std = seen
     width, bound, frontier = widths
     if bound is not None and width != "free":
         raise ConfigError("--bound has no effect but on --width free")
     job = NetworkFusionJob(
         models,
         out,
-        network=Config.load(None, [*of_network, *settings]).model if name or settings else None,
-        seen=Seen(
-            None if shape is None else tuple(map(int, _numbers("--shape", shape, int))),
-            _numbers("--mean", mean, float) if mean is not None else (),
-            _numbers("--std", std, float) if std is not None else (),
-            classes,
-        ),
+        network=_network(*network),
+        seen=_seen(*seen),
         like=like,
         inputs=inputs,
         sums=sums,

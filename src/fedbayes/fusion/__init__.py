@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fedbayes.lazy import attributes
 
 if TYPE_CHECKING:
+    from fedbayes.fusion.curvature import posterior
     from fedbayes.fusion.dense import (
         Fusion,
         FusionMethod,
@@ -16,17 +17,35 @@ if TYPE_CHECKING:
         fuse_layers,
         fusion_settings,
     )
+    from fedbayes.fusion.function import FunctionFusion, fuse_functions
+    from fedbayes.fusion.posteriors import Posterior, fisher, kfac, regmean
+    from fedbayes.fusion.settings import FunctionSettings
 
 __all__ = [
+    "FunctionFusion",
+    "FunctionSettings",
     "Fusion",
     "FusionMethod",
     "FusionSettings",
     "Layers",
+    "Posterior",
     "combination",
     "coordinate_average",
+    "fisher",
     "fuse",
+    "fuse_functions",
     "fuse_layers",
     "fusion_settings",
+    "kfac",
+    "posterior",
+    "regmean",
 ]
 
-__getattr__, __dir__ = attributes(__name__, dict.fromkeys(__all__, "fedbayes.fusion.dense"))
+_PLACES = {
+    **dict.fromkeys(__all__, "fedbayes.fusion.dense"),
+    **dict.fromkeys(("FunctionFusion", "fuse_functions"), "fedbayes.fusion.function"),
+    **dict.fromkeys(("Posterior", "fisher", "kfac", "regmean"), "fedbayes.fusion.posteriors"),
+    "FunctionSettings": "fedbayes.fusion.settings",
+    "posterior": "fedbayes.fusion.curvature",
+}
+__getattr__, __dir__ = attributes(__name__, _PLACES)

@@ -24,6 +24,7 @@ from fedbayes.fusion.regression import regress
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import Teacher, class_shares, divergence, frozen
+from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.tensors import parameter_count
 

@@ -109,11 +109,14 @@ def _shares(teacher: Teacher, donors: Sequence[Donor], clients: int, classes: in
         return torch.ones(1, classes)
     if teacher.shares is None:
         return torch.full((len(donors), classes), 1 / len(donors))
-    if teacher.shares.shape != (clients, classes):
+    shares = teacher.shares.float()
+    if shares.ndim == 1:
+        shares = shares[:, None].expand(-1, classes)
+    if shares.shape != (clients, classes):
         raise ModelError(
-            f"the teacher's shares are of {tuple(teacher.shares.shape)} clients and classes; "
+            f"the teacher's shares are of {tuple(shares.shape)} clients and classes; "
             f"there are {clients} and {classes}"
         )
-    shares = teacher.shares[[donor.client for donor in donors]].float()
+    shares = shares[[donor.client for donor in donors]]
     total = shares.sum(0)
     return torch.where(total > 0, shares / total.clamp(min=1e-12), 1 / len(donors))

@@ -58,7 +58,7 @@ class FunctionSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    draws: int = Field(16_384, ge=64, description="inputs that layers are solved on")
+    draws: int = Field(4096, ge=64, description="inputs that layers are solved on")
     ridge: float = Field(1e-3, ge=0, description="of the mean diagonal of normal equations")
     seeking: SeekingSettings = Field(
         default_factory=SeekingSettings, description="inputs moved toward rare classes"

@@ -21,6 +21,7 @@ from fedbayes.fusion.donors import Donor
 from fedbayes.fusion.normal import NormalEquations
 from fedbayes.fusion.patches import patches, picked
 from fedbayes.fusion.teacher import Teacher
+from fedbayes.likelihoods import Classes
 from fedbayes.models.steps import Step, Steps, kind
 from fedbayes.tensors import Tensors
 
@@ -208,7 +209,7 @@ class Solver:
 
     def _from_teacher(self, fit: Fit, node: Node, x: Tensor, number: int, places: Tensor) -> Tensor:
         """The teacher's outputs, if the layer's are the network's; else the donors' at this layer
-        by their shares.
+        by their shares, which are of classes where it tells one for each.
         """
         if self.steps.handed_on(self.steps.output) is node:
             taught = self._taught.get(number)
@@ -216,8 +217,16 @@ class Solver:
         found = torch.zeros(())
         for share, donor in zip(self.shares, self.donors, strict=True):
             value, _ = self._said(donor, node, x, fit.channel, places, False)
-            found = found + share * (value - value.mean(-1, keepdim=True))
+            if self._classes and value.shape[-1] == len(share):
+                found = found + share * (value - value.mean(-1, keepdim=True))
+            else:
+                found = found + share.mean() * value
         return found
+
+    @cached_property
+    def _classes(self) -> bool:
+        """Whether outputs of the network are of classes."""
+        return isinstance(self.teacher.likelihood(self.shares.shape[1]), Classes)
 
     def _said(
         self, donor: Donor, node: Node, x: Tensor, channel: int, places: Tensor, on: bool

@@ -87,6 +87,11 @@ class Card:
         return replace(card, outputs=network_outputs(card.likelihood))
 
     @property
+    def fused(self) -> bool:
+        """Whether it is of networks fused from files: a plain one, whatever they were trained by."""
+        return str(self.method.get("name", "")).startswith("fuse ")
+
+    @property
     def likelihood(self) -> Likelihood:
         """What the outputs of the network mean for the target.
 

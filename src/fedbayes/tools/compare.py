@@ -123,7 +123,8 @@ def open_model(
     if named is not None and not cut and _shapes(named) != _shapes(wanted):
         named = None  # as of LeNet-5 and of another network of as many layers
     network.adopt(weights if named is None else named)
-    if named is not None and (given is not None or card is None or card.client):
+    plain = given is not None or card is None or card.client or card.fused
+    if named is not None and plain:
 
         def rebuild(tensors: Tensors) -> Sampler:
             own = _network(settings, preprocessing, likelihood)

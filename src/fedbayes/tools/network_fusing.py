@@ -32,6 +32,7 @@ from fedbayes.runs.folder import writable
 from fedbayes.tools.export import program_file
 from fedbayes.tools.frontier import Mark, Scale, plot_frontier
 from fedbayes.tools.model_files import WEIGHTS, read_counts, read_samples, write_model
+from fedbayes.tools.posterior_files import sent_counts
 from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
 
 PROGRAM = ".pt2"
@@ -92,7 +93,9 @@ class NetworkFusionJob:
         silos = read_silos(self.models, self.network, self.seen, self.like)
         self._check_form(silos, widths)
         prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
-        counts = None
+        counts = sent_counts(self.models) if self.counts is None else None
+        if counts is not None:
+            watch("counts of classes are those in the files")
         if self.counts is not None:
             counts = read_counts(self.counts, self.models)
             outputs = silos.likelihood.outputs

@@ -7,12 +7,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, FedbayesWarning, MessageError, ModelError, RunError
-from fedbayes.files import read_bytes
+from fedbayes.files import read_bytes, write_beside
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import Factors, Posterior
@@ -29,10 +31,10 @@ from fedbayes.models import (
 )
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import writable, write_beside
+from fedbayes.runs.folder import writable
 from fedbayes.seals import check_seal, sealed
 from fedbayes.tensors import Samples, Tensors, named, parameter_count, part
-from fedbayes.tools.evaluation_set import find_training, refuse_own_order
+from fedbayes.tools.evaluation_set import find_training, is_program, refuse_own_order
 from fedbayes.tools.model_files import read_with_card
 
 VERSION = "1"
@@ -286,6 +288,33 @@ def read_posterior(path: Path) -> tuple[Posterior, Card | None]:
             raise ModelError(f"{path}: a factor of {name!r} is no matrix of second moments")
     factors = {name: Factors(inputs[name], outputs[name]) for name in inputs}
     return Posterior(weights, int(samples), counts, factors, diagonal), card
+
+
+def sent_counts(paths: Sequence[Path]) -> npt.NDArray[np.int64] | None:
+    """Samples of each client and class [S, K], where all files are posteriors that say so.
+
+    Raises:
+        ModelError: a file is damaged, or they count other classes.
+    """
+    if any(is_program(path) or not is_posterior(path) for path in paths):
+        return None
+    counts = [read_posterior(path)[0].counts for path in paths]
+    found = [table.numpy() for table in counts if table is not None]
+    if len(found) < len(paths):
+        return None
+    if len({len(row) for row in found}) > 1:
+        raise ModelError("the files have counts of other numbers of classes")
+    return np.stack(found)
+
+
+def is_posterior(path: Path) -> bool:
+    """Whether a file says that it is a posterior; nothing else is checked."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            return POSTERIOR.encode() in file.read(min(size, 1 << 20))
+    except OSError:
+        return False
 
 
 def _is_moment(matrix: Tensor) -> bool:

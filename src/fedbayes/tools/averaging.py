@@ -1,0 +1,121 @@
+"""Networks of one graph averaged, by posteriors or with their units in one order; from files."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedbayes.errors import ConfigError, ModelError, RunError
+from fedbayes.fusion.combining import combine
+from fedbayes.fusion.permutation import permuted_average
+from fedbayes.fusion.posterior_settings import AveragingSettings
+from fedbayes.fusion.posteriors import fisher, kfac, regmean
+from fedbayes.models import ModelSettings
+from fedbayes.models.units import find_units
+from fedbayes.runs.folder import writable
+from fedbayes.tensors import Tensors, parameter_count
+from fedbayes.tools.model_files import WEIGHTS, read_counts, write_model
+from fedbayes.tools.posterior_files import read_posterior
+from fedbayes.tools.silos import Seen, read_silos
+
+AveragingMethod = Literal["average", "regmean", "fisher", "kfac", "permute"]
+BY_POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
+"""Methods that need more than weights."""
+
+
+@dataclass(frozen=True)
+class AveragingJob:
+    """An average of model files into a file; `fedbayes fuse --method regmean` and its like."""
+
+    models: Sequence[Path]
+    out: Path
+    method: AveragingMethod
+    network: ModelSettings | None = None
+    """Of files that do not say theirs; `permute` asks which network it is."""
+    seen: Seen = field(default_factory=Seen)
+    counts: Path | None = None
+    """Samples of each model and class; posteriors bring their own."""
+    settings: AveragingSettings = field(default_factory=AveragingSettings)
+
+    def run(self, watch: Callable[[str], object]) -> dict[str, Any]:
+        """Read, average and write; nothing is written unless all went well.
+
+        Returns:
+            What came out, in short.
+
+        Raises:
+            FedbayesError: what is wrong with an option or a file.
+        """
+        writable(self.out, "the model", WEIGHTS)
+        if self.out.resolve() in {path.resolve() for path in self.models}:
+            raise RunError(f"the model {self.out} is one of the inputs; name another file")
+        if len(self.models) < 2:
+            raise ModelError("there is one model, and nothing to fuse it with; name two or more")
+        if self.method in BY_POSTERIORS and self.counts is not None:
+            raise ConfigError(f"--counts has no effect on {self.method}: posteriors say their own")
+        begin = perf_counter()
+        weights, told = (
+            self._by_posteriors(watch) if self.method in BY_POSTERIORS else self._plainly(watch)
+        )
+        return {
+            "method": self.method,
+            "parameters": parameter_count(weights),
+            **told,
+            "seconds": perf_counter() - begin,
+        }
+
+    def _by_posteriors(self, watch: Callable[[str], object]) -> tuple[Tensors, dict[str, Any]]:
+        watch("reading posteriors")
+        found = [read_posterior(path) for path in self.models]
+        cards = [card for _, card in found]
+        first = cards[0]
+        if first is not None and any(
+            card is None or not card.preprocessing.same_inputs(first.preprocessing)
+            for card in cards
+        ):
+            raise ModelError("the models do not see the same inputs, and have no average")
+        watch(f"solving by {self.method}")
+        weights = BY_POSTERIORS[self.method]([one for one, _ in found], self.settings)
+        card = first if all(cards) else None
+        if card is not None:
+            card = replace(card, method={"name": f"fuse {self.method}"}, client="")
+        write_model(self.out, weights, card)
+        return weights, {"samples": [one.samples for one, _ in found]}
+
+    def _plainly(self, watch: Callable[[str], object]) -> tuple[Tensors, dict[str, Any]]:
+        silos = read_silos(self.models, self.network, self.seen)
+        if silos.programs:
+            raise ModelError(
+                "programs are not averaged; give files of weights, or use --method function"
+            )
+        networks = list(silos.networks.values())
+        samples = np.ones(len(networks))
+        if self.counts is not None:
+            samples = read_counts(self.counts, self.models).sum(1).astype(np.float64)
+        alpha = (samples / samples.sum()).tolist()
+        states = [dict(network.state_dict()) for network in networks]
+        told: dict[str, Any] = {}
+        if self.method == "average":
+            weights = combine(states, alpha)
+        else:
+            watch("bringing units into one order")
+            example = silos.preprocessing.apply(
+                silos.preprocessing.example(2, torch.Generator().manual_seed(0))
+            )
+            units = find_units(networks[0], example)
+            permuted = permuted_average(states, units.groups, alpha)
+            weights = permuted.weights
+            told = {
+                "spread_before": permuted.before,
+                "spread_after": permuted.after,
+                "untouched": dict(units.untouched),
+            }
+        card = silos.card
+        if card is not None:
+            card = replace(card, method={"name": f"fuse {self.method}"}, client="")
+        write_model(self.out, weights, card)
+        return weights, told
