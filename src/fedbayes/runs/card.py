@@ -88,7 +88,7 @@ class Card:
 
     @property
     def fused(self) -> bool:
-        """Whether it is of networks fused from files: a plain one, whatever they were trained by."""
+        """Whether it is of networks that were fused: a plain one, whatever trained them."""
         return str(self.method.get("name", "")).startswith("fuse ")
 
     @property

@@ -97,10 +97,7 @@ def _weights(
     if card is not None and card.preprocessing.permuted:
         raise ModelError("the networks see pixels in orders of their own, and cannot be fused")
     found = {str(path): read_with_card(path) for path in [*paths, *([like] if like else [])]}
-    settings = {
-        name: network or (ModelSettings.model_validate(c.model) if c and c.model else None)
-        for name, (_, c) in found.items()
-    }
+    settings = {name: network or _named_in(card) for name, (_, card) in found.items()}
     preprocessing = _preprocessing(card, seen, [weights for weights, _ in found.values()])
     likelihood = (
         card.likelihood if card is not None else build_likelihood("auto", preprocessing.target)
@@ -119,6 +116,19 @@ def _weights(
         card,
         programs=False,
     )
+
+
+def _named_in(card: Card | None) -> ModelSettings | None:
+    """The network that a card names.
+
+    Raises:
+        ModelError: it is code of somebody's own, which no file has run.
+    """
+    if card is None or not card.model:
+        return None
+    name = card.model.get("name")
+    card.require_trusted("model.name", way=f"If you trust it, name it too: --model {name}")
+    return ModelSettings.model_validate(card.model)
 
 
 def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) -> Preprocessing:
