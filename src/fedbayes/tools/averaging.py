@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedbayes.errors import ConfigError, ModelError, RunError
+from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.permutation import permuted_average
 from fedbayes.fusion.posterior_settings import AveragingSettings
@@ -18,7 +18,7 @@ from fedbayes.models import ModelSettings
 from fedbayes.models.units import find_units
 from fedbayes.runs.folder import writable
 from fedbayes.tensors import Tensors, parameter_count
-from fedbayes.tools.model_files import WEIGHTS, read_counts, write_model
+from fedbayes.tools.model_files import WEIGHTS, check_models, read_counts, write_model
 from fedbayes.tools.posterior_files import read_posterior
 from fedbayes.tools.silos import Seen, read_silos
 
@@ -51,10 +51,7 @@ class AveragingJob:
             FedbayesError: what is wrong with an option or a file.
         """
         writable(self.out, "the model", WEIGHTS)
-        if self.out.resolve() in {path.resolve() for path in self.models}:
-            raise RunError(f"the model {self.out} is one of the inputs; name another file")
-        if len(self.models) < 2:
-            raise ModelError("there is one model, and nothing to fuse it with; name two or more")
+        check_models(self.models, self.out)
         if self.method in BY_POSTERIORS and self.counts is not None:
             raise ConfigError(f"--counts has no effect on {self.method}: posteriors say their own")
         begin = perf_counter()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedbayes.data.plot import PICTURES, save_figure
 from fedbayes.data.wording import describe
-from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.files import write_beside
 from fedbayes.fusion import Fusion, Layers, fuse_layers, fusion_settings
 from fedbayes.likelihoods import Likelihood, evaluate, total
@@ -30,6 +30,7 @@ from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.model_files import (
     WEIGHTS,
+    check_models,
     read_counts,
     read_models,
     read_samples,
@@ -86,10 +87,7 @@ class FusionJob:
         for what, (path, formats) in outputs.items():
             if path is not None:
                 writable(path, what, formats)
-        if self.out.resolve() in {path.resolve() for path in self.models}:
-            raise RunError(f"the model {self.out} is one of the inputs; name another file")
-        if len(self.models) < 2:
-            raise ModelError("there is one model, and nothing to fuse it with; name two or more")
+        check_models(self.models, self.out)
         models = read_models(self.models)
         card = shared_card(self.models)
         target = None if card is None else card.preprocessing.target

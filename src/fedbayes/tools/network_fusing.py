@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.data.plot import PICTURES
-from fedbayes.errors import ConfigError, ModelError, RunError
+from fedbayes.errors import ConfigError, ModelError
 from fedbayes.files import write_beside
 from fedbayes.fusion.distillation import Progress
 from fedbayes.fusion.draws import Kept
@@ -31,7 +31,7 @@ from fedbayes.runs.card import Card, network_outputs, program_outputs
 from fedbayes.runs.folder import writable
 from fedbayes.tools.export import program_file
 from fedbayes.tools.frontier import Mark, Scale, plot_frontier
-from fedbayes.tools.model_files import WEIGHTS, read_counts, read_samples, write_model
+from fedbayes.tools.model_files import WEIGHTS, check_models, read_counts, read_samples, write_model
 from fedbayes.tools.posterior_files import sent_counts
 from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
 
@@ -210,10 +210,7 @@ class NetworkFusionJob:
         for what, (path, formats) in outputs.items():
             if path is not None:
                 writable(path, what, formats)
-        if self.out.resolve() in {path.resolve() for path in self.models}:
-            raise RunError(f"the model {self.out} is one of the inputs; name another file")
-        if len(self.models) < 2:
-            raise ModelError("there is one model, and nothing to fuse it with; name two or more")
+        check_models(self.models, self.out)
 
     def _write(self, outcome: "Outcome", silos: Silos) -> None:
         fusion, prior, likelihood = outcome.fusion, outcome.prior, silos.likelihood
