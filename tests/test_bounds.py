@@ -25,6 +25,7 @@ from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.tensors import pack
 from fedbayes.testing import Tampering, assert_identical
+from tests.methods.places import network, run_of
 
 DATA = {"name": "digits", "clients": 5, "partition": "iid", "limit": 500}
 TRAINED = [name for name in METHODS if name not in ("local", "global")]
@@ -209,7 +210,7 @@ def folded(aggregation, found, weighted=True, memory=None):
             return way.changes(report)
 
     method = Method(weighting="samples" if weighted else "uniform")
-    intake = Intake(aggregation, method, None, None, fold)
+    intake = Intake(aggregation, method, None, run_of(network()), fold)
     for client, report in enumerate(found):
         intake.add(client, report, encode_report(report))
     refused = dict(intake.close())

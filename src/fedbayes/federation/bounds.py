@@ -6,7 +6,8 @@ cohort's median, or what is ordinary for the method (`Method.ordinary`) if that 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,7 +77,9 @@ class Bounds:
         alone: what the change of a round's only report is measured by where nothing is ordinary.
     """
 
-    def __init__(self, most: float, ordinary: dict[str, float], alone: float = 1.0) -> None:
+    def __init__(
+        self, most: float, ordinary: dict[str, float], alone: Callable[[], float] = lambda: 1.0
+    ) -> None:
         self._most, self._ordinary, self._alone = most, ordinary, alone
         self._norms: dict[int, dict[str, float]] = {}
         self._found: dict[str, list[float]] = {}
@@ -100,7 +103,7 @@ class Bounds:
         if len(found) > 1:
             return max(floor, self._most * median(found))
         # One client is no cohort: it is measured by the server's own alone.
-        return self._most * (floor or self._alone) if self._most else math.inf
+        return self._most * (floor or self._alone()) if self._most else math.inf
 
     def excess(self, client: int, limits: dict[str, float]) -> str:
         """Why the change of a client is too long, in words; empty if it is not."""
@@ -141,7 +144,7 @@ class Intake:
         self._bounded = bool(settings.max_change) and not method.centralized
         ordinary = method.ordinary(server, run) if self._bounded else {}
         ordinary["counters"] = max(ordinary.get("counters", 0.0), settings.max_weight)
-        self._bounds = Bounds(settings.max_change, ordinary, size_of(run))
+        self._bounds = Bounds(settings.max_change, ordinary, partial(size_of, run))
         self._relative = settings.weighs and method.weighted
         self._leave_out = settings.outliers == "leave-out"
         self._compared: dict[int, dict[str, float]] = {}
