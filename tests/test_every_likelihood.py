@@ -388,16 +388,23 @@ def test_regression_networks_are_fused(tmp_path, capsys):
     assert score["nll"] == pytest.approx(best, rel=1e-4)
     counts = tmp_path / "counts.json"
     counts.write_text("[[1, 2], [3, 4], [5, 6]]")
-    assert command("fuse", *files, "-o", out, "--counts", counts) == 2
-    assert "leave --counts out" in " ".join(capsys.readouterr().err.split())
+    for method in ("function", "gpi-fnm"):
+        assert command("fuse", *files, "-o", out, "--counts", counts, "-m", method) == 2
+        assert "leave --counts out" in " ".join(capsys.readouterr().err.split())
+    counts.write_text("[[1], [3], [5]]")
+    function = ("--minutes", "0", "-m", "function")
+    assert command("fuse", *files, "-o", out, "--counts", counts, *function) == 0
 
 
-def test_learnt_noise_is_not_fused(runs, tmp_path, capsys):
+def test_learnt_noise_is_not_matched_but_fused_in_function_space(runs, tmp_path, capsys):
     files = [tmp_path / "a.pt", tmp_path / "b.pt"]
     for file in files:
         assert command("export", runs["gaussian"].folder.path, "-o", file) == 0
-    assert command("fuse", *files, "-o", tmp_path / "f.pt") == 2
+    assert command("fuse", *files, "-o", tmp_path / "f.pt", "-m", "gpi-fnm") == 2
     assert "task.noise" in capsys.readouterr().err
+    options = ("--minutes", "0", "--report", tmp_path / "r.json")
+    assert command("fuse", *files, "-o", tmp_path / "f.pt", *options) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["divergence"] < 1e-3, "twice the same"
 
 
 def test_a_predictor_of_a_posterior_has_draws(runs, tmp_path):

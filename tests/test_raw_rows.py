@@ -408,7 +408,11 @@ def test_clients_states_are_known_by_their_run(alone, place, new, tmp_path, caps
     """What no card says of a file in `clients/`, its run does."""
     files = sorted((place / "alone" / "clients").iterdir())
     fused = tmp_path / "fused.safetensors"
-    assert command("fuse", *files, "-o", fused) == 0
+    assert command("fuse", *files, "-o", fused, "--minutes", "0") == 0
+    card = Card.load(read_model(fused)[1], "fused")
+    assert card.preprocessing == alone.preprocessing
+    assert card.method == {"name": "fuse function", "inputs": "gaussian"}
+    assert command("fuse", *files, "-o", fused, "-m", "gpi-fnm") == 0
     card = Card.load(read_model(fused)[1], "fused")
     assert card.preprocessing == alone.preprocessing
     assert card.method == {"name": "fuse gpi-fnm"}
@@ -455,7 +459,7 @@ def test_what_was_standardized_otherwise_is_not_fused_in_silence(place, alone, t
         assert command("export", place / "alone", "-o", file, "--client", file.stem) == 0
     capsys.readouterr()
     fused = tmp_path / "fused.safetensors"
-    assert command("fuse", *files, "-o", fused) == 0
+    assert command("fuse", *files, "-o", fused, "-m", "gpi-fnm") == 0
     assert "note" not in capsys.readouterr().err
     assert Card.load(read_model(fused)[1], "m").preprocessing == alone.preprocessing
     new = f"data.path={place / 'new.csv'}"
@@ -473,7 +477,11 @@ def test_what_was_standardized_otherwise_is_not_fused_in_silence(place, alone, t
         folder=tmp_path / "other",
     )
     third = tmp_path / "other" / "model.safetensors"
-    assert command("fuse", files[0], third, "-o", fused) == 0
+    assert command("fuse", files[0], third, "-o", tmp_path / "none.pt") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "standardized otherwise" in said
+    assert "the models do not all say that they see the same inputs" in said
+    assert command("fuse", files[0], third, "-o", fused, "-m", "gpi-fnm") == 0
     assert "standardized otherwise" in " ".join(capsys.readouterr().err.split())
     assert not read_model(fused)[1]
     assert command("evaluate", files[0], third, "--set", new) == 0

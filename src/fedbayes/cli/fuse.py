@@ -58,8 +58,8 @@ def fuse(
         str | None,
         typer.Option(
             "--model",
-            help="Network of files that do not say theirs: mlp, lenet5, cnn, resnet20 or "
-            "package.module:factory; its settings with --set model.KEY=VALUE.",
+            help="Network of files that do not say theirs, as in a config; its settings with "
+            "--set model.KEY=VALUE.",
         ),
     ] = None,
     like: Annotated[
@@ -80,8 +80,8 @@ def fuse(
         str | None,
         typer.Option(
             help="What inputs look like: leaves (photographs), strokes (writing), noise, gaussian "
-            "(tables), package.module:function, or a folder, NPZ, Parquet or CSV file of real "
-            "ones. Default: by the shape."
+            "(tables), module:function of your own, or a folder, NPZ, Parquet or CSV file of "
+            "real ones. Default: by the shape."
         ),
     ] = None,
     sums: Annotated[

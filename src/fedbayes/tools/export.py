@@ -250,7 +250,7 @@ def program_file(
     """
     answering = _answering(network, likelihood)
     program = nn.Sequential(preprocessing.module(None), answering).eval()
-    content, answer = _program(program, replace(card, inputs=PROGRAM_INPUTS), raw)
+    content, answer = _program(program, card, raw)
     _difference(_detached(answering, preprocessing.apply(raw))[: len(answer)], answer, likelihood)
     return content
 

@@ -27,7 +27,13 @@ from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs, read_sums
 from fedbayes.likelihoods import Classes
 from fedbayes.models import ModelSettings
-from fedbayes.runs.card import Card, network_outputs, program_outputs
+from fedbayes.runs.card import (
+    PROGRAM_INPUTS,
+    WEIGHTS_INPUTS,
+    Card,
+    network_outputs,
+    program_outputs,
+)
 from fedbayes.runs.folder import writable
 from fedbayes.tools.export import program_file
 from fedbayes.tools.frontier import Mark, Scale, plot_frontier
@@ -36,6 +42,8 @@ from fedbayes.tools.posterior_files import sent_counts
 from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
 
 PROGRAM = ".pt2"
+UNTOLD = "samples as the networks see them that it was fused from"
+"""What a program takes where nobody said how samples were scaled."""
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """That are tried where the width is free."""
 BOUND = 0.05
@@ -99,10 +107,12 @@ class NetworkFusionJob:
         if self.counts is not None:
             counts = read_counts(self.counts, self.models)
             outputs = silos.likelihood.outputs
-            if isinstance(silos.likelihood, Classes) and counts.shape[1] not in (1, outputs):
+            known = outputs if isinstance(silos.likelihood, Classes) else 1
+            if counts.shape[1] not in (1, known):
                 raise ModelError(
                     f"{self.counts} has counts of {counts.shape[1]} classes, and the models tell "
-                    f"{outputs}"
+                    + (f"{outputs}" if known > 1 else "none; leave --counts out, or give a number")
+                    + ("" if known > 1 else " of samples for each model, as [[40], [60]]")
                 )
         test = None
         if self.test is not None:
@@ -221,19 +231,23 @@ class NetworkFusionJob:
             {"name": "fuse function", "inputs": prior.name},
             {} if silos.card is None else silos.card.data,
             0,
+            inputs=PROGRAM_INPUTS if self.out.suffix.lower() == PROGRAM else WEIGHTS_INPUTS,
             outputs=network_outputs(likelihood),
             task={} if silos.card is None else silos.card.task,
         )
+        shown = card if silos.told else None
         if self.out.suffix.lower() == PROGRAM:
             network: nn.Module = fusion.module
             if fusion.temperature != 1:
                 network = nn.Sequential(network, Cooled(fusion.temperature)).eval()
             card = replace(card, outputs=program_outputs(likelihood))
+            if not silos.told:
+                card = replace(card, inputs=UNTOLD)
             raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
             content = program_file(network, silos.preprocessing, likelihood, card, raw)
             write_beside(self.out, content)
         else:
-            write_model(self.out, dict(fusion.module.state_dict()), card)
+            write_model(self.out, dict(fusion.module.state_dict()), shown)
         if self.report is not None:
             content = json.dumps(report(outcome), indent=1, allow_nan=False).encode()
             write_beside(self.report, content)

@@ -53,6 +53,8 @@ class Silos:
     """That of the first, if all have one."""
     programs: bool
     """Whether they are programs, which take raw samples."""
+    told: bool
+    """Whether it is known what raw samples are, by cards or by the user."""
 
     @property
     def dense(self) -> bool:
@@ -97,7 +99,12 @@ def _weights(
     if card is not None and card.preprocessing.permuted:
         raise ModelError("the networks see pixels in orders of their own, and cannot be fused")
     found = {str(path): read_with_card(path) for path in [*paths, *([like] if like else [])]}
-    settings = {name: network or _named_in(card) for name, (_, card) in found.items()}
+    if card is None and any(own is not None for _, own in found.values()):
+        raise ModelError(
+            "the models do not all say that they see the same inputs and tell the same target, as "
+            "what is fused must; leave out which differs, or match neurons by --method gpi-fnm"
+        )
+    settings = {name: network or _named_in(own) for name, (_, own) in found.items()}
     preprocessing = _preprocessing(card, seen, [weights for weights, _ in found.values()])
     likelihood = (
         card.likelihood if card is not None else build_likelihood("auto", preprocessing.target)
@@ -115,6 +122,7 @@ def _weights(
         likelihood,
         card,
         programs=False,
+        told=card is not None or bool(seen.mean or seen.std),
     )
 
 
@@ -278,6 +286,7 @@ def _programs(
         likelihood,
         first,
         programs=True,
+        told=True,
     )
 
 
