@@ -63,6 +63,67 @@ def test_a_grid_of_which_nothing_runs_is_an_error(tmp_path):
         grid(tmp_path, ["nan"], methods=["pfnm"], rules=["median"]).run()
 
 
+def hostile(runs, rule, attack):
+    config = runs._configs[Cell("fedavg", rule, attack)]
+    return config.aggregation.hostile, config.min_reports, config.attack.clients
+
+
+def test_rules_count_on_as_many_hostile_clients_as_attack_unless_they_are_told(tmp_path):
+    runs = grid(tmp_path, ["huge:clients=2", "nan"], rules=["krum", "trimmed-mean:hostile=2"])
+    assert hostile(runs, "krum", "nan") == (1, 5, 1)
+    assert hostile(runs, "krum", "huge:clients=2") == (2, 7, 2)
+    assert hostile(runs, "trimmed-mean:hostile=2", "nan") == (2, 5, 1)
+    given = tmp_path / "given.toml"
+    given.write_text("[aggregation]\nhostile = 2\n[attack]\nclients = 3\n")
+    told = grid(tmp_path, ["nan"], rules=["krum"], config=given)
+    assert hostile(told, "krum", "nan") == (2, 7, 3)
+    told = grid(tmp_path, ["nan"], rules=["krum"], overrides=[*SMALL, "aggregation.hostile=0"])
+    assert hostile(told, "krum", "nan") == (0, 3, 1)
+
+
+def test_the_command_leaves_the_number_of_hostile_clients_to_the_config(tmp_path, monkeypatch):
+    from fedbayes.tools import attack_grid
+
+    given = tmp_path / "given.toml"
+    given.write_text("[attack]\nclients = 3\n")
+    seen = []
+
+    def watched(grid, watch):
+        seen.append({grid._configs[cell].attack.clients for cell in grid.cells[1:]})
+        raise RunError("seen")
+
+    monkeypatch.setattr(attack_grid.AttackGrid, "run", watched)
+    for more in ([], ["--hostile", "2"]):
+        command("attack", str(given), "--kinds", "nan", "--rules", "mean", *more)
+    assert seen == [{3}, {2}]
+
+
+def test_settings_of_an_attack_of_ones_own_reach_it(tmp_path):
+    kind = "tests.toy_attacks:Shrink:share=0.25:clients=2"
+    runs = grid(tmp_path, [kind])
+    attack = runs._configs[Cell("fedavg", "mean", kind)].attack
+    assert (attack.arguments, attack.clients) == ({"share": 0.25}, 2)
+
+
+def test_runs_without_the_metric_that_they_are_for_are_an_error_that_says_so(tmp_path):
+    private = [*SMALL, "rounds=1", "privacy.noise=1"]
+    runs = grid(
+        tmp_path, ["huge"], methods=["virtual:samples=1"], rules=["mean:clip=1"], overrides=private
+    )
+    with pytest.raises(RunError, match=r"no local_accuracy: privacy.metrics is off"):
+        runs.run()
+
+
+def test_why_a_run_came_to_nothing_is_told_again(tmp_path):
+    settings = [*SMALL, "aggregation.max_weight=1"]
+    first, again = (
+        [outcome.trouble for outcome in grid(tmp_path, [], overrides=settings).run()]
+        for _ in range(2)
+    )
+    assert first == again
+    assert "no round had an update; its weight is" in again[0]
+
+
 @pytest.mark.parametrize(
     ("lists", "words"),
     [

@@ -1,6 +1,7 @@
 """Attacks against SciPy, NumPy and definitions; who attacks, when, and that no more changes."""
 
 import json
+import warnings
 from functools import cache
 
 import numpy as np
@@ -424,6 +425,14 @@ OWN = "tests.toy_attacks:Shrink"
             },
             "with secure.enabled nobody sees one",
         ),
+        (
+            {
+                "attack": {"kind": "backdoor", "scale": 5},
+                "engine": "flower-simulation",
+                "secure": {"enabled": True},
+            },
+            "leave attack.scale at 1",
+        ),
         ({"attack": {"kind": "nan", "arguments": {"a": 1}}}, "arguments are for an attack"),
         ({"attack": {"kind": OWN, "arguments": {"shar": 1}}}, "did you mean 'share'"),
         ({"attack": {"kind": OWN, "arguments": {"share": "x"}}}, "attack.arguments.share is 'x'"),
@@ -458,6 +467,38 @@ def test_settings_without_effect_are_told(tmp_path):
         Simulation(config({"kind": "sign-flip", "std": 2.0}), tmp_path / "std").close()
     with pytest.warns(FedbayesWarning, match=r"1 hostile of 6 .* the paper's z is -0.25"):
         Simulation(config({"kind": "little-is-enough"}), tmp_path / "z").close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attack": {"clients": 3}}, "attack.clients has no effect: attack.kind is none"),
+        ({"attack": {"start": 2}}, "attack.start has no effect: attack.kind is none"),
+        ({"attack": {"kind": "huge", "clients": 0}}, "attack.kind has no effect"),
+        ({"aggregation": {"rule": "trimmed-mean"}}, "aggregation.hostile is 0"),
+        ({"aggregation": {"rule": "krum"}, "min_reports": 3}, "aggregation.hostile is 0"),
+        ({"aggregation": {"outliers": "leave-out"}}, "fedavg compares no networks"),
+        (
+            {"aggregation": {"max_weight": 9.0}, "method": {"weighting": "uniform"}},
+            "all reports have weight 1",
+        ),
+    ],
+)
+def test_defences_and_attacks_that_do_nothing_are_told(tmp_path, changes, words):
+    with pytest.warns(FedbayesWarning, match=words):
+        Simulation(Config.create(**{**SMALL, **changes}), tmp_path).close()
+
+
+def test_settings_that_do_something_are_passed_over(tmp_path):
+    changes = {
+        "aggregation": {"rule": "trimmed-mean", "hostile": 1, "max_change": 9, "max_weight": 900},
+        "attack": {"kind": "nan", "clients": 2, "start": 2},
+        "min_reports": 3,
+        "stop_refused": 2,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FedbayesWarning)
+        Simulation(Config.create(**{**SMALL, **changes}), tmp_path).close()
 
 
 def test_nan_needs_no_quotes():

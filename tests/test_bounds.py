@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fedbayes import Config, Simulation, resume, run
 from fedbayes.contracts import Report, Sum
 from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.aggregation import Aggregation, Clipped
-from fedbayes.federation.bounds import Bounds, Intake, median, norms_of
+from fedbayes.federation.bounds import Bounds, Intake, median, norms_of, size_of
 from fedbayes.federation.checks import encode_report, read_report
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.fold import Untouched, Way
@@ -135,6 +136,24 @@ def test_a_lie_in_a_cohort_of_one_or_two_is_refused_too():
         assert_identical(pack(simulation.server), pack(without.server))
 
 
+@pytest.mark.parametrize("method", ["pfnm", "scaffold"])
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
+def test_in_a_round_of_one_a_huge_first_report_is_refused_where_nothing_is_ordinary(method):
+    """Matching measures networks from zero; a control variate is zero at first."""
+    config = small(method, cohort=1, rounds=4, stop_refused=0)
+    simulation, lines = attacked(config, lambda task, o: lying(task.client, value=1e9)(task, o))
+    assert all(len(line["refused"]) == 1 for line in lines)
+    assert_identical(pack(simulation.server), pack(simulation.method.init(simulation.run)))
+
+
+def test_a_network_of_zeros_measures_as_if_its_weights_were_one():
+    weights = {"a": torch.zeros(3, 2), "b": torch.zeros(3), "steps": torch.tensor(9)}
+    run = SimpleNamespace(network=SimpleNamespace(initial=weights))
+    assert size_of(run) == 3.0
+    weights["b"] += 2.0
+    assert size_of(run) == pytest.approx(12**0.5)
+
+
 def test_what_is_too_long_is_a_multiple_of_the_median():
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(sigma=2, size=9)
@@ -236,7 +255,7 @@ def test_what_waits_in_a_file_is_folded_in_as_what_waits_in_memory(monkeypatch):
 def test_weights_are_one_where_a_method_does_not_weight():
     weights = Weights.of(FedAvg(weighting="uniform"))
     report = Report({}, 1.0)
-    assert weights.believed(0, report) == (report, "")
+    assert weights.believed(0, report) == (1.0, "")
     with pytest.raises(MessageError, match="weight is 7; under this method all reports have"):
         weights.believed(0, Report({}, 7.0))
 
@@ -245,12 +264,12 @@ def test_a_weight_is_at_most_what_is_believed_and_what_it_was_at_first():
     weights = Weights.of(FedAvg(), 100.0, none_yet(3))
     with pytest.raises(MessageError, match=r"at most 100 is believed \(aggregation.max_weight\)"):
         weights.believed(1, Report({}, 101.0))
-    assert weights.believed(1, Report({}, 40.0))[0].weight == 40
+    assert weights.believed(1, Report({}, 40.0)) == (40.0, "")
     weights.counted(1, 40.0)
-    report, why = weights.believed(1, Report({}, 50.0))
-    assert report.weight == 40
+    weight, why = weights.believed(1, Report({}, 50.0))
+    assert weight == 40
     assert "is 50, and was 40 when it first came" in why
-    assert weights.believed(1, Report({}, 30.0)) == (Report({}, 30.0), "")
+    assert weights.believed(1, Report({}, 30.0)) == (30.0, "")
     weights.counted(1, 30.0)
     assert weights.first.tolist() == [0, 40, 0]
 
@@ -322,6 +341,14 @@ def test_an_update_that_is_not_sound_is_undone(method):
         assert_identical(pack(simulation.server), server)
         assert dict(simulation.states) == states
         assert bool(states) == (method == "UnsoundScaffold")
+
+
+def test_a_round_without_an_update_counts_no_scores():
+    """States of clients stay as they were: what was scored are models that are not kept."""
+    config = small(rounds=1, min_reports=5, stop_refused=0)
+    _, lines = attacked(config, without_client(1))
+    assert lines[0]["skipped"]
+    assert lines[0]["local_clients"] == 0
 
 
 def test_rounds_that_all_come_to_nothing_end_the_run_and_a_resume_tries_again(tmp_path):

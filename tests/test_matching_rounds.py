@@ -1,6 +1,7 @@
 """PFNM and GPI-FNM as methods of the engine."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,12 +9,15 @@ import torch
 
 import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At
+from fedbayes.contracts import At, Report
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.federation.checks import encode_report, read_report
 from fedbayes.federation.client_runtime import Task
+from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.messages import dense
 from fedbayes.methods.matching import GpiFnm
 from fedbayes.models import dense_layers, relu_network
+from fedbayes.testing import Tampering
 
 
 def config(**changes):
@@ -124,6 +128,34 @@ def test_negative_counts_are_refused_by_name(tmp_path, monkeypatch):
     config = {"data": {"name": "digits", "clients": 3}, "method": {"name": "gpi-fnm"}}
     ended = fedbayes.run(**config, rounds=1, training={"epochs": 1})
     assert ended.metrics[0]["refused"] == {"1": "its counts of classes are negative"}
+
+
+def test_a_client_whose_data_grow_counts_as_it_was_and_is_not_refused():
+    """Its counts of classes are lowered with its weight: neither can grow."""
+    settings = Config.create(
+        data={"name": "digits", "clients": 3, "limit": 300},
+        model={"name": "mlp", "init": "normal", "hidden": [8]},
+        method={"name": "pfnm"},
+        rounds=2,
+        training={"epochs": 1},
+    )
+    counts = []
+
+    def tamper(task, outcome):
+        if task.client != 1 or task.round == 1:
+            return outcome
+        report = read_report(outcome.report)
+        counts.append(report.tensors["counts"])
+        more = {**report.tensors, "counts": 2 * report.tensors["counts"]}
+        return replace(outcome, report=encode_report(Report(more, 2 * report.weight)))
+
+    with Simulation(settings) as simulation:
+        simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
+        lines = [step.metrics for step in simulation]
+        latest = simulation.server.latest["1/counts"]
+    assert [line["refused"] for line in lines] == [{}, {}]
+    assert "counts as that" in lines[1]["troubles"]["1"]
+    assert torch.equal(latest, counts[0])
 
 
 def test_class_shares_may_stay_at_home(tmp_path):

@@ -1,17 +1,22 @@
 """SCAFFOLD: control variates against gradients counted by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
 
 import fedbayes
-from fedbayes import Simulation
+from fedbayes import Config, Simulation
+from fedbayes.contracts import Clips
+from fedbayes.contracts.changes import norm
 from fedbayes.errors import ConfigError
 from fedbayes.inference.controls import corrected, mean_gradient
 from fedbayes.inference.solve import batches
-from fedbayes.messages import decode, dense
+from fedbayes.messages import decode, decode_file, dense
+from fedbayes.methods.fedsparse import ScaffoldFedSparse
 from fedbayes.methods.scaffold import Control, Scaffold
-from fedbayes.tensors import unpack
+from fedbayes.tensors import part, unpack
 from tests.methods.places import at, network, run_of, samples
 
 
@@ -140,3 +145,34 @@ def test_other_optimizers_are_refused(name, training, tmp_path):
     with pytest.raises(ConfigError, match=r"training.optimizer = 'sgd'"):
         fedbayes.run(method={"name": name}, training=training, rounds=1, folder=folder)
     assert not folder.exists()
+
+
+def test_under_clipping_the_servers_variate_remains_the_mean_of_the_clients():
+    config = Config.create(
+        rounds=3,
+        data={"name": "digits", "clients": 4, "limit": 400},
+        model={"hidden": [16]},
+        aggregation={"clip": 0.2},
+        method={"name": "scaffold"},
+    )
+    with Simulation(config) as simulation:
+        for step in simulation:
+            assert not step.metrics["refused"]
+        states = [unpack(Control, decode_file(simulation.states[c])) for c in range(4)]
+        server = simulation.server.control
+    for name, control in server.items():
+        assert control.any()
+        mean = torch.stack([state.control[name] for state in states]).mean(0)
+        torch.testing.assert_close(mean, control, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [Scaffold(), ScaffoldFedSparse()])
+def test_what_a_clipped_client_keeps_is_what_it_sent(method):
+    run = replace(run_of(network([5]), lr=0.5), clips=Clips(0.05))
+    place = at(run)
+    message = method.message(method.init(run), place)
+    report, after, _ = method.local(message, method.join(place), samples(), place)
+    sent = part(dense(report.tensors), "control")
+    assert norm(t.double() for t in sent.values()) == pytest.approx(0.05, rel=1e-5)
+    for name, change in sent.items():
+        torch.testing.assert_close(after.control[name], change)

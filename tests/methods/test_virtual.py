@@ -1,5 +1,7 @@
 """VIRTUAL against conjugate models, finite differences and torch.distributions."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -9,10 +11,11 @@ from torch.nn import functional
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Report, Solved
+from fedbayes.contracts.changes import clipped, norm
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.messages import decode, dense
+from fedbayes.messages import decode, decode_file, dense
 from fedbayes.methods.virtual import Client, Server, Virtual, _newcomer, sampled
 from fedbayes.models import MLP, LeNet5, Network, ResNet20
 from fedbayes.models.variational import (
@@ -557,3 +560,53 @@ def test_noise_is_planned_once_for_all_rounds(monkeypatch):
     smaller = Samples(data.x[:5], data.y[:5])
     assert [d.shape for d in draws(place, smaller)] != [d.shape for d in first]
     assert len(passes) == 2
+
+
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
+@pytest.mark.parametrize("clip", [1.0, 50.0])
+def test_under_clipping_the_posterior_is_the_product_of_the_factors_and_nobody_is_refused(clip):
+    """What a client keeps is what the server adds, in parts that the bound shortens."""
+    with Simulation(clipped_run(clip, rounds=4)) as simulation:
+        refused = [step.metrics["refused"] for step in simulation]
+        states = [unpack(Client, decode_file(simulation.states[client])) for client in range(6)]
+        posterior = simulation.server.posterior
+    assert refused == [{}] * 4
+    product = math.prod((state.factor for state in states[1:]), start=states[0].factor)
+    for name, precision in posterior.precision.items():
+        torch.testing.assert_close(product.precision[name], precision, rtol=1e-6, atol=0)
+        torch.testing.assert_close(product.shift[name], posterior.shift[name], rtol=1e-4, atol=1e-4)
+        assert (precision > 1).all()  # of the prior, which every client adds to
+
+
+def test_a_clipped_report_is_as_long_as_the_server_lets_it_be():
+    with Simulation(clipped_run(1.0)) as simulation:
+        list(simulation)
+        method, run = simulation.method, simulation.run
+    server = method.init(run)
+    place = at(run)
+    message = method.message(server, place)
+    report, _, _ = method.local(message, method.join(place), simulation.data.train(0), place)
+    changes = method.changes(report, server, run)
+    lengths = {part: norm(tensors.values()) for part, tensors in changes.items()}
+    assert lengths == pytest.approx({"precision": 1.0, "shift": 1.0}, rel=1e-5)
+    assert clipped(changes, 1.0) == changes
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
+def test_under_clipping_no_honest_client_is_refused_in_thirty_rounds():
+    with Simulation(clipped_run(1.0, rounds=30)) as simulation:
+        lines = [step.metrics for step in simulation]
+    assert [line["refused"] for line in lines] == [{}] * 30
+    assert lines[-1]["local_accuracy"] > lines[0]["local_accuracy"]
+
+
+def clipped_run(clip, rounds=1):
+    return Config.create(
+        rounds=rounds,
+        data={"name": "digits", "clients": 6},
+        model={"hidden": [16]},
+        training={"epochs": 1},
+        aggregation={"clip": clip},
+        method={"name": "virtual", "samples": 4, "predictions": 2},
+    )

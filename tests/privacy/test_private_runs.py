@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import stat
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ pytest.importorskip("dp_accounting")
 
 from fedbayes import Config, Simulation, resume, run
 from fedbayes.contracts import Report
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE, Spent, epsilons
 from fedbayes.federation.privacy.matrix import strategy
@@ -73,6 +74,16 @@ def test_a_round_is_released_with_noise_whoever_fails(failing):
     # Both rounds' noise, on top of what the others changed: far more than a change.
     assert float(moved.std()) == pytest.approx(math.sqrt(2) / 3, rel=0.1)
     assert result.summary["epsilon"] == epsilons([Spent(1.0, members=(0,))] * 2, 1e-5)[REPLACE]
+
+
+def test_a_run_of_noise_alone_says_so(tmp_path):
+    with pytest.warns(FedbayesWarning, match=r"3 of 3 rounds of .* noise alone: .*NaN.*21 times"):
+        result = run(method=absent(*range(7)), folder=tmp_path / "lost", **settings())
+    assert result.summary["noise_rounds"] == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FedbayesWarning)
+        good = run(method=absent(0), folder=tmp_path / "good", **settings())
+    assert good.summary["noise_rounds"] == 0
 
 
 def test_no_report_is_measured_by_others_and_none_moves_the_sum_by_more_than_the_bound():
@@ -313,6 +324,10 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
         ({"privacy": {"noise": 1.0, "clips": {"control": 1.0}}}, "names 'control'; .* weights"),
         ({"privacy": {"noise": 5.0, "quantile": 0.5}}, "spent by the counts"),
         (
+            {"method": {"name": "virtual"}, "privacy": {"noise": 0.5, "quantile": 0.5}},
+            "clients of virtual keep what",
+        ),
+        (
             {"method": {"name": "virtual"}, "stop_after": 2, "evaluate_every": 1},
             "privacy.metrics is off",
         ),
@@ -331,6 +346,44 @@ def test_every_method_whose_reports_add_can_be_private(method, parts):
 def test_settings_that_do_not_go_together_are_refused(changes, words):
     with pytest.raises(ConfigError, match=words):
         Simulation(Config.create(**settings(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        ({"noise": 1e-160}, r"privacy.noise is 1e-160; less than 1e-06 is no noise"),
+        ({"noise": 1.0, "quantile": 0.5, "count_noise": 1e-300}, "privacy.count_noise is 1e-300"),
+        ({"noise": 1.0, "clips": {"weights": 0}}, "privacy.clips.weights is 0; .*greater than 0"),
+    ],
+)
+def test_numbers_that_come_to_nothing_are_refused_by_name(privacy, words):
+    with pytest.raises(ConfigError, match=words):
+        Config.create(**settings(privacy=privacy))
+
+
+def test_the_least_noise_has_an_epsilon():
+    assert run(**settings(rounds=1, privacy={"noise": 1e-6})).summary["epsilon"] > 1e9
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stop_refused": 2}, "stop_refused has no effect"),
+        ({"aggregation": {"clip": 1.0, "max_change": 5.0}}, "no report is measured by others"),
+        (
+            {
+                "engine": "flower-simulation",
+                "secure": {"enabled": True},
+                "privacy": {"noise": 1.0, "metrics": "on"},
+            },
+            "clients send no metrics",
+        ),
+    ],
+)
+def test_settings_without_effect_are_told(changes, words, tmp_path):
+    with pytest.warns(FedbayesWarning, match=words):
+        simulation = Simulation(Config.create(**settings(**changes)), tmp_path)
+    simulation.close()
 
 
 def test_old_settings_are_pointed_to_their_place():

@@ -33,7 +33,9 @@ def attack(
             "mean,median,trimmed-mean,krum."
         ),
     ] = None,
-    hostile: Annotated[int, typer.Option(min=1, help="Number of hostile clients.")] = 1,
+    hostile: Annotated[
+        int | None, typer.Option(min=1, help="Number of hostile clients. Default: the config's, 1.")
+    ] = None,
     dataset: DataSet = None,
     model: Model = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,

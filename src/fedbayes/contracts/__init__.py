@@ -1,6 +1,6 @@
 """What a method is, and what it works with."""
 
-from fedbayes.contracts.changes import Changes, Total
+from fedbayes.contracts.changes import Changes, Clips, Total
 from fedbayes.contracts.method import (
     AnyMethod,
     ClientState,
@@ -23,6 +23,7 @@ __all__ = [
     "At",
     "Changes",
     "ClientState",
+    "Clips",
     "Gathered",
     "Info",
     "Loss",

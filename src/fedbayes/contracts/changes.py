@@ -184,6 +184,46 @@ def _largest(tensor: Tensor) -> float:
     return float(tensor.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).abs().max())
 
 
+@dataclass(frozen=True)
+class Clips:
+    """The L2 norms to which the server shortens what a report adds, as clients know them.
+
+    Who keeps a state that repeats its report shortens the change itself: what it keeps is then what
+    the server adds.
+    """
+
+    most: float | None = None
+    """Of every part that is not in `parts`; None: no bound."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Of single parts."""
+
+    def __bool__(self) -> bool:
+        """Whether any part has a bound."""
+        return self.most is not None or bool(self.parts)
+
+    def shortened(self, part: str, change: Tensors) -> Tensors:
+        """The change of a part of a report of weight 1, no longer than the server lets it be.
+
+        Args:
+            part: its name, as in `parted`.
+            change: by name; NaN counts as zero.
+
+        Returns:
+            In the types that they came in; the same tensors if they are not longer. Shortened so
+            far that rounding leaves the server nothing to shorten.
+        """
+        bound = self.parts.get(part, self.most)
+        if bound is None:
+            return change
+        whole = {n: t.double() for n, t in change.items()}
+        short = shortened(whole, bound * (1 - _ROUNDING))
+        return change if short is whole else {n: t.to(change[n].dtype) for n, t in short.items()}
+
+
+_ROUNDING = 1e-6
+"""Relative precision of a report's numbers, on the safe side."""
+
+
 def moved(report: Report, changes: Changes, origin: Mapping[str, Tensor]) -> Report:
     """A report whose changes are others: dense, in the types that it came in.
 

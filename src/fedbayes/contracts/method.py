@@ -33,7 +33,7 @@ go on anywhere.
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -114,6 +114,9 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     saved, and only clients have models."""
     keeps_models: ClassVar[bool] = False
     """Whether clients keep a model of their own between rounds, in their private states."""
+    repeats_changes: ClassVar[bool] = False
+    """Whether clients keep, in their private states, what their reports added: then they shorten it
+    themselves to what the server adds (`Run.clips`), and have to know the bounds."""
     headline: ClassVar[Literal["global", "local"]] = "global"
     """Whose metric the method is for, the global model's or the clients' own models': what a
     summary leads with, and what is best."""
@@ -215,6 +218,16 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
             MessageError: says what is wrong with it.
         """
         return None
+
+    def reweighted(self, report: Report, weight: float) -> Report:
+        """A report that counts with less weight than it came with: whatever else in it grows with
+        the number of samples is lowered too.
+
+        Args:
+            report: that the server accepts.
+            weight: above 0, less than its own.
+        """
+        return replace(report, weight=weight)
 
     def trouble(self, report: Report) -> str:
         """What a user should know of a report that is good but does not say what it should, in

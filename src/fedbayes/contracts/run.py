@@ -1,11 +1,12 @@
 """What stays the same in a run, and where in it one is: what the engine lends to a method."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from fedbayes import seeds
+from fedbayes.contracts.changes import Clips
 from fedbayes.inference.problem import Loss, Problem, Solved
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
@@ -32,6 +33,8 @@ class Run:
     """Number of rounds, T."""
     seed: int
     """Seed of the run; use `At.rng` for randomness."""
+    clips: Clips = field(default_factory=Clips)
+    """How long the server lets changes be: `aggregation.clip` and `privacy.clips` of the config."""
 
 
 def _no_network() -> Network:

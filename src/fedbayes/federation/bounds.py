@@ -73,10 +73,11 @@ class Bounds:
     Args:
         most: the multiple of the cohort's median; 0: no bound.
         ordinary: by part, the norm up to which every change is good.
+        alone: what the change of a round's only report is measured by where nothing is ordinary.
     """
 
-    def __init__(self, most: float, ordinary: dict[str, float]) -> None:
-        self._most, self._ordinary = most, ordinary
+    def __init__(self, most: float, ordinary: dict[str, float], alone: float = 1.0) -> None:
+        self._most, self._ordinary, self._alone = most, ordinary, alone
         self._norms: dict[int, dict[str, float]] = {}
         self._found: dict[str, list[float]] = {}
 
@@ -99,7 +100,7 @@ class Bounds:
         if len(found) > 1:
             return max(floor, self._most * median(found))
         # One client is no cohort: it is measured by the server's own alone.
-        return self._most * floor or math.inf
+        return self._most * (floor or self._alone) if self._most else math.inf
 
     def excess(self, client: int, limits: dict[str, float]) -> str:
         """Why the change of a client is too long, in words; empty if it is not."""
@@ -110,6 +111,12 @@ class Bounds:
                     f"most in this round (aggregation.max_change = {self._most:g})"
                 )
         return ""
+
+
+def size_of(run: Run) -> float:
+    """The norm of the network before any training; where it is zero, as if all weights were 1."""
+    first = [t.cpu().double() for t in run.network.initial.values() if t.is_floating_point()]
+    return norm(first) or math.sqrt(sum(t.numel() for t in first))
 
 
 class Intake:
@@ -134,7 +141,7 @@ class Intake:
         self._bounded = bool(settings.max_change) and not method.centralized
         ordinary = method.ordinary(server, run) if self._bounded else {}
         ordinary["counters"] = max(ordinary.get("counters", 0.0), settings.max_weight)
-        self._bounds = Bounds(settings.max_change, ordinary)
+        self._bounds = Bounds(settings.max_change, ordinary, size_of(run))
         self._relative = settings.weighs and method.weighted
         self._leave_out = settings.outliers == "leave-out"
         self._compared: dict[int, dict[str, float]] = {}

@@ -66,10 +66,12 @@ class Ledger:
             report = decode_report(outcome.report, expected)
             info = figures(outcome.info, "metrics")
             check_scores(outcome.scores, broadcast.run.likelihood)
-            report, why = self.weights.believed(client, report)
+            weight, why = self.weights.believed(client, report)
             if method.masks_as_sent:
                 check_masks(report, expected)
             method.accept(broadcast.server, report, broadcast.run)
+            if weight != report.weight:
+                report = method.reweighted(report, weight)
         except MessageError as error:
             self.refused[client] = str(error)
             return None

@@ -136,15 +136,15 @@ def run_round(
     if not skipped:
         updated, metrics = method.update(server, reports.reduced(), At(run, number))
         undone = unsound(updated, method, run)
-        if undone:
-            ledger.scores.clear()
-        else:
+        if not undone:
             server, info = updated, metrics
             intake.count(weights)
             for client, state in after:
                 if client not in ledger.refused:
                     states[client] = state
     after.close()
+    if skipped or undone:  # clients' models are as before, and these scores are of others
+        ledger.scores.clear()
     return Round(
         number=number,
         server=server,

@@ -5,7 +5,6 @@ not weight; it has a largest value; and a client cannot grow: what it said when 
 the most that it counts for later.
 """
 
-from dataclasses import replace
 from typing import Self
 
 import torch
@@ -40,12 +39,11 @@ class Weights:
         # Where all data lie in one place, nobody else says how many there are.
         return cls(method.weighted, HEAVIEST if method.centralized else most, first)
 
-    def believed(self, client: int, report: Report) -> tuple[Report, str]:
-        """A report with the weight that it counts with.
+    def believed(self, client: int, report: Report) -> tuple[float, str]:
+        """The weight that a report counts with.
 
         Returns:
-            The report, and in words why it has another weight than it came with; empty if it has
-            not.
+            It, and in words why it is another one than came; empty if it is not.
 
         Raises:
             MessageError: no client can have this weight.
@@ -63,8 +61,8 @@ class Weights:
         first = 0.0 if self.first is None else float(self.first[client])
         if first and said > first:
             why = f"its weight is {said:g}, and was {first:g} when it first came: it counts as that"
-            return replace(report, weight=first), why
-        return report, ""
+            return first, why
+        return said, ""
 
     def counted(self, client: int, weight: float) -> None:
         """Note the weight of a report that counted."""

@@ -411,6 +411,7 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
     paper = "Louizos et al. 2021, appendix E"
     server_state = Controlled
     client_state = Control
+    repeats_changes = True
 
     damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
 
@@ -452,9 +453,14 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         tensors, info = self.sampled(solved, problem, at)
         own = along_path(problem, solved, lr=at.lr)
         change = {n: own[n] - client.control[n] for n in own}
+        asked = part(problem.message, "control")
+        if at.run.clips:  # what is kept is what the server adds
+            sent = {n: torch.where(_held(item), change[n], 0.0) for n, item in asked.items()}
+            change = at.run.clips.shortened("control", sent)
+            own = {n: own[n] + (change[n] - sent[n]) for n in own}
         masked = {
             n: item.like(change[n]) if isinstance(item, Masked) else change[n]
-            for n, item in part(problem.message, "control").items()
+            for n, item in asked.items()
         }
         return Report(tensors | named("control", masked)), Control(own), info
 
@@ -464,6 +470,11 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         change = part(reports.mean(), "control")
         control = moved(server.control, change, reports.clients / at.run.clients)
         return Controlled(**vars(following), control=control), info
+
+
+def _held(item: Masked | Tensor) -> Tensor:
+    """Which entries a tensor of a message holds."""
+    return item.mask() if isinstance(item, Masked) else torch.ones_like(item, dtype=torch.bool)
 
 
 def _alive(weights: Tensors, gated: tuple[Group, ...]) -> dict[str, Tensor]:

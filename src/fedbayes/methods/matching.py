@@ -153,6 +153,14 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
                 f"its counts of classes come to {total}, and its weight is {report.weight:g}"
             )
 
+    def reweighted(self, report: Report, weight: float) -> Report:
+        """Counts of classes are lowered in proportion."""
+        tensors = dict(report.tensors)
+        if self.class_shares:
+            counts = dense(report.tensors)["counts"].double()
+            tensors["counts"] = (counts * (weight / report.weight)).to(torch.int64)
+        return Report(tensors, weight)
+
     def compared(self, report: Report, run: Run) -> Tensors:
         """Weights and biases by depth: norms are the same in whatever order neurons are."""
         return {n: t for n, t in dense(report.tensors).items() if n != "counts"}

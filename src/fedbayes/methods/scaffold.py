@@ -67,6 +67,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
     paper = "Karimireddy et al. 2020; Louizos et al. 2021, appendix E"
     server_state = Server
     client_state = Control
+    repeats_changes = True
     summable = True
 
     control: Literal["path", "gradient"] = Field(
@@ -117,6 +118,9 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         else:
             own = problem.given["gradient"]
         change = {n: own[n] - client.control[n] for n in own}
+        if at.run.clips:  # what is kept is what the server adds: c remains the mean of the c_s
+            change = at.run.clips.shortened("control", change)
+            own = {n: c + change[n] for n, c in client.control.items()}
         return Report({**solved.parameters, **named("control", change)}), Control(own), solved.info
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:

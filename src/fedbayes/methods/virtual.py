@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedbayes.contracts import (
     At,
     Changes,
+    Clips,
     Info,
     Loss,
     Method,
@@ -96,6 +97,7 @@ class Virtual(Method[Server, Client, Sum]):
     paper = "Corinzia and Buhmann 2019"
     server_state = Server
     client_state = Client
+    repeats_changes = True
     keeps_models = True
     headline = "local"
 
@@ -184,6 +186,7 @@ class Virtual(Method[Server, Client, Sum]):
             "cavity": vars(cavity),
             "factor": vars(factor),
             "rest": rest,
+            "mean": posterior.mean,
             "prior": vars(prior),
             "count": torch.tensor(len(samples.y), device=device),
         }
@@ -281,14 +284,17 @@ class Virtual(Method[Server, Client, Sum]):
     def report(
         self, solved: Solved, problem: Problem, client: Client, at: At
     ) -> tuple[Report, Client, Info]:
-        """Report the change of the factor, damped; keep the factor and the own posterior."""
+        """Report the change of the factor, damped, and no longer than the server lets it be; keep
+        the factor with that change, so that the posterior stays the product of the factors.
+        """
         ended = solved.parameters
         cavity, factor = Gaussian(**problem.given["cavity"]), Gaussian(**problem.given["factor"])
         log_precision = part(ended, "log_precision")
         refined = {n: t.double().exp() for n, t in log_precision.items()}
         mean = {n: t.double() for n, t in part(ended, "mean").items()}
         shift = {n: (cavity.precision[n] + refined[n]) * mean[n] - cavity.shift[n] for n in mean}
-        change = damped(Gaussian(refined, shift) / factor, self.damping or 1 / at.run.cohort)
+        change = (Gaussian(refined, shift) / factor) ** (self.damping or 1 / at.run.cohort)
+        change = rounded(_shortened(change, problem.given["mean"], at.run.clips))
         after = Client(
             factor * change.to(at.run.network.device, torch.float64),
             part(ended, "own_mean"),
@@ -309,7 +315,8 @@ class Virtual(Method[Server, Client, Sum]):
         """Where training starts: the posterior, or the initialization if there is none yet.
 
         Stds of a newcomer start small: the first accounts for all of the precision, a later
-        one for its share.
+        one for its share. So do all where changes are shortened: factors then know less than they
+        were trained to, and from stds that are so wide training diverges.
         """
         mean = posterior.mean
         unlearnt = not any(bool(m.any()) for m in mean.values())
@@ -318,7 +325,7 @@ class Virtual(Method[Server, Client, Sum]):
         for name, m in mean.items():
             began = at.run.network.initial[name].to(m) if unlearnt else m
             precision = factor.precision[name]
-            if not client.factor.precision:
+            if not client.factor.precision or at.run.clips:
                 precision = torch.maximum(precision, floor - cavity.precision[name])
                 precision = torch.maximum(precision, posterior.precision[name] / at.run.clients)
             kind = at.run.network.initial[name].dtype
@@ -357,11 +364,11 @@ class Virtual(Method[Server, Client, Sum]):
         bounds and noise on the one do not move the other.
         """
         found = super().changes(report, server, run)
-        return {**found, "shift": _recentred(found, server.posterior.mean, -1.0)}
+        return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
 
     def resummed(self, total: Total, server: Server, run: Run) -> Sum:
         """Changes of precisions and of shifts."""
-        shift = _recentred(total.changes, server.posterior.mean, 1.0)
+        shift = _recentred(total.changes, _sent_mean(server), 1.0)
         return super().resummed(
             replace(total, changes={**total.changes, "shift": shift}), server, run
         )
@@ -430,16 +437,25 @@ _PLANS: WeakKeyDictionary[Network, dict[tuple[Virtual, torch.Size], Requests]] =
 """Which noise a pass asks for, by network, method and shape of a batch: the same in every round."""
 
 
-def damped(change: Gaussian, damping: float) -> Gaussian:
-    """A share of a change, in float32, so that client and server add the very same numbers.
+def rounded(change: Gaussian) -> Gaussian:
+    """A change in float32, so that client and server add the very same numbers.
 
     A fall of precision is rounded towards zero: no factor's precision can reach it.
     """
-    precision = {n: damping * p for n, p in change.precision.items()}
     return Gaussian(
-        {n: torch.where(p < 0, p * (1 - 1e-6), p).float() for n, p in precision.items()},
-        {n: (damping * h).float() for n, h in change.shift.items()},
+        {n: torch.where(p < 0, p * (1 - 1e-6), p).float() for n, p in change.precision.items()},
+        {n: h.float() for n, h in change.shift.items()},
     )
+
+
+def _shortened(change: Gaussian, mean: Tensors, clips: Clips) -> Gaussian:
+    """A change as long as the server lets it be, which looks at `Virtual.changes`."""
+    if not clips:
+        return change
+    shares = {n: m * change.precision[n] for n, m in mean.items()}
+    rest = clips.shortened("shift", {n: h - shares[n] for n, h in change.shift.items()})
+    precision = clips.shortened("precision", change.precision)
+    return Gaussian(precision, {n: h + mean[n] * precision[n] for n, h in rest.items()})
 
 
 def _precision(parameters: Tensors, rest: Tensors) -> Tensors:
@@ -552,6 +568,11 @@ def _posterior(message: Tensors) -> Gaussian:
     precision = {n: t.double() for n, t in part(message, "precision").items()}
     mean = part(message, "mean")
     return Gaussian(precision, {n: p * mean[n].double() for n, p in precision.items()})
+
+
+def _sent_mean(server: Server) -> Tensors:
+    """The posterior's means as clients know them."""
+    return {n: m.float() for n, m in server.posterior.mean.items()}
 
 
 def _recentred(changes: Changes, mean: Tensors, sign: float) -> Tensors:

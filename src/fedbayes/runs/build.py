@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from fedbayes import likelihoods, models
-from fedbayes.contracts import Run
+from fedbayes.contracts import Clips, Run
 from fedbayes.data import (
     Dataset,
     FederatedData,
@@ -251,6 +251,7 @@ def build_run(config: Config, network: Network, likelihood: Likelihood, clients:
         cohort=1 if centralized else config.cohort_size(clients),
         rounds=config.rounds,
         seed=config.seed,
+        clips=Clips(config.aggregation.clip, config.privacy.clips if config.privacy.noise else {}),
     )
 
 

@@ -2,7 +2,9 @@
 should know of it.
 """
 
-from fedbayes.contracts import AnyMethod, Run
+from pydantic import BaseModel
+
+from fedbayes.contracts import AnyMethod, Method, Run
 from fedbayes.data import FederatedData, choose_scheme
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation import aggregation, secure
@@ -146,8 +148,7 @@ def remarks(
     notes = []
     if config.data.limit_test is not None and data.dataset.official_train is None:
         notes.append("data.limit_test has no effect: there is no official test part")
-    if config.privacy.noise and config.min_reports > 1:
-        notes.append("min_reports has no effect: with noise every round has an update")
+    notes += _without_effect(config, method)
     if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
             "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "
@@ -164,6 +165,8 @@ def remarks(
             f"engine {config.engine!r} does not round as the others do: on them this config "
             "ends with slightly other numbers"
         )
+    if config.attack.kind != "none" and not config.attack.clients:
+        notes.append("attack.kind has no effect: attack.clients is 0")
     if adversary is not None:
         notes += attacks.remarks(adversary, run.cohort)
     scheme = choose_scheme(data.dataset, config.data)
@@ -173,3 +176,40 @@ def remarks(
         *idle(method, "method."),
         *method.remarks(run),
     ]
+
+
+def _without_effect(config: Config, method: AnyMethod) -> list[str]:
+    """Of settings that do nothing beside the others or under the method, a sentence each."""
+    aggregation, privacy, notes = config.aggregation, config.privacy, list[str]()
+
+    def changed(table: BaseModel, name: str) -> bool:
+        return bool(getattr(table, name) != type(table).model_fields[name].default)
+
+    if privacy.noise and config.min_reports > 1:
+        notes.append("min_reports has no effect: with noise every round has an update")
+    if privacy.noise and changed(config, "stop_refused"):
+        notes.append("stop_refused has no effect: with noise every round has an update")
+    if changed(aggregation, "max_change") and (privacy.noise or config.secure.enabled):
+        why = (
+            "with noise no report is measured by others"
+            if privacy.noise
+            else "with secure.enabled nobody sees a single report"
+        )
+        notes.append(f"aggregation.max_change has no effect: {why}")
+    if config.secure.enabled and privacy.noise and privacy.metrics == "on":
+        notes.append("privacy.metrics has no effect: with secure.enabled clients send no metrics")
+    if aggregation.rule in ("trimmed-mean", "krum") and not aggregation.hostile:
+        notes.append(
+            f"aggregation.rule = {aggregation.rule!r} leaves nothing out: aggregation.hostile is 0"
+        )
+    if aggregation.outliers == "leave-out" and type(method).compared is Method.compared:
+        notes.append(f"aggregation.outliers has no effect: {method.name} compares no networks")
+    if changed(aggregation, "max_weight") and not method.weighted:
+        notes.append(
+            f"aggregation.max_weight bounds no weight: under {method.name} as it is set all "
+            "reports have weight 1"
+        )
+    if config.attack.kind == "none":
+        names = [f"attack.{n}" for n in ("clients", "start") if changed(config.attack, n)]
+        notes += [f"{name} has no effect: attack.kind is none" for name in names]
+    return notes

@@ -357,7 +357,7 @@ def outcome(summary: "Metrics") -> Table:
         "seconds a round": f"{summary['seconds_per_round']:.3f} (median; "
         f"{summary['seconds']:.1f} in all)",
         "refused reports": f"{summary['refused_reports']} ({summary['skipped_rounds']} rounds "
-        f"without an update){_of_whom(summary)}",
+        f"without an update{_noise_rounds(summary)}){_of_whom(summary)}",
         "lost reports": str(summary["lost_reports"]),
         "stopped": f"{summary['stopped_reason']} after {summary['rounds']} "
         + ("round" if summary["rounds"] == 1 else "rounds"),
@@ -397,6 +397,12 @@ def _privacy(summary: "Metrics") -> str:
     if summary["privacy"]["client_metrics"] == "off":
         sentences.append("clients send no metrics")
     return "; ".join([*sentences, *summary["privacy"]["notes"]])
+
+
+def _noise_rounds(summary: "Metrics") -> str:
+    """How many rounds were noise alone, if any."""
+    rounds = summary.get("noise_rounds")
+    return f", {rounds} of noise alone" if rounds else ""
 
 
 def _of_whom(summary: "Metrics") -> str:

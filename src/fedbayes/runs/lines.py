@@ -80,6 +80,11 @@ def in_vain(line: Metrics) -> str:
     return ""
 
 
+def of_noise_alone(line: Metrics) -> bool:
+    """Whether nothing but noise made a round's update: no report of the cohort counted."""
+    return "privacy" in line and len(line["refused"]) + len(line["lost"]) >= line["cohort"]
+
+
 def troubles_of(lines: list[Metrics], *kinds: str) -> list[dict[str, Any]]:
     """What went wrong with whom and when.
 

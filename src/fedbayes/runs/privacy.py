@@ -103,7 +103,8 @@ def run_summary(config: Config, record: Spending, rounds: int) -> Metrics:
     notes = [PUBLIC] if config.privacy.repeatable else []
     if None in finite.values():
         notes.append(UNCOVERED)
-    if config.privacy.metrics == "on":
+    metrics = "off" if config.secure.enabled else config.privacy.metrics
+    if metrics == "on":
         notes.append("metrics, scores and numbers of samples that clients send are not covered")
     return {
         "epsilon": finite[REPLACE],
@@ -111,7 +112,7 @@ def run_summary(config: Config, record: Spending, rounds: int) -> Metrics:
         "privacy": {
             "epsilon": {REPLACE: finite[REPLACE], ADD_REMOVE: finite[ADD_REMOVE]},
             "protects": "all data of one client, from who sees the global models",
-            "client_metrics": config.privacy.metrics,
+            "client_metrics": metrics,
             "notes": notes,
         },
     }

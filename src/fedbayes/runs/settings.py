@@ -191,7 +191,7 @@ def explain(
 
 def _line(kind: type[BaseModel], error: ErrorDetails, settings: Sequence[Row], prefix: str) -> str:
     """One line on one error. What follows the field in its place names members of a union."""
-    path: list[str] = []
+    path, field = list[str](), None
     for part in map(str, error["loc"]):
         path.append(part)
         field = kind.model_fields.get(part)
@@ -218,6 +218,9 @@ def _line(kind: type[BaseModel], error: ErrorDetails, settings: Sequence[Row], p
             f"{key or 'config'} is {_shown(value)}; it is a table, of settings such as "
             f"{first.key} = {_shown(example)}"
         )
+    if field and get_origin(field.annotation) is dict and error["loc"][len(path) :]:
+        inside = error["loc"][len(path)]
+        return f"{key}.{inside} is {_shown(value)}; {message[:1].lower()}{message[1:]}"
     (row,) = matching
     like = did_you_mean(value, row.choices) if isinstance(value, str) else ""
     verb = "has" if isinstance(error["loc"][-1], int) else "is"  # an item of a list

@@ -35,7 +35,13 @@ from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.config import Config
 from fedbayes.runs.flusher import Flusher
 from fedbayes.runs.folder import ClientStates, Metrics, Progress, RunFolder, first_progress
-from fedbayes.runs.lines import evaluation_line, in_vain, round_line, troubles_of
+from fedbayes.runs.lines import (
+    evaluation_line,
+    in_vain,
+    of_noise_alone,
+    round_line,
+    troubles_of,
+)
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
 from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
@@ -299,7 +305,8 @@ class Simulation:
             keys.forget(self.progress.privacy.run)
 
     def require_an_update(self) -> None:
-        """See that a run that has ended had an update, and say so if most rounds had none.
+        """See that a run that has ended had an update, and say so if most rounds had none, or
+        one of noise alone.
 
         Raises:
             RunError: no round had one, so that the model is the untrained start.
@@ -307,6 +314,14 @@ class Simulation:
         metrics = self.folder.metrics()
         if not self.over:
             return
+        noise = sum(of_noise_alone(line) for line in metrics)
+        if 2 * noise > len(metrics):
+            warnings.warn(
+                f"{noise} of {len(metrics)} rounds of {self.folder.path} were noise alone: no "
+                f"report counted{_reasons(metrics)}",
+                FedbayesWarning,
+                stacklevel=2,
+            )
         skipped = sum(line["skipped"] for line in metrics)
         if skipped < len(metrics):
             if 2 * skipped > len(metrics):
@@ -317,11 +332,9 @@ class Simulation:
                     stacklevel=2,
                 )
             return
-        reasons = Counter(entry["reason"] for entry in troubles_of(metrics, "refused", "lost"))
-        most = "; ".join(f"{reason} ({count} times)" for reason, count in reasons.most_common(3))
         raise RunError(
             f"no round of {self.folder.path} had an update, so its model is the untrained start: "
-            f"too few good reports came ({most})"
+            f"too few good reports came{_reasons(metrics)}"
         )
 
     def _require_sound_rounds(self) -> None:
@@ -527,3 +540,10 @@ class Simulation:
     def summary(self) -> Metrics:
         """What came of the rounds so far."""
         return summarize(self)
+
+
+def _reasons(metrics: list[Metrics]) -> str:
+    """Why reports did not count, the most frequent reasons, in brackets; empty if all did."""
+    reasons = Counter(entry["reason"] for entry in troubles_of(metrics, "refused", "lost"))
+    most = "; ".join(f"{reason} ({count} times)" for reason, count in reasons.most_common(3))
+    return f" ({most})" if most else ""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedbayes.federation.attacks.adversary import SUCCESS
+from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, Metrics
-from fedbayes.runs.lines import GLOBAL, troubles_of
+from fedbayes.runs.lines import GLOBAL, of_noise_alone, troubles_of
 from fedbayes.runs.privacy import run_summary
 from fedbayes.tensors import parameter_count, sparsity
 
@@ -57,6 +58,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "outliers": troubles_of(lines, "outliers"),
         "skipped_rounds": sum(line["skipped"] for line in lines),
         **_attack(simulation, last),
+        **({"noise_rounds": noise} if (noise := _noise_rounds(config, lines)) is not None else {}),
         **run_summary(config, progress.privacy, progress.round),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
@@ -66,6 +68,11 @@ def summarize(simulation: "Simulation") -> Metrics:
         "stopped_reason": _reason(simulation, lines),
         "folder": str(simulation.folder.path),
     }
+
+
+def _noise_rounds(config: Config, lines: Sequence[Metrics]) -> int | None:
+    """Rounds whose update was noise alone; None where there is no noise."""
+    return sum(map(of_noise_alone, lines)) if config.privacy.noise else None
 
 
 def _refused(simulation: "Simulation", lines: Sequence[Metrics]) -> dict[str, int]:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.federation.attacks import ATTACKS, find_attack
+from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.likelihoods import find_likelihood
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.folder import NO_UPDATE, RunFolder
 from fedbayes.runs.inventory import Inventory
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
@@ -27,6 +28,8 @@ RULES = ("mean", "median", "trimmed-mean", "krum")
 """The rules of aggregation that are tried unless others are named."""
 _REPORTS = {"trimmed-mean": (2, 1), "krum": (2, 3)}
 """Reports that a rule needs: so many for each hostile one, and so many more."""
+_REASONS = 3
+"""Of reports that did not count, the most that are told of a run."""
 
 
 @dataclass(frozen=True)
@@ -117,17 +120,21 @@ class AttackGrid:
         kind, attack = _parsed(cell.attack)
         given = [*self._overrides, f"method.name={method}"]
         given += [f"method.{setting}" for setting in parameters]
-        given.append(f"aggregation.rule={rule}")
-        before = Config.load(self._file, given)
-        if rule in _REPORTS and not any(s.startswith("hostile=") for s in aggregation):
-            aggregation = [f"hostile={before.attack.clients}", *aggregation]
-        given += [f"aggregation.{setting}" for setting in aggregation]
+        given += [
+            f"aggregation.rule={rule}",
+            *(f"aggregation.{setting}" for setting in aggregation),
+        ]
+        given += [f"attack.kind={kind}", *(_of_attack(kind, setting) for setting in attack)]
+        config = Config.load(self._file, given)
         if rule in _REPORTS:
+            hostile = config.aggregation.hostile
+            if "hostile" not in config.aggregation.model_fields_set:
+                hostile = config.attack.clients
             times, more = _REPORTS[rule]
-            needed = times * Config.load(self._file, given).aggregation.hostile + more
-            given.append(f"min_reports={max(needed, before.min_reports)}")
-        given.append(f"attack.kind={kind}")
-        return Config.load(self._file, [*given, *(f"attack.{setting}" for setting in attack)])
+            needed = max(times * hostile + more, config.min_reports)
+            given += [f"aggregation.hostile={hostile}", f"min_reports={needed}"]
+            config = Config.load(self._file, given)
+        return config.model_copy(update={"attack": AttackSettings()}) if kind == HONEST else config
 
     def run(self, watch: Callable[[str], object] = lambda _: None) -> list[Outcome]:
         """Run what has not been run yet.
@@ -151,7 +158,7 @@ class AttackGrid:
                 troubles[cell] = str(error)
         outcomes = [self._outcome(cell, troubles.get(cell, "")) for cell in self.cells]
         if all(outcome.value is None for outcome in outcomes):
-            raise RunError(next(iter(troubles.values())))
+            raise RunError(outcomes[0].trouble)
         return outcomes
 
     def _ended(self, cell: Cell) -> bool:
@@ -181,17 +188,31 @@ class AttackGrid:
             headline = honest.summary()["headline"] if last and honest.summary_file.exists() else ""
             return Outcome(cell, headline, last.get(headline), trouble=trouble)
         summary, task = run.summary(), self._configs[cell].task["likelihood"]
+        headline = summary["headline"]
+        value = flat(summary).get(headline)
+        if summary["stopped_reason"] == NO_UPDATE:
+            reasons = list(dict.fromkeys(entry["reason"] for entry in summary["losses"]))
+            trouble = "; ".join([NO_UPDATE, *reasons[:_REASONS]])
+        elif value is None and not trouble:
+            off = summary.get("privacy", {}).get("client_metrics") == "off"
+            trouble = f"the run has no {headline}" + ": privacy.metrics is off" * off
         likelihood = find_likelihood(task if ":" in task else summary["likelihood"])
         return Outcome(
             cell,
-            summary["headline"],
-            flat(summary).get(summary["headline"]),
+            headline,
+            value,
             likelihood.higher_is_better,
             success=summary.get("attack_success"),
             hostile=summary.get("attack", {}).get("clients", []),
             refused=summary.get("refused_clients", {}),
             trouble=trouble,
         )
+
+
+def _of_attack(kind: str, setting: str) -> str:
+    """A setting of an attack as one of the config: fields of a user's own class are arguments."""
+    own = ":" in kind and setting.partition("=")[0] not in ("clients", "start")
+    return f"attack.arguments.{setting}" if own else f"attack.{setting}"
 
 
 def _parsed(text: str) -> tuple[str, list[str]]:

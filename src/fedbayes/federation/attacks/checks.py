@@ -6,6 +6,7 @@ from fedbayes.contracts import AnyMethod, At, Run
 from fedbayes.errors import ConfigError
 from fedbayes.federation.attacks import ATTACKS
 from fedbayes.federation.attacks.adversary import Adversary
+from fedbayes.federation.attacks.base import Attack
 from fedbayes.federation.engine_table import ENGINES
 
 
@@ -53,9 +54,11 @@ def check(
             f"{others}"
         )
     if secure and attack.on_reports:
+        poisons = type(attack).poison is not Attack.poison
+        instead = "leave attack.scale at 1" if poisons else "choose label-flip or backdoor"
         raise ConfigError(
             f"attack.kind {kind!r} changes single reports, and with secure.enabled nobody sees "
-            "one; choose label-flip or backdoor, or leave [secure] out"
+            f"one; {instead}, or leave [secure] out"
         )
     if attack.on_reports and not _reports(method, run):
         raise ConfigError(

@@ -271,6 +271,11 @@ def check(
             "privacy.mechanism = 'matrix' is for cohorts by a schedule; set sampling to 'cyclic' "
             "or 'uniform', or the mechanism to 'gaussian'"
         )
+    if settings.quantile is not None and method.repeats_changes:
+        raise ConfigError(
+            f"privacy.quantile moves the bounds of changes, and clients of {method.name} keep what "
+            "they added, so they must know the bounds; leave it out, or set privacy.clips"
+        )
     _refuse_running(run.network)
     parts = parts_of(method, run)
     _check_clips(settings.clips, parts)

@@ -2,9 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedbayes.fields import Only
+
+LEAST = 1e-6
+"""The least deviation of noise, beside which ε is beyond all meaning."""
 
 
 class Privacy(BaseModel):
@@ -48,7 +51,7 @@ class Privacy(BaseModel):
     )
     count_noise: Annotated[float | None, Only("quantile")] = Field(
         None,
-        gt=0,
+        ge=LEAST,
         description="deviation of the noise on how many changes were within the bound (quantile); "
         "a twentieth of the cohort by default",
     )
@@ -62,3 +65,10 @@ class Privacy(BaseModel):
         description="whether noise follows from the seed, which clients know: for experiments, "
         "not for privacy",
     )
+
+    @field_validator("noise")
+    @classmethod
+    def _some_noise(cls, noise: float) -> float:
+        if 0 < noise < LEAST:
+            raise ValueError(f"less than {LEAST:g} is no noise; 0 is none")
+        return noise
