@@ -60,7 +60,7 @@ class PlainLoop:
     def __init__(self, simulation):
         config = simulation.config
         self.seed, self.training = config.seed, config.training
-        convolutional = simulation.network.convolutional
+        convolutional = config.model.name == "lenet5"
         self.module = LeNet5(3, 32, 32, 10) if convolutional else MLP(784, [100], 10)
         self.module.load_state_dict(simulation.network.initial)
         data = simulation.data
