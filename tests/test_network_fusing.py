@@ -153,6 +153,7 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
         (("--classes", "5"), "holds no weights"),
         (("--frontier", "1,2", "--state", "s.safetensors"), "one width"),
         (("--picture", "f.txt"), "f.txt"),
+        (("--state", "s.safetensors"), "--state has no effect with --minutes 0"),
         (("--method", "gpi-fnm"), "no effect on gpi-fnm"),
     ],
 )
@@ -164,6 +165,26 @@ def test_mistakes_are_told_and_write_nothing(options, words, photos, tmp_path, c
     assert words in said
     assert "Traceback" not in said
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("permute", ("--report", "r.json"), "--report have no effect on permute"),
+        ("permute", ("--picture", "p.png"), "--picture have no effect on permute"),
+        ("permute", ("--width", "2"), "--width have no effect on permute"),
+        ("kfac", ("--shape", "3,8,8"), "--shape have no effect on kfac"),
+        ("regmean", ("--counts", "c.json"), "--counts has no effect on regmean"),
+        ("fisher", (), "holds weights alone"),
+    ],
+)
+def test_averages_refuse_what_has_no_effect(
+    method, options, words, photos, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert command("fuse", *photos, "-o", "g.pt", "--method", method, *options) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "g.pt").exists()
 
 
 def test_files_that_do_not_fit_are_named(photos, tmp_path, capsys):

@@ -205,7 +205,10 @@ def fuse(
         return
     of_network = ("--model", "--shape", "--classes", "--mean", "--std", "--set")
     if _averages(method, models, [of_function[name] for name in of_network]):
-        _refuse(of_matching | _without(of_function, of_network), method, "of other methods")
+        heard = of_network if method in ("average", "permute") else ()
+        reports = {"--report": report, "--picture": picture}
+        others = of_matching | _without(of_function, heard) | reports
+        _refuse(others, method, "they are of other methods")
         _average(
             models,
             out,
@@ -397,6 +400,8 @@ def _fuse_functions(
     from fedbayes.tools.network_fusing import BOUND, NetworkFusionJob, summary
 
     width, bound, frontier = widths
+    if state is not None and minutes == 0:
+        raise ConfigError("--state has no effect with --minutes 0: there is no training to keep")
     if bound is not None and width != "free":
         raise ConfigError("--bound has no effect but on --width free")
     job = NetworkFusionJob(
