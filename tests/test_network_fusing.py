@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedbayes
-from fedbayes.fusion.function import agreement_by_class, fuse_functions, likeness, teacher_of
+from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.models import MLP, read_model, read_program
@@ -151,7 +151,7 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
         (("--shape", "3,x"), "--shape 3,x: give numbers"),
         (("--shape", "3,8"), "fails on inputs of shape (3, 8)"),
         (("--classes", "5"), "holds no weights"),
-        (("--frontier", "1,2", "--state", "s.safetensors"), "one width"),
+        (("--frontier", "1,2", "--state", "s.safetensors", "--minutes", "1"), "one width"),
         (("--picture", "f.txt"), "f.txt"),
         (("--state", "s.safetensors"), "--state has no effect with --minutes 0"),
         (("--method", "gpi-fnm"), "no effect on gpi-fnm"),
@@ -291,12 +291,13 @@ def test_likeness_and_agreement_are_by_their_formulas(inputs):
     with torch.no_grad():
         said = torch.stack([n(x).softmax(-1) for n in clients.values()]).mean(0)
         own = clients["n1"](x).log_softmax(-1)
-    found = likeness(clients["n1"], teacher, inputs)
+    held_out = HeldOut(teacher, inputs)
+    found = held_out.likeness(held_out.outputs(clients["n1"]))
     wanted = (said * (said.log() - own)).sum(-1).mean()
     assert found.divergence == pytest.approx(float(wanted), rel=1e-4)
     same = own.argmax(-1) == said.argmax(-1)
     assert found.agreement == pytest.approx(float(same.float().mean()))
-    table = agreement_by_class(list(clients.values()), teacher, inputs)
+    table = held_out.by_class(held_out.clients)
     for label in range(3):
         rows = said.argmax(-1) == label
         assert float(table[1, label]) == pytest.approx(

@@ -132,7 +132,9 @@ def fuse_functions(
         watch=told,
     )
     seconds = {"least squares": perf_counter() - begin}
-    solved = likeness(module, teacher, kept)
+    held_out = HeldOut(teacher, kept)
+    outputs = held_out.outputs(module)
+    solved = held_out.likeness(outputs)
     distilled = None
     if settings.distillation is not None:
         begin = perf_counter()
@@ -142,14 +144,15 @@ def fuse_functions(
         )
         seconds["distillation"] = perf_counter() - begin
         module = distilled.module
+        outputs = held_out.outputs(module)
     return FunctionFusion(
         module.eval(),
         solved,
-        likeness(module, teacher, kept) if distilled else solved,
+        held_out.likeness(outputs),
         distilled,
         distilled.temperature if distilled else 1.0,
-        {name: likeness(client, teacher, kept, name) for name, client in clients.items()},
-        agreement_by_class([*clients.values(), module], teacher, kept),
+        dict(zip(clients, map(held_out.likeness, held_out.clients), strict=True)),
+        held_out.by_class([*held_out.clients, outputs]),
         seconds,
         tuple(notes),
     )
@@ -196,49 +199,52 @@ def _seeking(teacher: Teacher, draws: Draws, settings: FunctionSettings) -> Draw
     return Kept(Seeker(draws, teacher, settings.seeking))
 
 
-def _held_out(draws: Draws) -> Sequence[Tensor]:
-    return [draws.batch(-1 - number, CHUNK) for number in range(HELD_OUT // CHUNK)]
+class HeldOut:
+    """What the clients and the teacher say of held-out draws; each client is asked once.
 
-
-@torch.no_grad()
-def likeness(network: nn.Module, teacher: Teacher, draws: Draws, name: str = "") -> Likeness:
-    """How far a network says what the teacher says on held-out draws."""
-    function = frozen(network, name or "the network")
-    far, same, count, classes = 0.0, 0, 0, False
-    for x in _held_out(draws):
-        said, outputs = teacher(x), function(x)
-        kind = teacher.likelihood(said.shape[-1])
-        far += float(divergence(outputs, said, kind)) * len(x)
-        classes = isinstance(kind, Classes)
-        same += int((outputs.argmax(-1) == said.argmax(-1)).sum()) if classes else 0
-        count += len(x)
-    return Likeness(far / count, same / count if classes else math.nan)
-
-
-@torch.no_grad()
-def agreement_by_class(networks: Sequence[nn.Module], teacher: Teacher, draws: Draws) -> Tensor:
-    """Of the held-out draws that the teacher gives a class, the share that each network gives it.
-
-    Returns:
-        [networks, K], NaN for classes that the teacher gives no draw; [networks, 0] without
-        classes.
+    Args:
+        teacher: of the clients.
+        draws: inputs, as networks see them.
     """
-    functions = [frozen(network) for network in networks]
-    same, all_ = torch.zeros(0), torch.zeros(0)
-    for x in _held_out(draws):
-        said = teacher(x)
-        kind = teacher.likelihood(said.shape[-1])
-        if not isinstance(kind, Classes):
-            return torch.zeros(len(networks), 0)
-        if not len(all_):
-            all_ = torch.zeros(said.shape[-1])
-            same = torch.zeros(len(networks), said.shape[-1])
-        top = said.argmax(-1)
-        all_ += torch.bincount(top, minlength=len(all_))
-        for row, function in enumerate(functions):
-            hit = top[function(x).argmax(-1) == top]
-            same[row] += torch.bincount(hit, minlength=len(all_))
-    return same / torch.where(all_ > 0, all_, torch.nan)
+
+    def __init__(self, teacher: Teacher, draws: Draws) -> None:
+        self.inputs = [draws.batch(-1 - number, CHUNK) for number in range(HELD_OUT // CHUNK)]
+        with torch.no_grad():
+            said = [[client(x) for client in teacher.clients] for x in self.inputs]
+            self.taught = torch.cat([teacher.of(each) for each in said])
+        self.clients = [torch.cat(each) for each in zip(*said, strict=True)]
+        """Outputs of each client, [n, K]."""
+        self.likelihood = teacher.likelihood(self.taught.shape[-1])
+        self._classes = isinstance(self.likelihood, Classes)
+
+    @torch.no_grad()
+    def outputs(self, network: nn.Module) -> Tensor:
+        """Of another network, [n, K]."""
+        function = frozen(network)
+        return torch.cat([function(x) for x in self.inputs])
+
+    def likeness(self, outputs: Tensor) -> Likeness:
+        """How far a network of these outputs says what the teacher says."""
+        far = float(divergence(outputs, self.taught, self.likelihood))
+        same = outputs.argmax(-1) == self.taught.argmax(-1)
+        return Likeness(far, float(same.float().mean()) if self._classes else math.nan)
+
+    def by_class(self, each: Sequence[Tensor]) -> Tensor:
+        """Of the draws that the teacher gives a class, the share that each network gives it.
+
+        Args:
+            each: outputs of the networks.
+
+        Returns:
+            [networks, K], NaN for classes that the teacher gives no draw; [networks, 0] without
+            classes.
+        """
+        if not self._classes:
+            return torch.zeros(len(each), 0)
+        top, count = self.taught.argmax(-1), self.taught.shape[-1]
+        same = [torch.bincount(top[f.argmax(-1) == top], minlength=count) for f in each]
+        all_ = torch.bincount(top, minlength=count)
+        return torch.stack(same) / torch.where(all_ > 0, all_, torch.nan)
 
 
 def check_width(widths: Widths) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedbayes.data.plot import save_figure
+from fedbayes.errors import ModelError
+from fedbayes.fusion.combining import combine
 from fedbayes.fusion.draws import Draws
-from fedbayes.fusion.function import FunctionFusion, Likeness, likeness
+from fedbayes.fusion.function import FunctionFusion, HeldOut, Likeness
 from fedbayes.fusion.teacher import Function, Teacher, frozen
 from fedbayes.likelihoods import evaluate, total
+from fedbayes.models.resize import with_weights
 from fedbayes.runs.display import words
 from fedbayes.tensors import Samples, parameter_count
 
@@ -66,14 +69,15 @@ class Scale:
 
     def clients(self, networks: Mapping[str, nn.Module]) -> list[Mark]:
         """Of the clients: the best member, the average where there is one, and the ensemble."""
+        held_out = HeldOut(self.teacher, self.draws)
         marks = [
-            self._mark(name, network, likeness(network, self.teacher, self.draws, name))
-            for name, network in networks.items()
+            self._mark(name, network, held_out.likeness(outputs))
+            for (name, network), outputs in zip(networks.items(), held_out.clients, strict=True)
         ]
         best = min(marks, key=lambda mark: mark.likeness.divergence)
-        found = [Mark(f"best member ({best.name})", *_rest(best))]
+        found = [replace(best, name=f"best member ({best.name})")]
         if (mean := average(list(networks.values()))) is not None:
-            found.append(self._mark("average", mean, likeness(mean, self.teacher, self.draws)))
+            found.append(self._mark("average", mean, held_out.likeness(held_out.outputs(mean))))
         return [
             *found,
             Mark(
@@ -109,25 +113,14 @@ class Scale:
             return kind.metrics(total(evaluate(kind, draw, self.test)))
 
 
-def _rest(mark: Mark) -> tuple[int, int, Likeness, dict[str, float]]:
-    return mark.parameters, mark.multiplications, mark.likeness, mark.metrics
-
-
 def average(networks: Sequence[nn.Module]) -> nn.Module | None:
     """The mean of networks weight by weight; None where they have other tensors."""
-    from fedbayes.models.resize import with_weights
-
-    states = [network.state_dict() for network in networks]
-    shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
-    if any(shape != shapes[0] for shape in shapes):
+    states = [dict(network.state_dict()) for network in networks]
+    try:
+        mean = combine(states, [1 / len(states)] * len(states))
+    except ModelError:
         return None
-    return with_weights(
-        networks[0],
-        {
-            name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
-            for name, tensor in states[0].items()
-        },
-    )
+    return with_weights(networks[0], mean)
 
 
 def multiplications(network: nn.Module, x: Tensor) -> int:
