@@ -436,7 +436,7 @@ def _fuse_functions(
     if as_json:
         print(json.dumps(summary(outcome)))
         return
-    for note in (*outcome.prior.notes, *outcome.fusion.notes):
+    for note in (*outcome.told, *outcome.fusion.notes):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     written = [path for path in (out, report, picture, show_inputs) if path is not None]
     _tell(outcome, len(models), written)

@@ -112,12 +112,6 @@ def fuse_functions(
     kept = Kept(draws)
     sought = _seeking(teacher, kept, settings)
     notes: list[str] = []
-
-    def told(text: str) -> None:
-        say(text)
-        if not text.startswith("solving"):
-            notes.append(text)
-
     begin = perf_counter()
     batches = math.ceil(settings.draws / CHUNK)
     module = regress(
@@ -129,7 +123,8 @@ def fuse_functions(
         widths=widths,
         samples=samples,
         ridge=settings.ridge,
-        watch=told,
+        watch=notes.append,
+        progress=say,
     )
     seconds = {"least squares": perf_counter() - begin}
     held_out = HeldOut(teacher, kept)

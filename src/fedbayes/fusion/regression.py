@@ -30,6 +30,7 @@ def regress(
     samples: Sequence[float] | None = None,
     ridge: float = 1e-3,
     watch: Callable[[str], None] | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> nn.Module:
     """Fuse networks by least squares in function space.
 
@@ -50,7 +51,8 @@ def regress(
         samples: of each client; what no unit can be followed through is taken whole from the
             client with the most. By default they follow the teacher's shares.
         ridge: of the mean diagonal of the normal equations, toward the chosen units' own weights.
-        watch: called with what is being done.
+        watch: called with what a user should know of what could not be done as asked.
+        progress: called with the layer that is being solved for.
 
     Raises:
         ModelError: `like` cannot be traced, its code does not bear the widths, batches differ in
@@ -98,7 +100,8 @@ def regress(
         say(f"not solved for, with their clients' own weights: {', '.join(solver.left)}")
     with torch.no_grad():
         for fit in fits:
-            say(f"solving {fit.name}")
+            if progress is not None:
+                progress(f"solving {fit.name}")
             solver.solve(fit, ridge)
     return with_weights(like, solver.tensors)
 

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +31,6 @@ from fedbayes.likelihoods import Classes
 from fedbayes.models import ModelSettings
 from fedbayes.runs.card import (
     PROGRAM_INPUTS,
-    WEIGHTS_INPUTS,
     Card,
     network_outputs,
     program_outputs,
@@ -99,21 +100,9 @@ class NetworkFusionJob:
         widths = self._widths()
         self._check_paths()
         silos = read_silos(self.models, self.network, self.seen, self.like)
-        self._check_form(silos, widths)
+        self._check_form(silos)
         prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
-        counts = sent_counts(self.models) if self.counts is None else None
-        if counts is not None:
-            watch("counts of classes are those in the files")
-        if self.counts is not None:
-            counts = read_counts(self.counts, self.models)
-            outputs = silos.likelihood.outputs
-            known = outputs if isinstance(silos.likelihood, Classes) else 1
-            if counts.shape[1] not in (1, known):
-                raise ModelError(
-                    f"{self.counts} has counts of {counts.shape[1]} classes, and the models tell "
-                    + (f"{outputs}" if known > 1 else "none; leave --counts out, or give a number")
-                    + ("" if known > 1 else " of samples for each model, as [[40], [60]]")
-                )
+        counts, notes = self._counts(silos)
         test = None
         if self.test is not None:
             preprocessing = silos.preprocessing
@@ -144,9 +133,33 @@ class NetworkFusionJob:
             watch("comparing")
             marks = [scale.fused(fusion, width) for width, fusion in fusions.items()]
             marks += scale.clients(networks)
-        outcome = Outcome(fusions[chosen], chosen, prior, marks)
+        outcome = Outcome(fusions[chosen], chosen, prior, marks, (*notes, *prior.notes))
         self._write(outcome, silos)
         return outcome
+
+    def _counts(self, silos: Silos) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+        """Samples of each client and class, and what to say of where they come from.
+
+        Raises:
+            DataError: the file of counts cannot be read, or does not fit the models.
+            ModelError: they are of other classes than the models.
+        """
+        if self.counts is None:
+            sent = sent_counts(self.models)
+            return sent, () if sent is None else ("counts of classes are those in the files",)
+        counts, outputs = read_counts(self.counts, self.models), silos.likelihood.outputs
+        known = outputs if isinstance(silos.likelihood, Classes) else 1
+        if counts.shape[1] in (1, known):
+            return counts, ()
+        way = f"{outputs}"
+        if known == 1:
+            way = (
+                "none; leave --counts out, or give a number of samples for each model, as "
+                "[[40], [60]]"
+            )
+        raise ModelError(
+            f"{self.counts} has counts of {counts.shape[1]} classes, and the models tell {way}"
+        )
 
     def _widths(self) -> list[float]:
         """That are tried, narrow to wide.
@@ -187,7 +200,7 @@ class NetworkFusionJob:
             "--bound, more --minutes, or try wider ones by --frontier"
         )
 
-    def _check_form(self, silos: Silos, widths: Sequence[float]) -> None:
+    def _check_form(self, silos: Silos) -> None:
         """See that what comes out can be written in the form that was asked for.
 
         Raises:
@@ -231,30 +244,27 @@ class NetworkFusionJob:
             {"name": "fuse function", "inputs": prior.name},
             {} if silos.card is None else silos.card.data,
             0,
-            inputs=PROGRAM_INPUTS if self.out.suffix.lower() == PROGRAM else WEIGHTS_INPUTS,
             outputs=network_outputs(likelihood),
             task={} if silos.card is None else silos.card.task,
         )
-        shown = card if silos.told else None
-        if self.out.suffix.lower() == PROGRAM:
-            network: nn.Module = fusion.module
-            if fusion.temperature != 1:
-                network = nn.Sequential(network, Cooled(fusion.temperature)).eval()
-            card = replace(card, outputs=program_outputs(likelihood))
-            if not silos.told:
-                card = replace(card, inputs=UNTOLD)
-            raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
-            content = program_file(network, silos.preprocessing, likelihood, card, raw)
-            write_beside(self.out, content)
-        else:
-            write_model(self.out, dict(fusion.module.state_dict()), shown)
+        if self.show_inputs is not None:
+            plot_inputs(prior, self.show_inputs, seed=self.seed)
+        if self.picture is not None:
+            plot_frontier(outcome.marks, self.picture)
         if self.report is not None:
             content = json.dumps(report(outcome), indent=1, allow_nan=False).encode()
             write_beside(self.report, content)
-        if self.picture is not None:
-            plot_frontier(outcome.marks, self.picture)
-        if self.show_inputs is not None:
-            plot_inputs(prior, self.show_inputs, seed=self.seed)
+        if self.out.suffix.lower() != PROGRAM:
+            write_model(self.out, dict(fusion.module.state_dict()), card if silos.told else None)
+            return
+        network: nn.Module = fusion.module
+        if fusion.temperature != 1:
+            network = nn.Sequential(network, Cooled(fusion.temperature)).eval()
+        inputs = PROGRAM_INPUTS if silos.told else UNTOLD
+        card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
+        raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
+        content = program_file(network, silos.preprocessing, likelihood, card, raw)
+        write_beside(self.out, content)
 
 
 @dataclass(frozen=True)
@@ -269,6 +279,8 @@ class Outcome:
     """Where inputs came from."""
     marks: list[Mark]
     """Of all widths, and the clients' networks; none where one width was asked for alone."""
+    told: tuple[str, ...] = ()
+    """What a user should know of inputs and counts."""
 
 
 def _say(watch: Callable[[str], object], before: str, text: str) -> None:
@@ -349,7 +361,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         ],
         "frontier": [mark.record() for mark in outcome.marks],
         "seconds": fusion.seconds,
-        "notes": [*prior.notes, *fusion.notes],
+        "notes": [*outcome.told, *fusion.notes],
     }
 
 

@@ -310,9 +310,7 @@ def sent_counts(paths: Sequence[Path]) -> npt.NDArray[np.int64] | None:
 def is_posterior(path: Path) -> bool:
     """Whether a file says that it is a posterior; nothing else is checked."""
     try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            return POSTERIOR.encode() in file.read(min(size, 1 << 20))
+        return POSTERIOR in metadata(read_bytes(path))
     except OSError:
         return False
 
