@@ -1,137 +1,325 @@
 """Networks that were trained apart, fused in function space: accuracy on test samples.
 
-    python benchmarks/fusion.py mnist-mlp mnist-lenet cifar10-lenet --seeds 3
+    python benchmarks/fusion.py breast-cancer mnist-mlp --seeds 3 --results fusion.jsonl --keep runs
 
-Each case trains its clients alone (method `local`, separate starts unless the case says so), and
-fuses their networks by class shares, without data. Printed are the mean of the clients' own
-networks, their ensemble by class shares, their average, and the fused network after least squares
-and after training end to end, with the seconds of both. Every setting is the default of `fedbayes
-fuse`. Needs MNIST, CIFAR-10 (FEDBAYES_DATA, or the hub).
+Each case trains its clients alone (method `local`) and fuses their networks by class shares, without
+data. Measured are the mean of the clients' own networks, their ensemble by class shares, their
+average and, where they share a start, what posteriors make of it (`regmean`, `fisher`, `kfac`), and
+the fused networks after least squares and after training end to end. Every setting of the fusion is
+the default of `fedbayes fuse`; none was chosen by test samples.
+
+Measurements are appended to `--results`, each as it comes; what stands there under the same settings
+is not measured again. The clients' runs are kept in `--keep`, so that a changed fusion needs no new
+training. Needs MNIST, CIFAR-10 and the vehicle sensors (FEDBAYES_DATA, or the hub).
 """
 
 import argparse
+import contextlib
 import statistics
-import tempfile
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+import pandas as pd
 import torch
-from rich.console import Console
-from rich.table import Table
+from sklearn.datasets import load_breast_cancer
 
-from fedbayes import Config, Simulation
+from fedbayes import Config
+from fedbayes.fusion.combining import combine
+from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.function import FunctionSettings, fuse_functions, teacher_of
+from fedbayes.fusion.permutation import permuted_average
+from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.fusion.settings import DistillationSettings
-from fedbayes.fusion.teacher import frozen
-from fedbayes.inputs import Inputs, build_prior
+from fedbayes.fusion.teacher import Teacher, frozen
+from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
-from fedbayes.tools.frontier import average
+from fedbayes.models.resize import with_weights
+from fedbayes.models.units import find_units
+from fedbayes.papers.experiment import Results, fingerprint, finished, markdown, mean_and_std
+from fedbayes.runs.build import stored_data
+from fedbayes.tools.network_fusing import drawn
 from fedbayes.tools.silos import Seen, read_silos
 
-TRAINING = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 32}
+SGD = {"optimizer": "sgd", "momentum": 0.9}
+LENET = {**SGD, "weight_decay": 5e-4, "batch_size": 32, "lr": 0.02}
+FEDFISHER = {**SGD, "lr": 0.01, "batch_size": 64, "epochs": 30}
+POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
+
+
+def images(name, clients, alpha, model, training, start="own", **more):
+    """Settings of a run on images, divided by Dirichlet shares."""
+    return {
+        "data": {"name": name, "clients": clients, "partition": "dirichlet", "alpha": alpha},
+        "model": model if isinstance(model, dict) else {"name": model},
+        "training": training,
+        "method": {"name": "local", "start": start},
+        **more,
+    }
+
+
+def fedfisher(alpha, start="common"):
+    """FedFisher's Table 2: its network, optimizer, batches and epochs; no augmentation."""
+    network = "fusion_networks:fedfisher_cnn"
+    return images("cifar10", 5, alpha, network, FEDFISHER, start, precision="bf16")
+
+
+def residual(model, epochs, clients=5, **data):
+    """Residual networks from a shared start."""
+    training = {"optimizer": "adam", "lr": 1e-3, "batch_size": 64, "epochs": epochs}
+    config = images("cifar10", clients, 0.5, model, training, "common", precision="bf16")
+    return config | {"data": config["data"] | data}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Clients that train alone, and how their networks are fused."""
+
+    config: dict
+    widths: tuple[float, ...] = (1.0,)
+    sums: bool = False
+    """Whether to fuse with the clients' sums, too."""
+    baselines: tuple[str, ...] = field(default=())
+
+    def fusions(self):
+        """Fused networks by name: their width, and whether clients send sums."""
+        return {
+            f"width {width:g}{', sums' if sums else ''}": (width, sums)
+            for width in self.widths
+            for sums in ((False, True) if self.sums else (False,))
+        }
+
+    def rows(self):
+        """What is measured, by name."""
+        plain = ["locals", "ensemble", "mean of probabilities", "average", *self.baselines]
+        ways = ("least squares", "end to end")
+        return [*plain, *(f"{way}, {name}" for name in self.fusions() for way in ways)]
+
+
+SHARED = ("regmean", "fisher", "kfac")
 CASES = {
-    "mnist-mlp": {
-        "data": {"name": "mnist", "clients": 10, "partition": "dirichlet", "alpha": 0.4},
-        "model": {"name": "mlp", "hidden": [100, 100]},
-        "training": {**TRAINING, "lr": 0.02, "epochs": 10},
-    },
-    "mnist-lenet": {
-        "data": {"name": "mnist", "clients": 10, "partition": "dirichlet", "alpha": 0.5},
-        "model": {"name": "lenet5"},
-        "training": {**TRAINING, "lr": 0.02, "epochs": 4},
-    },
-    "cifar10-lenet": {
-        "data": {"name": "cifar10", "clients": 10, "partition": "dirichlet", "alpha": 0.5},
-        "model": {"name": "lenet5"},
-        "training": {**TRAINING, "lr": 0.02, "epochs": 10},
-    },
+    "breast-cancer": Case(
+        {
+            "data": {"path": "breast-cancer.csv", "label": ["benign"], "clients": 5}
+            | {"partition": "dirichlet", "alpha": 0.5},
+            "model": {"name": "mlp", "hidden": [32]},
+            "training": {**SGD, "lr": 0.05, "batch_size": 16, "epochs": 50},
+        },
+        sums=True,
+    ),
+    "vehicle": Case(
+        {
+            "data": {"name": "vehicle", "partition": "natural"},
+            "model": {"name": "mlp", "hidden": [100, 100]},
+            "training": {**SGD, "lr": 0.02, "batch_size": 16, "epochs": 20},
+        },
+        sums=True,
+    ),
+    "mnist-mlp": Case(
+        images("mnist", 10, 0.4, {"name": "mlp", "hidden": [100, 100]}, {**LENET, "epochs": 10}),
+        widths=(1.0, 1.5),
+    ),
+    "mnist-lenet": Case(images("mnist", 10, 0.5, "lenet5", {**LENET, "epochs": 4})),
+    "cifar10-lenet": Case(
+        images("cifar10", 10, 0.5, "lenet5", {**LENET, "epochs": 10}, precision="bf16"),
+        widths=(1.0, 2.0),
+    ),
+    "fedfisher-0.1": Case(fedfisher(0.1), baselines=SHARED),
+    "fedfisher-0.05": Case(fedfisher(0.05), baselines=SHARED),
+    "fedfisher-0.2": Case(fedfisher(0.2), baselines=SHARED),
+    "fedfisher-0.1-apart": Case(fedfisher(0.1, "own")),
+    "resnet20": Case(residual("resnet20", 10), baselines=("permute",)),
+    "resnet18": Case(residual("fusion_networks:resnet18", 10), baselines=("permute",)),
+    "resnet20-small": Case(residual("resnet20", 2, 2, limit=5000), baselines=("permute",)),
+    "resnet18-small": Case(
+        residual(
+            {"name": "fusion_networks:resnet18", "arguments": {"width": 8, "blocks": 1}},
+            2,
+            2,
+            limit=5000,
+        ),
+        baselines=("permute",),
+    ),
 }
 
 
-def trained(case, seed, folder):
-    """Train the clients alone; the run, and the class counts of each."""
-    config = Config.create(
-        **CASES[case],
-        seed=seed,
-        method={"name": "local"},
-        rounds=1,
-        threads=torch.get_num_threads(),
-    )
-    with Simulation(config, folder) as simulation:
-        for _ in simulation:
-            pass
-        return simulation.data.counts(), simulation.data.test_union(0, simulation.data.test_total)
+class Clients:
+    """The networks of one case and seed, trained now or read again."""
 
-
-def one(case, seed, minutes, width):
-    """The figures of one seed."""
-    with tempfile.TemporaryDirectory() as folder:
-        counts, test = trained(case, seed, Path(folder) / "run")
-        silos = read_silos(sorted((Path(folder) / "run" / "clients").glob("*")), None, Seen())
-    seen = silos.preprocessing
-    prior = build_prior("auto", seen.shape)
-    inputs = Inputs(prior, torch.tensor(seen.mean), torch.tensor(seen.std), seed)
-    settings = FunctionSettings()
-    if minutes is not None:
-        chosen = DistillationSettings(steps=10**9, minutes=minutes) if minutes else None
-        settings = settings.model_copy(update={"distillation": chosen})
-    solved = []
-
-    def accuracy(function):
-        terms = evaluate(silos.likelihood, lambda x: function(x)[None], test)
-        return silos.likelihood.metrics(total(terms))["accuracy"]
-
-    teacher, _ = teacher_of(silos.networks, counts, silos.likelihood)
-    with torch.no_grad():
-        found = {
-            "locals": statistics.fmean(accuracy(frozen(n)) for n in silos.networks.values()),
-            "ensemble": accuracy(teacher),
-            "average": accuracy(frozen(average(list(silos.networks.values())))),
-        }
-    common = {"counts": counts, "likelihood": silos.likelihood, "widths": width}
-    alone = settings.model_copy(update={"distillation": None})
-    fusions = [fuse_functions(silos.networks, silos.like, inputs, settings=alone, **common)]
-    if settings.distillation is not None:
-        fusions.append(
-            fuse_functions(silos.networks, silos.like, inputs, settings=settings, **common)
+    def __init__(self, name, seed, folder):
+        case = CASES[name]
+        config = {"rounds": 1, "method": {"name": "local"}} | case.config | {"seed": seed}
+        data = dict(config["data"])
+        if "path" in data:
+            data["path"] = str(folder / data["path"])
+            write_breast_cancer(Path(data["path"]))
+        config = Config.create(**config | {"data": data, "threads": torch.get_num_threads()})
+        begin = time.perf_counter()
+        run = finished(folder / f"{name}-seed{seed}", config)
+        self.seconds = time.perf_counter() - begin
+        self.seed, self.folder = seed, run.path
+        self.data = stored_data(config, run)
+        self.silos = read_silos(
+            sorted((run.path / "clients").glob("*.safetensors")), config.model, Seen()
         )
-    with torch.no_grad():
-        solved = [accuracy(frozen(fusion.module)) for fusion in fusions]
-    found["least squares"], found["seconds"] = solved[0], fusions[0].seconds["least squares"]
-    if len(fusions) > 1:
-        found["end to end"] = solved[1]
-        found["seconds in all"] = sum(fusions[1].seconds.values())
-        found["of the ensemble"] = solved[1] / found["ensemble"]
-    return found
+        self.counts = self.data.counts()
+        self.networks = self.silos.networks
+        self.test = self.data.test_union(0, self.data.test_total)
+        self.share = (self.counts.sum(1) / self.counts.sum()).tolist()
+
+    @torch.no_grad()
+    def accuracy(self, function):
+        """On all clients' test samples."""
+        likelihood = self.silos.likelihood
+        terms = evaluate(likelihood, lambda x: function(x)[None], self.test)
+        return likelihood.metrics(total(terms))["accuracy"]
+
+    def of(self, weights):
+        """Accuracy of the network with these weights."""
+        return self.accuracy(frozen(with_weights(self.silos.like, weights)))
+
+    def states(self):
+        """Weights of all clients."""
+        return [dict(network.state_dict()) for network in self.networks.values()]
+
+    def measured(self, what):
+        """Anything but a fusion in function space."""
+        match what:
+            case "locals":
+                each = [self.accuracy(frozen(n)) for n in self.networks.values()]
+                return {"accuracy": statistics.fmean(each)}
+            case "ensemble":
+                teacher, _ = teacher_of(self.networks, self.counts, self.silos.likelihood)
+                return {"accuracy": self.accuracy(teacher)}
+            case "mean of probabilities":
+                return {"accuracy": self.accuracy(Teacher(list(self.networks.values())))}
+        posteriors = self.posteriors if what in POSTERIORS else None
+        begin = time.perf_counter()
+        match what:
+            case "average":
+                weights = combine(self.states(), self.share)
+            case "permute":
+                x = self.test.x[:2]
+                groups = find_units(self.silos.like, x).groups
+                weights = permuted_average(self.states(), groups, self.share).weights
+            case _:
+                weights = POSTERIORS[what](posteriors)
+        return {"accuracy": self.of(weights), "seconds": time.perf_counter() - begin}
+
+    @cached_property
+    def posteriors(self):
+        """That clients send."""
+        return [
+            posterior(network, self.silos.likelihood, self.data.train(client))
+            for client, network in enumerate(self.networks.values())
+        ]
+
+    @cached_property
+    def sums(self):
+        """A file with the sums of all clients' rows, in their own units."""
+        seen = self.silos.preprocessing
+        mean, std = (
+            torch.tensor(v, dtype=torch.float64) * seen.scale for v in (seen.mean, seen.std)
+        )
+        rows = [self.data.train(client).x for client in range(len(self.networks))]
+        path = self.folder / "sums.json"
+        write_sums(add_sums([sums_of((x * std + mean).numpy()) for x in rows]), path)
+        return path
+
+    def fused(self, width, sums, distillation):
+        """A fusion in function space."""
+        _, inputs = drawn(self.silos, "auto", self.sums if sums else None, self.seed)
+        fusion = fuse_functions(
+            self.networks,
+            self.silos.like,
+            inputs,
+            counts=self.counts,
+            likelihood=self.silos.likelihood,
+            widths=width,
+            settings=FunctionSettings(distillation=distillation),
+        )
+        return {
+            "accuracy": self.accuracy(frozen(fusion.module)),
+            "divergence": fusion.likeness.divergence,
+            "agreement": fusion.likeness.agreement,
+            "seconds": sum(fusion.seconds.values()),
+            "parameters": fusion.parameters,
+        }
+
+
+def write_breast_cancer(path):
+    """The breast cancer table of scikit-learn, as a file."""
+    content = load_breast_cancer(as_frame=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content.data.assign(benign=content.target).to_csv(path, index=False)
+
+
+def measure(name, seed, results, folder, distillation):
+    """All of one case and seed that is missing."""
+    case = CASES[name]
+    fusion = FunctionSettings(distillation=distillation).model_dump(mode="json")
+    trained, fused = fingerprint(case.config), fingerprint([case.config, fusion])
+    keys = [
+        {"case": name, "seed": seed, "what": what}
+        | {"settings": fused if ", width" in what else trained}
+        for what in case.rows()
+        if distillation is not None or not what.startswith("end to end")
+    ]
+    clients = None
+    for key in results.missing(keys):
+        clients = clients or Clients(name, seed, folder)
+        way, _, kind = key["what"].partition(", ")
+        if kind in case.fusions():
+            found = clients.fused(
+                *case.fusions()[kind], None if way == "least squares" else distillation
+            )
+        else:
+            found = clients.measured(key["what"])
+        results.add({**key, **found})
+        print(name, seed, key["what"], {k: round(v, 4) for k, v in found.items()}, flush=True)
+    return keys
+
+
+def table(rows):
+    """Of one case: means and deviations over seeds."""
+    ensemble = rows[rows["what"] == "ensemble"].set_index("seed")["accuracy"]
+    lines = []
+    for what, own in rows.groupby("what", sort=False):
+        share = own["accuracy"] / own["seed"].map(ensemble)
+        line = {"what": what, "seeds": len(own), "accuracy": mean_and_std(own["accuracy"])}
+        line["of the ensemble"] = f"{share.mean():.3f}"
+        for column, digits in (("divergence", 3), ("seconds", 1), ("parameters", 0)):
+            values = own[column].dropna() if column in own else []
+            line[column] = f"{statistics.fmean(values):,.{digits}f}" if len(values) else ""
+        lines.append(line)
+    return markdown(pd.DataFrame(lines))
 
 
 def main():
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=list(CASES), choices=[*CASES, []])
+    """Measure what is missing, and print a table for each case."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("cases", nargs="+", choices=list(CASES))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=Path("fusion.jsonl"))
+    parser.add_argument("--keep", type=Path, default=Path("fusion-runs"))
     parser.add_argument("--minutes", type=float, help="of training end to end; 0: none")
-    parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    table = None
-    for case in given.cases:
-        rows = [one(case, seed, given.minutes, given.width) for seed in range(given.seeds)]
-        if table is None:
-            table = Table("case", *rows[0], pad_edge=False)
-        values = {name: [row[name] for row in rows] for name in rows[0]}
-        table.add_row(
-            case,
-            *(
-                f"{statistics.fmean(v):.3f}"
-                + (f" ± {statistics.stdev(v):.3f}" if len(v) > 1 else "")
-                for v in values.values()
-            ),
-        )
-        print(
-            case, {name: [round(v, 4) for v in each] for name, each in values.items()}, flush=True
-        )
-    Console(width=160).print(table)
+    distillation = DistillationSettings()
+    if given.minutes is not None:
+        minutes = given.minutes
+        distillation = DistillationSettings(steps=10**9, minutes=minutes) if minutes else None
+    results = Results(given.results)
+    keys = {}
+    with contextlib.suppress(KeyboardInterrupt):
+        for name in given.cases:
+            keys[name] = []
+            for seed in range(given.seeds):
+                keys[name] += measure(name, seed, results, given.keep.absolute(), distillation)
+    for name, wanted in keys.items():
+        print(f"\n{name}\n\n{table(results.table(wanted))}")
 
 
 if __name__ == "__main__":

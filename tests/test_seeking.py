@@ -68,6 +68,18 @@ def test_a_step_goes_up_the_gradient_by_its_length():
         np.testing.assert_allclose(found[row].numpy(), at, atol=1e-5)
 
 
+@pytest.mark.parametrize("sure", [1e20, 1e30, 1e40])
+def test_a_step_is_no_longer_where_a_class_is_sure(sure):
+    """log p of a class of odds e^a has a slope of about e^−a, whose square no float32 holds."""
+    margin = float(np.log(sure))
+    layer = linear([1.0, 2.0, 0], [0.0, 0.0, 0], bias=[margin, 0.0])
+    seeker = Seeker(inputs(Gauss((3,))), Teacher([layer]), SeekingSettings(steps=1, size=0.1))
+    x = torch.zeros(4, 3)
+    moved = seeker.sought(x, torch.zeros(4, dtype=torch.int64), torch.Generator())
+    slope = np.array([1.0, 2.0, 0]) / np.sqrt(5 / 3)
+    np.testing.assert_allclose(moved.numpy(), np.tile(0.1 * slope, (4, 1)), rtol=1e-4)
+
+
 def test_with_shares_clients_that_know_the_class_are_asked():
     """One client alone has each class; the others' networks are not to be asked of it."""
     asked = [0, 0]

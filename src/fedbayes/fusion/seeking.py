@@ -81,9 +81,7 @@ class Seeker:
         if x.ndim == 4:
             low, high = (end(x, (0, 2, 3), keepdim=True) for end in (torch.amin, torch.amax))
         for _ in range(self.settings.steps):
-            slope = _smooth(self._slope(x, wanted, rng))
-            scale = slope.flatten(1).square().mean(1).sqrt().clamp(min=1e-30)
-            x = x + self.settings.size * slope / scale.reshape(-1, *[1] * (x.ndim - 1))
+            x = x + self.settings.size * _unit(_smooth(self._slope(x, wanted, rng)))
             if low is not None:
                 x = x.clamp(low, high)
         return x
@@ -111,6 +109,17 @@ class Seeker:
             kind = self.teacher.likelihood(outputs.shape[-1])
             (slope,) = torch.autograd.grad(kind.log_prob(outputs, wanted).sum(), leaf)
         return slope
+
+
+def _unit(slope: Tensor) -> Tensor:
+    """Each row over its root mean square; zeros stay.
+
+    By its largest entry first: where a class is sure, squares of the slope underflow.
+    """
+    rows = slope.flatten(1)
+    rows = rows / rows.abs().amax(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    scale = rows.square().mean(1, keepdim=True).sqrt().clamp(min=1e-30)
+    return (rows / scale).reshape(slope.shape)
 
 
 def _smooth(x: Tensor) -> Tensor:
