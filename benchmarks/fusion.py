@@ -2,15 +2,15 @@
 
     python benchmarks/fusion.py breast-cancer mnist-mlp --seeds 3 --results fusion.jsonl --keep runs
 
-Each case trains its clients alone (method `local`) and fuses their networks by class shares, without
-data. Measured are the mean of the clients' own networks, their ensemble by class shares, their
-average and, where they share a start, what posteriors make of it (`regmean`, `fisher`, `kfac`), and
-the fused networks after least squares and after training end to end. Every setting of the fusion is
-the default of `fedbayes fuse`; none was chosen by test samples.
+Each case trains its clients alone (method `local`) and fuses their networks by class shares,
+without data. Measured are the mean of the clients' own networks, their ensemble by class shares,
+their average and, where they share a start, what posteriors make of it (`regmean`, `fisher`,
+`kfac`), and the fused networks after least squares and after training end to end. Every setting of
+the fusion is the default of `fedbayes fuse`; none was chosen by test samples.
 
-Measurements are appended to `--results`, each as it comes; what stands there under the same settings
-is not measured again. The clients' runs are kept in `--keep`, so that a changed fusion needs no new
-training. Needs MNIST, CIFAR-10 and the vehicle sensors (FEDBAYES_DATA, or the hub).
+Measurements are appended to `--results`, each as it comes; what stands there under the same
+settings is not measured again. The clients' runs are kept in `--keep`, so that a changed fusion
+needs no new training. Needs MNIST, CIFAR-10 and the vehicle sensors (FEDBAYES_DATA, or the hub).
 """
 
 import argparse

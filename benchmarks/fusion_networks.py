@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 def fedfisher_cnn(*, shape, classes):
-    """FedFisher's network for CIFAR-10: filters of 5 by 5, then dense layers, all without biases."""
+    """FedFisher's network for CIFAR-10: filters of 5 by 5, then dense layers, without biases."""
     channels, height, width = shape
     flat = 64 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     layers: list[nn.Module] = []
