@@ -30,6 +30,7 @@ from fedbayes.fusion.combining import combine
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.function import FunctionSettings, fuse_functions, teacher_of
 from fedbayes.fusion.permutation import permuted_average
+from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import Teacher, frozen
@@ -44,6 +45,8 @@ from fedbayes.tools.silos import Seen, read_silos
 
 SGD = {"optimizer": "sgd", "momentum": 0.9}
 LENET = {**SGD, "weight_decay": 5e-4, "batch_size": 32, "lr": 0.02}
+GPI_FNM = {"optimizer": "amsgrad", "lr": 0.01, "weight_decay": 1e-5, "epochs": 10}
+"""Of the GPI-FNM paper, on MNIST."""
 FEDFISHER = {**SGD, "lr": 0.01, "batch_size": 64, "epochs": 30}
 POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
 
@@ -92,9 +95,10 @@ class Case:
 
     def rows(self):
         """What is measured, by name."""
-        plain = ["locals", "ensemble", "mean of probabilities", "average", *self.baselines]
+        plain = ["locals", "ensemble", "mean of probabilities", "average"]
         ways = ("least squares", "end to end")
-        return [*plain, *(f"{way}, {name}" for name in self.fusions() for way in ways)]
+        fused = [f"{way}, {name}" for name in self.fusions() for way in ways]
+        return [*plain, *fused, *self.baselines]
 
 
 SHARED = ("regmean", "fisher", "kfac")
@@ -117,7 +121,7 @@ CASES = {
         sums=True,
     ),
     "mnist-mlp": Case(
-        images("mnist", 10, 0.4, {"name": "mlp", "hidden": [100, 100]}, {**LENET, "epochs": 10}),
+        images("mnist", 10, 0.4, {"name": "mlp", "hidden": [100, 100], "init": "normal"}, GPI_FNM),
         widths=(1.0, 1.5),
     ),
     "mnist-lenet": Case(images("mnist", 10, 0.5, "lenet5", {**LENET, "epochs": 4})),
@@ -209,9 +213,10 @@ class Clients:
 
     @cached_property
     def posteriors(self):
-        """That clients send."""
+        """That clients send; one target is drawn for each sample."""
+        settings = CurvatureSettings(draws=1)
         return [
-            posterior(network, self.silos.likelihood, self.data.train(client))
+            posterior(network, self.silos.likelihood, self.data.train(client), settings)
             for client, network in enumerate(self.networks.values())
         ]
 
@@ -255,8 +260,8 @@ def write_breast_cancer(path):
     content.data.assign(benign=content.target).to_csv(path, index=False)
 
 
-def measure(name, seed, results, folder, distillation):
-    """All of one case and seed that is missing."""
+def measure(name, seed, results, folder, distillation, rows):
+    """All of one case and seed that is missing; rows with one of these words, if there are any."""
     case = CASES[name]
     fusion = FunctionSettings(distillation=distillation).model_dump(mode="json")
     trained, fused = fingerprint(case.config), fingerprint([case.config, fusion])
@@ -265,6 +270,7 @@ def measure(name, seed, results, folder, distillation):
         | {"settings": fused if ", width" in what else trained}
         for what in case.rows()
         if distillation is not None or not what.startswith("end to end")
+        if not rows or any(word in what for word in rows)
     ]
     clients = None
     for key in results.missing(keys):
@@ -304,6 +310,7 @@ def main():
     parser.add_argument("--results", type=Path, default=Path("fusion.jsonl"))
     parser.add_argument("--keep", type=Path, default=Path("fusion-runs"))
     parser.add_argument("--minutes", type=float, help="of training end to end; 0: none")
+    parser.add_argument("--rows", nargs="*", help="words: measure what has one in its name")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -317,7 +324,8 @@ def main():
         for name in given.cases:
             keys[name] = []
             for seed in range(given.seeds):
-                keys[name] += measure(name, seed, results, given.keep.absolute(), distillation)
+                folder = given.keep.absolute()
+                keys[name] += measure(name, seed, results, folder, distillation, given.rows)
     for name, wanted in keys.items():
         print(f"\n{name}\n\n{table(results.table(wanted))}")
 

@@ -143,6 +143,22 @@ def test_what_was_broken_off_ends_as_if_it_had_not_been(tmp_path, precision):
     assert all(torch.equal(before[name], t) for name, t in student.state_dict().items())
 
 
+@pytest.mark.parametrize("by_class", [True, False])
+def test_logits_count_where_they_are_added_up_and_else_predictions(by_class):
+    """Without shares of classes the teacher is the mixture, whose logits have no lower end."""
+    torch.manual_seed(0)
+    clients = [nn.Linear(4, 3) for _ in range(2)]
+    shares = class_shares([[3, 1, 2], [1, 4, 2]]) if by_class else None
+    run = _Run(nn.Linear(4, 3), Teacher(clients, shares), inputs(Gauss((4,))), settings())
+    outputs, said = torch.randn(5, 3), torch.randn(5, 3)
+    p = said.softmax(1)
+    wanted = (p * (p.log() - outputs.softmax(1).log())).sum(1).mean()
+    if by_class:
+        taught = torch.cat([centred(f) for _, f in run.held_out])
+        wanted = (centred(outputs) - centred(said)).square().mean() / taught.square().mean()
+    assert float(run.loss(outputs, said)) == pytest.approx(float(wanted), rel=1e-5)
+
+
 def test_it_learns_and_the_best_is_kept():
     student, teacher, draws = small()
     found = distill(student, teacher, draws, settings(steps=200, lr=0.01, draws=2048))

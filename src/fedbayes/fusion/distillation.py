@@ -203,6 +203,14 @@ class _Run:
         return self.teacher.likelihood(self.held_out[0][1].shape[-1])
 
     @cached_property
+    def by_divergence(self) -> bool:
+        """Whether to minimize the divergence of predictions."""
+        if self.settings.loss == "auto":
+            shares = self.teacher.shares
+            return not isinstance(self.kind, Classes) or shares is None or shares.ndim == 1
+        return self.settings.loss == "kl" or not isinstance(self.kind, Classes)
+
+    @cached_property
     def variance(self) -> Tensor:
         """Of the teacher's centred logits on held-out draws."""
         return torch.cat([_centred(self.kind, said) for _, said in self.held_out]).square().mean()
@@ -243,7 +251,7 @@ class _Run:
 
     def loss(self, outputs: Tensor, said: Tensor) -> Tensor:
         """What is minimized."""
-        if self.settings.loss == "kl" or not isinstance(self.kind, Classes):
+        if self.by_divergence:
             return divergence(outputs, said, self.kind)
         error = _centred(self.kind, outputs) - _centred(self.kind, said)
         return error.square().mean() / self.variance

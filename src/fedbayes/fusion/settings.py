@@ -46,7 +46,7 @@ class DistillationSettings(BaseModel):
     loss: Literal["auto", "logits", "kl"] = Field(
         "auto",
         description="squared error of centred logits over the teacher's variance, or the "
-        "divergence of predictions; auto: logits for classes",
+        "divergence of predictions; auto: logits where they are added up by shares of classes",
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="of the arithmetic; auto: bfloat16 where processors have it for images"
