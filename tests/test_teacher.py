@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedbayes.errors import ModelError
+from fedbayes.fusion.function import teacher_of
 from fedbayes.fusion.teacher import Teacher, class_shares, divergence, frozen, set_training
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.targets import Target
@@ -58,6 +59,34 @@ def test_class_share_logits_are_those_of_the_formula():
                 f = client(x[row]).tolist()
                 wanted += float(shares[s, k]) * (f[k] - sum(f) / 3)
             assert float(found[row, k]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_counts_take_away_what_a_client_knows_of_its_classes_alone():
+    """The formula, one input and class at a time; frequencies have one more sample of each."""
+    clients, x = networks(), torch.randn(6, 4)
+    teacher, samples = teacher_of(dict(zip("abc", clients, strict=True)), COUNTS, None)
+    assert samples == [53, 41, 50]
+    found = teacher(x).log_softmax(1)
+    shares, more = class_shares(COUNTS).double().numpy(), np.array(COUNTS) + 1
+    for row in range(len(x)):
+        wanted = np.log(more.sum(0) / more.sum())
+        for k in range(3):
+            for s, client in enumerate(clients):
+                p = client(x[row]).softmax(0).tolist()[k]
+                wanted[k] += shares[s, k] * (np.log(p) - np.log(more[s, k] / more[s].sum()))
+        wanted -= np.log(np.exp(wanted).sum())
+        np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-5)
+
+
+def test_where_inputs_say_nothing_classes_are_as_frequent_as_among_all_samples():
+    """Each client then says its own frequencies, which are others."""
+    counts = torch.tensor([[9e6, 1e6, 0], [5e6, 5e6, 2e6], [1e6, 0, 0]])
+    frequencies = counts / counts.sum(1, keepdim=True)
+    names = {str(s): lambda x, p=p: (p + 1e-9).log().expand(len(x), 3) for s, p in
+             enumerate(frequencies)}  # fmt: skip
+    teacher, _ = teacher_of(names, counts, None)
+    wanted = (counts.sum(0) / counts.sum()).expand(2, 3)
+    torch.testing.assert_close(teacher(torch.ones(2, 4)).softmax(1), wanted, atol=1e-5, rtol=0)
 
 
 def test_without_shares_it_is_the_mean_of_probabilities():

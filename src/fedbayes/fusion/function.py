@@ -23,7 +23,7 @@ from fedbayes.fusion.draws import CHUNK, Draws, Kept
 from fedbayes.fusion.regression import regress
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import FunctionSettings
-from fedbayes.fusion.teacher import Teacher, class_shares, divergence, frozen
+from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares, divergence, frozen
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.tensors import parameter_count
@@ -172,15 +172,17 @@ def teacher_of(
     if counts is None:
         return Teacher(networks, None, likelihood, names), None
     table = torch.as_tensor(counts, dtype=torch.float64)
+    offsets = None
     if table.ndim == 2 and (likelihood is None or isinstance(likelihood, Classes)):
         shares = class_shares(table, len(networks))
+        offsets = class_offsets(table) if table.shape[1] > 1 else None
     else:
         shares = table.reshape(len(table), -1).sum(1)
         if len(shares) != len(networks) or not shares.sum() > 0:
             raise ModelError(f"the counts are of {len(shares)} models; there are {len(networks)}")
         shares = shares / shares.sum()
     samples = table.reshape(len(table), -1).sum(1).tolist()
-    return Teacher(networks, shares.float(), likelihood, names), samples
+    return Teacher(networks, shares.float(), likelihood, names, offsets), samples
 
 
 def _seeking(teacher: Teacher, draws: Draws, settings: FunctionSettings) -> Draws:

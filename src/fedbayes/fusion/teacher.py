@@ -19,9 +19,14 @@ Function = Callable[[Tensor], Tensor]
 class Teacher:
     """The clients' networks as one function, which a fused network is to say the same as.
 
-    Where counts of classes are known, outputs are class-share logits, Σ_s share_sk f_sk(x) with the
-    outputs f of client s centred over the classes: a client says as much of a class as it has of
-    its samples. Else they are those whose prediction is nearest to the mixture of the clients':
+    Where counts of classes are known, a client says as much of a class as it has of its samples:
+
+        log t_k(x) = log p_k + Σ_s share_sk (log p_s(k | x) − log p_s(k)) + const,
+
+    with the frequencies p_s(k) of the classes at client s and p_k of all clients. What is added up
+    is what clients know of the inputs of a class, log p(x | k) − log p_s(x), whatever else they
+    have. With shares alone it is logits centred over the classes in place of the brackets, which
+    is linear in the clients' outputs. Without either, outputs are those whose prediction is nearest to the mixture of the clients':
     the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is the mean of probabilities, for
     counts that of rates, for real numbers the mixture's mean and variance (quantiles: their mean).
 
@@ -31,6 +36,7 @@ class Teacher:
             weights of the clients in a mixture, [S]; equal weights by default.
         likelihood: what outputs mean; a class for each output by default.
         names: of the clients, for errors.
+        offsets: log p_k − Σ_s share_sk log p_s(k), [K] (see `class_offsets`); with shares by class.
 
     Raises:
         ModelError: a client's weights are not finite, or shares do not fit.
@@ -42,6 +48,7 @@ class Teacher:
         shares: Tensor | None = None,
         likelihood: Likelihood | None = None,
         names: Sequence[str] = (),
+        offsets: Tensor | None = None,
     ) -> None:
         if not clients:
             raise ModelError("a teacher needs the network of one client at least")
@@ -52,7 +59,7 @@ class Teacher:
             frozen(client, name) if isinstance(client, nn.Module) else client
             for client, name in zip(clients, self.names, strict=True)
         )
-        self.shares, self._likelihood = shares, likelihood
+        self.shares, self.offsets, self._likelihood = shares, offsets, likelihood
         if shares is not None:
             self._check_shares(shares)
 
@@ -106,8 +113,10 @@ class Teacher:
                 f"shares are of {self.shares.shape[1]} classes, and the networks tell "
                 f"{scores.shape[-1]} apart"
             )
-        centred = scores - scores.mean(-1, keepdim=True)
-        return kind.outputs_of((self.shares.to(draws)[:, None] * centred).sum(0))
+        shares = self.shares.to(draws)[:, None]
+        if self.offsets is not None:
+            return kind.outputs_of((shares * scores).sum(0) + self.offsets.to(draws))
+        return kind.outputs_of((shares * (scores - scores.mean(-1, keepdim=True))).sum(0))
 
     def likelihood(self, outputs: int) -> Likelihood:
         """What outputs mean: as given, or a class for each."""
@@ -115,6 +124,26 @@ class Teacher:
             names = tuple(map(str, range(outputs)))
             self._likelihood = Categorical(target=Target("class", names))
         return self._likelihood
+
+
+def class_offsets(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> Tensor:
+    """How much more frequent classes are among all samples than where they come from, [K].
+
+    log p_k − Σ_s share_sk log p_s(k), with frequencies as if each client had one more sample of
+    every class.
+
+    Args:
+        counts: samples of each client and class, [S, K].
+        clients: how many there are.
+
+    Raises:
+        ModelError: as `class_shares`.
+    """
+    shares = class_shares(counts, clients).double()
+    more = torch.as_tensor(counts, dtype=torch.float64) + 1
+    own = (more / more.sum(1, keepdim=True)).log()
+    of_all = (more.sum(0) / more.sum()).log()
+    return (of_all - (shares * own).sum(0)).float()
 
 
 def class_shares(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> Tensor:
