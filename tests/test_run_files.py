@@ -451,7 +451,7 @@ def test_all_private_states_go_to_the_disk(tmp_path, monkeypatch):
     config = folders.config(keep_checkpoints="all", cohort=4)
     with Simulation(config, tmp_path / "run") as simulation:
         for _ in simulation:
-            assert simulation.states.commit(keep_older=True) == []
+            assert simulation.states.commit(keep_older=True) == ([], [])
     states = sorted(path.name for path in (tmp_path / "run" / "clients").iterdir())
     assert len(states) == 16
     assert sorted(name for name in flushed if name in states) == states

@@ -132,7 +132,7 @@ class ClientStates(MutableMapping[int, bytes]):
     """Private states of clients as files, with the last complete round's kept until the next.
 
     A file is named by client and round, and only its owner may read it. Writing one leaves the
-    older one alone, since a kill may take the run back to it; `commit` removes what no checkpoint
+    older one alone, since a kill may take the run back to it; `commit` says what no checkpoint
     needs. What is read is what was written, by its digest.
 
     Args:
@@ -219,29 +219,31 @@ class ClientStates(MutableMapping[int, bytes]):
             return set()
         return {self._path(c, int(stored[c])) for c in stored.nonzero()[:, 0].tolist()}
 
-    def commit(self, best: Tensor | None = None, *, keep_older: bool = False) -> list[Path]:
-        """Remove the states that neither the checkpoint just written names nor the one before.
+    def commit(
+        self, best: Tensor | None = None, *, keep_older: bool = False
+    ) -> tuple[list[Path], list[Path]]:
+        """The files of a checkpoint that has just been written.
 
         Args:
             best: the `stored` of another checkpoint that is kept, int64 [S]; None if there is none.
-            keep_older: whether all older checkpoints are kept, and so no state is removed.
+            keep_older: whether all older checkpoints are kept, and with them all states.
 
         Returns:
-            Files that were written since the last call.
+            The files that were written since the last call; and those that neither this checkpoint
+            names nor the one before, to be removed once it is on the disk.
         """
-        self.retire(best)
+        gone = self.retire(best)
         self._retired += [] if keep_older else self._superseded
         self._superseded = []
         written, self._new = self._new, []
-        return [path for path in written if path.exists()]
+        return [path for path in written if path.exists()], gone
 
-    def retire(self, best: Tensor | None = None) -> None:
-        """Remove the states that only the checkpoint before the last names; as `commit`."""
+    def retire(self, best: Tensor | None = None) -> list[Path]:
+        """The states that only the checkpoint before the last names, to be removed; as `commit`."""
         needed = self._named(best) if self._retired else set()
-        for path in self._retired:
-            if path not in needed:
-                path.unlink(missing_ok=True)
+        gone = [path for path in self._retired if path not in needed]
         self._retired = [path for path in self._retired if path in needed]
+        return gone
 
     def remove_strays(self, *, keep_older: bool, best: Tensor | None = None) -> None:
         """Remove what a killed process left behind: states of a round that never completed and,
@@ -585,10 +587,9 @@ class RunFolder:
         write_beside(newest, sealed(pack(progress), {INVENTORY: known.dump()}))
         return [self.metrics_file, newest, self.checkpoints]
 
-    def keep(self, rounds: Collection[int]) -> None:
-        """Remove all checkpoints but those of these rounds."""
-        for number in set(self.rounds()).difference(rounds):
-            self._checkpoint(number).unlink(missing_ok=True)
+    def beside(self, rounds: Collection[int]) -> list[Path]:
+        """The files of all checkpoints but those of these rounds."""
+        return [self._checkpoint(number) for number in set(self.rounds()).difference(rounds)]
 
     def _checkpoint(self, number: int) -> Path:
         return self.checkpoints / f"round-{number:07d}.safetensors"
