@@ -34,7 +34,7 @@ from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.config import Config
 from fedbayes.runs.flusher import Flusher
-from fedbayes.runs.folder import ClientStates, Metrics, Progress, RunFolder, first_progress
+from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.lines import (
     evaluation_line,
     in_vain,
@@ -43,6 +43,8 @@ from fedbayes.runs.lines import (
     troubles_of,
 )
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
+from fedbayes.runs.private_states import ClientStates
+from fedbayes.runs.progress import Progress, first_progress
 from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
