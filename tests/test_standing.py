@@ -124,6 +124,7 @@ def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, mon
     whole = fedbayes.run(config, tmp_path / "whole").folder.path
 
     from fedbayes.runs import folder as record
+    from fedbayes.runs import private_states
 
     original, budget = record.write_beside, [0]
 
@@ -133,7 +134,8 @@ def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, mon
         budget[0] -= 1
         original(path, data)
 
-    monkeypatch.setattr(record, "write_beside", counted)
+    for module in (record, private_states):
+        monkeypatch.setattr(module, "write_beside", counted)
     for cut in range(1, 100):
         folder, budget[0] = tmp_path / str(cut), cut
         try:
