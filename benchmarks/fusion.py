@@ -263,7 +263,9 @@ def write_breast_cancer(path):
 def measure(name, seed, results, folder, distillation, rows):
     """All of one case and seed that is missing; rows with one of these words, if there are any."""
     case = CASES[name]
-    fusion = FunctionSettings(distillation=distillation).model_dump(mode="json")
+    fusion = FunctionSettings(distillation=distillation).model_dump(
+        mode="json", exclude_defaults=True
+    )
     trained, fused = fingerprint(case.config), fingerprint([case.config, fusion])
     keys = [
         {"case": name, "seed": seed, "what": what}

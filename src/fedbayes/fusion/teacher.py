@@ -26,9 +26,10 @@ class Teacher:
     with the frequencies p_s(k) of the classes at client s and p_k of all clients. What is added up
     is what clients know of the inputs of a class, log p(x | k) − log p_s(x), whatever else they
     have. With shares alone it is logits centred over the classes in place of the brackets, which
-    is linear in the clients' outputs. Without either, outputs are those whose prediction is nearest to the mixture of the clients':
-    the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is the mean of probabilities, for
-    counts that of rates, for real numbers the mixture's mean and variance (quantiles: their mean).
+    is linear in the clients' outputs. Without either, outputs are those whose prediction is nearest
+    to the mixture of the clients': the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is
+    the mean of probabilities, for counts that of rates, for real numbers the mixture's mean and
+    variance (quantiles: their mean).
 
     Args:
         clients: their networks. Of modules frozen twins are asked, which share their memory.
