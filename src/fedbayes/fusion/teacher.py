@@ -15,17 +15,21 @@ from fedbayes.targets import Target
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
 
+NORMALIZER = 3.0
+"""Temperature of what stands for log p(x) of a client: 1 is Bayes' rule, ∞ the mean of the logits
+over the classes, whose sum over clients a network of one client's size follows more easily."""
+
 
 class Teacher:
     """The clients' networks as one function, which a fused network is to say the same as.
 
     Where counts of classes are known, a client says as much of a class as it has of its samples:
 
-        log t_k(x) = log p_k + Σ_s share_sk (log p_s(k | x) − log p_s(k)) + const,
+        log t_k(x) = log p_k + Σ_s share_sk (f_sk − T log Σ_j exp(f_sj / T) − log p_s(k)) + const,
 
-    with the frequencies p_s(k) of the classes at client s and p_k of all clients. What is added up
-    is what clients know of the inputs of a class, log p(x | k) − log p_s(x), whatever else they
-    have. With shares alone it is logits centred over the classes in place of the brackets, which
+    with the outputs f of client s and the frequencies p_s(k) of its classes, p_k among all clients.
+    At T = 1 what is added up is log p_s(k | x) − log p_s(k) = log p(x | k) − log p_s(x): what a
+    client knows of the inputs of a class, whatever else it has. T is `NORMALIZER`. With shares alone it is logits centred over the classes in place of the brackets, which
     is linear in the clients' outputs. Without either, outputs are those whose prediction is nearest
     to the mixture of the clients': the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is
     the mean of probabilities, for counts that of rates, for real numbers the mixture's mean and
@@ -116,7 +120,8 @@ class Teacher:
             )
         shares = self.shares.to(draws)[:, None]
         if self.offsets is not None:
-            return kind.outputs_of((shares * scores).sum(0) + self.offsets.to(draws))
+            level = NORMALIZER * torch.logsumexp(scores / NORMALIZER, -1, keepdim=True)
+            return kind.outputs_of((shares * (scores - level)).sum(0) + self.offsets.to(draws))
         return kind.outputs_of((shares * (scores - scores.mean(-1, keepdim=True))).sum(0))
 
     def likelihood(self, outputs: int) -> Likelihood:
