@@ -29,11 +29,12 @@ class Teacher:
 
     with the outputs f of client s and the frequencies p_s(k) of its classes, p_k among all clients.
     At T = 1 what is added up is log p_s(k | x) − log p_s(k) = log p(x | k) − log p_s(x): what a
-    client knows of the inputs of a class, whatever else it has. T is `NORMALIZER`. With shares alone it is logits centred over the classes in place of the brackets, which
-    is linear in the clients' outputs. Without either, outputs are those whose prediction is nearest
-    to the mixture of the clients': the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is
-    the mean of probabilities, for counts that of rates, for real numbers the mixture's mean and
-    variance (quantiles: their mean).
+    client knows of the inputs of a class, whatever else it has. T is `NORMALIZER`. With shares
+    alone it is logits centred over the classes in place of the brackets, which is linear in the
+    clients' outputs. Without either, outputs are those whose prediction is nearest to the mixture
+    of the clients': the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is the mean of
+    probabilities, for counts that of rates, for real numbers the mixture's mean and variance
+    (quantiles: their mean).
 
     Args:
         clients: their networks. Of modules frozen twins are asked, which share their memory.
