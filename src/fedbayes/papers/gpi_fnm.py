@@ -25,7 +25,6 @@ from fedbayes.data import FederatedData
 from fedbayes.files import write_beside
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.fusion.function import fuse_functions
-from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.likelihoods import Predictor, evaluate, total
 from fedbayes.likelihoods.categorical import Categorical
@@ -66,6 +65,7 @@ TRAINING = {
 }
 PARTITIONS = {"iid": "homogeneous", "dirichlet": "heterogeneous"}
 FUNCTION_SPACE = "function space"
+NO_COUNTS = "function space, weights alone"
 STYLES = {
     "GPI-FNM": ("#0072B2", "o", "-"),
     "PFNM": ("#D55E00", "s", "--"),
@@ -74,6 +74,7 @@ STYLES = {
     "ensemble": ("#CC79A7", "D", ":"),
     "average": ("#999999", "x", ":"),
     FUNCTION_SPACE: ("#F0E442", "*", "-"),
+    NO_COUNTS: ("#000000", "*", "--"),
     "GPI-FNM, alternating": ("#56B4E9", "P", "-"),
     "GPI-FNM, alternating, small": ("#E69F00", "X", "-"),
 }
@@ -218,8 +219,14 @@ def alone(folder: Path, federation: Federation) -> tuple[FederatedData, list[Pat
     return stored_data(config, run), files
 
 
-def fused_functions(folder: Path, federation: Federation) -> Row:
-    """Fusion in function space, as large as one client's network, with its defaults."""
+def fused_functions(folder: Path, federation: Federation, counted: bool) -> Row:
+    """Fusion in function space, as large as one client's network, with its defaults.
+
+    Args:
+        folder: of the networks.
+        federation: who trained them.
+        counted: whether the server knows the clients' counts of classes.
+    """
     data, files = alone(folder, federation)
     silos = read_silos(files, None, Seen())
     _, inputs = drawn(silos, "auto", seed=federation.seed)
@@ -227,7 +234,7 @@ def fused_functions(folder: Path, federation: Federation) -> Row:
         silos.networks,
         silos.like,
         inputs,
-        counts=data.counts(),
+        counts=data.counts() if counted else None,
         likelihood=silos.likelihood,
     )
     _, test = split(data, federation.seed)
@@ -248,8 +255,8 @@ def measure(folder: Path, federation: Federation, method: str, grid: Row) -> Row
         _, test = split(data, federation.seed)
         predict = partial(relu_network, dense_layers(run.model(), "FedAvg"))
         return {"accuracy": accuracy(predict, test, data.target)}
-    if method == FUNCTION_SPACE:
-        return fused_functions(folder, federation)
+    if method in (FUNCTION_SPACE, NO_COUNTS):
+        return fused_functions(folder, federation, counted=method == FUNCTION_SPACE)
     silos = trained(folder, federation)
     models = list(silos.models.values())
     most = 4 * WIDTH
@@ -317,8 +324,6 @@ def _settings(federation: Federation, method: str, grid: Row) -> str:
             return fingerprint(ALTERNATING)
         case "GPI-FNM, alternating, small":
             return fingerprint(SMALL)
-        case "function space":
-            return fingerprint(FunctionSettings().model_dump(mode="json"))
     return ""
 
 
@@ -439,11 +444,15 @@ def figure2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
     grid = {"sigma0": (1.0, 3.0), "gamma": (1.0, 8.0), "epsilon": epsilons}
     out = folder / "gpi-fnm-fig2"
     methods = ["GPI-FNM", "PFNM", "FedAvg", "locals"]
-    table = fill(folder, out, federations, [*methods, FUNCTION_SPACE], grid, watch)
+    table = fill(folder, out, federations, [*methods, FUNCTION_SPACE, NO_COUNTS], grid, watch)
     panels(table, "clients", "clients", out / "figure.png", "One hidden layer, one round (Fig. 2)")
     by = ("dataset", "partition", "clients")
     claims = [ahead(table, by, "GPI-FNM", other) for other in methods[1:]]
-    claims += [ahead(table, by, FUNCTION_SPACE, other) for other in ("GPI-FNM", "FedAvg")]
+    claims += [
+        ahead(table, by, ours, other)
+        for ours in (FUNCTION_SPACE, NO_COUNTS)
+        for other in ("GPI-FNM", "FedAvg")
+    ]
     return _finish(out, table, by, claims)
 
 
