@@ -2,11 +2,12 @@
 
     python benchmarks/fusion.py breast-cancer mnist-mlp --seeds 3 --results fusion.jsonl --keep runs
 
-Each case trains its clients alone (method `local`) and fuses their networks by class shares,
-without data. Measured are the mean of the clients' own networks, their ensemble by class shares,
-their average and, where they share a start, what posteriors make of it (`regmean`, `fisher`,
-`kfac`), and the fused networks after least squares and after training end to end. Every setting of
-the fusion is the default of `fedbayes fuse`; none was chosen by test samples.
+Each case trains its clients alone (method `local`) and fuses their networks by their counts of
+classes, without data. Measured are the mean of the clients' own networks, their ensembles (as the
+fusion's teacher adds them up, by class-share logits, by the mean of probabilities), their average
+and, where they share a start, what posteriors make of it (`regmean`, `fisher`, `kfac`), and the
+fused networks after least squares and after training end to end. Every setting of the fusion is
+the default of `fedbayes fuse`; none was chosen by test samples.
 
 Measurements are appended to `--results`, each as it comes; what stands there under the same
 settings is not measured again. The clients' runs are kept in `--keep`, so that a changed fusion
@@ -33,7 +34,7 @@ from fedbayes.fusion.permutation import permuted_average
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.fusion.settings import DistillationSettings
-from fedbayes.fusion.teacher import Teacher, frozen
+from fedbayes.fusion.teacher import Teacher, class_shares, frozen
 from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.models.resize import with_weights
@@ -95,7 +96,7 @@ class Case:
 
     def rows(self):
         """What is measured, by name."""
-        plain = ["locals", "ensemble", "mean of probabilities", "average"]
+        plain = ["locals", "ensemble", "class-share logits", "mean of probabilities", "average"]
         ways = ("least squares", "end to end")
         fused = [f"{way}, {name}" for name in self.fusions() for way in ways]
         return [*plain, *fused, *self.baselines]
@@ -196,6 +197,9 @@ class Clients:
             case "ensemble":
                 teacher, _ = teacher_of(self.networks, self.counts, self.silos.likelihood)
                 return {"accuracy": self.accuracy(teacher)}
+            case "class-share logits":
+                teacher = Teacher(list(self.networks.values()), class_shares(self.counts))
+                return {"accuracy": self.accuracy(teacher)}
             case "mean of probabilities":
                 return {"accuracy": self.accuracy(Teacher(list(self.networks.values())))}
         posteriors = self.posteriors if what in POSTERIORS else None
@@ -293,7 +297,8 @@ def table(rows):
     """Of one case: means and deviations over seeds."""
     ensemble = rows[rows["what"] == "ensemble"].set_index("seed")["accuracy"]
     lines = []
-    for what, own in rows.groupby("what", sort=False):
+    order = CASES[rows["case"].iloc[0]].rows()
+    for what, own in sorted(rows.groupby("what"), key=lambda group: order.index(group[0])):
         share = own["accuracy"] / own["seed"].map(ensemble)
         line = {"what": what, "seeds": len(own), "accuracy": mean_and_std(own["accuracy"])}
         line["of the ensemble"] = f"{share.mean():.3f}"

@@ -2,7 +2,7 @@
 
 Between units of one client stand that client's weights, between units of two clients zeros: with
 all units of all clients this is their networks side by side. Rows of the outputs stand by the
-clients' shares in the classes, centred, so that the sum over clients is the teacher's.
+clients' shares in the classes, centred: their sum over clients is the teacher's but for its levels.
 """
 
 from collections.abc import Mapping, Sequence
