@@ -1,6 +1,7 @@
 """`fuse`: models that were trained apart, made one."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from fedbayes.fusion.settings import FunctionSettings
     from fedbayes.models import ModelSettings
-    from fedbayes.tools.network_fusing import Outcome
+    from fedbayes.tools.fusion_report import Outcome
     from fedbayes.tools.silos import Seen
 
 
@@ -131,7 +132,9 @@ def fuse(
     max_neurons: Annotated[
         int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="JSON file for the full report.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="JSON file for the full report, or an HTML page of it.")
+    ] = None,
     picture: Annotated[
         Path | None,
         typer.Option(help="PNG, SVG or PDF file: shared neurons, or sizes and likeness."),
@@ -397,7 +400,8 @@ def _fuse_functions(
     as_json: bool,
 ) -> None:
     """Fuse in function space, and tell of it."""
-    from fedbayes.tools.network_fusing import BOUND, NetworkFusionJob, summary
+    from fedbayes.tools.fusion_report import summary
+    from fedbayes.tools.network_fusing import BOUND, NetworkFusionJob
 
     width, bound, frontier = widths
     if state is not None and minutes == 0:
@@ -448,7 +452,7 @@ def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
 
     fusion, prior = outcome.fusion, outcome.prior
     table = Table("network", "parameters", "nats from the teacher", pad_edge=False)
-    classes = bool(fusion.by_class.numel())
+    classes = not math.isnan(fusion.likeness.agreement)
     if classes:
         table.add_column("same class as the teacher")
     rows = [

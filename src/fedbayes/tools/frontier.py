@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from fedbayes.likelihoods import evaluate, total
 from fedbayes.models.resize import with_weights
 from fedbayes.runs.display import words
 from fedbayes.tensors import Samples, parameter_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -132,11 +135,15 @@ def multiplications(network: nn.Module, x: Tensor) -> int:
 
 
 def plot_frontier(marks: Sequence[Mark], path: Path) -> None:
-    """Draw divergence, and the headline metric on test samples, against size and multiplications.
+    """Write the picture of `draw_frontier` into a PNG, SVG or PDF file."""
+    save_figure(draw_frontier(marks), path)
+
+
+def draw_frontier(marks: Sequence[Mark]) -> "Figure":
+    """Divergence, and the headline metric on test samples, against size and multiplications.
 
     Args:
         marks: fused networks of several widths, and the clients'.
-        path: PNG, SVG or PDF file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -165,5 +172,9 @@ def plot_frontier(marks: Sequence[Mark], path: Path) -> None:
                 axes.set_xlabel(size)
             if not column:
                 axes.set_ylabel(label)
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    save_figure(figure, path)
+    legend = figure.legend(
+        *grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4
+    )
+    for text in legend.get_texts():  # names of files may have dollar signs
+        text.set_parse_math(False)
+    return figure

@@ -1,12 +1,9 @@
 """Fusion in function space, from files to files: network, report, pictures."""
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +17,6 @@ from fedbayes.fusion.distillation import Progress
 from fedbayes.fusion.draws import Kept
 from fedbayes.fusion.function import (
     FunctionFusion,
-    Likeness,
     check_width,
     fuse_functions,
     teacher_of,
@@ -38,6 +34,7 @@ from fedbayes.runs.card import (
 from fedbayes.runs.folder import writable
 from fedbayes.tools.export import program_file
 from fedbayes.tools.frontier import Mark, Scale, plot_frontier
+from fedbayes.tools.fusion_report import PAGES, REPORTS, Outcome, write_report
 from fedbayes.tools.model_files import WEIGHTS, check_models, read_counts, read_samples, write_model
 from fedbayes.tools.posterior_files import sent_counts
 from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
@@ -79,7 +76,7 @@ class NetworkFusionJob:
     settings: FunctionSettings = field(default_factory=FunctionSettings)
     seed: int = 0
     report: Path | None = None
-    """JSON."""
+    """JSON, or a page in HTML."""
     show_inputs: Path | None = None
     """A picture of some inputs."""
     picture: Path | None = None
@@ -129,11 +126,23 @@ class NetworkFusionJob:
                 break
         chosen = self._chosen(fusions)
         marks: list[Mark] = []
-        if len(fusions) > 1 or test is not None or self.picture is not None:
+        page = self.report is not None and self.report.suffix.lower() in PAGES
+        if len(fusions) > 1 or test is not None or self.picture is not None or page:
             watch("comparing")
             marks = [scale.fused(fusion, width) for width, fusion in fusions.items()]
             marks += scale.clients(networks)
-        outcome = Outcome(fusions[chosen], chosen, prior, marks, (*notes, *prior.notes))
+        sent = {"their weights": True, "counts of samples": counts is not None}
+        sent["sums of rows"] = bool(self.sums)
+        outcome = Outcome(
+            fusions[chosen],
+            chosen,
+            prior,
+            silos,
+            inputs,
+            marks,
+            tuple(what for what, given in sent.items() if given),
+            (*notes, *prior.notes),
+        )
         self._write(outcome, silos)
         return outcome
 
@@ -226,7 +235,7 @@ class NetworkFusionJob:
         """
         outputs = {
             "the model": (self.out, (*WEIGHTS, PROGRAM)),
-            "the report": (self.report, (".json",)),
+            "the report": (self.report, REPORTS),
             "the picture": (self.picture, PICTURES),
             "the picture of inputs": (self.show_inputs, PICTURES),
         }
@@ -252,8 +261,7 @@ class NetworkFusionJob:
         if self.picture is not None:
             plot_frontier(outcome.marks, self.picture)
         if self.report is not None:
-            content = json.dumps(report(outcome), indent=1, allow_nan=False).encode()
-            write_beside(self.report, content)
+            write_report(outcome, self.report)
         if self.out.suffix.lower() != PROGRAM:
             write_model(self.out, dict(fusion.module.state_dict()), card if silos.told else None)
             return
@@ -265,22 +273,6 @@ class NetworkFusionJob:
         raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
         content = program_file(network, silos.preprocessing, likelihood, card, raw)
         write_beside(self.out, content)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a fusion in function space."""
-
-    fusion: FunctionFusion
-    """The network that was written, and how it came about."""
-    width: float
-    """Of it."""
-    prior: InputPrior
-    """Where inputs came from."""
-    marks: list[Mark]
-    """Of all widths, and the clients' networks; none where one width was asked for alone."""
-    told: tuple[str, ...] = ()
-    """What a user should know of inputs and counts."""
 
 
 def _say(watch: Callable[[str], object], before: str, text: str) -> None:
@@ -335,51 +327,3 @@ def drawn(
                 std = 1 / deviation
                 mean = -torch.tensor(own.mean) * own.scale / deviation
     return prior, Inputs(prior, mean, std, seed)
-
-
-def report(outcome: Outcome) -> dict[str, Any]:
-    """All there is to know of a fusion, for JSON."""
-    fusion, prior = outcome.fusion, outcome.prior
-    distilled = fusion.distilled
-    return {
-        **summary(outcome),
-        "inputs": {"name": prior.name, "assumes": prior.assumes},
-        "sent": "the networks' weights, and counts or sums where they were given; no data",
-        "after_least_squares": _shown(fusion.solved),
-        "temperature": fusion.temperature,
-        "distillation": None
-        if distilled is None
-        else {
-            "step": distilled.step,
-            "ended": distilled.ended,
-            "checks": [list(check) for check in distilled.checks],
-        },
-        "clients": {name: _shown(likeness) for name, likeness in fusion.clients.items()},
-        "agreement_by_class": [
-            [None if math.isnan(share) else share for share in row]
-            for row in fusion.by_class.tolist()
-        ],
-        "frontier": [mark.record() for mark in outcome.marks],
-        "seconds": fusion.seconds,
-        "notes": [*outcome.told, *fusion.notes],
-    }
-
-
-def summary(outcome: Outcome) -> dict[str, Any]:
-    """What came out, in short."""
-    fusion = outcome.fusion
-    return {
-        "method": "function",
-        "width": outcome.width,
-        "parameters": fusion.parameters,
-        **_shown(fusion.likeness),
-        "seconds_in_all": sum(fusion.seconds.values()),
-    }
-
-
-def _shown(likeness: Likeness) -> dict[str, float | None]:
-    agreement = likeness.agreement
-    return {
-        "divergence": likeness.divergence,
-        "agreement": None if math.isnan(agreement) else agreement,
-    }
