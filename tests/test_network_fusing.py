@@ -14,7 +14,9 @@ import fedbayes
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
 from fedbayes.inputs import Inputs, build_prior
+from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, read_model, read_program
+from fedbayes.targets import Target
 from fedbayes.tools.frontier import Scale, average, multiplications
 from tests.test_fusion import command
 
@@ -115,6 +117,63 @@ def test_a_program_runs_without_the_package_and_standardizes_by_itself(photos, t
         torch.testing.assert_close(torch.load(tmp_path / "y.pt"), fresh((x - 0.5) / 0.25))
 
 
+class Scaled(nn.Module):
+    """A network of raw inputs: they are scaled by tensors of its own first."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(0.5))
+        self.register_buffer("factor", torch.tensor(4.0))
+
+    def forward(self, x):
+        return self.network((x - self.mean) * self.factor)
+
+
+def test_programs_are_fused_as_the_weights_in_them_are(photos, tmp_path):
+    """Also where tensors that nobody learns come before the first layer."""
+    networks, programs = {}, {}
+    for path in photos:
+        networks[path.stem] = Eyes((3, 8, 8), 4).eval()
+        networks[path.stem].load_state_dict(torch.load(path))
+        batch = {0: torch.export.Dim("batch")}
+        whole = torch.export.export(
+            Scaled(networks[path.stem]), (torch.rand(2, 3, 8, 8),), dynamic_shapes=(batch,)
+        )
+        torch.export.save(whole, tmp_path / "c.pt2")
+        programs[path.stem] = read_program(tmp_path / "c.pt2")[0]
+    settings = FunctionSettings(draws=512, seeking=SeekingSettings(share=0), distillation=None)
+    prior, found = build_prior("leaves", (3, 8, 8)), []
+    x = torch.rand(50, 3, 8, 8)
+    for clients, mean, std, seen in (
+        (programs, 0.0, 1.0, x),
+        (networks, 0.5, 0.25, (x - 0.5) * 4),
+    ):
+        inputs = Inputs(prior, torch.tensor(mean), torch.tensor(std), seed=1)
+        first = next(iter(clients.values()))
+        fusion = fuse_functions(clients, first, inputs, settings=settings)
+        with torch.no_grad():
+            found.append(fusion.module(seen).softmax(-1))
+    torch.testing.assert_close(*found, atol=1e-2, rtol=0)
+
+
+def test_one_logit_of_two_classes_has_the_mean_of_its_shares(inputs):
+    """Class-share scores ±f / 2 of both classes differ by Σ_s mean_k(share_sk) f_s."""
+    clients = {name: MLP(6, [7], 1).eval() for name in "ab"}
+    two = build_likelihood("bernoulli", Target("class", ("no", "yes")))
+    counts = [[9, 1], [1, 3]]
+    settings = FunctionSettings(draws=512, seeking=SeekingSettings(share=0), distillation=None)
+    like = next(iter(clients.values()))
+    fusion = fuse_functions(
+        clients, like, inputs, counts=counts, likelihood=two, widths=2, settings=settings
+    )
+    x = inputs.batch(7, 50)
+    shares = torch.tensor([(0.9 + 0.25) / 2, (0.1 + 0.75) / 2])
+    with torch.no_grad():
+        wanted = sum(s * c(x) for s, c in zip(shares, clients.values(), strict=True))
+        torch.testing.assert_close(fusion.module(x), wanted, atol=1e-2, rtol=0)
+
+
 def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
     paths = []
     for number, hidden in enumerate(([5], [9], [4, 6])):
@@ -202,6 +261,8 @@ def test_files_that_do_not_fit_are_named(photos, tmp_path, capsys):
     options = (*OF_EYES, *SMALL, "--counts", counts)
     assert command("fuse", *photos, "-o", tmp_path / "g.pt", *options) == 2
     assert "counts of 3 classes" in " ".join(capsys.readouterr().err.split())
+    counts.write_text("[[1], [2], [3]]")
+    assert command("fuse", *photos, "-o", tmp_path / "h.pt", *options) == 0, "samples alone"
     assert command("fuse", *photos, "-o", tmp_path / "g.pt", *SMALL, "--shape", "3,8,8") == 2
     assert "--classes" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "g.pt").exists()

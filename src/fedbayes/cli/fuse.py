@@ -109,6 +109,13 @@ def fuse(
         float | None,
         typer.Option(min=0, help="For training end to end; 0: least squares alone."),
     ] = None,
+    posterior: Annotated[
+        str | None,
+        typer.Option(
+            help="last-layer: predictions know how sure they are, by a Laplace approximation on "
+            "the drawn inputs; needs --counts, and a .pt2 to write."
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(help="File that training end to end is kept in, and goes on from."),
@@ -158,6 +165,7 @@ def fuse(
         "--frontier": frontier,
         "--test": test,
         "--minutes": minutes,
+        "--posterior": posterior,
         "--state": state,
         "--show-inputs": show_inputs,
         "--set": settings_given,
@@ -198,6 +206,7 @@ def fuse(
             widths=(width, bound, frontier),
             test=test,
             minutes=minutes,
+            posterior=posterior,
             seed=seed,
             report=report,
             picture=picture,
@@ -392,6 +401,7 @@ def _fuse_functions(
     widths: tuple[str | None, float | None, str | None],
     test: Path | None,
     minutes: float | None,
+    posterior: str | None,
     seed: int,
     report: Path | None,
     picture: Path | None,
@@ -421,7 +431,7 @@ def _fuse_functions(
         bound=BOUND if bound is None else bound,
         frontier=() if frontier is None else _numbers("--frontier", frontier, float),
         test=test,
-        settings=_settings(minutes),
+        settings=_settings(minutes, posterior),
         seed=seed,
         report=report,
         picture=picture,
@@ -497,14 +507,21 @@ def _frontier(outcome: "Outcome") -> "Table":
     return table
 
 
-def _settings(minutes: float | None) -> "FunctionSettings":
+def _settings(minutes: float | None, posterior: str | None) -> "FunctionSettings":
+    """How networks become one.
+
+    Raises:
+        ConfigError: there is no such posterior.
+    """
     from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 
-    if minutes is None:
-        return FunctionSettings()
-    if minutes == 0:
-        return FunctionSettings(distillation=None)
-    return FunctionSettings(distillation=DistillationSettings(steps=10**9, minutes=minutes))
+    if posterior not in (None, "last-layer"):
+        raise ConfigError(f"--posterior {posterior}: there is last-layer")
+    given: dict[str, Any] = {"posterior": posterior}
+    if minutes is not None:
+        timed = DistillationSettings(steps=10**9, minutes=minutes) if minutes else None
+        given["distillation"] = timed
+    return FunctionSettings(**given)
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:

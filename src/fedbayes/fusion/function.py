@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.calibration import Calibration, calibrate_last_layer, check_calibration
 from fedbayes.fusion.distillation import Distilled, Progress, distill
 from fedbayes.fusion.draws import CHUNK, Draws, Kept
 from fedbayes.fusion.regression import regress
@@ -80,8 +81,10 @@ class FunctionFusion:
     """Of the fused network with each client, and with the teacher."""
     ensemble: Agreement
     """Of the teacher with each client, and with itself."""
+    calibration: Calibration | None
+    """What a posterior of its last layer does, where one was asked for."""
     seconds: dict[str, float]
-    """Time of `least squares` and `distillation`."""
+    """Time of `least squares`, `distillation` and `posterior`."""
     notes: tuple[str, ...] = field(default=())
     """What a user should know."""
 
@@ -127,6 +130,8 @@ def fuse_functions(
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
     teacher, samples = teacher_of(clients, counts, likelihood)
     kept = Kept(draws)
+    if settings.posterior is not None:
+        check_calibration(like, teacher, samples, kept.batch(-1, CHUNK)[:2])
     sought = _seeking(teacher, kept, settings)
     notes: list[str] = []
     begin = perf_counter()
@@ -157,6 +162,19 @@ def fuse_functions(
         seconds["distillation"] = perf_counter() - begin
         module = distilled.module
         outputs = held_out.outputs(module)
+    calibration = None
+    if settings.posterior is not None and samples is not None:
+        begin = perf_counter()
+        say("finding how sure it is")
+        calibration = calibrate_last_layer(
+            module,
+            teacher,
+            sought,
+            batches,
+            round(sum(samples)),
+            lambda network: held_out.likeness(held_out.outputs(network)).divergence,
+        )
+        seconds["posterior"] = perf_counter() - begin
     return FunctionFusion(
         module.eval(),
         solved,
@@ -166,6 +184,7 @@ def fuse_functions(
         dict(zip(clients, map(held_out.likeness, held_out.clients), strict=True)),
         held_out.agreement(outputs),
         held_out.agreement(held_out.taught),
+        calibration,
         seconds,
         tuple(notes),
     )

@@ -16,7 +16,8 @@ from fedbayes.fusion.combining import combine
 from fedbayes.fusion.draws import Draws
 from fedbayes.fusion.function import FunctionFusion, HeldOut, Likeness
 from fedbayes.fusion.teacher import Function, Teacher, frozen
-from fedbayes.likelihoods import evaluate, total
+from fedbayes.likelihoods import Classes, evaluate, total
+from fedbayes.metrics import calibrate
 from fedbayes.models.resize import with_weights
 from fedbayes.runs.display import words
 from fedbayes.tensors import Samples, parameter_count
@@ -88,7 +89,7 @@ class Scale:
                 sum(mark.parameters for mark in marks),
                 sum(mark.multiplications for mark in marks),
                 Likeness(0.0, 1.0 if not math.isnan(best.likeness.agreement) else math.nan),
-                self._metrics(self.teacher),
+                self.metrics(self.teacher),
             ),
         ]
 
@@ -100,11 +101,14 @@ class Scale:
             parameter_count(dict(network.state_dict())),
             multiplications(network, self.example),
             found,
-            self._metrics(frozen(network, name)),
+            self.metrics(frozen(network, name)),
             width,
         )
 
-    def _metrics(self, function: Function) -> dict[str, float]:
+    def metrics(self, function: Function) -> dict[str, float]:
+        """On test samples, the headline first, of classes with the calibration error; empty
+        without samples.
+        """
         if self.test is None:
             return {}
 
@@ -113,7 +117,11 @@ class Scale:
 
         with torch.no_grad():
             kind = self.teacher.likelihood(function(self.example).shape[-1])
-            return kind.metrics(total(evaluate(kind, draw, self.test)))
+            terms = evaluate(kind, draw, self.test)
+            found = kind.metrics(total(terms))
+            if isinstance(kind, Classes):
+                found["ece"] = calibrate(terms["confidence"], terms["correct"].bool()).error
+            return found
 
 
 def average(networks: Sequence[nn.Module]) -> nn.Module | None:

@@ -40,6 +40,9 @@ class Outcome:
     """Draws of the prior, as networks see them."""
     marks: list[Mark]
     """Of all widths, and the clients' networks; none where one width was asked for alone."""
+    trust: dict[str, dict[str, float]]
+    """Where there is a posterior and test samples, metrics of the `network` as it is, with a
+    `temperature` alone and with the `posterior`."""
     sent: tuple[str, ...]
     """What clients sent, in words."""
     told: tuple[str, ...] = ()
@@ -91,6 +94,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "sent": list(outcome.sent),
         "after_least_squares": _shown(fusion.solved),
         "temperature": fusion.temperature,
+        "posterior": _posterior(outcome),
         "distillation": None
         if distilled is None
         else {
@@ -123,6 +127,28 @@ def _size(network: nn.Module, outcome: Outcome) -> dict[str, int]:
     return {
         "parameters": parameter_count(dict(network.state_dict())),
         "multiplications": multiplications(network, example),
+    }
+
+
+def _posterior(outcome: Outcome) -> dict[str, Any] | None:
+    """What the posterior of the last layer did."""
+    found = outcome.fusion.calibration
+    if found is None:
+        return None
+    return {
+        "kind": "last-layer",
+        "layer": found.gaussian.layer,
+        "factors": bool(found.gaussian.left.numel()),
+        "samples": found.samples,
+        "precision": found.gaussian.precision,
+        "temperature": found.gaussian.temperature,
+        "temperature_alone": found.cooled.temperature,
+        "divergence": {
+            "network": outcome.fusion.likeness.divergence,
+            "temperature": found.divergence_cooled,
+            "posterior": found.divergence,
+        },
+        "test": outcome.trust or None,
     }
 
 

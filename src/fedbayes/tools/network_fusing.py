@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
@@ -22,8 +22,9 @@ from fedbayes.fusion.function import (
     teacher_of,
 )
 from fedbayes.fusion.settings import FunctionSettings
+from fedbayes.fusion.teacher import frozen
+from fedbayes.fusion.temperature import Cooled
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs, read_sums
-from fedbayes.likelihoods import Classes
 from fedbayes.models import ModelSettings
 from fedbayes.runs.card import (
     PROGRAM_INPUTS,
@@ -140,11 +141,20 @@ class NetworkFusionJob:
             silos,
             inputs,
             marks,
+            self._trust(fusions[chosen], scale),
             tuple(what for what, given in sent.items() if given),
             (*notes, *prior.notes),
         )
         self._write(outcome, silos)
         return outcome
+
+    def _trust(self, fusion: FunctionFusion, scale: Scale) -> dict[str, dict[str, float]]:
+        """Metrics on test samples of the network as it is, with a temperature, with a posterior."""
+        found = fusion.calibration
+        if found is None or scale.test is None:
+            return {}
+        ways = {"network": fusion.module, "temperature": found.cooled, "posterior": found.module}
+        return {way: scale.metrics(frozen(network)) for way, network in ways.items()}
 
     def _counts(self, silos: Silos) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
         """Samples of each client and class, and what to say of where they come from.
@@ -156,12 +166,11 @@ class NetworkFusionJob:
         if self.counts is None:
             sent = sent_counts(self.models)
             return sent, () if sent is None else ("counts of classes are those in the files",)
-        counts, outputs = read_counts(self.counts, self.models), silos.likelihood.outputs
-        known = outputs if isinstance(silos.likelihood, Classes) else 1
+        counts, known = read_counts(self.counts, self.models), silos.likelihood.target.classes
         if counts.shape[1] in (1, known):
-            return counts, ()
-        way = f"{outputs}"
-        if known == 1:
+            return counts[:, 0] if counts.shape[1] == 1 else counts, ()
+        way = f"{known}"
+        if not known:
             way = (
                 "none; leave --counts out, or give a number of samples for each model, as "
                 "[[40], [60]]"
@@ -218,6 +227,8 @@ class NetworkFusionJob:
         if self.out.suffix.lower() == PROGRAM:
             return
         program = f"write a program, as in -o {self.out.with_suffix(PROGRAM)}"
+        if self.settings.posterior is not None:
+            raise ModelError(f"a file of weights has no room for a posterior; {program}")
         if silos.programs and silos.settings is None:
             raise ModelError(f"weights of a program's graph load into no network; {program}")
         if self.width != 1 and not silos.dense:
@@ -247,10 +258,12 @@ class NetworkFusionJob:
     def _write(self, outcome: "Outcome", silos: Silos) -> None:
         fusion, prior, likelihood = outcome.fusion, outcome.prior, silos.likelihood
         model = None if silos.dense else silos.settings
+        kind = self.settings.posterior
+        posterior = {} if kind is None else {"posterior": kind}
         card = Card(
             silos.preprocessing,
             {} if model is None else model.model_dump(mode="json", exclude={"weights"}),
-            {"name": "fuse function", "inputs": prior.name},
+            {"name": "fuse function", "inputs": prior.name, **posterior},
             {} if silos.card is None else silos.card.data,
             0,
             outputs=network_outputs(likelihood),
@@ -266,8 +279,10 @@ class NetworkFusionJob:
             write_model(self.out, dict(fusion.module.state_dict()), card if silos.told else None)
             return
         network: nn.Module = fusion.module
-        if fusion.temperature != 1:
-            network = nn.Sequential(network, Cooled(fusion.temperature)).eval()
+        if fusion.calibration is not None:
+            network = fusion.calibration.module
+        elif fusion.temperature != 1:
+            network = Cooled(network, fusion.temperature).eval()
         inputs = PROGRAM_INPUTS if silos.told else UNTOLD
         card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
         raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
@@ -277,22 +292,6 @@ class NetworkFusionJob:
 
 def _say(watch: Callable[[str], object], before: str, text: str) -> None:
     watch(before + text)
-
-
-class Cooled(nn.Module):
-    """Logits by a temperature, so that their probabilities are as sure as the teacher's.
-
-    Args:
-        temperature: what they are divided by.
-    """
-
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """Of the same shape."""
-        return logits / self.temperature
 
 
 def drawn(
