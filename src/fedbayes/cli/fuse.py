@@ -86,7 +86,10 @@ def fuse(
         ),
     ] = None,
     sums: Annotated[
-        Path | None, typer.Option(help="JSON: sums of the clients' rows, for gaussian inputs.")
+        list[Path] | None,
+        typer.Option(
+            help="JSON of fedbayes sums, for gaussian inputs; once for each client that sent some."
+        ),
     ] = None,
     width: Annotated[
         str | None,
@@ -201,7 +204,7 @@ def fuse(
             like=like,
             seen=(shape, classes, mean, std),
             inputs=inputs or "auto",
-            sums=sums,
+            sums=sums or [],
             counts=counts,
             widths=(width, bound, frontier),
             test=test,
@@ -396,7 +399,7 @@ def _fuse_functions(
     like: Path | None,
     seen: tuple[str | None, int | None, str | None, str | None],
     inputs: str,
-    sums: Path | None,
+    sums: list[Path],
     counts: Path | None,
     widths: tuple[str | None, float | None, str | None],
     test: Path | None,

@@ -91,12 +91,13 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     return replace(tests, trusted=trusted)
 
 
-def find_training(model: Path, path: Path, given: Sequence[str]) -> EvaluationSet:
+def find_training(model: Path | None, path: Path, given: Sequence[str]) -> EvaluationSet:
     """The samples of a client's own, as its network sees them: those to train on, where a part is
     to test on.
 
     Args:
-        model: the client's network, which may say how its samples are standardized.
+        model: the client's network, which may say how its samples are standardized; None if it
+            does not matter.
         path: its data.
         given: settings, of which those of `[data]` say how they are read.
 
@@ -104,7 +105,7 @@ def find_training(model: Path, path: Path, given: Sequence[str]) -> EvaluationSe
         FedbayesError: what cannot be read, or does not fit.
     """
     trusted = named_by(given)
-    card, source = _known(model, None, trusted)
+    card, source = (None, "") if model is None else _known(model, None, trusted)
     of_data = [entry for entry in given if not entry.strip().startswith("model.")]
     of_data = [*_beside(card, source, of_data), f"data.path={json.dumps(str(path))}"]
     tests = _new_rows(Config.load(None, of_data), path, card, source, training=True)

@@ -24,7 +24,7 @@ from fedbayes.fusion.function import (
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import Cooled
-from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs, read_sums
+from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
 from fedbayes.models import ModelSettings
 from fedbayes.runs.card import (
     PROGRAM_INPUTS,
@@ -33,6 +33,7 @@ from fedbayes.runs.card import (
     program_outputs,
 )
 from fedbayes.runs.folder import writable
+from fedbayes.tools.client_sums import sums_of_clients
 from fedbayes.tools.export import program_file
 from fedbayes.tools.frontier import Mark, Scale, plot_frontier
 from fedbayes.tools.fusion_report import PAGES, REPORTS, Outcome, write_report
@@ -63,8 +64,8 @@ class NetworkFusionJob:
     """A file whose network the fused one is like; the first model by default."""
     inputs: str = "auto"
     """The input prior."""
-    sums: Path | None = None
-    """Of the clients' rows, for the prior `gaussian`."""
+    sums: Sequence[Path] = ()
+    """Files of clients' rows' sums, for the prior `gaussian`."""
     counts: Path | None = None
     width: float | None = 1.0
     """In that of `like`; None: the least of `frontier` within `bound`."""
@@ -295,7 +296,7 @@ def _say(watch: Callable[[str], object], before: str, text: str) -> None:
 
 
 def drawn(
-    silos: Silos, name: str, sums: Path | None = None, seed: int = 0
+    silos: Silos, name: str, sums: Sequence[Path] = (), seed: int = 0
 ) -> tuple[InputPrior, Inputs]:
     """A prior for the inputs of networks, and its draws as they see them.
 
@@ -307,13 +308,13 @@ def drawn(
     prior = build_prior(
         name,
         seen.shape,
-        sums=None if sums is None else read_sums(sums),
+        sums=sums_of_clients(sums, seen.features) if sums else None,
         features=seen.features,
     )
     mean, std = torch.tensor(seen.mean), torch.tensor(seen.std)
     if len(seen.shape) == 1:  # rows are in their own units, images in [0, 1]
         mean, std = mean * seen.scale, std * seen.scale
-        if prior.name == "gaussian" and sums is None:  # as networks see rows
+        if prior.name == "gaussian" and not sums:  # as networks see rows
             if silos.programs and silos.card is None:
                 raise ConfigError(
                     "programs take rows in units that are not known here; give the clients' sums "
