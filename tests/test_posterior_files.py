@@ -110,6 +110,32 @@ def test_inputs_are_scaled_as_the_model_says_or_as_is_given(client, capsys):
     assert "--mean and --std have no effect" in capsys.readouterr().err
 
 
+def test_samples_of_another_scale_have_a_way_in(client, capsys):
+    """Digits are divided by 16; an NPZ of the same numbers does not say so."""
+    from sklearn.datasets import load_digits
+
+    folder = client[0]
+    run = fedbayes.run(rounds=1, data={"clients": 2}, folder=folder / "run")
+    x, y = load_digits(return_X_y=True)
+    np.savez(folder / "digits.npz", x=x[:50].reshape(-1, 1, 8, 8), y=y[:50])
+    out = folder / "client.safetensors"
+    asked = ["posterior", folder / "run" / "model.safetensors", "--data", folder / "digits.npz"]
+    asked += ["-o", out]
+    assert command(*asked) == 2
+    assert "say so with --set data.scale=16" in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+    assert command(*asked, "--set", "data.scale=16") == 0
+    module = MLP(64, [100], 10)
+    module.load_state_dict(run.model)
+    raw = torch.from_numpy(x[:50]).float().reshape(-1, 1, 8, 8)
+    seen = (raw / 16 - run.preprocessing.mean[0]) / run.preprocessing.std[0]
+    ten = build_likelihood("categorical", Target("class", tuple("0123456789")))
+    wanted = posterior(module, ten, Samples(seen, torch.from_numpy(y[:50])))
+    found, _ = read_posterior(out)
+    torch.testing.assert_close(found.factors["1"].inputs, wanted.factors["1"].inputs)
+    assert found.counts.tolist() == np.bincount(y[:50], minlength=10).tolist()
+
+
 def test_a_network_of_ones_own_is_named(tmp_path, capsys):
     rng = np.random.default_rng(0)
     data = tmp_path / "data.npz"

@@ -3,13 +3,13 @@
 import json
 from base64 import b64encode
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fedbayes.data.plot import drawn
 from fedbayes.reports.page import environment, stamp
 from fedbayes.reports.palette import LIGHT
 from fedbayes.runs.display import number, words
+from fedbayes.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def render(content: Mapping[str, Any], pictures: "Mapping[str, Figure]") -> str:
             },
             number=number,
             made=stamp(),
-            version=version("fedbayes"),
+            version=__version__,
             light=LIGHT,
             data=json.loads(json.dumps(content, allow_nan=False)),
         )

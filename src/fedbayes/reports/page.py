@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +18,7 @@ from fedbayes.reports.gather import Record, Watch, gather
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
 from fedbayes.runs.display import number, words
 from fedbayes.runs.folder import writable
+from fedbayes.version import __version__
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "global_nll": ("NLL", ".4g"),
@@ -118,7 +118,7 @@ def render(records: Sequence[Record], made: datetime | None = None) -> str:
                 if record.confusion is None and (found := record.by_class())
             ],
             made=stamp(made),
-            version=version("fedbayes"),
+            version=__version__,
             light=LIGHT,
             dark=DARK,
             # JSON has no NaN; invalid numbers were left out of the charts.

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
+from fedbayes.data.differences import SCALE
 from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
@@ -261,7 +262,7 @@ def _new_rows(
     """
     settings = config.data
     asked = settings.model_fields_set - {"name"}
-    used = {"path", "dir", "label", "group", "split", "missing"}
+    used = {"path", "dir", "label", "group", "split", "missing", "scale"}
     if card is None:
         used |= {"classes", "drop", "features"}
     idle = sorted(asked - used)
@@ -354,4 +355,11 @@ def _fit(dataset: Dataset, before: Preprocessing, name: str) -> None:
         ModelError: it is not.
     """
     for what, then, now in differences(before, dataset, may_lack_names=True):
-        raise ModelError(f"{name} has {what} {now}; the model was trained on {then}")
+        way = ""
+        if what == SCALE and dataset.name == "own":
+            way = (
+                f". If the file has the same raw numbers as the training had, which are divided by "
+                f"{then} to lie about within 0 and 1, say so with --set data.scale={then}; if they "
+                "were divided already, multiply them first"
+            )
+        raise ModelError(f"{name} has {what} {now}; the model was trained on {then}{way}")
