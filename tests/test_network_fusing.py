@@ -11,11 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 import fedbayes
+from fedbayes.data import Preprocessing
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, read_model, read_program
+from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tools.frontier import Scale, average, multiplications
 from tests.test_fusion import command
@@ -294,6 +296,33 @@ def test_clients_of_a_run_are_fused_by_what_their_files_say(tmp_path):
     assert fused > max(accuracy.values())
     assert fused > ensemble - 0.03
     assert run.summary["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [((), "function"), (("--gamma", "2"), "gpi-fnm"), (("-m", "average"), "average")],
+)
+def test_each_file_is_read_once(options, method, tmp_path, monkeypatch, capsys):
+    """Whatever the method, and whoever chose it."""
+    from fedbayes.tools import model_files
+
+    seen = Preprocessing(
+        (6,), 1.0, (0.0,) * 6, (1.0,) * 6, Target("class", ("a", "b", "c")), tuple("uvwxyz")
+    )
+    card = Card(seen, {"name": "mlp", "hidden": [7]}, {}, {}, 1)
+    paths = []
+    for name, network in networks().items():
+        paths.append(tmp_path / f"{name}.safetensors")
+        model_files.write_model(paths[-1], network.state_dict(), card)
+    read, real = [], model_files.read_with_card
+    monkeypatch.setattr(
+        model_files, "read_with_card", lambda path, *more: (read.append(path), real(path, *more))[1]
+    )
+    minutes = () if options else ("--minutes", "0")
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt", *options, *minutes, "--json") == 0
+    assert sorted(read) == sorted(paths)
+    told = json.loads(capsys.readouterr().out)
+    assert told.get("method", method) == method
 
 
 def test_a_width_is_free_within_a_bound(tmp_path, capsys):

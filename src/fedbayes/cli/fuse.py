@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedbayes.fusion.settings import FunctionSettings
     from fedbayes.models import ModelSettings
     from fedbayes.tools.fusion_report import Outcome
+    from fedbayes.tools.model_files import ModelFiles
     from fedbayes.tools.silos import Seen
 
 
@@ -153,6 +154,8 @@ def fuse(
 ) -> None:
     """Fuse models that were trained apart into one, in one go."""
     from fedbayes.tools.fusing import FusionJob, read_grid, summary, trial_table
+    from fedbayes.tools.fusion_method import Given
+    from fedbayes.tools.model_files import ModelFiles
 
     of_function = {
         "--model": network,
@@ -194,12 +197,14 @@ def fuse(
         "--grid": grid,
         "--max-neurons": max_neurons,
     }
-    method = method or _method(models, of_function, of_matching)
-    if method == "function":
-        _refuse(of_matching, "function", "they are of matching, or of a combination")
+    files = ModelFiles()
+    reports = {"--report": report, "--picture": picture}
+    choice = Given(of_function, of_matching, reports).choose(method, models, files)
+    if choice.way == "function":
         _fuse_functions(
             models,
             out,
+            files=files,
             network=(network, settings_given or []),
             like=like,
             seen=(shape, classes, mean, std),
@@ -218,27 +223,23 @@ def fuse(
             as_json=as_json,
         )
         return
-    of_network = ("--model", "--shape", "--classes", "--mean", "--std", "--set")
-    if _averages(method, models, [of_function[name] for name in of_network]):
-        heard = of_network if method in ("average", "permute") else ()
-        reports = {"--report": report, "--picture": picture}
-        others = of_matching | _without(of_function, heard) | reports
-        _refuse(others, method, "they are of other methods")
+    if choice.way == "average":
         _average(
             models,
             out,
-            method=method,
+            files=files,
+            method=choice.method,
             network=(network, settings_given or []),
             seen=(shape, classes, mean, std),
             counts=counts,
             as_json=as_json,
         )
         return
-    _refuse(of_function, method, "they are of --method function")
     job = FusionJob(
         models,
         out,
-        method=method,
+        files=files,
+        method=choice.method,
         settings={name: value for name, value in given.items() if value is not None},
         counts=counts,
         held_out=held_out,
@@ -273,54 +274,11 @@ def fuse(
         )
 
 
-def _method(models: list[Path], of_function: dict[str, Any], of_matching: dict[str, Any]) -> str:
-    """The method where none is named."""
-    from fedbayes.tools.evaluation_set import is_program
-    from fedbayes.tools.model_files import read_with_card
-
-    if any(value is not None for value in of_function.values()):
-        return "function"
-    if any(value is not None for value in of_matching.values()):
-        return "gpi-fnm"
-    known = all(is_program(path) or read_with_card(path)[1] is not None for path in models)
-    return "function" if known else "gpi-fnm"
-
-
-def _refuse(options: dict[str, Any], method: str, whose: str) -> None:
-    """See that no option was given that has no effect.
-
-    Raises:
-        ConfigError: one was.
-    """
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise ConfigError(f"{', '.join(given)} have no effect on {method}: {whose}")
-
-
-def _without(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in names}
-
-
-def _averages(method: str, models: list[Path], of_network: list[Any]) -> bool:
-    """Whether networks are averaged as they are, and not as fully connected layers."""
-    from fedbayes.tools.averaging import BY_POSTERIORS
-    from fedbayes.tools.evaluation_set import is_program
-    from fedbayes.tools.model_files import read_with_card
-
-    if method in (*BY_POSTERIORS, "permute"):
-        return True
-    if method != "average":
-        return False
-    if any(value is not None for value in of_network) or is_program(models[0]):
-        return True
-    card = read_with_card(models[0])[1]
-    return card is not None and card.model.get("name", "mlp") != "mlp"
-
-
 def _average(
     models: list[Path],
     out: Path,
     *,
+    files: "ModelFiles",
     method: str,
     network: tuple[str | None, list[str]],
     seen: tuple[str | None, int | None, str | None, str | None],
@@ -336,6 +294,7 @@ def _average(
         models,
         out,
         cast(AveragingMethod, method),
+        files=files,
         network=_network(*network),
         seen=_seen(*seen),
         counts=counts,
@@ -395,6 +354,7 @@ def _fuse_functions(
     models: list[Path],
     out: Path,
     *,
+    files: "ModelFiles",
     network: tuple[str | None, list[str]],
     like: Path | None,
     seen: tuple[str | None, int | None, str | None, str | None],
@@ -424,6 +384,7 @@ def _fuse_functions(
     job = NetworkFusionJob(
         models,
         out,
+        files=files,
         network=_network(*network),
         seen=_seen(*seen),
         like=like,

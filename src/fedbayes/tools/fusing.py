@@ -4,7 +4,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.model_files import (
     WEIGHTS,
+    ModelFiles,
     check_models,
     read_counts,
     read_models,
     read_samples,
-    shared_card,
     write_model,
 )
 
@@ -67,6 +67,8 @@ class FusionJob:
     seed: int = 0
     report: Path | None = None
     picture: Path | None = None
+    files: ModelFiles = field(default_factory=ModelFiles)
+    """Those that were read before."""
 
     def run(self, watch: Callable[[str], None]) -> tuple[Fusion, list["Trial"]]:
         """Read, fuse and write; nothing is written unless all went well.
@@ -88,8 +90,8 @@ class FusionJob:
             if path is not None:
                 writable(path, what, formats)
         check_models(self.models, self.out)
-        models = read_models(self.models)
-        card = shared_card(self.models)
+        models = read_models(self.models, self.files)
+        card = self.files.card(self.models)
         target = None if card is None else card.preprocessing.target
         if self.counts is not None and target is not None and not target.classes:
             raise ModelError(

@@ -37,7 +37,14 @@ from fedbayes.tools.client_sums import sums_of_clients
 from fedbayes.tools.export import program_file
 from fedbayes.tools.frontier import Mark, Scale, plot_frontier
 from fedbayes.tools.fusion_report import PAGES, REPORTS, Outcome, write_report
-from fedbayes.tools.model_files import WEIGHTS, check_models, read_counts, read_samples, write_model
+from fedbayes.tools.model_files import (
+    WEIGHTS,
+    ModelFiles,
+    check_models,
+    read_counts,
+    read_samples,
+    write_model,
+)
 from fedbayes.tools.posterior_files import sent_counts
 from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
 
@@ -85,6 +92,8 @@ class NetworkFusionJob:
     """Of the frontier."""
     state: Path | None = None
     """Where distillation is kept, to go on from."""
+    files: ModelFiles = field(default_factory=ModelFiles)
+    """Those that were read before."""
 
     def run(
         self,
@@ -98,7 +107,7 @@ class NetworkFusionJob:
         """
         widths = self._widths()
         self._check_paths()
-        silos = read_silos(self.models, self.network, self.seen, self.like)
+        silos = read_silos(self.models, self.network, self.seen, self.like, self.files)
         self._check_form(silos)
         prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
         counts, notes = self._counts(silos)
