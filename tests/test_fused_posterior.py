@@ -92,6 +92,19 @@ def test_it_is_fitted_to_the_teacher_on_draws_that_nothing_is_compared_on():
     assert far(with_posterior.double(), target) <= least + 1e-6, "no worse than p = ∞"
 
 
+def test_it_is_said_where_it_changes_nothing():
+    """One network and its copy are as sure as both together."""
+    network = networks()["n0"]
+    clients = {"a": network, "b": network}
+    fusion = fuse_functions(clients, network, INPUTS, counts=[[5, 5, 5]] * 2, settings=WITH)
+    assert any("changes nothing" in note for note in fusion.notes)
+    x = INPUTS.batch(9, 50)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            fusion.calibration.module(x).softmax(-1), network(x).softmax(-1), atol=1e-2, rtol=0
+        )
+
+
 def test_a_program_has_it_and_the_report_says_what_it_did(files, tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 6)).astype(np.float32), rng.integers(3, size=200)

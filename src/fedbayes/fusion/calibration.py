@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from fedbayes.errors import ModelError
 from fedbayes.fusion.draws import CHUNK, Draws
-from fedbayes.fusion.laplace import LastLayer, calibrated, find_last, fitted, last_layer
+from fedbayes.fusion.laplace import PRECISIONS, LastLayer, calibrated, find_last, fitted, last_layer
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.fusion.temperature import Cooled, temperature
 from fedbayes.likelihoods.categorical import Categorical
@@ -36,6 +36,11 @@ class Calibration:
     """KL(teacher ‖ network) in nats, of the network with the posterior, on draws of neither."""
     divergence_cooled: float
     """Likewise, with a temperature alone."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the prior is so strong that the posterior changes nothing."""
+        return self.gaussian.precision == PRECISIONS[-1]
 
 
 def calibrate_last_layer(
