@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from fedbayes.errors import ModelError
 from fedbayes.fusion.draws import CHUNK, Draws
-from fedbayes.fusion.laplace import PRECISIONS, LastLayer, calibrated, find_last, fitted, last_layer
+from fedbayes.fusion.laplace import LastLayer, calibrated, find_last, fitted, last_layer
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.fusion.temperature import Cooled, temperature
 from fedbayes.likelihoods.categorical import Categorical
@@ -18,6 +18,8 @@ FITTED = 4
 """Batches of held-out draws that precision and temperatures are found on."""
 FIRST = 4
 """Held-out batches before them, which networks are compared on."""
+NOTHING = 1e-4
+"""Nats that make no difference."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Calibration:
 
     @property
     def idle(self) -> bool:
-        """Whether the prior is so strong that the posterior changes nothing."""
-        return self.gaussian.precision == PRECISIONS[-1]
+        """Whether the posterior brings the network no nearer to the teacher than a temperature."""
+        return self.divergence > self.divergence_cooled - NOTHING
 
 
 def calibrate_last_layer(

@@ -177,8 +177,8 @@ def fuse_functions(
         seconds["posterior"] = perf_counter() - begin
         if calibration.idle:
             notes.append(
-                "the posterior of the last layer changes nothing: the models together are as sure "
-                "as the fused network, so no prior precision is nearer to them than none"
+                "the posterior of the last layer brings the fused network no nearer to what the "
+                "models say together than a temperature alone: they are as sure as it is"
             )
     return FunctionFusion(
         module.eval(),
