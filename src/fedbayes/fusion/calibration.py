@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch.fx import GraphModule
 
 from fedbayes.errors import ModelError
 from fedbayes.fusion.draws import CHUNK, Draws
-from fedbayes.fusion.laplace import LastLayer, calibrated, find_last, fitted, last_layer
+from fedbayes.fusion.laplace import LARGEST, LastLayer, calibrated, find_last, fitted, last_layer
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.fusion.temperature import Cooled, temperature
 from fedbayes.likelihoods.categorical import Categorical
@@ -18,6 +19,10 @@ FITTED = 4
 """Batches of held-out draws that precision and temperatures are found on."""
 FIRST = 4
 """Held-out batches before them, which networks are compared on."""
+MOST_CLASSES = 200
+"""Classes of a posterior: predictions need covariances of all pairs."""
+MEMORY = 512 * 2**20
+"""Bytes that fitting a whole covariance may hold; larger ones are taken with factors."""
 NOTHING = 1e-4
 """Nats that make no difference."""
 
@@ -70,7 +75,14 @@ def calibrate_last_layer(
     with torch.no_grad():
         kind = teacher.likelihood(teacher(draws.batch(0, CHUNK)[:2]).shape[-1])
     assert isinstance(kind, Categorical)
-    found = last_layer(module, kind, lambda number: draws.batch(number, CHUNK), batches, samples)
+    found = last_layer(
+        module,
+        kind,
+        lambda number: draws.batch(number, CHUNK),
+        batches,
+        samples,
+        kind=_kind(module, draws.batch(0, CHUNK)),
+    )
     held_out = [draws.batch(-1 - FIRST - number, CHUNK) for number in range(FITTED)]
     found, _ = fitted(found, module, teacher, lambda number: held_out[number], FITTED)
     with torch.no_grad():
@@ -78,6 +90,15 @@ def calibrate_last_layer(
     cooled = Cooled(module, temperature(own, said, kind)).eval()
     whole = calibrated(module, found).eval()
     return Calibration(whole, found, samples, cooled, measure(whole), measure(cooled))
+
+
+def _kind(module: nn.Module, x: Tensor) -> Literal["full", "kron"]:
+    """Whole where that is small, and small to fit."""
+    _, linear = find_last(module, x)
+    width, columns = linear.weight.shape
+    weights = width * (columns + (linear.bias is not None))
+    held = 8 * width * weights * FITTED * CHUNK
+    return "full" if weights <= LARGEST and held <= MEMORY else "kron"
 
 
 def check_calibration(
@@ -100,6 +121,11 @@ def check_calibration(
         raise ModelError(
             f"a posterior of the last layer is for a logit of each class (categorical), and these "
             f"outputs are of the likelihood {kind.name}; leave it out"
+        )
+    if kind.outputs > MOST_CLASSES:
+        raise ModelError(
+            f"a posterior of the last layer is for up to {MOST_CLASSES} classes, and there are "
+            f"{kind.outputs}: a prediction needs the covariance of all; leave it out"
         )
     if samples is None:
         raise ModelError(
