@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedbayes.errors import ModelError
+from fedbayes.fusion import calibration
 from fedbayes.fusion.calibration import FIRST, FITTED
 from fedbayes.fusion.draws import CHUNK
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
@@ -149,13 +150,15 @@ def test_mistakes_are_told(files, tmp_path, options, words, capsys, monkeypatch)
     assert set(tmp_path.iterdir()) == before
 
 
-def test_many_classes_have_factors_and_very_many_none():
-    """Memory and time grow with the square of the classes."""
-    torch.manual_seed(0)
-    many = {name: MLP(6, [15], 60).eval() for name in "ab"}
-    counts = torch.ones(2, 60).long()
-    found = fuse_functions(many, many["a"], INPUTS, counts=counts, settings=WITH).calibration
-    assert found.gaussian.left.shape == (60, 60), "960 weights, but 60 times as much for each draw"
+def test_many_classes_have_factors_and_very_many_none(monkeypatch):
+    """Memory of a whole covariance grows with the cube of the classes."""
+    clients = networks()
+    monkeypatch.setattr(calibration, "MEMORY", 8 * 3 * 24 * FITTED * CHUNK)
+    found = fuse_functions(clients, clients["n0"], INPUTS, counts=COUNTS, settings=WITH)
+    assert not found.calibration.gaussian.left.numel()
+    monkeypatch.setattr(calibration, "MEMORY", calibration.MEMORY - 1)
+    found = fuse_functions(clients, clients["n0"], INPUTS, counts=COUNTS, settings=WITH)
+    assert found.calibration.gaussian.left.shape == (3, 3)
     most = {name: MLP(6, [3], 201) for name in "ab"}
     with pytest.raises(ModelError, match="up to 200 classes"):
         fuse_functions(most, most["a"], INPUTS, counts=torch.ones(2, 201).long(), settings=WITH)
