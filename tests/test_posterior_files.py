@@ -77,6 +77,23 @@ def test_such_files_can_be_fused_by_their_weights(client):
         torch.testing.assert_close(tensor, (module.state_dict()[key] + other.state_dict()[key]) / 2)
 
 
+def test_counts_in_them_are_heard_in_function_space(client):
+    folder = client[0]
+    files = [folder / "a.safetensors", folder / "b.safetensors"]
+    for out in files:
+        asked = ("posterior", folder / "m.safetensors", "--data", folder / "data.npz", "-o", out)
+        assert command(*asked, "--mean", "0", "--std", "1") == 0
+    options = ("--method", "function", "--minutes", "0", "--posterior", "last-layer")
+    report = folder / "r.json"
+    assert command("fuse", *files, "-o", folder / "g.pt2", *options, "--report", report) == 0
+    told = json.loads(report.read_text())
+    assert told["posterior"]["samples"] == 80
+    assert told["sent"][1:] == [
+        "counts of samples",
+        "curvatures of their weights, which are not used",
+    ]
+
+
 def test_inputs_are_scaled_as_the_model_says_or_as_is_given(client, capsys):
     folder, module, samples = client
     out, data = folder / "client.safetensors", folder / "data.npz"

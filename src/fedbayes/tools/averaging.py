@@ -69,7 +69,7 @@ class AveragingJob:
 
     def _by_posteriors(self, watch: Callable[[str], object]) -> tuple[Tensors, dict[str, Any]]:
         watch("reading posteriors")
-        found = [read_posterior(path) for path in self.models]
+        found = [read_posterior(path, self.files) for path in self.models]
         cards = [card for _, card in found]
         first = cards[0]
         if first is not None and any(

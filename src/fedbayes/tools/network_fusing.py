@@ -142,8 +142,12 @@ class NetworkFusionJob:
             watch("comparing")
             marks = [scale.fused(fusion, width) for width, fusion in fusions.items()]
             marks += scale.clients(networks)
-        sent = {"their weights": True, "counts of samples": counts is not None}
-        sent["sums of rows"] = bool(self.sums)
+        sent = {
+            "their weights": True,
+            "counts of samples": counts is not None,
+            "sums of rows": bool(self.sums),
+            "curvatures of their weights, which are not used": bool(notes),
+        }
         outcome = Outcome(
             fusions[chosen],
             chosen,
@@ -174,7 +178,7 @@ class NetworkFusionJob:
             ModelError: they are of other classes than the models.
         """
         if self.counts is None:
-            sent = sent_counts(self.models)
+            sent = sent_counts(self.models, self.files)
             return sent, () if sent is None else ("counts of classes are those in the files",)
         counts, known = read_counts(self.counts, self.models), silos.likelihood.target.classes
         if counts.shape[1] in (1, known):
