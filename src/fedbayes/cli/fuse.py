@@ -444,8 +444,8 @@ def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
         Console().print(_frontier(outcome))
     Console().print(
         f"function: {models} models to one of {fusion.parameters:,} parameters in "
-        f"{sum(fusion.seconds.values()):.1f} s, on drawn inputs ({prior.name}: {prior.assumes}); "
-        f"no data\nwrote {', '.join(map(str, written))}",
+        f"{sum(fusion.seconds.values()):.1f} s, on drawn inputs ({prior.name}: {prior.assumes})\n"
+        f"wrote {', '.join(map(str, written))}",
         highlight=False,
         soft_wrap=True,
     )
