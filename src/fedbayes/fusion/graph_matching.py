@@ -1,0 +1,555 @@
+"""Matching of networks of any traced graph: PFNM and GPI-FNM, group by group of units.
+
+The model is that of `fedbayes.matching` on tensors with any axes. Every coordinate of the fused
+network has the prior N(μ0, σ0²) and is observed once by each client that owns the units of all its
+axes; μ0 is 0, `bias_mean` for biases and 1 for scales of normalizations. With f, b and u as in
+`fedbayes.matching.costs`, the objective is
+
+    Σ over coordinates of f(b) u²  +  Σ over groups of the process' terms
+
+An atom is a unit: what it owns and what reads it in all tensors, other axes on global coordinates
+(`fedbayes.fusion.coordinates`). Given all other groups, the part of the objective that one group
+decides is that of `match_layer`, where a client has precision 0 at what it does not own. So no
+sweep over a group raises the objective of the whole; of tensors with the group on two axes one is
+held where it was, and a move after which the objective is higher is undone.
+
+Top down, groups are gone through from the outputs: by the last operation that reads them. Only
+tensors count whose other axes are free or matched, and a client observes zeros between its units
+and those of other groups that it does not own, as published for fully connected networks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbayes.errors import ModelError
+from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
+from fedbayes.fusion.donors import Donor, find_donors
+from fedbayes.fusion.widths import computes, recorded
+from fedbayes.matching import MatchingSettings, match_layer
+from fedbayes.matching.network import class_shares
+from fedbayes.matching.passes import Passes
+from fedbayes.models.resize import Placed, placed, widened, with_weights
+from fedbayes.models.steps import Steps, kind
+from fedbayes.models.units import Group
+from fedbayes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class GroupMatching:
+    """The matching of one group of units."""
+
+    layer: str
+    """The first layer that makes them."""
+    places: Places
+    """Which global units the clients' units are."""
+    fixed: str
+    """Why their number stays that of each client; empty if it does not."""
+    seconds: float
+    """Time that it took."""
+
+    @property
+    def members(self) -> Indices:
+        """Clients that share each global unit [J]."""
+        return members_of(self.places)
+
+
+@dataclass(frozen=True)
+class GraphMatching:
+    """A fused network and how it came about."""
+
+    module: nn.Module
+    """The fused network, in evaluation mode."""
+    groups: list[GroupMatching]
+    """Of all groups but the outputs, from inputs to outputs."""
+    objective: list[float]
+    """Twice the objective of the whole network, at the start and after every pass."""
+    notes: tuple[str, ...]
+    """What a user should know: what could not be matched, and why."""
+    settings: MatchingSettings
+    seconds: float
+
+    @property
+    def parameters(self) -> int:
+        """Scalars of the fused network."""
+        return sum(tensor.numel() for tensor in self.module.state_dict().values())
+
+    @property
+    def wider(self) -> bool:
+        """Whether some group has more units than in the first network."""
+        return any(group.places.size > len(group.places.of[0]) for group in self.groups)
+
+
+def match_graph(
+    clients: Mapping[str, nn.Module],
+    settings: MatchingSettings,
+    example: Tensor,
+    *,
+    counts: Array | None = None,
+    seed: int = 0,
+    watch: Callable[[str], None] | None = None,
+) -> GraphMatching:
+    """Fuse networks of one graph, of any widths, by matching their units.
+
+    A group keeps its number of units, and these only change places, where the number counts
+    (layer and group normalization), where units can be exchanged with some others alone, and where
+    the network's own code bears no other number. What belongs to no group (an LSTM, say) is the
+    mean of the clients', weight by weight. Running statistics are the means over owners.
+
+    Args:
+        clients: their networks by name.
+        settings: of the matching; the same numbers on fully connected networks as
+            `match_networks`.
+        example: a batch of at least two inputs as the networks see them.
+        counts: training samples of each client and class [S, K]; see `match_networks`.
+        seed: of the order of clients in sweeps.
+        watch: called with what is being done.
+
+    Raises:
+        ModelError: the networks are not of one graph, their widths differ where they may not,
+            there is nothing to match, or the counts do not fit.
+    """
+    begin = perf_counter()
+    names = list(clients)
+    like = next(iter(clients.values()), None)
+    if like is None:
+        raise ModelError("there are no networks to match")
+    own, donors = _of_one_graph(clients, like, example)
+    work = _Graph(own, donors, names, settings, counts, _fixed(own, like, example))
+    found = work.best(seed, watch or (lambda _: None))
+    module = work.assemble(like, found.layers, example)
+    groups = [
+        GroupMatching(work.coordinates.layers[number], places, work.fixed[number], spent)
+        for number, places, spent in zip(work.order, found.layers, found.seconds, strict=True)
+    ]
+    seconds = perf_counter() - begin
+    return GraphMatching(module, groups, found.objective, work.notes(), settings, seconds)
+
+
+def _of_one_graph(
+    clients: Mapping[str, nn.Module], like: nn.Module, example: Tensor
+) -> tuple[Donor, list[Donor]]:
+    """The first network and all of them, as they were traced.
+
+    Raises:
+        ModelError: they are not of one graph, or hold values that are not finite.
+    """
+    own, donors = find_donors(list(clients.values()), like, example, lambda _: None)
+    known = {donor.client for donor in donors}
+    for number, name in enumerate(clients):
+        if number not in known:
+            raise ModelError(
+                f"{name} computes otherwise than {next(iter(clients))}, and only networks of one "
+                "graph are matched; fuse them by --method function"
+            )
+        for tensor, values in donors[number].tensors.items():
+            if not bool(torch.isfinite(values).all()):
+                raise ModelError(f"the values {tensor!r} of {name} are not all finite")
+    return own, donors
+
+
+def _fixed(own: Donor, like: nn.Module, example: Tensor) -> dict[str, str]:
+    """Of each group, why its number of units stays; empty if it need not."""
+    found = {}
+    for layer, group in own.groups.items():
+        twice = widened(group.count, group.cells, 2)
+        if group.norms:
+            found[layer] = f"group normalization {group.norms[0]!r} counts its units"
+        elif len(set(group.cells)) > 1:
+            found[layer] = "its units can be exchanged with some others alone"
+        elif group.mixed or group.frozen_readers:
+            found[layer] = group.whole_because
+        elif not group.output and not computes(like, [(group, twice)], example):
+            found[layer] = "the network's own code bears no other number"
+        else:
+            found[layer] = ""
+    return found
+
+
+class _Graph(Passes[Places]):
+    """Networks of one graph, and what follows from a matching of their groups.
+
+    Args:
+        own: the first network.
+        donors: all of them.
+        names: of them.
+        settings: of the matching.
+        counts: training samples of each client and class, or none.
+        fixed: why groups keep their number of units, by layer.
+    """
+
+    def __init__(
+        self,
+        own: Donor,
+        donors: Sequence[Donor],
+        names: Sequence[str],
+        settings: MatchingSettings,
+        counts: Array | None,
+        fixed: Mapping[str, str],
+    ) -> None:
+        self.own = own
+        self.coordinates = coordinates = Coordinates(donors, names)
+        self.fixed = [fixed[layer] for layer in coordinates.layers]
+        self.order = self._order()
+        """Groups from inputs to outputs, by the last operation that reads them."""
+        super().__init__(len(self.order), settings)
+        self.clients = len(donors)
+        self.shares = self._shares(counts)
+        self._check(names)
+        self.means = _prior_means(own.steps, settings.bias_mean)
+        """Of tensors whose prior mean is not 0."""
+        self.axes: list[list[Key]] = [
+            [(axis.tensor, axis.axis) for axis in (*group.owned, *group.readers)]
+            for group in own.groups.values()
+        ]
+        """By group, axes of tensors that its units are on."""
+        keys = [key for group in self.order for key in self.axes[group]]
+        self.tensors = list(dict.fromkeys(tensor for tensor, _ in keys))
+        """Parameters that matched units are on."""
+        self.twice = {
+            g for g in self.order if len({t for t, _ in self.axes[g]}) < len(self.axes[g])
+        }
+        """Groups that a tensor has on two axes."""
+
+    def match(
+        self,
+        depth: int,
+        layers: Sequence[Places | None],
+        rng: np.random.Generator,
+        joint: bool,
+    ) -> Places:
+        """Match one group given those that have places, cell by cell."""
+        group, current = self.order[depth], layers[depth]
+        matched = self._by_group(layers)
+        found = current
+        for cell in dict.fromkeys(self.own_group(group).cells):
+            start = None if current is None else self._within(group, cell, current)
+            assignments = self._match(group, cell, matched, rng, joint, start)
+            found = self._placing(group, cell, found, assignments)
+        assert found is not None
+        if current is not None and group in self.twice:
+            moved = [found if at == depth else places for at, places in enumerate(layers)]
+            if self._total(moved) > self._total(layers):
+                return current
+        return found
+
+    def value(self, layers: Sequence[Places]) -> float:
+        """Twice the objective of the whole network; see the head of this file."""
+        return self._total(layers)
+
+    def assemble(self, like: nn.Module, layers: Sequence[Places], example: Tensor) -> nn.Module:
+        """The fused network, as `match_networks` has it of fully connected ones.
+
+        As published, weights are posterior means; after alternating, means over the clients that
+        own all axes' units, and those that make outputs are sums over owners by class share.
+
+        Raises:
+            ModelError: the network's own code does not bear these widths.
+        """
+        matched = self._by_group(layers)
+        units = [
+            (self.own_group(number), self._stand_ins(number, places))
+            for number, places in zip(self.order, layers, strict=True)
+        ]
+        if not computes(like, units, example):
+            sizes = ", ".join(f"{group.layer}: {len(order)}" for group, order in units)
+            raise ModelError(f"the network's own code does not bear these widths together: {sizes}")
+        there = placed(units)
+        fresh: Tensors = {}
+        for name, old in self.own.tensors.items():
+            values = self._assembled(name, matched)
+            for axis, place in there.get(name, {}).items():
+                values = values.take(self._standing((name, axis), place, matched), axis=axis)
+            fresh[name] = torch.from_numpy(values).to(old.dtype)
+        module = with_weights(like, fresh)
+        recorded(self.own, module, units, example)
+        return module
+
+    def own_group(self, number: int) -> Group:
+        """A group of the first network."""
+        return self.coordinates.groups[number][0]
+
+    def notes(self) -> tuple[str, ...]:
+        """What could not be matched, and why."""
+        found = []
+        for number in self.order:
+            if self.fixed[number]:
+                group = self.own_group(number)
+                found.append(f"{group.layer} keeps its {group.count} units: {self.fixed[number]}")
+        for name, reason in self.own.steps.units().untouched.items():
+            found.append(
+                f"{name} is the mean of the models', in the order that it has, which fits models "
+                f"of one start: {reason}"
+            )
+        return tuple(found)
+
+    def _order(self) -> list[int]:
+        steps, last = self.own.steps, dict[str, int]()
+        for node in steps.nodes:
+            for used in node.all_input_nodes:
+                if used in steps.names:
+                    last[steps.names[used]] = steps.place[node]
+        found = []
+        for number, group in enumerate(self.own.groups.values()):
+            if not group.output:
+                axes = group.readers or group.owned
+                found.append((max(last.get(axis.tensor, 0) for axis in axes), number))
+        return [number for _, number in sorted(found)]
+
+    def _shares(self, counts: Array | None) -> dict[int, Array]:
+        """By group of outputs, each client's share of what is known of each output [S, K]."""
+        found = {}
+        for number in sorted(self.coordinates.outputs):
+            outputs = self.own_group(number).count
+            if counts is not None and (
+                len(counts) != self.clients or counts.shape[1] not in (1, outputs)
+            ):
+                raise ModelError(
+                    f"the counts are of shape {counts.shape}; {(self.clients, outputs)} is wanted: "
+                    "a row for each network, a column for each class"
+                )
+            if counts is not None and not (np.isfinite(counts).all() and (counts >= 0).all()):
+                raise ModelError("counts must be finite and at least 0")
+            wide = None if counts is None else np.broadcast_to(counts, (self.clients, outputs))
+            found[number] = class_shares(wide, self.clients, outputs)
+        return found
+
+    def _check(self, names: Sequence[str]) -> None:
+        """See that there is something to match, and that fixed groups are of one width.
+
+        Raises:
+            ModelError: they are not.
+        """
+        if not self.order:
+            why = "; ".join(f"{n}: {w}" for n, w in self.own.steps.units().untouched.items())
+            raise ModelError(
+                f"{names[0]} has no units that could be matched" + (why and f" ({why})")
+            )
+        for number in self.order:
+            first = self.own_group(number)
+            for name, group in zip(names, self.coordinates.groups[number], strict=True):
+                if self.fixed[number] and group.cells != first.cells:
+                    raise ModelError(
+                        f"{name} has {group.count} units in {first.layer!r} and {names[0]} has "
+                        f"{first.count}, which must agree: {self.fixed[number]}"
+                    )
+
+    def _by_group(self, layers: Sequence[Places | None]) -> list[Places | None]:
+        """Places by number of the group; outputs are where they are."""
+        found: list[Places | None] = [None] * len(self.coordinates.layers)
+        for number in self.coordinates.outputs:
+            group = self.own_group(number)
+            found[number] = Places((np.arange(group.count),) * self.clients, np.array(group.cells))
+        for number, places in zip(self.order, layers, strict=True):
+            found[number] = places
+        return found
+
+    def _match(
+        self,
+        group: int,
+        cell: int,
+        matched: Matched,
+        rng: np.random.Generator,
+        joint: bool,
+        start: Sequence[Indices] | None,
+    ) -> Sequence[Indices]:
+        """Match the units of a cell; of each client, which of the cell's global units they are."""
+        settings, objective = self.settings, self.settings.objective
+        if settings.alternations and settings.start_gamma and not joint:
+            objective = replace(objective, gamma=settings.start_gamma)
+        keys = [key for key in self.axes[group] if self._counts(key, group, cell, matched)]
+        if not keys:  # nothing tells units apart before the groups below are matched
+            sizes = [len(self.coordinates.units(s, group, cell)) for s in range(self.clients)]
+            return [np.arange(size) for size in sizes]
+        atoms = [
+            np.hstack([self.coordinates.slices(s, key, group, cell, matched) for key in keys])
+            for s in range(self.clients)
+        ]
+        precisions = np.array(
+            [
+                np.concatenate([self._beside(s, key, group, cell, matched, joint) for key in keys])
+                for s in range(self.clients)
+            ]
+        )
+        sizes = [len(self._beside(0, key, group, cell, matched, joint)) for key in keys]
+        return match_layer(
+            atoms,
+            precisions,
+            prior_mean=np.repeat([self.means.get(name, 0.0) for name, _ in keys], sizes),
+            prior_precision=np.full(precisions.shape[1], settings.sigma0**-2),
+            objective=objective,
+            iterations=1 if start else settings.iterations,
+            rng=rng,
+            start=start,
+            growing=not self.fixed[group],
+        ).assignments
+
+    def _counts(self, key: Key, group: int, cell: int, matched: Matched) -> bool:
+        """Whether a tensor tells something of units whose other axes have places."""
+        others = (other for other in self.coordinates.keys(key[0]) if other != key)
+        known = all(matched[g] is not None for other in others for g in self.coordinates.on(other))
+        return known and self.coordinates.per_unit(key, group, cell) > 0
+
+    def _beside(
+        self, client: int, key: Key, group: int, cell: int, matched: Matched, joint: bool
+    ) -> Array:
+        """Precision of what a unit has in a tensor, as `Coordinates.slices` has it."""
+        found = np.ones(self.coordinates.per_unit(key, group, cell))
+        for other in self.coordinates.keys(key[0]):
+            if other != key:
+                found = np.multiply.outer(found, self._observed(client, other, matched, joint))
+        return found.ravel() / self.settings.sigma**2
+
+    def _observed(self, client: int, key: Key, matched: Matched, joint: bool) -> Array:
+        """How much a client observes on a global axis: 1, its class share, or nothing [size].
+
+        Unless joint, one that owns the units which a tensor reads observes zeros to all others.
+        """
+        starts, size = self.coordinates.starts(key, matched)
+        reads = any(other in self.coordinates.readers for other in self.coordinates.keys(key[0]))
+        found = np.ones(size)
+        for group, begin in starts.items():
+            places = matched[group]
+            assert places is not None
+            if group in self.shares:
+                values = self.shares[group][client] * (self.clients if joint else 1)
+            elif joint or not reads or key in self.coordinates.readers:
+                values = places.owned(client)
+            else:
+                continue
+            lengths = self.coordinates.lengths(key, group, places)
+            end = begin[-1] + lengths[-1] if len(begin) else 0
+            found[begin[0] : end] = np.repeat(values, lengths)
+        return found
+
+    def _sums(self, name: str, matched: Matched, joint: bool) -> tuple[Array, Array]:
+        """Sums of precision times what is observed, less its prior mean, and of precision."""
+        keys, mean = self.coordinates.keys(name), self.means.get(name, 0.0)
+        shape = [self.coordinates.starts(key, matched)[1] for key in keys]
+        sums, precisions = np.zeros(shape), np.zeros(shape)
+        for client in range(self.clients):
+            q = np.full(shape, self.settings.sigma**-2)
+            for key in keys:
+                q *= _along(self._observed(client, key, matched, joint), key[1], len(shape))
+            sums += q * (self.coordinates.placed(client, name, matched) - mean)
+            precisions += q
+        return sums, precisions
+
+    def _assembled(self, name: str, matched: Matched) -> Array:
+        """A tensor of the fused network, on global coordinates."""
+        if not self.own.tensors[name].is_floating_point():
+            return self.coordinates.placed(0, name, matched)
+        prior, joint = self.settings.sigma0**-2, self.settings.alternations > 0
+        if name not in self.tensors:  # of outputs alone, or of no units; or running statistics
+            prior, joint = 0.0, True
+        elif joint:
+            prior = 0.0
+        sums, precisions = self._sums(name, matched, joint)
+        if joint and name in self.tensors:
+            precisions = self._of_outputs(name, matched, precisions)
+        return self.means.get(name, 0.0) + np.divide(
+            sums, precisions + prior, out=np.zeros_like(sums), where=precisions > 0
+        )
+
+    def _of_outputs(self, name: str, matched: Matched, precisions: Array) -> Array:
+        """What the sums of a tensor are divided by: that of all clients where it makes outputs."""
+        for key in self.coordinates.keys(name):
+            groups = self.coordinates.on(key)
+            if groups and key not in self.coordinates.readers and set(groups) <= set(self.shares):
+                of_all = sum(
+                    self._observed(s, key, matched, joint=True) for s in range(self.clients)
+                )
+                along = _along(np.asarray(of_all), key[1], precisions.ndim)
+                return np.broadcast_to(along / self.settings.sigma**2, precisions.shape)
+        return precisions
+
+    def _process(self, number: int, places: Places) -> float:
+        """The terms of the process, of each cell on its own."""
+        members, total = members_of(places), 0.0
+        for cell in np.unique(places.cells):
+            here = places.cells == cell
+            owners = np.concatenate(
+                [
+                    np.full(int((members[of] == 1)[here[of]].sum()), s)
+                    for s, of in enumerate(places.of)
+                ]
+            )
+            total += self.settings.objective.process(members[here], owners, self.clients)
+        return total
+
+    def _total(self, layers: Sequence[Places | None]) -> float:
+        matched = self._by_group(layers)
+        objective, prior = self.settings.objective, np.array(self.settings.sigma0**-2)
+        total = 0.0
+        for name in self.tensors:
+            sums, precisions = self._sums(name, matched, joint=True)
+            total += float((objective.curvature(precisions, prior) * sums**2).sum())
+        return total + sum(
+            self._process(number, places)
+            for number, places in zip(self.order, layers, strict=True)
+            if places is not None
+        )
+
+    def _within(self, group: int, cell: int, places: Places) -> list[Indices]:
+        """Of each client, which of a cell's global units its units there are."""
+        here = np.flatnonzero(places.cells == cell)
+        return [
+            np.searchsorted(here, places.of[s][self.coordinates.units(s, group, cell)])
+            for s in range(self.clients)
+        ]
+
+    def _placing(
+        self, group: int, cell: int, before: Places | None, assignments: Sequence[Indices]
+    ) -> Places:
+        """Places of a group's units with those of one cell changed."""
+        if not self.fixed[group]:  # there is one cell
+            size = 1 + max(int(own.max()) for own in assignments)
+            return Places(tuple(assignments), np.full(size, cell))
+        cells = np.array(self.own_group(group).cells)
+        here, changed = np.flatnonzero(cells == cell), []
+        for client, own in enumerate(assignments):
+            of = np.arange(len(cells)) if before is None else before.of[client].copy()
+            of[self.coordinates.units(client, group, cell)] = here[own]
+            changed.append(of)
+        return Places(tuple(changed), cells)
+
+    def _stand_ins(self, group: int, places: Places) -> list[int]:
+        """The first network's units in whose places global ones stand."""
+        count = self.own_group(group).count
+        return [unit * count // places.size for unit in range(places.size)]
+
+    def _standing(self, key: Key, place: Placed, matched: Matched) -> Indices:
+        """Where on the global axis is what stands at each entry of the fused network's axis."""
+        starts, _ = self.coordinates.starts(key, matched)
+        found = self.coordinates.positions(0, key, matched)[place.entry.numpy()]
+        group, slot, rank = (part.numpy() for part in (place.group, place.slot, place.rank))
+        for at, number in enumerate(self.order):
+            if (here := group == at).any():
+                found[here] = starts[number][slot[here]] + rank[here]
+        return found
+
+
+def members_of(places: Places) -> Indices:
+    """Clients that share each global unit [J]."""
+    members: Indices = np.bincount(np.concatenate(places.of), minlength=places.size)
+    return members
+
+
+def _prior_means(steps: Steps, bias_mean: float) -> dict[str, float]:
+    """Of tensors whose prior mean is not 0: scales of normalizations, and biases."""
+    found = {}
+    for node in steps.nodes:
+        norm = kind(node).endswith("norm")
+        name = steps.tensor(node, "weight" if norm else "bias")
+        if name is not None:
+            found[name] = 1.0 if norm else bias_mean
+    return found
+
+
+def _along(values: Array, axis: int, ndim: int) -> Array:
+    """Values of an axis, shaped to multiply an array."""
+    return values.reshape([-1 if at == axis else 1 for at in range(ndim)])
