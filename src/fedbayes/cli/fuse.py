@@ -30,11 +30,11 @@ def fuse(
         typer.Option(
             "--method",
             "-m",
-            help="function (what networks say, any kind of them), gpi-fnm or pfnm (matched neurons "
-            "of fully connected ones), regmean, fisher or kfac (averages by files of fedbayes "
-            "posterior), permute (average of units in one order), combined, or average. Default: "
-            "function, where what goes into the networks is known from their files or --shape; "
-            "else gpi-fnm.",
+            help="function (what networks say, any kind of them), match (matched units of networks "
+            "of one graph), gpi-fnm or pfnm (of fully connected ones), regmean, fisher or kfac "
+            "(averages by files of fedbayes posterior), permute (average of units in one order), "
+            "combined, or average. Default: function, where what goes into the networks is known "
+            "from their files or --shape; else gpi-fnm.",
         ),
     ] = None,
     counts: Annotated[
@@ -219,11 +219,28 @@ def fuse(
             as_json=as_json,
         )
         return
+    if _matches(method, models, [of_function[name] for name in of_network]):
+        selecting = ("--select", "--grid", "--max-neurons")
+        others = {name: of_matching[name] for name in (*selecting, "--alpha", "--c")}
+        _refuse(others | _without(of_function, of_network), "match", "they are of other methods")
+        _match(
+            models,
+            out,
+            network=(network, settings_given or []),
+            seen=(shape, classes, mean, std),
+            settings={name: value for name, value in given.items() if value is not None},
+            counts=counts,
+            seed=seed,
+            report=report,
+            picture=picture,
+            as_json=as_json,
+        )
+        return
     _refuse(of_function, method, "they are of --method function")
     job = FusionJob(
         models,
         out,
-        method=method,
+        method="gpi-fnm" if method == "match" else method,
         settings={name: value for name, value in given.items() if value is not None},
         counts=counts,
         held_out=held_out,
@@ -300,6 +317,61 @@ def _averages(method: str, models: list[Path], of_network: list[Any]) -> bool:
         return True
     card = read_with_card(models[0])[1]
     return card is not None and card.model.get("name", "mlp") != "mlp"
+
+
+def _matches(method: str, models: list[Path], of_network: list[Any]) -> bool:
+    """Whether networks are matched on their graph, and not as fully connected layers."""
+    if method != "match":
+        return False
+    if any(value is not None for value in of_network):
+        return True
+    from fedbayes.tools.graph_fusing import all_dense
+
+    return not all_dense(models)
+
+
+def _match(
+    models: list[Path],
+    out: Path,
+    *,
+    network: tuple[str | None, list[str]],
+    seen: tuple[str | None, int | None, str | None, str | None],
+    settings: dict[str, Any],
+    counts: Path | None,
+    seed: int,
+    report: Path | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Match networks of one graph, and tell of it."""
+    from fedbayes.tools.graph_fusing import GraphFusionJob, sizes, summary
+
+    job = GraphFusionJob(
+        models,
+        out,
+        settings,
+        network=_network(*network),
+        seen=_seen(*seen),
+        counts=counts,
+        seed=seed,
+        report=report,
+        picture=picture,
+    )
+    console = rich.get_console()
+    with console.status("reading") as status:
+        matching = job.run(status.update)
+    if as_json:
+        print(json.dumps(summary(matching)))
+        return
+    for note in matching.notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    written = ", ".join(str(path) for path in (out, report, picture) if path is not None)
+    Console().print(
+        f"match: {len(models)} models to one with units of {sizes(matching)}, "
+        f"{matching.parameters:,} parameters, in {matching.seconds:.2f} s\nwrote {written}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _average(

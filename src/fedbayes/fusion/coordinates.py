@@ -39,6 +39,12 @@ class Places:
         """Number of global units, J."""
         return len(self.cells)
 
+    @property
+    def members(self) -> Indices:
+        """Clients that share each global unit [J]."""
+        members: Indices = np.bincount(np.concatenate(self.of), minlength=self.size)
+        return members
+
     def owned(self, client: int) -> Array:
         """1 for the client's global units, 0 for others [J]."""
         owned = np.zeros(self.size)

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from fedbayes.errors import ModelError
 from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
 from fedbayes.fusion.donors import Donor, find_donors
+from fedbayes.fusion.evidence import Evidence
 from fedbayes.fusion.widths import computes, recorded
 from fedbayes.matching import MatchingSettings, match_layer
-from fedbayes.matching.network import class_shares
 from fedbayes.matching.passes import Passes
 from fedbayes.models.resize import Placed, placed, widened, with_weights
-from fedbayes.models.steps import Steps, kind
+from fedbayes.models.steps import clean
 from fedbayes.models.units import Group
 from fedbayes.tensors import Tensors
 
@@ -55,7 +55,7 @@ class GroupMatching:
     @property
     def members(self) -> Indices:
         """Clients that share each global unit [J]."""
-        return members_of(self.places)
+        return self.places.members
 
 
 @dataclass(frozen=True)
@@ -138,18 +138,28 @@ def _of_one_graph(
     Raises:
         ModelError: they are not of one graph, or hold values that are not finite.
     """
+    for name, client in clients.items():
+        for tensor, values in clean(client).items():
+            if not bool(torch.isfinite(values).all()):
+                raise ModelError(f"the values {tensor!r} of {name} are not all finite")
     own, donors = find_donors(list(clients.values()), like, example, lambda _: None)
     known = {donor.client for donor in donors}
     for number, name in enumerate(clients):
         if number not in known:
             raise ModelError(
                 f"{name} computes otherwise than {next(iter(clients))}, and only networks of one "
-                "graph are matched; fuse them by --method function"
+                "graph are matched; --method function fuses any"
             )
-        for tensor, values in donors[number].tensors.items():
-            if not bool(torch.isfinite(values).all()):
-                raise ModelError(f"the values {tensor!r} of {name} are not all finite")
-    return own, donors
+    return _used(own), [_used(donor) for donor in donors]
+
+
+def _used(donor: Donor) -> Donor:
+    """A network with the tensors alone that the operations name; others stay as they are.
+
+    One that layers share has one name of several.
+    """
+    names = set(donor.steps.names.values())
+    return replace(donor, tensors={n: t for n, t in donor.tensors.items() if n in names})
 
 
 def _fixed(own: Donor, like: nn.Module, example: Tensor) -> dict[str, str]:
@@ -198,10 +208,8 @@ class _Graph(Passes[Places]):
         """Groups from inputs to outputs, by the last operation that reads them."""
         super().__init__(len(self.order), settings)
         self.clients = len(donors)
-        self.shares = self._shares(counts)
         self._check(names)
-        self.means = _prior_means(own.steps, settings.bias_mean)
-        """Of tensors whose prior mean is not 0."""
+        self.evidence = Evidence(coordinates, settings, counts)
         self.axes: list[list[Key]] = [
             [(axis.tensor, axis.axis) for axis in (*group.owned, *group.readers)]
             for group in own.groups.values()
@@ -260,8 +268,14 @@ class _Graph(Passes[Places]):
             raise ModelError(f"the network's own code does not bear these widths together: {sizes}")
         there = placed(units)
         fresh: Tensors = {}
+        joint = self.settings.alternations > 0
         for name, old in self.own.tensors.items():
-            values = self._assembled(name, matched)
+            if not old.is_floating_point():
+                values = self.coordinates.placed(0, name, matched)
+            elif name in self.tensors:
+                values = self.evidence.combined(name, matched, joint)
+            else:
+                values = self.evidence.averaged(name, matched)
             for axis, place in there.get(name, {}).items():
                 values = values.take(self._standing((name, axis), place, matched), axis=axis)
             fresh[name] = torch.from_numpy(values).to(old.dtype)
@@ -275,19 +289,26 @@ class _Graph(Passes[Places]):
 
     def notes(self) -> tuple[str, ...]:
         """What could not be matched, and why."""
-        found = []
+        found: list[str] = []
         for number in self.order:
             if self.fixed[number]:
                 group = self.own_group(number)
                 found.append(f"{group.layer} keeps its {group.count} units: {self.fixed[number]}")
         for name, reason in self.own.steps.units().untouched.items():
+            if name not in self.own.tensors:
+                continue
             found.append(
                 f"{name} is the mean of the models', in the order that it has, which fits models "
                 f"of one start: {reason}"
             )
+        if not self.evidence.shares:
+            found.append(
+                "the outputs could not be followed, so that counts of classes tell nothing"
+            )
         return tuple(found)
 
     def _order(self) -> list[int]:
+        """Groups but the outputs, by the last operation that reads them."""
         steps, last = self.own.steps, dict[str, int]()
         for node in steps.nodes:
             for used in node.all_input_nodes:
@@ -299,24 +320,6 @@ class _Graph(Passes[Places]):
                 axes = group.readers or group.owned
                 found.append((max(last.get(axis.tensor, 0) for axis in axes), number))
         return [number for _, number in sorted(found)]
-
-    def _shares(self, counts: Array | None) -> dict[int, Array]:
-        """By group of outputs, each client's share of what is known of each output [S, K]."""
-        found = {}
-        for number in sorted(self.coordinates.outputs):
-            outputs = self.own_group(number).count
-            if counts is not None and (
-                len(counts) != self.clients or counts.shape[1] not in (1, outputs)
-            ):
-                raise ModelError(
-                    f"the counts are of shape {counts.shape}; {(self.clients, outputs)} is wanted: "
-                    "a row for each network, a column for each class"
-                )
-            if counts is not None and not (np.isfinite(counts).all() and (counts >= 0).all()):
-                raise ModelError("counts must be finite and at least 0")
-            wide = None if counts is None else np.broadcast_to(counts, (self.clients, outputs))
-            found[number] = class_shares(wide, self.clients, outputs)
-        return found
 
     def _check(self, names: Sequence[str]) -> None:
         """See that there is something to match, and that fixed groups are of one width.
@@ -371,15 +374,17 @@ class _Graph(Passes[Places]):
         ]
         precisions = np.array(
             [
-                np.concatenate([self._beside(s, key, group, cell, matched, joint) for key in keys])
+                np.concatenate(
+                    [self.evidence.of_units(s, key, group, cell, matched, joint) for key in keys]
+                )
                 for s in range(self.clients)
             ]
         )
-        sizes = [len(self._beside(0, key, group, cell, matched, joint)) for key in keys]
+        sizes = [len(self.evidence.of_units(0, key, group, cell, matched, joint)) for key in keys]
         return match_layer(
             atoms,
             precisions,
-            prior_mean=np.repeat([self.means.get(name, 0.0) for name, _ in keys], sizes),
+            prior_mean=np.repeat([self.evidence.mean(name) for name, _ in keys], sizes),
             prior_precision=np.full(precisions.shape[1], settings.sigma0**-2),
             objective=objective,
             iterations=1 if start else settings.iterations,
@@ -394,105 +399,14 @@ class _Graph(Passes[Places]):
         known = all(matched[g] is not None for other in others for g in self.coordinates.on(other))
         return known and self.coordinates.per_unit(key, group, cell) > 0
 
-    def _beside(
-        self, client: int, key: Key, group: int, cell: int, matched: Matched, joint: bool
-    ) -> Array:
-        """Precision of what a unit has in a tensor, as `Coordinates.slices` has it."""
-        found = np.ones(self.coordinates.per_unit(key, group, cell))
-        for other in self.coordinates.keys(key[0]):
-            if other != key:
-                found = np.multiply.outer(found, self._observed(client, other, matched, joint))
-        return found.ravel() / self.settings.sigma**2
-
-    def _observed(self, client: int, key: Key, matched: Matched, joint: bool) -> Array:
-        """How much a client observes on a global axis: 1, its class share, or nothing [size].
-
-        Unless joint, one that owns the units which a tensor reads observes zeros to all others.
-        """
-        starts, size = self.coordinates.starts(key, matched)
-        reads = any(other in self.coordinates.readers for other in self.coordinates.keys(key[0]))
-        found = np.ones(size)
-        for group, begin in starts.items():
-            places = matched[group]
-            assert places is not None
-            if group in self.shares:
-                values = self.shares[group][client] * (self.clients if joint else 1)
-            elif joint or not reads or key in self.coordinates.readers:
-                values = places.owned(client)
-            else:
-                continue
-            lengths = self.coordinates.lengths(key, group, places)
-            end = begin[-1] + lengths[-1] if len(begin) else 0
-            found[begin[0] : end] = np.repeat(values, lengths)
-        return found
-
-    def _sums(self, name: str, matched: Matched, joint: bool) -> tuple[Array, Array]:
-        """Sums of precision times what is observed, less its prior mean, and of precision."""
-        keys, mean = self.coordinates.keys(name), self.means.get(name, 0.0)
-        shape = [self.coordinates.starts(key, matched)[1] for key in keys]
-        sums, precisions = np.zeros(shape), np.zeros(shape)
-        for client in range(self.clients):
-            q = np.full(shape, self.settings.sigma**-2)
-            for key in keys:
-                q *= _along(self._observed(client, key, matched, joint), key[1], len(shape))
-            sums += q * (self.coordinates.placed(client, name, matched) - mean)
-            precisions += q
-        return sums, precisions
-
-    def _assembled(self, name: str, matched: Matched) -> Array:
-        """A tensor of the fused network, on global coordinates."""
-        if not self.own.tensors[name].is_floating_point():
-            return self.coordinates.placed(0, name, matched)
-        prior, joint = self.settings.sigma0**-2, self.settings.alternations > 0
-        if name not in self.tensors:  # of outputs alone, or of no units; or running statistics
-            prior, joint = 0.0, True
-        elif joint:
-            prior = 0.0
-        sums, precisions = self._sums(name, matched, joint)
-        if joint and name in self.tensors:
-            precisions = self._of_outputs(name, matched, precisions)
-        return self.means.get(name, 0.0) + np.divide(
-            sums, precisions + prior, out=np.zeros_like(sums), where=precisions > 0
-        )
-
-    def _of_outputs(self, name: str, matched: Matched, precisions: Array) -> Array:
-        """What the sums of a tensor are divided by: that of all clients where it makes outputs."""
-        for key in self.coordinates.keys(name):
-            groups = self.coordinates.on(key)
-            if groups and key not in self.coordinates.readers and set(groups) <= set(self.shares):
-                of_all = sum(
-                    self._observed(s, key, matched, joint=True) for s in range(self.clients)
-                )
-                along = _along(np.asarray(of_all), key[1], precisions.ndim)
-                return np.broadcast_to(along / self.settings.sigma**2, precisions.shape)
-        return precisions
-
-    def _process(self, number: int, places: Places) -> float:
-        """The terms of the process, of each cell on its own."""
-        members, total = members_of(places), 0.0
-        for cell in np.unique(places.cells):
-            here = places.cells == cell
-            owners = np.concatenate(
-                [
-                    np.full(int((members[of] == 1)[here[of]].sum()), s)
-                    for s, of in enumerate(places.of)
-                ]
-            )
-            total += self.settings.objective.process(members[here], owners, self.clients)
-        return total
-
     def _total(self, layers: Sequence[Places | None]) -> float:
         matched = self._by_group(layers)
         objective, prior = self.settings.objective, np.array(self.settings.sigma0**-2)
         total = 0.0
         for name in self.tensors:
-            sums, precisions = self._sums(name, matched, joint=True)
+            sums, precisions = self.evidence.sums(name, matched, joint=True)
             total += float((objective.curvature(precisions, prior) * sums**2).sum())
-        return total + sum(
-            self._process(number, places)
-            for number, places in zip(self.order, layers, strict=True)
-            if places is not None
-        )
+        return total + sum(self.evidence.process(p) for p in layers if p is not None)
 
     def _within(self, group: int, cell: int, places: Places) -> list[Indices]:
         """Of each client, which of a cell's global units its units there are."""
@@ -525,31 +439,9 @@ class _Graph(Passes[Places]):
     def _standing(self, key: Key, place: Placed, matched: Matched) -> Indices:
         """Where on the global axis is what stands at each entry of the fused network's axis."""
         starts, _ = self.coordinates.starts(key, matched)
-        found = self.coordinates.positions(0, key, matched)[place.entry.numpy()]
+        found: Indices = self.coordinates.positions(0, key, matched)[place.entry.numpy()]
         group, slot, rank = (part.numpy() for part in (place.group, place.slot, place.rank))
         for at, number in enumerate(self.order):
             if (here := group == at).any():
                 found[here] = starts[number][slot[here]] + rank[here]
         return found
-
-
-def members_of(places: Places) -> Indices:
-    """Clients that share each global unit [J]."""
-    members: Indices = np.bincount(np.concatenate(places.of), minlength=places.size)
-    return members
-
-
-def _prior_means(steps: Steps, bias_mean: float) -> dict[str, float]:
-    """Of tensors whose prior mean is not 0: scales of normalizations, and biases."""
-    found = {}
-    for node in steps.nodes:
-        norm = kind(node).endswith("norm")
-        name = steps.tensor(node, "weight" if norm else "bias")
-        if name is not None:
-            found[name] = 1.0 if norm else bias_mean
-    return found
-
-
-def _along(values: Array, axis: int, ndim: int) -> Array:
-    """Values of an axis, shaped to multiply an array."""
-    return values.reshape([-1 if at == axis else 1 for at in range(ndim)])

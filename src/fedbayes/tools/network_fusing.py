@@ -102,7 +102,7 @@ class NetworkFusionJob:
         silos = read_silos(self.models, self.network, self.seen, self.like)
         self._check_form(silos)
         prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
-        counts, notes = self._counts(silos)
+        counts, notes = counts_of(self.counts, self.models, silos)
         test = None
         if self.test is not None:
             preprocessing = silos.preprocessing
@@ -136,30 +136,6 @@ class NetworkFusionJob:
         outcome = Outcome(fusions[chosen], chosen, prior, marks, (*notes, *prior.notes))
         self._write(outcome, silos)
         return outcome
-
-    def _counts(self, silos: Silos) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
-        """Samples of each client and class, and what to say of where they come from.
-
-        Raises:
-            DataError: the file of counts cannot be read, or does not fit the models.
-            ModelError: they are of other classes than the models.
-        """
-        if self.counts is None:
-            sent = sent_counts(self.models)
-            return sent, () if sent is None else ("counts of classes are those in the files",)
-        counts, outputs = read_counts(self.counts, self.models), silos.likelihood.outputs
-        known = outputs if isinstance(silos.likelihood, Classes) else 1
-        if counts.shape[1] in (1, known):
-            return counts, ()
-        way = f"{outputs}"
-        if known == 1:
-            way = (
-                "none; leave --counts out, or give a number of samples for each model, as "
-                "[[40], [60]]"
-            )
-        raise ModelError(
-            f"{self.counts} has counts of {counts.shape[1]} classes, and the models tell {way}"
-        )
 
     def _widths(self) -> list[float]:
         """That are tried, narrow to wide.
@@ -236,17 +212,7 @@ class NetworkFusionJob:
         check_models(self.models, self.out)
 
     def _write(self, outcome: "Outcome", silos: Silos) -> None:
-        fusion, prior, likelihood = outcome.fusion, outcome.prior, silos.likelihood
-        model = None if silos.dense else silos.settings
-        card = Card(
-            silos.preprocessing,
-            {} if model is None else model.model_dump(mode="json", exclude={"weights"}),
-            {"name": "fuse function", "inputs": prior.name},
-            {} if silos.card is None else silos.card.data,
-            0,
-            outputs=network_outputs(likelihood),
-            task={} if silos.card is None else silos.card.task,
-        )
+        fusion, prior = outcome.fusion, outcome.prior
         if self.show_inputs is not None:
             plot_inputs(prior, self.show_inputs, seed=self.seed)
         if self.picture is not None:
@@ -254,17 +220,8 @@ class NetworkFusionJob:
         if self.report is not None:
             content = json.dumps(report(outcome), indent=1, allow_nan=False).encode()
             write_beside(self.report, content)
-        if self.out.suffix.lower() != PROGRAM:
-            write_model(self.out, dict(fusion.module.state_dict()), card if silos.told else None)
-            return
-        network: nn.Module = fusion.module
-        if fusion.temperature != 1:
-            network = nn.Sequential(network, Cooled(fusion.temperature)).eval()
-        inputs = PROGRAM_INPUTS if silos.told else UNTOLD
-        card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
-        raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
-        content = program_file(network, silos.preprocessing, likelihood, card, raw)
-        write_beside(self.out, content)
+        method = {"name": "fuse function", "inputs": prior.name}
+        write_network(self.out, fusion.module, silos, method, fusion.temperature)
 
 
 @dataclass(frozen=True)
@@ -281,6 +238,74 @@ class Outcome:
     """Of all widths, and the clients' networks; none where one width was asked for alone."""
     told: tuple[str, ...] = ()
     """What a user should know of inputs and counts."""
+
+
+def counts_of(
+    path: Path | None, models: Sequence[Path], silos: Silos
+) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+    """Samples of each client and class, and what to say of where they come from.
+
+    Args:
+        path: a file of counts; those in the models' files if there is none.
+        models: their files.
+        silos: what is in them.
+
+    Raises:
+        DataError: the file of counts cannot be read, or does not fit the models.
+        ModelError: they are of other classes than the models.
+    """
+    if path is None:
+        sent = sent_counts(models)
+        return sent, () if sent is None else ("counts of classes are those in the files",)
+    counts, outputs = read_counts(path, models), silos.likelihood.outputs
+    known = outputs if isinstance(silos.likelihood, Classes) else 1
+    if counts.shape[1] in (1, known):
+        return counts, ()
+    way = f"{outputs}"
+    if known == 1:
+        way = (
+            "none; leave --counts out, or give a number of samples for each model, as [[40], [60]]"
+        )
+    raise ModelError(f"{path} has counts of {counts.shape[1]} classes, and the models tell {way}")
+
+
+def write_network(
+    path: Path,
+    network: nn.Module,
+    silos: Silos,
+    method: Mapping[str, str],
+    temperature: float = 1.0,
+) -> None:
+    """Write a fused network: weights, or a `.pt2` program of raw samples.
+
+    Args:
+        path: the file.
+        network: of samples as the silos' networks see them.
+        silos: what it was fused from.
+        method: how, for the file's card.
+        temperature: what logits are divided by; a program does it.
+    """
+    likelihood = silos.likelihood
+    model = None if silos.dense else silos.settings
+    card = Card(
+        silos.preprocessing,
+        {} if model is None else model.model_dump(mode="json", exclude={"weights"}),
+        dict(method),
+        {} if silos.card is None else silos.card.data,
+        0,
+        outputs=network_outputs(likelihood),
+        task={} if silos.card is None else silos.card.task,
+    )
+    if path.suffix.lower() != PROGRAM:
+        write_model(path, dict(network.state_dict()), card if silos.told else None)
+        return
+    if temperature != 1:
+        network = nn.Sequential(network, Cooled(temperature)).eval()
+    inputs = PROGRAM_INPUTS if silos.told else UNTOLD
+    card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
+    raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
+    content = program_file(network, silos.preprocessing, likelihood, card, raw)
+    write_beside(path, content)
 
 
 def _say(watch: Callable[[str], object], before: str, text: str) -> None:
