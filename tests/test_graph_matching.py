@@ -76,24 +76,25 @@ def test_fully_connected_networks_get_the_numbers_of_their_own_matching(
             assert (own == wanted.assignments[name][depth]).all()
 
 
-@pytest.mark.parametrize("alternations", [0, 3])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "alternations"),
     [
-        "lenet",
-        "batch norm",
-        "resnet20",
-        "text",
-        "pre-norm transformer",
-        "attention",
-        "u-net",
-        "squeeze and excite",
-        "shared",
-        "parallel",
-        "depthwise",
-        "shuffle",
-        "odd: sigmoid",
-        "odd: scaled",
+        ("lenet", 0),
+        ("lenet", 3),
+        ("batch norm", 0),
+        ("batch norm", 3),
+        ("resnet20", 3),
+        ("text", 0),
+        ("pre-norm transformer", 3),
+        ("attention", 0),
+        ("u-net", 0),
+        ("squeeze and excite", 3),
+        ("shared", 3),
+        ("parallel", 0),
+        ("depthwise", 3),
+        ("shuffle", 0),
+        ("odd: sigmoid", 3),
+        ("odd: scaled", 0),
     ],
 )
 def test_networks_in_other_orders_match_back_to_the_network(name, alternations):
@@ -113,7 +114,7 @@ def test_networks_in_other_orders_match_back_to_the_network(name, alternations):
         torch.testing.assert_close(found.module(x), module.eval()(x), rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     name=st.sampled_from(["batch norm", "u-net", "shared", "depthwise", "attention", "text"]),
@@ -270,7 +271,6 @@ def test_groups_that_are_counted_keep_their_number():
 
 
 def test_what_cannot_be_followed_is_averaged_and_named():
-    module, _, weights = network("recurrent")
     nets = noisy("recurrent", 2, 0.1)
     found = match_graph(nets, UNEVEN, ARCHITECTURES["recurrent"][1]())
     (note,) = [note for note in found.notes if note.startswith("lstm.weight_ih_l0 ")]
@@ -321,7 +321,7 @@ def broken():
     ("nets", "counts", "words"),
     [
         (lambda: {}, None, "no networks"),
-        (lambda: {"a": wide(5), "b": MLP(6, [5], 3)}, None, "b computes otherwise than a"),
+        (lambda: {"a": wide(5), "b": MLP(6, [5], 3)}, None, "b is not of the graph of a"),
         (lambda: {"a": wide(5), "b": wide(6)}, None, "b has 6 units in '0' and a has 5"),
         (lambda: {"a": MLP(6, [], 3), "b": MLP(6, [], 3)}, None, "no units that could be matched"),
         (lambda: {"a": wide(5), "b": broken()}, None, r"'0\.weight' of b are not all finite"),
@@ -338,7 +338,7 @@ def test_lstms_of_other_widths_are_refused_by_name():
     make = ARCHITECTURES["recurrent"][0]
     one, two = make(), make()
     two.embedding, two.lstm = nn.Embedding(11, 7), nn.LSTM(7, 5, batch_first=True)
-    with pytest.raises(ModelError, match="b computes otherwise|belong to no units"):
+    with pytest.raises(ModelError, match=r"'embedding.* of other widths.*lstm\(\) is not"):
         match_graph({"a": one, "b": two}, UNEVEN, ARCHITECTURES["recurrent"][1]())
 
 

@@ -30,7 +30,7 @@ from fedbayes.errors import ModelError
 from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
 from fedbayes.fusion.donors import Donor, find_donors
 from fedbayes.fusion.evidence import Evidence
-from fedbayes.fusion.widths import computes, recorded
+from fedbayes.fusion.widths import bears, computes, recorded
 from fedbayes.matching import MatchingSettings, match_layer
 from fedbayes.matching.passes import Passes
 from fedbayes.models.resize import Placed, placed, widened, with_weights
@@ -144,13 +144,26 @@ def _of_one_graph(
                 raise ModelError(f"the values {tensor!r} of {name} are not all finite")
     own, donors = find_donors(list(clients.values()), like, example, lambda _: None)
     known = {donor.client for donor in donors}
-    for number, name in enumerate(clients):
+    for number, (name, client) in enumerate(clients.items()):
         if number not in known:
             raise ModelError(
-                f"{name} computes otherwise than {next(iter(clients))}, and only networks of one "
-                "graph are matched; --method function fuses any"
+                f"{name} is not of the graph of {next(iter(clients))}, as what is matched must be"
+                f"{_difference(own, client)}; --method function fuses any networks"
             )
     return _used(own), [_used(donor) for donor in donors]
+
+
+def _difference(own: Donor, client: nn.Module) -> str:
+    """What of a network keeps it from the graph of another: tensors of no units, if it is these."""
+    tensors, untouched = clean(client), own.steps.units().untouched
+    axes = (a for g in own.groups.values() for a in (*g.owned, *g.readers, *g.running))
+    grouped = {axis.tensor for axis in axes}
+    for name, tensor in own.tensors.items():
+        other = tensors.get(name)
+        if other is not None and name not in grouped and other.shape != tensor.shape:
+            why = untouched.get(name, "it belongs to no units")
+            return f" ({name!r} is of other widths, which cannot be matched: {why})"
+    return ""
 
 
 def _used(donor: Donor) -> Donor:
@@ -164,19 +177,20 @@ def _used(donor: Donor) -> Donor:
 
 def _fixed(own: Donor, like: nn.Module, example: Tensor) -> dict[str, str]:
     """Of each group, why its number of units stays; empty if it need not."""
-    found = {}
+    found, free = {}, []
     for layer, group in own.groups.items():
-        twice = widened(group.count, group.cells, 2)
         if group.norms:
             found[layer] = f"group normalization {group.norms[0]!r} counts its units"
         elif len(set(group.cells)) > 1:
             found[layer] = "its units can be exchanged with some others alone"
-        elif group.mixed or group.frozen_readers:
-            found[layer] = group.whole_because
-        elif not group.output and not computes(like, [(group, twice)], example):
-            found[layer] = "the network's own code bears no other number"
         else:
-            found[layer] = ""
+            found[layer] = group.mixed or ("frozen weights read it" if group.frozen_readers else "")
+        if not found[layer] and not group.output:
+            free.append((group, widened(group.count, group.cells, 2)))
+    if not bears(own, like, free, example):
+        for group, twice in free:
+            if not bears(own, like, [(group, twice)], example):
+                found[group.layer] = "the network's own code bears no other number"
     return found
 
 

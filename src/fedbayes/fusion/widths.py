@@ -114,6 +114,17 @@ def computes(like: nn.Module, units: Orders, example: Tensor) -> bool:
         return False
 
 
+def bears(own: Donor, like: nn.Module, units: Orders, example: Tensor) -> bool:
+    """Whether a network's own code computes the same at these widths, its units laid out alike."""
+    if not computes(like, units, example):
+        return False
+    try:
+        recorded(own, resized(like, units), units, example)
+    except ModelError:
+        return False
+    return True
+
+
 def recorded(own: Donor, module: nn.Module, found: Orders, example: Tensor) -> Steps:
     """The operations of the fused network at its widths.
 
