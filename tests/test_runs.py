@@ -195,6 +195,7 @@ def test_killed_inside_a_round_at_every_write(tmp_path, monkeypatch):
     whole = fedbayes.run(config, tmp_path / "whole").folder.path
 
     from fedbayes.runs import folder as record
+    from fedbayes.runs import private_states
 
     original, budget = record.write_beside, [0]
 
@@ -206,7 +207,8 @@ def test_killed_inside_a_round_at_every_write(tmp_path, monkeypatch):
         budget[0] -= 1
         original(path, data)
 
-    monkeypatch.setattr(record, "write_beside", counted)
+    for module in (record, private_states):
+        monkeypatch.setattr(module, "write_beside", counted)
     for cut in range(1, 100):
         folder = tmp_path / str(cut)
         budget[0] = cut

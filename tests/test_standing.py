@@ -9,6 +9,7 @@ from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.messages import decode, dense
+from fedbayes.runs import flusher
 from fedbayes.runs.standing import Standing
 from fedbayes.testing import assert_identical
 
@@ -123,6 +124,7 @@ def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, mon
     whole = fedbayes.run(config, tmp_path / "whole").folder.path
 
     from fedbayes.runs import folder as record
+    from fedbayes.runs import private_states
 
     original, budget = record.write_beside, [0]
 
@@ -132,7 +134,8 @@ def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, mon
         budget[0] -= 1
         original(path, data)
 
-    monkeypatch.setattr(record, "write_beside", counted)
+    for module in (record, private_states):
+        monkeypatch.setattr(module, "write_beside", counted)
     for cut in range(1, 100):
         folder, budget[0] = tmp_path / str(cut), cut
         try:
@@ -144,6 +147,31 @@ def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, mon
         else:
             break
     assert cut > 10
+
+
+def test_the_older_best_stays_until_the_new_one_is_on_the_disk(tmp_path, monkeypatch):
+    """A disk that fails while the best checkpoint is on its way there: all that the older one
+    names is there."""
+    config = jumpy(**LOCAL, keep_checkpoints="best")
+    run = fedbayes.run(config)
+    told = [line[run.summary["headline"]] for line in run.metrics]
+    bests = [told.index(max(told[:number])) + 1 if number else 0 for number in range(10)]
+    new = next(n for n in range(3, 10) if bests[n] == n and bests[n - 1] < n - 1)
+    older = bests[new - 1]
+
+    def fails(path):
+        if path.name == f"round-{new:07d}.safetensors":
+            raise OSError("no disk")
+
+    monkeypatch.setattr(flusher, "flush", fails)
+    with pytest.raises(OSError, match="no disk"), Simulation(config, tmp_path) as simulation:
+        for _ in simulation:
+            pass
+    assert {older, new - 1, new} <= set(simulation.folder.rounds())
+    for number in (older, new - 1, new):
+        stored = simulation.folder.progress(number).stored
+        for client, at in enumerate(stored.tolist()):
+            assert not at or (tmp_path / "clients" / f"{client:07d}-{at:07d}.safetensors").exists()
 
 
 @pytest.mark.parametrize("changes", [{}, LOCAL])

@@ -95,6 +95,9 @@ def flush(path: Path) -> None:
         os.close(number)
 
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
 def write_beside(path: Path, data: bytes) -> None:
     """Write a file so that it is there whole or not at all, whenever the process is killed.
 
@@ -103,8 +106,11 @@ def write_beside(path: Path, data: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     mode = 0o666 & stat.S_IMODE(path.parent.stat().st_mode)
     try:
-        beside.unlink(missing_ok=True)
-        number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode | 0o600)
+        try:
+            number = os.open(beside, _NEW, mode | 0o600)
+        except FileExistsError:  # left by a process of this number that was killed, or laid there
+            beside.unlink()
+            number = os.open(beside, _NEW, mode | 0o600)
         with os.fdopen(number, "wb") as file:
             file.write(data)
         beside.replace(path)

@@ -84,24 +84,31 @@ def _fill(rng: "torch.Generator", entropy: np.random.SeedSequence) -> None:
     120,000 streams two would be the same. So its 624 words are written here, from the 128 bits of
     the entropy. That of CUDA takes 64 bits, and is seeded.
     """
-    rng.manual_seed(_word(entropy))
     if rng.device.type != "cpu" or not _known_layout():
+        rng.manual_seed(_word(entropy))
         return
-    state = rng.get_state()
+    state = _seeded().clone()
     words = np.random.PCG64(entropy).random_raw(312).view(np.uint32)  # faster than of `entropy`
-    state.numpy()[_WORDS].view("<u8")[:] = words
+    state.numpy().view("<u8")[_WORDS] = words
     rng.set_state(state)
 
 
-_WORDS = slice(24, 24 + 624 * 8)
+_WORDS = slice(3, 3 + 624)
 """Where in a state of PyTorch's Mersenne Twister its words are, each in eight bytes."""
+_SEED = 20_001
+
+
+@cache
+def _seeded() -> "torch.Tensor":
+    """The state of a generator that nothing was drawn from."""
+    import torch
+
+    return torch.Generator().manual_seed(_SEED).get_state()
 
 
 @cache
 def _known_layout() -> bool:
     """Whether words are where this version of PyTorch has them: compared with NumPy's Twister."""
-    import torch
-
-    state = torch.Generator().manual_seed(20_001).get_state().numpy()
-    words = np.random.RandomState(20_001).get_state(legacy=False)["state"]["key"]
-    return len(state) >= _WORDS.stop and bool((state[_WORDS].view("<u8") == words).all())
+    state = _seeded().numpy()
+    words = np.random.RandomState(_SEED).get_state(legacy=False)["state"]["key"]
+    return len(state) % 8 == 0 and np.array_equal(state.view("<u8")[_WORDS], words)

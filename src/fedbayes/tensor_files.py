@@ -7,6 +7,8 @@ read here, each checked, before any tensor is made; and what is made has the len
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -77,23 +79,46 @@ def parts(header: bytes, body: memoryview, most: int) -> dict[str, Part]:
     Raises:
         MessageError: the header is none, it does not fit the body, or there are more parts.
     """
+    places = (_remembered if len(header) <= _SHORT else _places)(header, most)
+    length = max((stop for *_, stop in places), default=0)
+    if length > len(body):
+        raise MessageError("not a message: its tensors are longer than its bytes")
+    if length < len(body):
+        raise MessageError("not a message: bytes are in none of its tensors")
+    return {
+        name: Part(dtype, shape, body[start:stop]) for name, dtype, shape, start, stop in places
+    }
+
+
+_Place = tuple[str, torch.dtype, tuple[int, ...], int, int]
+"""Name, type and shape of a part, and where its bytes begin and end."""
+
+
+def _places(header: bytes, most: int) -> tuple[_Place, ...]:
+    """The parts of a file, in the order of their names; their bytes follow one another.
+
+    Raises:
+        MessageError: the header is none, or there are more parts.
+    """
     entries = parse(header, most)
     entries.pop(METADATA, None)
     if len(entries) > most:
         raise MessageError(f"not a message: it has {len(entries):,} parts, at most {most:,}")
-    found: dict[str, Part] = {}
-    length = len(body)
-    spans: list[tuple[int, int]] = []
+    found: list[_Place] = []
     for name in sorted(entries):
         dtype, size, shape, start, stop = _entry(name, entries[name])
-        if stop > length or start + size * prod(shape) != stop:
+        if start + size * prod(shape) != stop:
             raise MessageError(f"not a message: {quoted(name)} has other bytes than its shape")
-        spans.append((start, stop))
-        found[name] = Part(dtype, shape, body[start:stop])
-    spans.sort()
-    if [0, *(stop for _, stop in spans)] != [*(start for start, _ in spans), length]:
+        found.append((name, dtype, shape, start, stop))
+    spans = sorted((start, stop) for *_, start, stop in found)
+    if any(stop != start for (_, stop), (start, _) in pairwise([(0, 0), *spans])):
         raise MessageError("not a message: its tensors overlap, or bytes are in none of them")
-    return found
+    return tuple(found)
+
+
+_SHORT = 4096
+"""Bytes of a header that is remembered: the reports of a round have the same one."""
+_remembered = lru_cache(maxsize=16)(_places)
 
 
 def parse(header: bytes, most: int) -> dict[str, object]:

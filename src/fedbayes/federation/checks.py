@@ -42,7 +42,7 @@ def decode_report(data: bytes, expected: Message) -> Report:
             are wrong, or a value is NaN or infinite. The text says which.
     """
     header = longest_header(expected)
-    most = longest_report(expected)
+    most = header + most_values(expected)
     if len(data) > most:
         raise MessageError(f"it has {len(data):,} bytes; at most {most:,} make sense")
     report = read_report(data, longest_header=header)
@@ -217,6 +217,6 @@ def most_values(expected: Message) -> int:
 def all_finite(values: Tensor) -> bool:
     """Whether no value is NaN or infinite; in one pass where, as almost always, all are."""
     # A NaN or an infinity makes the sum non-finite. So may an overflow, hence the second look.
-    return bool(torch.isfinite(values.sum(dtype=torch.float64))) or bool(
+    return math.isfinite(values.sum(dtype=torch.float64).item()) or bool(
         torch.isfinite(values).all()
     )

@@ -20,8 +20,9 @@ from fedbayes.likelihoods.trust import examine
 from fedbayes.metrics import Calibration, Coverage
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import Metrics, Progress, RunFolder
+from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.inventory import dotted
+from fedbayes.runs.progress import Progress
 from fedbayes.runs.standing import flat
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors, to, unpack

@@ -19,9 +19,14 @@ class Flusher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fedbayes-flush")
         self._under_way: Future[None] | None = None
 
-    def start(self, paths: Iterable[Path]) -> None:
-        """Begin to write these files, and entries of folders, to the disk."""
-        self._under_way = self._thread.submit(_flush, list(paths))
+    def start(self, paths: Iterable[Path], replaced: Iterable[Path] = ()) -> None:
+        """Begin to write files, and entries of folders, to the disk.
+
+        Args:
+            paths: they.
+            replaced: files to remove when all of them are there.
+        """
+        self._under_way = self._thread.submit(_flush, list(paths), list(replaced))
 
     def wait(self) -> None:
         """Wait until all of them are there.
@@ -38,7 +43,9 @@ class Flusher:
         self._thread.shutdown()
 
 
-def _flush(paths: Iterable[Path]) -> None:
+def _flush(paths: Iterable[Path], replaced: Iterable[Path]) -> None:
     for path in paths:
         with suppress(FileNotFoundError):  # replaced meanwhile
             flush(path)
+    for path in replaced:
+        path.unlink(missing_ok=True)

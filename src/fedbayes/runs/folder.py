@@ -26,20 +26,14 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
-from fedbayes.federation.privacy.spending import Spending
-from fedbayes.federation.weights import none_yet
 from fedbayes.files import digest, flush, parse_json, read_bytes, read_text, write_beside
 from fedbayes.messages import decode_file, metadata
 from fedbayes.models import CARD
@@ -47,7 +41,8 @@ from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
 from fedbayes.runs.lock import RunLock
-from fedbayes.runs.scores import ClientScores
+from fedbayes.runs.private_states import START_AGAIN
+from fedbayes.runs.progress import Progress
 from fedbayes.runs.standing import TABLES
 from fedbayes.seals import check_seal, has_seal, sealed
 from fedbayes.tensors import Tensors, pack, unpack
@@ -57,50 +52,11 @@ SEEDS_FILE = "seeds.toml"
 NO_UPDATE = "no round had an update"
 """Why a run ended whose model is the untrained start."""
 
-DIGEST = 32
-"""Bytes of a SHA-256 digest."""
 SUMS_FILE = "SHA256SUMS"
 """Digests of what is written at the end of a run, as `sha256sum` writes and reads them."""
-_START_AGAIN = "put it back from a copy, or start a new run"
 
 Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
-
-
-_UNKNOWN = torch.empty(0, DIGEST, dtype=torch.uint8)
-"""Digests of private states before there is any."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The state of a run between two rounds."""
-
-    round: int
-    """Rounds done."""
-    server: Tensors
-    """The server's state, packed."""
-    clients: ClientScores
-    """Of each client, scores of the model that it last reported."""
-    stored: Tensor
-    """Of each client, the round that its private state on disk is of; 0 if none, int64 [S]."""
-    bytes_down: int = 0
-    """Bytes sent to clients so far."""
-    bytes_up: int = 0
-    """Bytes received from clients so far."""
-    refused: int = 0
-    """Reports refused so far."""
-    seconds: float = 0.0
-    """Time that the rounds took."""
-    constants: str = ""
-    """Digest of the frozen parameters that the rounds were made with; empty without any."""
-    digests: Tensor = _UNKNOWN
-    """Of each client, the SHA-256 digest of its private state on disk, uint8 [S, 32], zeros if it
-    has none; [0, 32] before there is any."""
-    privacy: Spending = Spending.empty()  # noqa: RUF009 - it is frozen
-    """What the rounds have spent of privacy, as they were run."""
-    weights: Tensor = field(default_factory=lambda: none_yet(0))
-    """Of each client, the weight of its first report that counted; 0 if none did, float64 [S], or
-    [0] as by an older version."""
 
 
 def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
@@ -126,142 +82,6 @@ def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
         raise RunError(f"{what} {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise RunError(f"{what} {path}: cannot write into {path.parent}")
-
-
-class ClientStates(MutableMapping[int, bytes]):
-    """Private states of clients as files, with the last complete round's kept until the next.
-
-    A file is named by client and round, and only its owner may read it. Writing one leaves the
-    older one alone, since a kill may take the run back to it; `commit` removes what no checkpoint
-    needs. What is read is what was written, by its digest.
-
-    Args:
-        folder: where the files are.
-        stored: of each client, the round of its newest state; 0 if none, int64 [S].
-        digests: of each client, the digest of that state, as `Progress` has them.
-    """
-
-    def __init__(self, folder: Path, stored: Tensor, digests: Tensor = _UNKNOWN) -> None:
-        self._folder = folder
-        self.stored = stored.clone()
-        """Of each client, the round of its newest state; 0 if none."""
-        self.digests = digests.clone()
-        """Of each client, the digest of its newest state, as `Progress` has them."""
-        self.round = 0
-        """The round that is being run."""
-        self._superseded: list[Path] = []
-        """Named by the last checkpoint, and by no later one."""
-        self._retired: list[Path] = []
-        """Named by the checkpoint before that."""
-        self._new: list[Path] = []
-
-    def _path(self, client: int, number: int) -> Path:
-        return self._folder / f"{client:07d}-{number:07d}.safetensors"
-
-    def __getitem__(self, client: int) -> bytes:
-        number = int(self.stored[client])
-        if not number:
-            raise KeyError(client)
-        path = self._path(client, number)
-        try:
-            state = read_bytes(path)
-        except OSError as error:
-            raise RunError(
-                f"the private state of client {client} is lost: {path}: {error.strerror or error}; "
-                f"{_START_AGAIN}"
-            ) from None
-        wanted = bytes(self.digests[client].tolist()) if len(self.digests) else b""
-        # Older versions kept no digests.
-        if any(wanted) and hashlib.sha256(state).digest() != wanted:
-            raise RunError(
-                f"the private state of client {client}, {path}, is damaged: it is not what round "
-                f"{number} left; {_START_AGAIN}"
-            )
-        return state
-
-    def __setitem__(self, client: int, state: bytes) -> None:
-        self._folder.mkdir(exist_ok=True, mode=0o700)
-        before = int(self.stored[client])
-        if before and before != self.round:
-            self._superseded.append(self._path(client, before))
-        path = self._path(client, self.round)
-        write_beside(path, state)
-        self._new.append(path)
-        self.stored[client] = self.round
-        if not len(self.digests):
-            self.digests = torch.zeros(len(self.stored), DIGEST, dtype=torch.uint8)
-        found = bytearray(hashlib.sha256(state).digest())
-        self.digests[client] = torch.frombuffer(found, dtype=torch.uint8)
-
-    def check(self) -> None:
-        """See that every state is what it was, and closed to others.
-
-        Raises:
-            RunError: one is damaged or lost.
-        """
-        if self._folder.is_dir():
-            self._folder.chmod(0o700)
-        for client in self:
-            self[client]
-
-    def __delitem__(self, client: int) -> None:
-        raise TypeError("a client's state is replaced, never deleted")
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.stored.nonzero()[:, 0].tolist())
-
-    def __len__(self) -> int:
-        return int((self.stored > 0).sum())
-
-    def _named(self, stored: Tensor | None) -> set[Path]:
-        """The files of the states that a checkpoint names."""
-        if stored is None:
-            return set()
-        return {self._path(c, int(stored[c])) for c in stored.nonzero()[:, 0].tolist()}
-
-    def commit(self, best: Tensor | None = None, *, keep_older: bool = False) -> list[Path]:
-        """Remove the states that neither the checkpoint just written names nor the one before.
-
-        Args:
-            best: the `stored` of another checkpoint that is kept, int64 [S]; None if there is none.
-            keep_older: whether all older checkpoints are kept, and so no state is removed.
-
-        Returns:
-            Files that were written since the last call.
-        """
-        self.retire(best)
-        self._retired += [] if keep_older else self._superseded
-        self._superseded = []
-        written, self._new = self._new, []
-        return [path for path in written if path.exists()]
-
-    def retire(self, best: Tensor | None = None) -> None:
-        """Remove the states that only the checkpoint before the last names; as `commit`."""
-        needed = self._named(best) if self._retired else set()
-        for path in self._retired:
-            if path not in needed:
-                path.unlink(missing_ok=True)
-        self._retired = [path for path in self._retired if path in needed]
-
-    def remove_strays(self, *, keep_older: bool, best: Tensor | None = None) -> None:
-        """Remove what a killed process left behind: states of a round that never completed and,
-        unless older checkpoints are kept, states that a later round replaced.
-
-        Args:
-            keep_older: whether all older checkpoints are kept.
-            best: as for `commit`.
-        """
-        if not self._folder.is_dir():
-            return
-        current, needed = self._named(self.stored), self._named(best)
-        self._superseded = [path for path in needed - current if path.exists()]
-        for path in self._folder.iterdir():
-            name = _STATE.fullmatch(path.name)
-            if name is None or path in current | needed:
-                continue
-            half = name[2] is not None
-            if half or not (keep_older and int(name[1]) <= self.round):
-                path.unlink()
 
 
 class RunFolder:
@@ -472,7 +292,7 @@ class RunFolder:
         known = self.inventory()
         for name in {} if known is None else known.files:
             if not (self.path / name).exists():
-                raise RunError(f"{self.path / name} is gone; {_START_AGAIN}")
+                raise RunError(f"{self.path / name} is gone; {START_AGAIN}")
 
     def check_start(self) -> None:
         """See that the weights that the run started from are what they were.
@@ -499,12 +319,12 @@ class RunFolder:
         except FileNotFoundError:
             lost = known is not None and path.name in known.files
             if lost and path != self.preprocessing_file:  # the data tell what that said
-                raise RunError(f"{path} is gone; {_START_AGAIN}") from None
+                raise RunError(f"{path} is gone; {START_AGAIN}") from None
             raise
         if known is not None and not known.holds(path.name, data):
             raise RunError(
                 f"{path} is damaged: it is not what {self._newest} says that it was when the run "
-                f"began; {_START_AGAIN}"
+                f"began; {START_AGAIN}"
             )
         return data
 
@@ -585,10 +405,9 @@ class RunFolder:
         write_beside(newest, sealed(pack(progress), {INVENTORY: known.dump()}))
         return [self.metrics_file, newest, self.checkpoints]
 
-    def keep(self, rounds: Collection[int]) -> None:
-        """Remove all checkpoints but those of these rounds."""
-        for number in set(self.rounds()).difference(rounds):
-            self._checkpoint(number).unlink(missing_ok=True)
+    def beside(self, rounds: Collection[int]) -> list[Path]:
+        """The files of all checkpoints but those of these rounds."""
+        return [self._checkpoint(number) for number in set(self.rounds()).difference(rounds)]
 
     def _checkpoint(self, number: int) -> Path:
         return self.checkpoints / f"round-{number:07d}.safetensors"
@@ -668,11 +487,11 @@ class RunFolder:
         except FileNotFoundError:
             raise
         except (OSError, MessageError) as error:
-            raise RunError(f"the checkpoint {path} is damaged: {error}; {_START_AGAIN}") from None
+            raise RunError(f"the checkpoint {path} is damaged: {error}; {START_AGAIN}") from None
         if progress.round != number:
             raise RunError(
                 f"the checkpoint {path} is damaged: it is that of round {progress.round}; "
-                f"{_START_AGAIN}"
+                f"{START_AGAIN}"
             )
         return progress
 
@@ -733,14 +552,14 @@ class RunFolder:
                 yield _line(line, number), line + b"\n"
             except ValueError as error:
                 raise RunError(
-                    f"{self.metrics_file}, line {number} is damaged: {error}; {_START_AGAIN}"
+                    f"{self.metrics_file}, line {number} is damaged: {error}; {START_AGAIN}"
                 ) from None
         if known is None or not known.lines_digest:
             return
         if len(data) < known.lines or digest(data[: known.lines]) != known.lines_digest:
             raise RunError(
                 f"{self.metrics_file} is damaged: its lines are not those that {self._newest} "
-                f"counts; {_START_AGAIN}"
+                f"counts; {START_AGAIN}"
             )
         self._check_sum(self.metrics_file, data, sums)
 
@@ -874,8 +693,6 @@ class RunFolder:
 
 _CHECKPOINT = re.compile(r"round-([0-9]{7}|[1-9][0-9]{7,})\.safetensors")
 """The name of a checkpoint; of others, such as copies beside them, nothing is known."""
-_STATE = re.compile(r"\.?[0-9]{7,}-([0-9]{7,})\.safetensors(\.[0-9]+)?")
-"""The name of a private state, or of a half of one; others in its folder are somebody else's."""
 _TRIES = 20
 """How often a checkpoint is looked for while a run goes on that replaces it."""
 _OURS = {
@@ -904,7 +721,7 @@ def _inventory_of(path: Path, data: bytes) -> Inventory | None:
             raise MessageError("it lacks its digest, or its inventory of other files")
         return None if text is None else Inventory.load(text)
     except MessageError as error:
-        raise RunError(f"the checkpoint {path} is damaged: {error}; {_START_AGAIN}") from None
+        raise RunError(f"the checkpoint {path} is damaged: {error}; {START_AGAIN}") from None
 
 
 def _table(text: str | bytes) -> Metrics:
@@ -934,9 +751,3 @@ def _line(text: bytes, number: int) -> Metrics:
     if not all(isinstance(table, dict) for table in tables):
         raise ValueError("its figures are in no table")
     return line
-
-
-def first_progress(server: Tensors, clients: int, constants: str) -> Progress:
-    """The state before the first round."""
-    stored = torch.zeros(clients, dtype=torch.int64)
-    return Progress(0, server, ClientScores.none(clients), stored, constants=constants)

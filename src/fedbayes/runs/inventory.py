@@ -54,7 +54,7 @@ class Inventory:
 
     def dump(self) -> str:
         """As JSON."""
-        return TypeAdapter(Inventory).dump_json(self).decode()
+        return _FORM.dump_json(self).decode()
 
     @classmethod
     def load(cls, text: str) -> "Inventory":
@@ -64,7 +64,7 @@ class Inventory:
             MessageError: it is invalid.
         """
         try:
-            return TypeAdapter(cls).validate_json(text)
+            return _FORM.validate_json(text)
         except ValidationError:
             raise MessageError("its inventory of the run's files is invalid") from None
 
@@ -87,6 +87,9 @@ class Inventory:
     def holds(self, name: str, data: bytes) -> bool:
         """Whether this may be the content of a file of this name."""
         return digest(data) == self.files.get(name, digest(data))
+
+
+_FORM = TypeAdapter(Inventory)
 
 
 def dotted(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

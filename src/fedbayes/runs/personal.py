@@ -10,7 +10,8 @@ from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.state_store import StateStore
 from fedbayes.messages import decode_file
 from fedbayes.methods import METHODS
-from fedbayes.runs.folder import NO_UPDATE, ClientStates, RunFolder
+from fedbayes.runs.folder import NO_UPDATE, RunFolder
+from fedbayes.runs.private_states import ClientStates
 from fedbayes.tensors import Tensors, to, unpack
 
 

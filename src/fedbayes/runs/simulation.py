@@ -34,7 +34,7 @@ from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.config import Config
 from fedbayes.runs.flusher import Flusher
-from fedbayes.runs.folder import ClientStates, Metrics, Progress, RunFolder, first_progress
+from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.lines import (
     evaluation_line,
     in_vain,
@@ -43,6 +43,8 @@ from fedbayes.runs.lines import (
     troubles_of,
 )
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
+from fedbayes.runs.private_states import ClientStates
+from fedbayes.runs.progress import Progress, first_progress
 from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
@@ -465,17 +467,17 @@ class Simulation:
     def checkpoint(self) -> None:
         """Make the rounds so far permanent.
 
-        What the last checkpoint names has reached the disk by now, so what is older can go; this
-        one goes there during the next round. That of a private round is there before the next one:
-        what a release spent must be known even after a power cut that follows it.
+        What the last checkpoint names has reached the disk by now. This one goes there during the
+        next round, and what only older ones name is removed then. That of a private round is there
+        before the next one: what a release spent must be known even after a power cut that follows.
         """
         self._flusher.wait()
         written = self.folder.save(self.progress, 0 if self.best is None else self.best.round)
         before, self._saved = self._saved, self.progress.round
-        if not self._keeps_all:
-            self.folder.keep({before, self._saved, *self._best_round})
-        written += self.states.commit(self._stored_of_best, keep_older=self._keeps_all)
-        self._flusher.start(written)
+        needed = {before, self._saved, *self._best_round}
+        older = [] if self._keeps_all else self.folder.beside(needed)
+        states, retired = self.states.commit(self._stored_of_best, keep_older=self._keeps_all)
+        self._flusher.start([*written, *states], [*older, *retired])
         if self.config.privacy.noise:
             self._flusher.wait()
 
@@ -488,8 +490,9 @@ class Simulation:
         """Wait until the last checkpoint is on the disk, and remove what it replaced."""
         self._flusher.wait()
         if not self._keeps_all and self._saved:
-            self.folder.keep({self._saved, *self._best_round})
-            self.states.retire(self._stored_of_best)
+            older = self.folder.beside({self._saved, *self._best_round})
+            self._flusher.start([], [*older, *self.states.retire(self._stored_of_best)])
+            self._flusher.wait()
 
     def _stands_still(self, line: Metrics) -> bool:
         """Whether the run ends with this round, since the headline metric improves no more."""
