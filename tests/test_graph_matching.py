@@ -298,6 +298,15 @@ def test_a_tensor_that_two_layers_share_stays_one():
     assert any("counts of classes tell nothing" in note for note in found.notes)
 
 
+def test_what_no_operation_reads_is_averaged():
+    """Such as noise that was learnt behind a network."""
+    nets = {str(s): wide(5, nn.BatchNorm1d) for s in range(3)}
+    for number, net in enumerate(nets.values()):
+        net.noise = nn.Parameter(torch.tensor([float(number), 4.0]))
+    found = match_graph(nets, UNEVEN, torch.zeros(2, 6))
+    assert found.module.noise.tolist() == [1.0, 4.0]
+
+
 def wide(width, norm=nn.LayerNorm):
     return nn.Sequential(nn.Linear(6, width), norm(width), nn.ReLU(), nn.Linear(width, 3))
 

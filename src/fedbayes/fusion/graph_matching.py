@@ -18,7 +18,7 @@ tensors count whose other axes are free or matched, and a client observes zeros 
 and those of other groups that it does not own, as published for fully connected networks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ModelError
+from fedbayes.fusion.combining import combine
 from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
 from fedbayes.fusion.donors import Donor, find_donors
 from fedbayes.fusion.evidence import Evidence
@@ -121,7 +122,8 @@ def match_graph(
     own, donors = _of_one_graph(clients, like, example)
     work = _Graph(own, donors, names, settings, counts, _fixed(own, like, example))
     found = work.best(seed, watch or (lambda _: None))
-    module = work.assemble(like, found.layers, example)
+    idle = _idle(list(clients.values()), set(own.tensors))
+    module = work.assemble(like, found.layers, example, idle)
     groups = [
         GroupMatching(work.coordinates.layers[number], places, work.fixed[number], spent)
         for number, places, spent in zip(work.order, found.layers, found.seconds, strict=True)
@@ -167,12 +169,23 @@ def _difference(own: Donor, client: nn.Module) -> str:
 
 
 def _used(donor: Donor) -> Donor:
-    """A network with the tensors alone that the operations name; others stay as they are.
-
-    One that layers share has one name of several.
-    """
+    """A network with the tensors alone that its operations name, each once though shared."""
     names = set(donor.steps.names.values())
     return replace(donor, tensors={n: t for n, t in donor.tensors.items() if n in names})
+
+
+def _idle(clients: Sequence[nn.Module], used: Collection[str]) -> Tensors:
+    """The mean of what networks hold beside the tensors of their operations: learnt noise, say."""
+    tensors = [clean(client) for client in clients]
+    first = tensors[0]
+    shared = {first[name].data_ptr() for name in used}
+    names = [
+        name
+        for name, tensor in first.items()
+        if name not in used and tensor.is_floating_point() and tensor.data_ptr() not in shared
+    ]
+    mean = [1 / len(tensors)] * len(tensors)
+    return combine([{name: own[name] for name in names} for own in tensors], mean)
 
 
 def _fixed(own: Donor, like: nn.Module, example: Tensor) -> dict[str, str]:
@@ -263,7 +276,9 @@ class _Graph(Passes[Places]):
         """Twice the objective of the whole network; see the head of this file."""
         return self._total(layers)
 
-    def assemble(self, like: nn.Module, layers: Sequence[Places], example: Tensor) -> nn.Module:
+    def assemble(
+        self, like: nn.Module, layers: Sequence[Places], example: Tensor, idle: Tensors
+    ) -> nn.Module:
         """The fused network, as `match_networks` has it of fully connected ones.
 
         As published, weights are posterior means; after alternating, means over the clients that
@@ -293,7 +308,7 @@ class _Graph(Passes[Places]):
             for axis, place in there.get(name, {}).items():
                 values = values.take(self._standing((name, axis), place, matched), axis=axis)
             fresh[name] = torch.from_numpy(values).to(old.dtype)
-        module = with_weights(like, fresh)
+        module = with_weights(like, fresh | idle)
         recorded(self.own, module, units, example)
         return module
 

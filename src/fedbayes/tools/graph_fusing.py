@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class GraphFusionJob:
                 "weights of a program's graph load into no network; write a program, as in "
                 f"-o {self.out.with_suffix(PROGRAM)}"
             )
-        counts, _ = counts_of(self.counts, self.models, silos)
+        counts, notes = counts_of(self.counts, self.models, silos)
         short = names_of(silos.networks)
         example = silos.preprocessing.apply(
             silos.preprocessing.example(2, torch.Generator().manual_seed(0))
@@ -82,6 +82,7 @@ class GraphFusionJob:
             seed=self.seed,
             watch=watch,
         )
+        matching = replace(matching, notes=(*notes, *matching.notes))
         self._check_form(matching, silos)
         self._write(matching, silos, list(short.values()))
         return matching
