@@ -259,6 +259,40 @@ def test_fused_tensors_are_the_means_that_they_should_be(alternations):
     torch.testing.assert_close(fused["11.bias"], bias, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lenet",
+        "batch norm",
+        "text",
+        "u-net",
+        "squeeze and excite",
+        "shared",
+        "parallel",
+        pytest.param("resnet18", marks=pytest.mark.slow),
+        pytest.param("mobilenet", marks=pytest.mark.slow),
+    ],
+)
+def test_networks_that_share_nothing_are_their_ensemble_by_class_share(name):
+    """Side by side, with zeros between them: logits are sums by share."""
+    nets = noisy(name, 2, 0.05)
+    example = ARCHITECTURES[name][1]()
+    apart = MatchingSettings(gamma=1e300, alternations=1)
+    outputs = next(iter(nets.values()))(example).shape[1]
+    share = np.random.default_rng(0).integers(1, 9, (2, outputs)).astype(float)
+    found = match_graph(nets, apart, example, counts=share)
+    assert all(group.places.members.max() == 1 for group in found.groups)
+    rng = torch.Generator().manual_seed(1)
+    shape, words = (5, *example.shape[1:]), example.dtype == torch.int64
+    x = torch.randint(11, shape, generator=rng) if words else torch.randn(shape, generator=rng)
+    with torch.no_grad():
+        said = torch.stack([net.eval()(x) for net in nets.values()])
+        wanted = (torch.from_numpy(share / share.sum(0)).float()[:, None] * said).sum(0)
+        torch.testing.assert_close(
+            found.module(x), wanted, rtol=1e-3, atol=1e-4 * float(said.abs().max())
+        )
+
+
 def test_groups_that_are_counted_keep_their_number():
     found = match_graph(noisy("resnet20", 2, 0.5), UNEVEN, ARCHITECTURES["resnet20"][1]())
     assert all(group.places.members.min() == 2 for group in found.groups)

@@ -372,6 +372,13 @@ def _match(
         highlight=False,
         soft_wrap=True,
     )
+    if len(matching.groups) > 1 and not settings.get("alternations"):
+        console.print(
+            "deep networks match better up and down: try --alternations 4; and with more units: "
+            "--epsilon 1 --sigma0 10 --gamma 30",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _average(

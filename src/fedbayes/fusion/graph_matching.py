@@ -101,6 +101,10 @@ def match_graph(
     the network's own code bears no other number. What belongs to no group (an LSTM, say) is the
     mean of the clients', weight by weight. Running statistics are the means over owners.
 
+    Where clients share nothing (a large γ0, with alternations), the fused network is theirs side by
+    side: the ensemble by class share. Memory is some 32 bytes for each global coordinate of each
+    unit of each client, of one group at a time.
+
     Args:
         clients: their networks by name.
         settings: of the matching; the same numbers on fully connected networks as
