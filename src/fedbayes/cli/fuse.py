@@ -374,8 +374,8 @@ def _match(
     )
     if len(matching.groups) > 1 and not settings.get("alternations"):
         console.print(
-            "deep networks match better up and down: try --alternations 4; and with more units: "
-            "--epsilon 1 --sigma0 10 --gamma 30",
+            "how many units are shared is a matter of settings: try --alternations 4 too, or more "
+            "units by --epsilon 1 --sigma0 10 --gamma 30",
             highlight=False,
             soft_wrap=True,
         )

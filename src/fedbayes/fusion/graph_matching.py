@@ -14,11 +14,11 @@ sweep over a group raises the objective of the whole; of tensors with the group 
 held where it was, and a move after which the objective is higher is undone.
 
 Top down, groups are gone through from the outputs: by the last operation that reads them. Only
-tensors count whose other axes are free or matched, and a client observes zeros between its units
-and those of other groups that it does not own, as published for fully connected networks.
+tensors count whose other axes are free or matched. As published for fully connected networks, a
+client observes zeros where a layer that it does not have would read units of its own.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -27,15 +27,14 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ModelError
-from fedbayes.fusion.combining import combine
 from fedbayes.fusion.coordinates import Array, Coordinates, Indices, Key, Matched, Places
-from fedbayes.fusion.donors import Donor, find_donors
+from fedbayes.fusion.donors import Donor
 from fedbayes.fusion.evidence import Evidence
-from fedbayes.fusion.widths import bears, computes, recorded
+from fedbayes.fusion.one_graph import fixed_numbers, idle_tensors, of_one_graph
+from fedbayes.fusion.widths import computes, recorded
 from fedbayes.matching import MatchingSettings, match_layer
 from fedbayes.matching.passes import Passes
-from fedbayes.models.resize import Placed, placed, widened, with_weights
-from fedbayes.models.steps import clean
+from fedbayes.models.resize import Placed, placed, with_weights
 from fedbayes.models.units import Group
 from fedbayes.tensors import Tensors
 
@@ -123,10 +122,10 @@ def match_graph(
     like = next(iter(clients.values()), None)
     if like is None:
         raise ModelError("there are no networks to match")
-    own, donors = _of_one_graph(clients, like, example)
-    work = _Graph(own, donors, names, settings, counts, _fixed(own, like, example))
+    own, donors = of_one_graph(clients, like, example)
+    work = _Graph(own, donors, names, settings, counts, fixed_numbers(own, like, example))
     found = work.best(seed, watch or (lambda _: None))
-    idle = _idle(list(clients.values()), set(own.tensors))
+    idle = idle_tensors(list(clients.values()), set(own.tensors))
     module = work.assemble(like, found.layers, example, idle)
     groups = [
         GroupMatching(work.coordinates.layers[number], places, work.fixed[number], spent)
@@ -134,81 +133,6 @@ def match_graph(
     ]
     seconds = perf_counter() - begin
     return GraphMatching(module, groups, found.objective, work.notes(), settings, seconds)
-
-
-def _of_one_graph(
-    clients: Mapping[str, nn.Module], like: nn.Module, example: Tensor
-) -> tuple[Donor, list[Donor]]:
-    """The first network and all of them, as they were traced.
-
-    Raises:
-        ModelError: they are not of one graph, or hold values that are not finite.
-    """
-    for name, client in clients.items():
-        for tensor, values in clean(client).items():
-            if not bool(torch.isfinite(values).all()):
-                raise ModelError(f"the values {tensor!r} of {name} are not all finite")
-    own, donors = find_donors(list(clients.values()), like, example, lambda _: None)
-    known = {donor.client for donor in donors}
-    for number, (name, client) in enumerate(clients.items()):
-        if number not in known:
-            raise ModelError(
-                f"{name} is not of the graph of {next(iter(clients))}, as what is matched must be"
-                f"{_difference(own, client)}; --method function fuses any networks"
-            )
-    return _used(own), [_used(donor) for donor in donors]
-
-
-def _difference(own: Donor, client: nn.Module) -> str:
-    """What of a network keeps it from the graph of another: tensors of no units, if it is these."""
-    tensors, untouched = clean(client), own.steps.units().untouched
-    axes = (a for g in own.groups.values() for a in (*g.owned, *g.readers, *g.running))
-    grouped = {axis.tensor for axis in axes}
-    for name, tensor in own.tensors.items():
-        other = tensors.get(name)
-        if other is not None and name not in grouped and other.shape != tensor.shape:
-            why = untouched.get(name, "it belongs to no units")
-            return f" ({name!r} is of other widths, which cannot be matched: {why})"
-    return ""
-
-
-def _used(donor: Donor) -> Donor:
-    """A network with the tensors alone that its operations name, each once though shared."""
-    names = set(donor.steps.names.values())
-    return replace(donor, tensors={n: t for n, t in donor.tensors.items() if n in names})
-
-
-def _idle(clients: Sequence[nn.Module], used: Collection[str]) -> Tensors:
-    """The mean of what networks hold beside the tensors of their operations: learnt noise, say."""
-    tensors = [clean(client) for client in clients]
-    first = tensors[0]
-    shared = {first[name].data_ptr() for name in used}
-    names = [
-        name
-        for name, tensor in first.items()
-        if name not in used and tensor.is_floating_point() and tensor.data_ptr() not in shared
-    ]
-    mean = [1 / len(tensors)] * len(tensors)
-    return combine([{name: own[name] for name in names} for own in tensors], mean)
-
-
-def _fixed(own: Donor, like: nn.Module, example: Tensor) -> dict[str, str]:
-    """Of each group, why its number of units stays; empty if it need not."""
-    found, free = {}, []
-    for layer, group in own.groups.items():
-        if group.norms:
-            found[layer] = f"group normalization {group.norms[0]!r} counts its units"
-        elif len(set(group.cells)) > 1:
-            found[layer] = "its units can be exchanged with some others alone"
-        else:
-            found[layer] = group.mixed or ("frozen weights read it" if group.frozen_readers else "")
-        if not found[layer] and not group.output:
-            free.append((group, widened(group.count, group.cells, 2)))
-    if not bears(own, like, free, example):
-        for group, twice in free:
-            if not bears(own, like, [(group, twice)], example):
-                found[group.layer] = "the network's own code bears no other number"
-    return found
 
 
 class _Graph(Passes[Places]):
