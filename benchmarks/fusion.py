@@ -7,10 +7,6 @@ fuses their networks by class shares, without data. Printed are the mean of the 
 networks, their ensemble by class shares, their average, and the fused network after least squares
 and after training end to end, with the seconds of both. Every setting is the default of `fedbayes
 fuse`. Needs MNIST, CIFAR-10 (FEDBAYES_DATA, or the hub).
-
-    python benchmarks/fusion.py mnist-lenet --seeds 1 --match epsilon=1 sigma0=10 gamma=30
-
-matches units in place of that, with these settings, and prints the size in weights of one network.
 """
 
 import argparse
@@ -23,13 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbayes import Config, Simulation
-from fedbayes.fusion import match_graph
 from fedbayes.fusion.function import FunctionSettings, fuse_functions, teacher_of
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import evaluate, total
-from fedbayes.matching import MatchingSettings
 from fedbayes.tools.frontier import average
 from fedbayes.tools.silos import Seen, read_silos
 
@@ -68,7 +62,7 @@ def trained(case, seed, folder):
         return simulation.data.counts(), simulation.data.test_union(0, simulation.data.test_total)
 
 
-def one(case, seed, minutes, width, matching):
+def one(case, seed, minutes, width):
     """The figures of one seed."""
     with tempfile.TemporaryDirectory() as folder:
         counts, test = trained(case, seed, Path(folder) / "run")
@@ -93,14 +87,6 @@ def one(case, seed, minutes, width, matching):
             "ensemble": accuracy(teacher),
             "average": accuracy(frozen(average(list(silos.networks.values())))),
         }
-    if matching is not None:
-        example = seen.apply(seen.example(2, torch.Generator().manual_seed(0)))
-        shares = counts.astype("float64")
-        fused = match_graph(silos.networks, matching, example, counts=shares, seed=seed)
-        single = sum(tensor.numel() for tensor in silos.like.state_dict().values())
-        with torch.no_grad():
-            found["matched"] = accuracy(frozen(fused.module))
-        return {**found, "size": fused.parameters / single, "seconds": fused.seconds}
     common = {"counts": counts, "likelihood": silos.likelihood, "widths": width}
     alone = settings.model_copy(update={"distillation": None})
     fusions = [fuse_functions(silos.networks, silos.like, inputs, settings=alone, **common)]
@@ -125,18 +111,12 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, help="of training end to end; 0: none")
     parser.add_argument("--width", type=float, default=1.0)
-    parser.add_argument("--match", nargs="*", metavar="KEY=VALUE", help="match units, so set")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    matching = given.match
-    if matching is not None:
-        matching = MatchingSettings(**dict(entry.split("=") for entry in matching))
     table = None
     for case in given.cases:
-        rows = [
-            one(case, seed, given.minutes, given.width, matching) for seed in range(given.seeds)
-        ]
+        rows = [one(case, seed, given.minutes, given.width) for seed in range(given.seeds)]
         if table is None:
             table = Table("case", *rows[0], pad_edge=False)
         values = {name: [row[name] for row in rows] for name in rows[0]}

@@ -44,8 +44,7 @@ def noisy(name, count=3, scale=0.2, seed=0):
 
 
 @pytest.mark.parametrize("alternations", [0, 6])
-@pytest.mark.parametrize("hidden", [[9], [9, 7], [8, 7, 6]])
-@pytest.mark.parametrize("uneven", [0, 1])
+@pytest.mark.parametrize(("hidden", "uneven"), [([9], 0), ([9, 7], 1), ([8, 7, 6], 0)])
 def test_fully_connected_networks_get_the_numbers_of_their_own_matching(
     alternations, hidden, uneven
 ):
