@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+import fedbayes
 from fedbayes.errors import ModelError
 from fedbayes.models import MLP, LeNet5, ModelSettings, Network, ResNet20, build
 
@@ -198,3 +199,14 @@ def test_images_can_be_mapped_over_networks():
     for row in range(3):
         own = network.prepare({name: tensor[row] for name, tensor in weights.items()})
         torch.testing.assert_close(mapped[row], network(own, x[row]), rtol=1e-4, atol=1e-5)
+
+
+def test_the_client_whose_samples_leave_one_over_is_named():
+    """Of 338, 337, 337 and 337 samples, batches of 337 leave one over."""
+    with pytest.raises(ModelError, match=r"^client 0, with 338 training samples: batch norm"):
+        fedbayes.run(
+            data={"name": "digits", "clients": 4, "partition": "iid"},
+            model={"name": "tests.toy_models:normalized"},
+            training={"batch_size": 337},
+            rounds=1,
+        )

@@ -6,10 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from torch import nn
 
-from fedbayes.errors import DataError, ModelError
-from fedbayes.fusion.reweighting import Balanced, Normalized, entropy_balance
+from fedbayes.errors import ConfigError, DataError
+from fedbayes.fusion import function
+from fedbayes.fusion.reweighting import Balanced, entropy_balance
+from fedbayes.fusion.settings import FunctionSettings, SeekingSettings
+from fedbayes.models import MLP
 from tests.toy_inputs import Gauss, inputs
 
 
@@ -122,26 +124,32 @@ def test_with_slack_there_are_always_weights():
     assert objective(np.log(found)) <= best.fun + 1e-7
 
 
-def test_statistics_of_batch_normalization_can_be_met():
-    """Draws weighted to another client's running statistics have them, layer by layer."""
-    torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.BatchNorm2d(2), nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.BatchNorm1d(12)
-    )
-    for layer in network:
-        if hasattr(layer, "momentum"):
-            layer.momentum = None
-    network(1.1 * torch.randn(4000, 2, 4, 4) + 0.1)
-    network.eval()
-    features = Normalized(network)
-    x = torch.randn(4000, 2, 4, 4)
-    weights = entropy_balance(features(x), features.wanted).float()[:, None, None, None]
-    for place in (0, 2):
-        given = network[:place](x)
-        mean = (weights * given).sum(0).mean((1, 2))
-        square = (weights * given.square()).sum(0).mean((1, 2))
-        torch.testing.assert_close(mean, network[place].running_mean, atol=2e-3, rtol=0)
-        found = square - mean.square()
-        torch.testing.assert_close(found, network[place].running_var, atol=5e-3, rtol=0)
-    with pytest.raises(ModelError, match="keeps no running statistics"):
-        Normalized(nn.Linear(2, 2))
+def test_draws_of_a_fusion_are_balanced_by_the_counts(monkeypatch):
+    """What layers are solved on: the teacher's mean probabilities are the classes' shares."""
+    torch.manual_seed(3)
+    clients = {"a": MLP(4, [5], 3), "b": MLP(4, [5], 3)}
+    for network in clients.values():  # sure of its classes, each of which is drawn
+        for parameter in network.parameters():
+            parameter.data *= 4 if parameter.ndim > 1 else 0
+    counts = np.array([[30, 5, 10], [25, 5, 25]])
+    teacher, _ = function.teacher_of(clients, counts, None)
+    wanted, seen = counts.sum(0) / counts.sum(), {}
+    original = function.regress
+
+    def watched(networks, like, taught, draw, batches, **rest):
+        seen["mean"] = torch.cat([teacher(draw(i)).softmax(-1) for i in range(4)]).mean(0)
+        return original(networks, like, taught, draw, batches, **rest)
+
+    monkeypatch.setattr(function, "regress", watched)
+    far = {}
+    for balance in (False, True):
+        chosen = FunctionSettings(
+            draws=2048, distillation=None, balance=balance, seeking=SeekingSettings(share=0)
+        )
+        draws = inputs(Gauss((4,)))
+        function.fuse_functions(clients, clients["a"], draws, counts=counts, settings=chosen)
+        far[balance] = np.abs(seen["mean"].numpy() - wanted).max()
+    assert far[True] < 0.01 < 0.05 < far[False]
+    for table in (None, [45, 55]):
+        with pytest.raises(ConfigError, match="by counts of classes, and there are none"):
+            function.fuse_functions(clients, clients["a"], draws, counts=table, settings=chosen)

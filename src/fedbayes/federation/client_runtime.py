@@ -12,7 +12,7 @@ import torch
 
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
-from fedbayes.errors import EngineError, MessageError
+from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.checks import encode_report
 from fedbayes.likelihoods import Scores, evaluate, total
@@ -126,6 +126,7 @@ class ClientRuntime:
 
         Raises:
             EngineError: frozen weights are not the server's, or the private state is damaged.
+            ModelError: the network cannot be trained on the client's samples.
         """
         run = self.run
         if task.constants != run.network.constants_digest:
@@ -146,8 +147,13 @@ class ClientRuntime:
         at = self.at(task, held_out)
         state = self.method.join(at) if task.state is None else self._state(task, device)
         place = {"round": task.round, "client": task.client}
-        with seeds.global_rng(run.seed, "layers", **place, device=device):
-            report, state, info = self.method.local(message, state, samples, at)
+        try:
+            with seeds.global_rng(run.seed, "layers", **place, device=device):
+                report, state, info = self.method.local(message, state, samples, at)
+        except ModelError as error:
+            raise ModelError(
+                f"client {task.client}, with {len(samples.y):,} training samples: {error}"
+            ) from error
         scores: Scores = {}
         if not self.figures:
             report, info = replace(report, weight=1.0), {}

@@ -21,6 +21,7 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.distillation import Distilled, Progress, distill
 from fedbayes.fusion.draws import CHUNK, Draws, Kept
 from fedbayes.fusion.regression import regress
+from fedbayes.fusion.reweighting import Balanced
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import Teacher, class_shares, divergence, frozen
@@ -28,6 +29,9 @@ from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.tensors import parameter_count
 
+SLACK = 0.01
+"""Of the balance of classes (`fedbayes.fusion.reweighting.entropy_balance`): a class that is hardly
+ever drawn is not to be one draw many times over."""
 HELD_OUT = 2048
 """Inputs that networks are compared on with the teacher."""
 Say = Callable[[str], object]
@@ -111,6 +115,8 @@ def fuse_functions(
     teacher, samples = teacher_of(clients, counts, likelihood)
     kept = Kept(draws)
     sought = _seeking(teacher, kept, settings)
+    if settings.balance:
+        sought = Kept(_balanced(teacher, sought, counts))
     notes: list[str] = []
     begin = perf_counter()
     batches = math.ceil(settings.draws / CHUNK)
@@ -192,6 +198,25 @@ def _seeking(teacher: Teacher, draws: Draws, settings: FunctionSettings) -> Draw
     if not isinstance(teacher.likelihood(outputs.shape[-1]), Classes):
         return draws
     return Kept(Seeker(draws, teacher, settings.seeking))
+
+
+def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> Balanced:
+    """Draws of which the teacher gives each class its share of the counts, as nearly as it can be.
+
+    Raises:
+        ConfigError: there are no counts of classes.
+    """
+    table = torch.as_tensor(0 if counts is None else counts, dtype=torch.float64)
+    if table.ndim != 2 or table.shape[1] < 2:
+        raise ConfigError("balance takes inputs by counts of classes, and there are none")
+    classes = table.shape[1]
+
+    def probabilities(x: Tensor) -> Tensor:
+        outputs = teacher(x)
+        return teacher.likelihood(outputs.shape[-1]).mean(outputs[None])
+
+    names = [f"class {number}" for number in range(classes)]
+    return Balanced(draws, probabilities, table.sum(0) / table.sum(), names, SLACK)
 
 
 class HeldOut:

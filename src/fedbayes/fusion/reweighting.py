@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedbayes import seeds
 from fedbayes.data.wording import listed
-from fedbayes.errors import DataError, ModelError
+from fedbayes.errors import DataError
 from fedbayes.fusion.draws import Draws
 
 CANDIDATES = 4
@@ -159,50 +159,3 @@ class Balanced:
         ends = np.cumsum(weights.numpy())
         rows = np.searchsorted(ends / ends[-1], (rng.random() + np.arange(count)) / count)
         return x[torch.from_numpy(rng.permutation(rows.clip(max=len(x) - 1)))]
-
-
-class Normalized:
-    """What batch normalization keeps of a client's data, as features of inputs and their means.
-
-    Calls give, for each input, the mean and the mean square of what each normalized channel gets,
-    [n, 2 channels]; `wanted` has them over the client's data, from its running statistics.
-
-    Args:
-        module: a client's network, in evaluation mode when it is called.
-
-    Raises:
-        ModelError: it has no running statistics.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.layers = [
-            layer
-            for layer in module.modules()
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None
-        ]
-        if not self.layers:
-            raise ModelError("the network keeps no running statistics of its inputs")
-        means, variances = (
-            torch.cat([getattr(layer, name).detach() for layer in self.layers])
-            for name in ("running_mean", "running_var")
-        )
-        self.wanted = torch.cat([means, variances + means.square()])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Features of inputs."""
-        seen: dict[nn.Module, Tensor] = {}
-
-        def keep(layer: nn.Module, given: tuple[Tensor]) -> None:
-            seen[layer] = given[0].flatten(2) if given[0].ndim > 2 else given[0][..., None]
-
-        hooks = [layer.register_forward_pre_hook(keep) for layer in self.layers]
-        try:
-            with torch.no_grad():
-                self.module(x)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        means = [seen[layer].mean(-1) for layer in self.layers]
-        squares = [seen[layer].square().mean(-1) for layer in self.layers]
-        return torch.cat(means + squares, dim=1)

@@ -63,6 +63,10 @@ class FunctionSettings(BaseModel):
     seeking: SeekingSettings = Field(
         default_factory=SeekingSettings, description="inputs moved toward rare classes"
     )
+    balance: bool = Field(
+        False,
+        description="take inputs such that the teacher gives each class its share of the counts",
+    )
     distillation: DistillationSettings | None = Field(
         default_factory=DistillationSettings,
         description="end to end from there; none: least squares alone",
