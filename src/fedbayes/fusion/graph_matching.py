@@ -195,14 +195,21 @@ class _Graph(Passes[Places]):
             found = self._placing(group, cell, found, assignments)
         assert found is not None
         if current is not None and group in self.twice:
-            moved = [found if at == depth else places for at, places in enumerate(layers)]
-            if self._total(moved) > self._total(layers):
+            before = [places for places in layers if places is not None]  # which are all
+            after = [*before[:depth], found, *before[depth + 1 :]]
+            if self.value(after) > self.value(before):
                 return current
         return found
 
     def value(self, layers: Sequence[Places]) -> float:
         """Twice the objective of the whole network; see the head of this file."""
-        return self._total(layers)
+        matched = self._by_group(layers)
+        objective, prior = self.settings.objective, np.array(self.settings.sigma0**-2)
+        total = sum(self.evidence.process(places) for places in layers)
+        for name in self.tensors:
+            sums, precisions = self.evidence.sums(name, matched, joint=True)
+            total += float((objective.curvature(precisions, prior) * sums**2).sum())
+        return total
 
     def assemble(
         self, like: nn.Module, layers: Sequence[Places], example: Tensor, idle: Tensors
@@ -355,15 +362,6 @@ class _Graph(Passes[Places]):
         others = (other for other in self.coordinates.keys(key[0]) if other != key)
         known = all(matched[g] is not None for other in others for g in self.coordinates.on(other))
         return known and self.coordinates.per_unit(key, group, cell) > 0
-
-    def _total(self, layers: Sequence[Places | None]) -> float:
-        matched = self._by_group(layers)
-        objective, prior = self.settings.objective, np.array(self.settings.sigma0**-2)
-        total = 0.0
-        for name in self.tensors:
-            sums, precisions = self.evidence.sums(name, matched, joint=True)
-            total += float((objective.curvature(precisions, prior) * sums**2).sum())
-        return total + sum(self.evidence.process(p) for p in layers if p is not None)
 
     def _within(self, group: int, cell: int, places: Places) -> list[Indices]:
         """Of each client, which of a cell's global units its units there are."""
