@@ -219,7 +219,7 @@ def fuse(
             as_json=as_json,
         )
         return
-    if _matches(method, models, [of_function[name] for name in of_network]):
+    if _matches(method, models, out, [of_function[name] for name in of_network]):
         selecting = ("--select", "--grid", "--max-neurons")
         others = {name: of_matching[name] for name in (*selecting, "--alpha", "--c")}
         _refuse(others | _without(of_function, of_network), "match", "they are of other methods")
@@ -319,15 +319,15 @@ def _averages(method: str, models: list[Path], of_network: list[Any]) -> bool:
     return card is not None and card.model.get("name", "mlp") != "mlp"
 
 
-def _matches(method: str, models: list[Path], of_network: list[Any]) -> bool:
+def _matches(method: str, models: list[Path], out: Path, of_network: list[Any]) -> bool:
     """Whether networks are matched on their graph, and not as fully connected layers."""
     if method != "match":
         return False
-    if any(value is not None for value in of_network):
-        return True
     from fedbayes.tools.graph_fusing import all_dense
+    from fedbayes.tools.network_fusing import PROGRAM
 
-    return not all_dense(models)
+    named = any(value is not None for value in of_network)
+    return named or out.suffix.lower() == PROGRAM or not all_dense(models)
 
 
 def _match(
