@@ -32,11 +32,11 @@ def fuse(
         typer.Option(
             "--method",
             "-m",
-            help="function (what networks say, any kind of them), gpi-fnm or pfnm (matched neurons "
-            "of fully connected ones), regmean, fisher or kfac (averages by files of fedbayes "
-            "posterior), permute (average of units in one order), combined, or average. Default: "
-            "function, where what goes into the networks is known from their files or --shape; "
-            "else gpi-fnm.",
+            help="function (what networks say, any kind of them), match (matched units of networks "
+            "of one graph), gpi-fnm or pfnm (of fully connected ones), regmean, fisher or kfac "
+            "(averages by files of fedbayes posterior), permute (average of units in one order), "
+            "combined, or average. Default: function, where what goes into the networks is known "
+            "from their files or --shape; else gpi-fnm.",
         ),
     ] = None,
     counts: Annotated[
@@ -199,7 +199,7 @@ def fuse(
     }
     files = ModelFiles()
     reports = {"--report": report, "--picture": picture}
-    choice = Given(of_function, of_matching, reports).choose(method, models, files)
+    choice = Given(of_function, of_matching, reports).choose(method, models, out, files)
     if choice.way == "function":
         _fuse_functions(
             models,
@@ -235,12 +235,28 @@ def fuse(
             as_json=as_json,
         )
         return
+    settings = {name: value for name, value in given.items() if value is not None}
+    if choice.way == "graph":
+        _match(
+            models,
+            out,
+            files=files,
+            network=(network, settings_given or []),
+            seen=(shape, classes, mean, std),
+            settings=settings,
+            counts=counts,
+            seed=seed,
+            report=report,
+            picture=picture,
+            as_json=as_json,
+        )
+        return
     job = FusionJob(
         models,
         out,
         files=files,
         method=choice.method,
-        settings={name: value for name, value in given.items() if value is not None},
+        settings=settings,
         counts=counts,
         held_out=held_out,
         grid=read_grid(grid or []),
@@ -269,6 +285,59 @@ def fuse(
         console.print(
             "deep networks match better up and down, and with other settings: try --alternations "
             "12 --epsilon 1 --sigma0 10 --gamma 30, or --select",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _match(
+    models: list[Path],
+    out: Path,
+    *,
+    files: "ModelFiles",
+    network: tuple[str | None, list[str]],
+    seen: tuple[str | None, int | None, str | None, str | None],
+    settings: dict[str, Any],
+    counts: Path | None,
+    seed: int,
+    report: Path | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Match networks of one graph, and tell of it."""
+    from fedbayes.tools.graph_fusing import GraphFusionJob, sizes, summary
+
+    job = GraphFusionJob(
+        models,
+        out,
+        settings,
+        files=files,
+        network=_network(*network),
+        seen=_seen(*seen),
+        counts=counts,
+        seed=seed,
+        report=report,
+        picture=picture,
+    )
+    console = rich.get_console()
+    with console.status("reading") as status:
+        matching = job.run(status.update)
+    if as_json:
+        print(json.dumps(summary(matching)))
+        return
+    for note in matching.notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    written = ", ".join(str(path) for path in (out, report, picture) if path is not None)
+    Console().print(
+        f"match: {len(models)} models to one with units of {sizes(matching)}, "
+        f"{matching.parameters:,} parameters, in {matching.seconds:.2f} s\nwrote {written}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if len(matching.groups) > 1 and not settings.get("alternations"):
+        console.print(
+            "how many units are shared is a matter of settings: try --alternations 4 too, or more "
+            "units by --epsilon 1 --sigma0 10 --gamma 30",
             highlight=False,
             soft_wrap=True,
         )

@@ -8,12 +8,17 @@ from typing import Literal
 from fedbayes.errors import ConfigError
 from fedbayes.tools.averaging import BY_POSTERIORS
 from fedbayes.tools.evaluation_set import is_program
+from fedbayes.tools.graph_fusing import all_dense
 from fedbayes.tools.model_files import ModelFiles
+from fedbayes.tools.network_fusing import PROGRAM
 
-Way = Literal["function", "average", "layers"]
-"""In function space; networks averaged as they are; fully connected layers matched or combined."""
+Way = Literal["function", "average", "graph", "layers"]
+"""In function space; networks averaged as they are, or matched on their graph; fully connected
+layers matched or combined."""
 OF_NETWORK = ("--model", "--shape", "--classes", "--mean", "--std", "--set")
 """Options that say which network files are of."""
+SELECTING = ("--select", "--grid", "--max-neurons", "--alpha", "--c")
+"""Options of matching that are for fully connected layers alone, or of combinations."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,9 @@ class Given:
     reports: Mapping[str, object]
     """Files that are written beside the model."""
 
-    def choose(self, method: str | None, models: Sequence[Path], files: ModelFiles) -> "Choice":
+    def choose(
+        self, method: str | None, models: Sequence[Path], out: Path, files: ModelFiles
+    ) -> "Choice":
         """The method, in whose place the files decide where none is named, and its way.
 
         Raises:
@@ -43,7 +50,13 @@ class Given:
             others = {**self.matching, **_without(self.function, heard), **self.reports}
             _refuse(others, method, "they are of other methods")
             return Choice(method, "average")
+        if method == "match" and self._on_graph(models, out, files):
+            others = {name: self.matching[name] for name in SELECTING}
+            others |= _without(self.function, OF_NETWORK)
+            _refuse(others, method, "they are of other methods")
+            return Choice(method, "graph")
         _refuse(self.function, method, "they are of --method function")
+        method = "gpi-fnm" if method == "match" else method
         return Choice(method, "layers")
 
     def _default(self, models: Sequence[Path], files: ModelFiles) -> str:
@@ -53,6 +66,11 @@ class Given:
             return "gpi-fnm"
         known = all(is_program(path) or files[path][1] is not None for path in models)
         return "function" if known else "gpi-fnm"
+
+    def _on_graph(self, models: Sequence[Path], out: Path, files: ModelFiles) -> bool:
+        """Whether networks are matched on their graph, and not as fully connected layers."""
+        named = any(self.function[name] is not None for name in OF_NETWORK)
+        return named or out.suffix.lower() == PROGRAM or not all_dense(models, files)
 
     def _averages(self, method: str, models: Sequence[Path], files: ModelFiles) -> bool:
         """Whether networks are averaged as they are, and not as fully connected layers."""

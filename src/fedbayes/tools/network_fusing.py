@@ -110,7 +110,9 @@ class NetworkFusionJob:
         silos = read_silos(self.models, self.network, self.seen, self.like, self.files)
         self._check_form(silos)
         prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
-        counts, notes = self._counts(silos)
+        counts, notes = counts_of(self.counts, self.models, silos, self.files)
+        if counts is not None and counts.shape[1] == 1:
+            counts = counts[:, 0]
         test = None
         if self.test is not None:
             preprocessing = silos.preprocessing
@@ -169,29 +171,6 @@ class NetworkFusionJob:
             return {}
         ways = {"network": fusion.module, "temperature": found.cooled, "posterior": found.module}
         return {way: scale.metrics(frozen(network)) for way, network in ways.items()}
-
-    def _counts(self, silos: Silos) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
-        """Samples of each client and class, and what to say of where they come from.
-
-        Raises:
-            DataError: the file of counts cannot be read, or does not fit the models.
-            ModelError: they are of other classes than the models.
-        """
-        if self.counts is None:
-            sent = sent_counts(self.models, self.files)
-            return sent, () if sent is None else ("counts of classes are those in the files",)
-        counts, known = read_counts(self.counts, self.models), silos.likelihood.target.classes
-        if counts.shape[1] in (1, known):
-            return counts[:, 0] if counts.shape[1] == 1 else counts, ()
-        way = f"{known}"
-        if not known:
-            way = (
-                "none; leave --counts out, or give a number of samples for each model, as "
-                "[[40], [60]]"
-            )
-        raise ModelError(
-            f"{self.counts} has counts of {counts.shape[1]} classes, and the models tell {way}"
-        )
 
     def _widths(self) -> list[float]:
         """That are tried, narrow to wide.
@@ -270,38 +249,86 @@ class NetworkFusionJob:
         check_models(self.models, self.out)
 
     def _write(self, outcome: "Outcome", silos: Silos) -> None:
-        fusion, prior, likelihood = outcome.fusion, outcome.prior, silos.likelihood
-        model = None if silos.dense else silos.settings
-        kind = self.settings.posterior
-        posterior = {} if kind is None else {"posterior": kind}
-        card = Card(
-            silos.preprocessing,
-            {} if model is None else model.model_dump(mode="json", exclude={"weights"}),
-            {"name": "fuse function", "inputs": prior.name, **posterior},
-            {} if silos.card is None else silos.card.data,
-            0,
-            outputs=network_outputs(likelihood),
-            task={} if silos.card is None else silos.card.task,
-        )
+        fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration
         if self.show_inputs is not None:
             plot_inputs(prior, self.show_inputs, seed=self.seed)
         if self.picture is not None:
             plot_frontier(outcome.marks, self.picture)
         if self.report is not None:
             write_report(outcome, self.report)
-        if self.out.suffix.lower() != PROGRAM:
-            write_model(self.out, dict(fusion.module.state_dict()), card if silos.told else None)
-            return
-        network: nn.Module = fusion.module
-        if fusion.calibration is not None:
-            network = fusion.calibration.module
+        method = {"name": "fuse function", "inputs": prior.name}
+        answering: nn.Module | None = None
+        if found is not None:
+            method["posterior"], answering = "last-layer", found.module
         elif fusion.temperature != 1:
-            network = Cooled(network, fusion.temperature).eval()
-        inputs = PROGRAM_INPUTS if silos.told else UNTOLD
-        card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
-        raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
-        content = program_file(network, silos.preprocessing, likelihood, card, raw)
-        write_beside(self.out, content)
+            answering = Cooled(fusion.module, fusion.temperature).eval()
+        write_network(self.out, fusion.module, silos, method, answering)
+
+
+def counts_of(
+    path: Path | None, models: Sequence[Path], silos: Silos, files: ModelFiles
+) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+    """Samples of each client and class, and what to say of where they come from.
+
+    Args:
+        path: a file of counts; those in the models' files if there is none.
+        models: their files.
+        silos: what is in them.
+        files: those whose weights were read before.
+
+    Raises:
+        DataError: the file of counts cannot be read, or does not fit the models.
+        ModelError: they are of other classes than the models.
+    """
+    if path is None:
+        sent = sent_counts(models, files)
+        return sent, () if sent is None else ("counts of classes are those in the files",)
+    counts, known = read_counts(path, models), silos.likelihood.target.classes
+    if counts.shape[1] in (1, known):
+        return counts, ()
+    way = f"{known}"
+    if not known:
+        way = (
+            "none; leave --counts out, or give a number of samples for each model, as [[40], [60]]"
+        )
+    raise ModelError(f"{path} has counts of {counts.shape[1]} classes, and the models tell {way}")
+
+
+def write_network(
+    path: Path,
+    network: nn.Module,
+    silos: Silos,
+    method: Mapping[str, str],
+    answering: nn.Module | None = None,
+) -> None:
+    """Write a fused network: weights, or a `.pt2` program of raw samples.
+
+    Args:
+        path: the file.
+        network: of samples as the silos' networks see them.
+        silos: what it was fused from.
+        method: how, for the file's card.
+        answering: what a program computes in its place, by a temperature or a posterior.
+    """
+    likelihood = silos.likelihood
+    model = None if silos.dense else silos.settings
+    card = Card(
+        silos.preprocessing,
+        {} if model is None else model.model_dump(mode="json", exclude={"weights"}),
+        dict(method),
+        {} if silos.card is None else silos.card.data,
+        0,
+        outputs=network_outputs(likelihood),
+        task={} if silos.card is None else silos.card.task,
+    )
+    if path.suffix.lower() != PROGRAM:
+        write_model(path, dict(network.state_dict()), card if silos.told else None)
+        return
+    inputs = PROGRAM_INPUTS if silos.told else UNTOLD
+    card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
+    raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
+    content = program_file(answering or network, silos.preprocessing, likelihood, card, raw)
+    write_beside(path, content)
 
 
 def _say(watch: Callable[[str], object], before: str, text: str) -> None:
