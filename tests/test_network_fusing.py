@@ -159,20 +159,20 @@ def test_programs_are_fused_as_the_weights_in_them_are(photos, tmp_path):
     torch.testing.assert_close(*found, atol=1e-2, rtol=0)
 
 
-def test_one_logit_of_two_classes_has_the_mean_of_its_shares(inputs):
-    """Class-share scores ±f / 2 of both classes differ by Σ_s mean_k(share_sk) f_s."""
+def test_one_logit_of_two_classes_is_fused_by_shares_of_both(inputs):
+    """Clients that have the same share of both classes add up by it."""
+    torch.manual_seed(0)
     clients = {name: MLP(6, [7], 1).eval() for name in "ab"}
     two = build_likelihood("bernoulli", Target("class", ("no", "yes")))
-    counts = [[9, 1], [1, 3]]
+    counts = [[9, 3], [3, 1]]
     settings = FunctionSettings(draws=512, seeking=SeekingSettings(share=0), distillation=None)
     like = next(iter(clients.values()))
     fusion = fuse_functions(
         clients, like, inputs, counts=counts, likelihood=two, widths=2, settings=settings
     )
     x = inputs.batch(7, 50)
-    shares = torch.tensor([(0.9 + 0.25) / 2, (0.1 + 0.75) / 2])
     with torch.no_grad():
-        wanted = sum(s * c(x) for s, c in zip(shares, clients.values(), strict=True))
+        wanted = 0.75 * clients["a"](x) + 0.25 * clients["b"](x)
         torch.testing.assert_close(fusion.module(x), wanted, atol=1e-2, rtol=0)
 
 
