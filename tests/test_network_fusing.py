@@ -164,7 +164,7 @@ def test_one_logit_of_two_classes_is_fused_by_shares_of_both(inputs):
     torch.manual_seed(0)
     clients = {name: MLP(6, [7], 1).eval() for name in "ab"}
     two = build_likelihood("bernoulli", Target("class", ("no", "yes")))
-    counts = [[9, 3], [3, 1]]
+    counts = [[900, 300], [300, 100]]
     settings = FunctionSettings(draws=512, seeking=SeekingSettings(share=0), distillation=None)
     like = next(iter(clients.values()))
     fusion = fuse_functions(
