@@ -145,6 +145,7 @@ def test_a_wider_network_is_nearer_to_the_teacher():
 
 
 def test_clients_of_other_widths_and_other_graphs():
+    torch.manual_seed(1)
     narrow, wide = MLP(6, [5], 4), MLP(6, [9], 4)
     example = torch.zeros(2, 6)
     teacher = teacher_of([narrow, wide], 4)

@@ -1,6 +1,8 @@
 """The commands that list and draw."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -110,7 +112,20 @@ def test_unknown_commands(monkeypatch, capsys):
 def test_version(cli):
     from importlib.metadata import version
 
+    import fedbayes
+
     assert cli("--version") == cli("version") == version("fedbayes") + "\n"
+    assert fedbayes.__version__ == version("fedbayes")
+    assert "__version__" in dir(fedbayes)
+    code = (
+        "import importlib.metadata as m, sys\n"
+        "def none(name): raise m.PackageNotFoundError(name)\n"
+        "m.version = none\n"
+        "import fedbayes\n"
+        "print(fedbayes.__version__, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0+unknown", "False"], "only on the path"
 
 
 COMPLETIONS = {
@@ -130,8 +145,6 @@ COMPLETIONS = {
 
 def test_values_are_completed():
     """As bash asks for it, without PyTorch."""
-    import subprocess
-    import sys
 
     code = """
 import os, sys
@@ -186,8 +199,6 @@ def test_data_show_draws(cli, tmp_path, suffix, begin):
 
 def test_help_is_quick_to_import():
     """Help needs neither PyTorch nor the data libraries."""
-    import subprocess
-    import sys
 
     code = "import sys, fedbayes.cli; print([m for m in ('torch', 'datasets') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -77,6 +77,23 @@ def test_such_files_can_be_fused_by_their_weights(client):
         torch.testing.assert_close(tensor, (module.state_dict()[key] + other.state_dict()[key]) / 2)
 
 
+def test_counts_in_them_are_heard_in_function_space(client):
+    folder = client[0]
+    files = [folder / "a.safetensors", folder / "b.safetensors"]
+    for out in files:
+        asked = ("posterior", folder / "m.safetensors", "--data", folder / "data.npz", "-o", out)
+        assert command(*asked, "--mean", "0", "--std", "1") == 0
+    options = ("--method", "function", "--minutes", "0", "--posterior", "last-layer")
+    report = folder / "r.json"
+    assert command("fuse", *files, "-o", folder / "g.pt2", *options, "--report", report) == 0
+    told = json.loads(report.read_text())
+    assert told["posterior"]["samples"] == 80
+    assert told["sent"][1:] == [
+        "counts of samples",
+        "curvatures of their weights, which are not used",
+    ]
+
+
 def test_inputs_are_scaled_as_the_model_says_or_as_is_given(client, capsys):
     folder, module, samples = client
     out, data = folder / "client.safetensors", folder / "data.npz"
@@ -108,6 +125,32 @@ def test_inputs_are_scaled_as_the_model_says_or_as_is_given(client, capsys):
     torch.testing.assert_close(found.factors["1"].inputs, wanted.factors["1"].inputs)
     assert command("posterior", model, "--data", data, "-o", out, "--mean", "0", "--std", "1") == 2
     assert "--mean and --std have no effect" in capsys.readouterr().err
+
+
+def test_samples_of_another_scale_have_a_way_in(client, capsys):
+    """Digits are divided by 16; an NPZ of the same numbers does not say so."""
+    from sklearn.datasets import load_digits
+
+    folder = client[0]
+    run = fedbayes.run(rounds=1, data={"clients": 2}, folder=folder / "run")
+    x, y = load_digits(return_X_y=True)
+    np.savez(folder / "digits.npz", x=x[:50].reshape(-1, 1, 8, 8), y=y[:50])
+    out = folder / "client.safetensors"
+    asked = ["posterior", folder / "run" / "model.safetensors", "--data", folder / "digits.npz"]
+    asked += ["-o", out]
+    assert command(*asked) == 2
+    assert "say so with --set data.scale=16" in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+    assert command(*asked, "--set", "data.scale=16") == 0
+    module = MLP(64, [100], 10)
+    module.load_state_dict(run.model)
+    raw = torch.from_numpy(x[:50]).float().reshape(-1, 1, 8, 8)
+    seen = (raw / 16 - run.preprocessing.mean[0]) / run.preprocessing.std[0]
+    ten = build_likelihood("categorical", Target("class", tuple("0123456789")))
+    wanted = posterior(module, ten, Samples(seen, torch.from_numpy(y[:50])))
+    found, _ = read_posterior(out)
+    torch.testing.assert_close(found.factors["1"].inputs, wanted.factors["1"].inputs)
+    assert found.counts.tolist() == np.bincount(y[:50], minlength=10).tolist()
 
 
 def test_a_network_of_ones_own_is_named(tmp_path, capsys):

@@ -332,7 +332,7 @@ def test_a_suffix_that_names_no_format_is_refused(place, tmp_path, capsys):
         (("export", folder, "-o", tmp_path / "m.h5"), ".onnx"),
         (("export", folder, "-o", tmp_path / "model"), ".safetensors"),
         (("fuse", model, model, "-o", tmp_path / "m.onnx"), ".safetensors"),
-        (("fuse", model, model, "-o", tmp_path / "m.pt", "--report", tmp_path / "r.html"), ".json"),
+        (("fuse", model, model, "-o", tmp_path / "m.pt", "--report", tmp_path / "r.txt"), ".html"),
         (("fuse", model, model, "-o", tmp_path / "m.pt", "--picture", tmp_path / "p.gif"), ".png"),
         (("calibrate", folder, "--picture", tmp_path / "p.txt"), ".png"),
         (("report", folder, "-o", tmp_path / "r.pdf"), ".html"),

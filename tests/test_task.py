@@ -21,7 +21,7 @@ from fedbayes.runs.config import Config, schema, settings
 from fedbayes.runs.folder import RunFolder
 from fedbayes.targets import Target
 from fedbayes.tools.evaluation_set import find_tests
-from fedbayes.tools.model_files import read_with_card, shared_card, write_model
+from fedbayes.tools.model_files import ModelFiles, read_with_card, write_model
 
 CLASSES = Target("class", ("no", "yes"))
 REAL = Target("real", ("y",), (1.0,), (2.0,))
@@ -259,4 +259,4 @@ def test_models_of_other_targets_are_not_fused(regression, tmp_path):
         weights = {"0.weight": torch.zeros(1, 2)}
         write_model(other, weights, dataclasses.replace(card, preprocessing=changed))
         with pytest.warns(FedbayesWarning, match=says):
-            assert shared_card([model, other]) is None
+            assert ModelFiles().card([model, other]) is None

@@ -15,6 +15,7 @@ if sys.orig_argv[1:3] == ["-m", "fedbayes.cli"]:
 from typing import TYPE_CHECKING
 
 from fedbayes.lazy import attributes
+from fedbayes.version import __version__
 
 if TYPE_CHECKING:
     from fedbayes.fusion import Fusion, fuse
@@ -31,6 +32,7 @@ __all__ = [
     "SeedRuns",
     "Simulation",
     "Step",
+    "__version__",
     "fuse",
     "resume",
     "resume_seeds",

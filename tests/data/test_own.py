@@ -68,6 +68,20 @@ def test_pictures_in_a_table(tmp_path):
     assert np.array_equal(own.x.transpose(0, 2, 3, 1), x)
 
 
+def test_raw_values_are_divided_by_what_is_said(tmp_path):
+    x = np.random.default_rng(0).integers(0, 17, (12, 4, 5))
+    for kind in (np.uint8, np.float64):
+        np.savez(tmp_path / "d.npz", x=x.astype(kind), y=np.arange(12) % 2)
+        own = load_dataset(DataSettings(path=tmp_path / "d.npz", scale=16))
+        assert own.scale == 16
+        assert float(own.mean.mean()) == pytest.approx(x.mean() / 16, rel=1e-5)
+        np.testing.assert_array_equal(own.x.reshape(x.shape), x)
+    with pytest.raises(ValidationError, match="greater than 0"):
+        DataSettings(path=tmp_path / "d.npz", scale=0)
+    with pytest.raises(ValidationError, match="scale is for your own data"):
+        DataSettings(scale=16)
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype", "seen", "scale"),
     [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedbayes.matching import MatchingSettings, match_networks, network
+from fedbayes.matching import passes as descent
 from tests.matching.test_network import forward, permuted, random_network, written_out
 
 # No deviation is 1, so that none can be left out or squared once too often.
@@ -30,7 +31,7 @@ def test_a_layers_objective_falls_by_what_the_networks_does(widths, bias, monkey
     rng = np.random.default_rng(sum(widths))
     networks, counts = clients(rng, widths, bias)
     falls = []
-    real = network._Networks._match
+    real = network._Networks.match
 
     def match(work, depth, layers, rng, joint):
         matched = real(work, depth, layers, rng, joint)
@@ -43,7 +44,7 @@ def test_a_layers_objective_falls_by_what_the_networks_does(widths, bias, monkey
             assert len(matched.objective) == 2  # one sweep
         return matched
 
-    monkeypatch.setattr(network._Networks, "_match", match)
+    monkeypatch.setattr(network._Networks, "match", match)
     settings = UNEVEN.model_copy(update={"alternations": 20, "start_gamma": 30.0})
     result = match_networks(networks, settings, counts=counts)
     assert max(falls) > 0
@@ -101,7 +102,7 @@ def test_passes_go_up_then_down_on_one_clock_and_one_rng(monkeypatch):
     networks, counts = clients(rng, [4, 5, 6, 3])
     calls, told = [], []
     ticks = iter(range(10**6))
-    real = network._Networks._match
+    real = network._Networks.match
 
     def match(work, depth, layers, rng, joint):
         calls.append((depth, joint, rng))
@@ -114,11 +115,11 @@ def test_passes_go_up_then_down_on_one_clock_and_one_rng(monkeypatch):
         sweeps.append((named["iterations"], named["rng"]))
         return one_layer(*arrays, **named)
 
-    monkeypatch.setattr(network._Networks, "_match", match)
+    monkeypatch.setattr(network._Networks, "match", match)
     monkeypatch.setattr(network, "match_layer", match_layer)
     # An objective that goes on falling, so that every pass is made.
     monkeypatch.setattr(network._Networks, "value", lambda *_: -float(next(ticks)))
-    monkeypatch.setattr(network, "perf_counter", lambda: len(sweeps))
+    monkeypatch.setattr(descent, "perf_counter", lambda: len(sweeps))
     settings = UNEVEN.model_copy(update={"alternations": 4, "starts": 2, "iterations": 3})
     result = match_networks(networks, settings, counts=counts, seed=7, watch=told.append)
     up, down = [(0, True), (1, True)], [(1, True), (0, True)]

@@ -1,10 +1,13 @@
 """What one layer's sweeps do, step by step, against the objective written out."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbayes.errors import ModelError
 from fedbayes.matching import Objective, assign, cost_matrix, layer
 from tests.matching.brute import data_terms, random_problem
 from tests.matching.test_layer import match, process
@@ -50,6 +53,33 @@ def test_new_places_are_taken_if_and_only_if_they_lower_the_objective(seed):
         )
         if abs(difference) > 1e-6:
             assert table._better(client, costs, rows, others, old, columns) == (difference < 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_without_growth_all_atoms_join_in_the_best_of_all_orders(seed):
+    """However unlike they are; a client against the objective of every order."""
+    rng = np.random.default_rng(seed)
+    atoms, precisions, mean, prior = random_problem(rng, clients=2, sizes=[4, 4], width=6)
+    objective = Objective(0.4, 1e9, None)
+    result = match(atoms, precisions, mean, prior, objective, growing=False)
+    assert result.size == 4
+    assert result.members.tolist() == [2] * 4
+    one, two = result.assignments
+    every = {
+        order: data_terms([one, np.array(order)], atoms, precisions, mean, prior, 0.4)
+        for order in permutations(range(4))
+    }
+    assert every[tuple(two)] == pytest.approx(min(every.values()))
+    apart = match(atoms, precisions, mean, prior, objective)
+    assert apart.size > 4, "with growth they would not"
+
+
+def test_without_growth_clients_have_as_many_atoms():
+    atoms, precisions, mean, prior = random_problem(
+        np.random.default_rng(0), clients=2, sizes=[4, 5]
+    )
+    with pytest.raises(ModelError, match="unlike numbers of atoms"):
+        match(atoms, precisions, mean, prior, Objective(), growing=False)
 
 
 def test_atoms_that_do_not_belong_together_are_parted():

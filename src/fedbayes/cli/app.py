@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterable
 from errno import ENOSPC
 from functools import partial
-from importlib.metadata import version
 from typing import Annotated, NoReturn, TextIO
 
 import click
@@ -19,6 +18,7 @@ from rich.segment import Segment
 
 from fedbayes.errors import FedbayesError, FedbayesWarning, plain
 from fedbayes.lazy import search_here_last
+from fedbayes.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        print(version("fedbayes"))
+        print(__version__)
         raise typer.Exit
 
 

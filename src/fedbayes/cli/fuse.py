@@ -1,6 +1,7 @@
 """`fuse`: models that were trained apart, made one."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from fedbayes.fusion.settings import FunctionSettings
     from fedbayes.models import ModelSettings
-    from fedbayes.tools.network_fusing import Outcome
+    from fedbayes.tools.fusion_report import Outcome
+    from fedbayes.tools.model_files import ModelFiles
     from fedbayes.tools.silos import Seen
 
 
@@ -30,11 +32,11 @@ def fuse(
         typer.Option(
             "--method",
             "-m",
-            help="function (what networks say, any kind of them), gpi-fnm or pfnm (matched neurons "
-            "of fully connected ones), regmean, fisher or kfac (averages by files of fedbayes "
-            "posterior), permute (average of units in one order), combined, or average. Default: "
-            "function, where what goes into the networks is known from their files or --shape; "
-            "else gpi-fnm.",
+            help="function (what networks say, any kind of them), match (matched units of networks "
+            "of one graph), gpi-fnm or pfnm (of fully connected ones), regmean, fisher or kfac "
+            "(averages by files of fedbayes posterior), permute (average of units in one order), "
+            "combined, or average. Default: function, where what goes into the networks is known "
+            "from their files or --shape; else gpi-fnm.",
         ),
     ] = None,
     counts: Annotated[
@@ -85,7 +87,10 @@ def fuse(
         ),
     ] = None,
     sums: Annotated[
-        Path | None, typer.Option(help="JSON: sums of the clients' rows, for gaussian inputs.")
+        list[Path] | None,
+        typer.Option(
+            help="JSON of fedbayes sums, for gaussian inputs; once for each client that sent some."
+        ),
     ] = None,
     width: Annotated[
         str | None,
@@ -107,6 +112,13 @@ def fuse(
     minutes: Annotated[
         float | None,
         typer.Option(min=0, help="For training end to end; 0: least squares alone."),
+    ] = None,
+    posterior: Annotated[
+        str | None,
+        typer.Option(
+            help="last-layer: predictions know how sure they are, by a Laplace approximation on "
+            "the drawn inputs; needs --counts, and a .pt2 to write."
+        ),
     ] = None,
     state: Annotated[
         Path | None,
@@ -131,7 +143,9 @@ def fuse(
     max_neurons: Annotated[
         int | None, typer.Option(min=1, help="Largest layer that --select may choose.")
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="JSON file for the full report.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="JSON file for the full report, or an HTML page of it.")
+    ] = None,
     picture: Annotated[
         Path | None,
         typer.Option(help="PNG, SVG or PDF file: shared neurons, or sizes and likeness."),
@@ -140,6 +154,8 @@ def fuse(
 ) -> None:
     """Fuse models that were trained apart into one, in one go."""
     from fedbayes.tools.fusing import FusionJob, read_grid, summary, trial_table
+    from fedbayes.tools.fusion_method import Given
+    from fedbayes.tools.model_files import ModelFiles
 
     of_function = {
         "--model": network,
@@ -155,6 +171,7 @@ def fuse(
         "--frontier": frontier,
         "--test": test,
         "--minutes": minutes,
+        "--posterior": posterior,
         "--state": state,
         "--show-inputs": show_inputs,
         "--set": settings_given,
@@ -180,21 +197,24 @@ def fuse(
         "--grid": grid,
         "--max-neurons": max_neurons,
     }
-    method = method or _method(models, of_function, of_matching)
-    if method == "function":
-        _refuse(of_matching, "function", "they are of matching, or of a combination")
+    files = ModelFiles()
+    reports = {"--report": report, "--picture": picture}
+    choice = Given(of_function, of_matching, reports).choose(method, models, out, files)
+    if choice.way == "function":
         _fuse_functions(
             models,
             out,
+            files=files,
             network=(network, settings_given or []),
             like=like,
             seen=(shape, classes, mean, std),
             inputs=inputs or "auto",
-            sums=sums,
+            sums=sums or [],
             counts=counts,
             widths=(width, bound, frontier),
             test=test,
             minutes=minutes,
+            posterior=posterior,
             seed=seed,
             report=report,
             picture=picture,
@@ -203,28 +223,40 @@ def fuse(
             as_json=as_json,
         )
         return
-    of_network = ("--model", "--shape", "--classes", "--mean", "--std", "--set")
-    if _averages(method, models, [of_function[name] for name in of_network]):
-        heard = of_network if method in ("average", "permute") else ()
-        reports = {"--report": report, "--picture": picture}
-        others = of_matching | _without(of_function, heard) | reports
-        _refuse(others, method, "they are of other methods")
+    if choice.way == "average":
         _average(
             models,
             out,
-            method=method,
+            files=files,
+            method=choice.method,
             network=(network, settings_given or []),
             seen=(shape, classes, mean, std),
             counts=counts,
             as_json=as_json,
         )
         return
-    _refuse(of_function, method, "they are of --method function")
+    settings = {name: value for name, value in given.items() if value is not None}
+    if choice.way == "graph":
+        _match(
+            models,
+            out,
+            files=files,
+            network=(network, settings_given or []),
+            seen=(shape, classes, mean, std),
+            settings=settings,
+            counts=counts,
+            seed=seed,
+            report=report,
+            picture=picture,
+            as_json=as_json,
+        )
+        return
     job = FusionJob(
         models,
         out,
-        method=method,
-        settings={name: value for name, value in given.items() if value is not None},
+        files=files,
+        method=choice.method,
+        settings=settings,
         counts=counts,
         held_out=held_out,
         grid=read_grid(grid or []),
@@ -258,54 +290,64 @@ def fuse(
         )
 
 
-def _method(models: list[Path], of_function: dict[str, Any], of_matching: dict[str, Any]) -> str:
-    """The method where none is named."""
-    from fedbayes.tools.evaluation_set import is_program
-    from fedbayes.tools.model_files import read_with_card
+def _match(
+    models: list[Path],
+    out: Path,
+    *,
+    files: "ModelFiles",
+    network: tuple[str | None, list[str]],
+    seen: tuple[str | None, int | None, str | None, str | None],
+    settings: dict[str, Any],
+    counts: Path | None,
+    seed: int,
+    report: Path | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Match networks of one graph, and tell of it."""
+    from fedbayes.tools.graph_fusing import GraphFusionJob, sizes, summary
 
-    if any(value is not None for value in of_function.values()):
-        return "function"
-    if any(value is not None for value in of_matching.values()):
-        return "gpi-fnm"
-    known = all(is_program(path) or read_with_card(path)[1] is not None for path in models)
-    return "function" if known else "gpi-fnm"
-
-
-def _refuse(options: dict[str, Any], method: str, whose: str) -> None:
-    """See that no option was given that has no effect.
-
-    Raises:
-        ConfigError: one was.
-    """
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise ConfigError(f"{', '.join(given)} have no effect on {method}: {whose}")
-
-
-def _without(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in names}
-
-
-def _averages(method: str, models: list[Path], of_network: list[Any]) -> bool:
-    """Whether networks are averaged as they are, and not as fully connected layers."""
-    from fedbayes.tools.averaging import BY_POSTERIORS
-    from fedbayes.tools.evaluation_set import is_program
-    from fedbayes.tools.model_files import read_with_card
-
-    if method in (*BY_POSTERIORS, "permute"):
-        return True
-    if method != "average":
-        return False
-    if any(value is not None for value in of_network) or is_program(models[0]):
-        return True
-    card = read_with_card(models[0])[1]
-    return card is not None and card.model.get("name", "mlp") != "mlp"
+    job = GraphFusionJob(
+        models,
+        out,
+        settings,
+        files=files,
+        network=_network(*network),
+        seen=_seen(*seen),
+        counts=counts,
+        seed=seed,
+        report=report,
+        picture=picture,
+    )
+    console = rich.get_console()
+    with console.status("reading") as status:
+        matching = job.run(status.update)
+    if as_json:
+        print(json.dumps(summary(matching)))
+        return
+    for note in matching.notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    written = ", ".join(str(path) for path in (out, report, picture) if path is not None)
+    Console().print(
+        f"match: {len(models)} models to one with units of {sizes(matching)}, "
+        f"{matching.parameters:,} parameters, in {matching.seconds:.2f} s\nwrote {written}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if len(matching.groups) > 1 and not settings.get("alternations"):
+        console.print(
+            "how many units are shared is a matter of settings: try --alternations 4 too, or more "
+            "units by --epsilon 1 --sigma0 10 --gamma 30",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _average(
     models: list[Path],
     out: Path,
     *,
+    files: "ModelFiles",
     method: str,
     network: tuple[str | None, list[str]],
     seen: tuple[str | None, int | None, str | None, str | None],
@@ -321,6 +363,7 @@ def _average(
         models,
         out,
         cast(AveragingMethod, method),
+        files=files,
         network=_network(*network),
         seen=_seen(*seen),
         counts=counts,
@@ -380,15 +423,17 @@ def _fuse_functions(
     models: list[Path],
     out: Path,
     *,
+    files: "ModelFiles",
     network: tuple[str | None, list[str]],
     like: Path | None,
     seen: tuple[str | None, int | None, str | None, str | None],
     inputs: str,
-    sums: Path | None,
+    sums: list[Path],
     counts: Path | None,
     widths: tuple[str | None, float | None, str | None],
     test: Path | None,
     minutes: float | None,
+    posterior: str | None,
     seed: int,
     report: Path | None,
     picture: Path | None,
@@ -397,7 +442,8 @@ def _fuse_functions(
     as_json: bool,
 ) -> None:
     """Fuse in function space, and tell of it."""
-    from fedbayes.tools.network_fusing import BOUND, NetworkFusionJob, summary
+    from fedbayes.tools.fusion_report import summary
+    from fedbayes.tools.network_fusing import BOUND, NetworkFusionJob
 
     width, bound, frontier = widths
     if state is not None and minutes == 0:
@@ -407,6 +453,7 @@ def _fuse_functions(
     job = NetworkFusionJob(
         models,
         out,
+        files=files,
         network=_network(*network),
         seen=_seen(*seen),
         like=like,
@@ -417,7 +464,7 @@ def _fuse_functions(
         bound=BOUND if bound is None else bound,
         frontier=() if frontier is None else _numbers("--frontier", frontier, float),
         test=test,
-        settings=_settings(minutes),
+        settings=_settings(minutes, posterior),
         seed=seed,
         report=report,
         picture=picture,
@@ -448,7 +495,7 @@ def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
 
     fusion, prior = outcome.fusion, outcome.prior
     table = Table("network", "parameters", "nats from the teacher", pad_edge=False)
-    classes = bool(fusion.by_class.numel())
+    classes = not math.isnan(fusion.likeness.agreement)
     if classes:
         table.add_column("same class as the teacher")
     rows = [
@@ -466,8 +513,8 @@ def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
         Console().print(_frontier(outcome))
     Console().print(
         f"function: {models} models to one of {fusion.parameters:,} parameters in "
-        f"{sum(fusion.seconds.values()):.1f} s, on drawn inputs ({prior.name}: {prior.assumes}); "
-        f"no data\nwrote {', '.join(map(str, written))}",
+        f"{sum(fusion.seconds.values()):.1f} s, on drawn inputs ({prior.name}: {prior.assumes})\n"
+        f"wrote {', '.join(map(str, written))}",
         highlight=False,
         soft_wrap=True,
     )
@@ -493,14 +540,21 @@ def _frontier(outcome: "Outcome") -> "Table":
     return table
 
 
-def _settings(minutes: float | None) -> "FunctionSettings":
+def _settings(minutes: float | None, posterior: str | None) -> "FunctionSettings":
+    """How networks become one.
+
+    Raises:
+        ConfigError: there is no such posterior.
+    """
     from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 
-    if minutes is None:
-        return FunctionSettings()
-    if minutes == 0:
-        return FunctionSettings(distillation=None)
-    return FunctionSettings(distillation=DistillationSettings(steps=10**9, minutes=minutes))
+    if posterior not in (None, "last-layer"):
+        raise ConfigError(f"--posterior {posterior}: there is last-layer")
+    given: dict[str, Any] = {"posterior": posterior}
+    if minutes is not None:
+        timed = DistillationSettings(steps=10**9, minutes=minutes) if minutes else None
+        given["distillation"] = timed
+    return FunctionSettings(**given)
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:

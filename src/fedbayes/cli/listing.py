@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import version as package_version
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from fedbayes.cli.app import app
 from fedbayes.cli.options import complete_key, completes
+from fedbayes.version import __version__
 
 if TYPE_CHECKING:
     from fedbayes.runs.settings import Row
@@ -140,4 +140,4 @@ def _print(console: Console, rows: Sequence["Row"]) -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    print(package_version("fedbayes"))
+    print(__version__)

@@ -1,4 +1,4 @@
-"""`posterior`: what a client computes beside its model, and sends."""
+"""`posterior`, `sums`: what a client computes beside its model, and sends."""
 
 import json
 from pathlib import Path
@@ -78,6 +78,45 @@ def posterior(
         f"wrote {out}: {done['parameters']:,} weights, the diagonal of their Fisher matrix, and "
         f"factors of {len(done['layers'])} layers, of {done['samples']:,} samples; "
         f"{done['bytes'] / 1e6:,.1f} MB",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def sums(
+    data: Annotated[
+        Path,
+        typer.Option(help="The client's own rows: read as data.path in a config is."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .json.")],
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The client's model, whose features are summed, in its order. Default: all "
+            "columns but label, group, split and drop of the settings."
+        ),
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option(help="Feature of which it is told how many rows have each value."),
+    ] = None,
+    min_rows: Annotated[
+        int, typer.Option(min=1, help="Refuse sums of fewer rows: those of one are the row.")
+    ] = 10,
+    settings: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Sums of a client's rows, for fuse --sums: no row, but means, variances and correlations."""
+    from fedbayes.tools.client_sums import SumsJob
+
+    done = SumsJob(data, out, model, settings or [], category or [], min_rows).run()
+    if as_json:
+        print(json.dumps({"path": str(out), **done}))
+        return
+    Console().print(
+        f"wrote {out}: sums of {done['rows']:,} rows of {len(done['features']):,} features, which "
+        "tell their means, variances and correlations, and no row",
         highlight=False,
         soft_wrap=True,
     )

@@ -158,11 +158,17 @@ def save_figure(figure: "Figure", path: Path) -> None:
             f"the picture {path}: the suffix says the format; name a file that ends in "
             f"{', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
         )
-    file = io.BytesIO()
-    figure.savefig(file, format=form[1:], dpi=150)
+    content = drawn(figure, form[1:])
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(file.getvalue())
+    beside.write_bytes(content)
     beside.replace(path)
+
+
+def drawn(figure: "Figure", form: str) -> bytes:
+    """A figure as the content of a file of a format: png, svg or pdf."""
+    file = io.BytesIO()
+    figure.savefig(file, format=form, dpi=150)
+    return file.getvalue()
 
 
 def _bars(

@@ -85,6 +85,13 @@ class SourceSettings(BaseModel):
         "training rows, or drop them. Default: drop for einstein, impute for others.",
     )
 
+    scale: float | None = Field(
+        None,
+        gt=0,
+        description="Own data: what raw values are divided by before all else, their largest as a "
+        "rule. Default: 255 for pictures and integers of 8 bits, 1 for others.",
+    )
+
     @property
     def drops_incomplete(self) -> bool:
         """Whether rows with missing values are left out."""

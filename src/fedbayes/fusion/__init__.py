@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         fusion_settings,
     )
     from fedbayes.fusion.function import FunctionFusion, fuse_functions
+    from fedbayes.fusion.graph_matching import GraphMatching, match_graph
     from fedbayes.fusion.posteriors import Posterior, fisher, kfac, regmean
     from fedbayes.fusion.settings import FunctionSettings
 
@@ -27,6 +28,7 @@ __all__ = [
     "Fusion",
     "FusionMethod",
     "FusionSettings",
+    "GraphMatching",
     "Layers",
     "Posterior",
     "combination",
@@ -37,6 +39,7 @@ __all__ = [
     "fuse_layers",
     "fusion_settings",
     "kfac",
+    "match_graph",
     "posterior",
     "regmean",
 ]
@@ -44,6 +47,7 @@ __all__ = [
 _PLACES = {
     **dict.fromkeys(__all__, "fedbayes.fusion.dense"),
     **dict.fromkeys(("FunctionFusion", "fuse_functions"), "fedbayes.fusion.function"),
+    **dict.fromkeys(("GraphMatching", "match_graph"), "fedbayes.fusion.graph_matching"),
     **dict.fromkeys(("Posterior", "fisher", "kfac", "regmean"), "fedbayes.fusion.posteriors"),
     "FunctionSettings": "fedbayes.fusion.settings",
     "posterior": "fedbayes.fusion.curvature",

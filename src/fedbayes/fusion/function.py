@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.calibration import Calibration, calibrate_last_layer, check_calibration
 from fedbayes.fusion.distillation import Distilled, Progress, distill
 from fedbayes.fusion.draws import CHUNK, Draws, Kept
 from fedbayes.fusion.regression import regress
@@ -49,6 +50,22 @@ class Likeness:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """How far a network says what each of the S clients says, and in the last row the teacher."""
+
+    divergence: Tensor
+    """KL(client ‖ network) in nats, the mean over held-out draws [S + 1]."""
+    by_class: Tensor
+    """Of the draws that a client gives class k, the share that the network gives it too
+    [S + 1, K]; NaN where there are none; [S + 1, 0] without classes."""
+    draws: Tensor
+    """How many draws these are, int64 [S + 1, K]."""
+    correlation: Tensor
+    """Without classes, of the predictive means of each column [S + 1, columns]; NaN where one is
+    constant; [S + 1, 0] of classes."""
+
+
+@dataclass(frozen=True)
 class FunctionFusion:
     """A fused network and how it came about."""
 
@@ -64,11 +81,14 @@ class FunctionFusion:
     """What logits are to be divided by for probabilities as the teacher's; 1 without classes."""
     clients: dict[str, Likeness]
     """Of each client's own network."""
-    by_class: Tensor
-    """Of the draws that the teacher gives a class, the share that client s gives it too [S, K], and
-    in the last row the fused network; NaN where there are none; [S + 1, 0] without classes."""
+    agreement: Agreement
+    """Of the fused network with each client, and with the teacher."""
+    ensemble: Agreement
+    """Of the teacher with each client, and with itself."""
+    calibration: Calibration | None
+    """What a posterior of its last layer does, where one was asked for."""
     seconds: dict[str, float]
-    """Time of `least squares` and `distillation`."""
+    """Time of `least squares`, `distillation` and `posterior`."""
     notes: tuple[str, ...] = field(default=())
     """What a user should know."""
 
@@ -114,6 +134,8 @@ def fuse_functions(
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
     teacher, samples = teacher_of(clients, counts, likelihood)
     kept = Kept(draws)
+    if settings.posterior is not None:
+        check_calibration(like, teacher, samples, kept.batch(-1, CHUNK)[:2])
     sought = _seeking(teacher, kept, settings)
     if settings.balance:
         sought = Kept(_balanced(teacher, sought, counts))
@@ -146,6 +168,24 @@ def fuse_functions(
         seconds["distillation"] = perf_counter() - begin
         module = distilled.module
         outputs = held_out.outputs(module)
+    calibration = None
+    if settings.posterior is not None and samples is not None:
+        begin = perf_counter()
+        say("finding how sure it is")
+        calibration = calibrate_last_layer(
+            module,
+            teacher,
+            sought,
+            batches,
+            round(sum(samples)),
+            lambda network: held_out.likeness(held_out.outputs(network)).divergence,
+        )
+        seconds["posterior"] = perf_counter() - begin
+        if calibration.idle:
+            notes.append(
+                "the posterior of the last layer brings the fused network no nearer to what the "
+                "models say together than a temperature alone: they are as sure as it is"
+            )
     return FunctionFusion(
         module.eval(),
         solved,
@@ -153,7 +193,9 @@ def fuse_functions(
         distilled,
         distilled.temperature if distilled else 1.0,
         dict(zip(clients, map(held_out.likeness, held_out.clients), strict=True)),
-        held_out.by_class([*held_out.clients, outputs]),
+        held_out.agreement(outputs),
+        held_out.agreement(held_out.taught),
+        calibration,
         seconds,
         tuple(notes),
     )
@@ -237,7 +279,6 @@ class HeldOut:
         self.clients = [torch.cat(each) for each in zip(*said, strict=True)]
         """Outputs of each client, [n, K]."""
         self.likelihood = teacher.likelihood(self.taught.shape[-1])
-        self._classes = isinstance(self.likelihood, Classes)
 
     @torch.no_grad()
     def outputs(self, network: nn.Module) -> Tensor:
@@ -248,25 +289,37 @@ class HeldOut:
     def likeness(self, outputs: Tensor) -> Likeness:
         """How far a network of these outputs says what the teacher says."""
         far = float(divergence(outputs, self.taught, self.likelihood))
-        same = outputs.argmax(-1) == self.taught.argmax(-1)
-        return Likeness(far, float(same.float().mean()) if self._classes else math.nan)
+        if not isinstance(self.likelihood, Classes):
+            return Likeness(far, math.nan)
+        same = _class(self.likelihood, outputs) == _class(self.likelihood, self.taught)
+        return Likeness(far, float(same.float().mean()))
 
-    def by_class(self, each: Sequence[Tensor]) -> Tensor:
-        """Of the draws that the teacher gives a class, the share that each network gives it.
+    def agreement(self, outputs: Tensor) -> Agreement:
+        """How far a network of these outputs says what each client, and the teacher, says."""
+        each, kind = [*self.clients, self.taught], self.likelihood
+        far = torch.stack([divergence(outputs, own, kind) for own in each])
+        none = far.new_zeros(len(each), 0)
+        if not isinstance(kind, Classes):
+            return Agreement(far, none, none.long(), self._correlation(outputs, each))
+        given, classes = _class(kind, outputs), kind.normalized(outputs[:1]).shape[-1]
+        own = [_class(kind, said) for said in each]
+        draws = torch.stack([torch.bincount(k, minlength=classes) for k in own])
+        same = torch.stack([torch.bincount(k[k == given], minlength=classes) for k in own])
+        return Agreement(far, same / torch.where(draws > 0, draws, torch.nan), draws, none)
 
-        Args:
-            each: outputs of the networks.
+    def _correlation(self, outputs: Tensor, each: Sequence[Tensor]) -> Tensor:
+        """Of predictive means, [S + 1, columns]."""
+        means = torch.stack([self.likelihood.mean(f[None]) for f in (outputs, *each)]).double()
+        centred = means - means.mean(1, keepdim=True)
+        length = centred.norm(dim=1, keepdim=True)
+        varies = length > 1e-6 * means.norm(dim=1, keepdim=True)
+        unit = centred / torch.where(varies, length, torch.nan)
+        return (unit[:1] * unit[1:]).sum(1).float()
 
-        Returns:
-            [networks, K], NaN for classes that the teacher gives no draw; [networks, 0] without
-            classes.
-        """
-        if not self._classes:
-            return torch.zeros(len(each), 0)
-        top, count = self.taught.argmax(-1), self.taught.shape[-1]
-        same = [torch.bincount(top[f.argmax(-1) == top], minlength=count) for f in each]
-        all_ = torch.bincount(top, minlength=count)
-        return torch.stack(same) / torch.where(all_ > 0, all_, torch.nan)
+
+def _class(kind: Classes, outputs: Tensor) -> Tensor:
+    """The most probable class [n] by outputs [n, width]."""
+    return kind.normalized(outputs).argmax(-1)
 
 
 def check_width(widths: Widths) -> None:

@@ -38,6 +38,8 @@ LARGEST = 2000
 """Weights of a last layer up to which its precision is whole by default."""
 PRECISIONS = tuple(float(p) for p in np.logspace(-4, 8, 37))
 """Prior precisions that are tried."""
+PIECE = 2**22
+"""Entries of covariances of outputs that are held at once."""
 _TEMPERATURES = (0.05, 20.0)
 """Bounds of the temperature."""
 
@@ -253,10 +255,16 @@ def fitted(
     def divergence(logits: Tensor) -> float:
         return float((target.exp() * (target - logits.log_softmax(-1))).sum(-1).mean())
 
+    rows = max(1, PIECE // found.width**2)
     best: tuple[float, LastLayer] | None = None
     for precision in PRECISIONS:
         tried = replace(found, precision=precision, temperature=1.0)
-        logits = expected(outputs, tried.covariance(along))
+        logits = torch.cat(
+            [
+                expected(f, tried.covariance(a))
+                for f, a in zip(torch.split(outputs, rows), torch.split(along, rows), strict=True)
+            ]
+        )
         low, high = (log(t) for t in _TEMPERATURES)
         result = minimize_scalar(
             lambda t, f=logits: divergence(f / exp(t)), bounds=(low, high), method="bounded"

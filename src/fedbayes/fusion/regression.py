@@ -115,6 +115,8 @@ def _shares(teacher: Teacher, donors: Sequence[Donor], clients: int, classes: in
     shares = teacher.shares.float()
     if shares.ndim == 1:
         shares = shares[:, None].expand(-1, classes)
+    elif classes == 1:  # one logit of two classes, in which the teacher has their mean
+        shares = shares.mean(1, keepdim=True)
     if shares.shape != (clients, classes):
         raise ModelError(
             f"the teacher's shares are of {tuple(shares.shape)} clients and classes; "

@@ -71,3 +71,8 @@ class FunctionSettings(BaseModel):
         default_factory=DistillationSettings,
         description="end to end from there; none: least squares alone",
     )
+    posterior: Literal["last-layer"] | None = Field(
+        None,
+        description="last-layer: a Laplace approximation of it on the draws, so that predictions "
+        "know how sure they are; none: a temperature alone",
+    )

@@ -3,13 +3,31 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes
 
 LIMIT = 100.0
 """Temperatures are between 1 / LIMIT and LIMIT."""
+
+
+class Cooled(nn.Module):
+    """A network whose logits are divided by a temperature, so that it is as sure as its teacher.
+
+    Args:
+        network: of inputs to logits.
+        temperature: what they are divided by.
+    """
+
+    def __init__(self, network: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.network, self.temperature = network, temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, K] of inputs [n, ...]."""
+        logits: Tensor = self.network(x)
+        return logits / self.temperature
 
 
 def temperature(outputs: Tensor, teacher_outputs: Tensor, likelihood: Classes) -> float:

@@ -81,11 +81,11 @@ def _borne(
     found: Orders, like: nn.Module, example: Tensor, told: bool, say: Callable[[str], None]
 ) -> Orders:
     """The widths that the network's own code bears: each is tried."""
-    if _computes(like, found, example):
+    if computes(like, found, example):
         return found
     result: Orders = []
     for group, order in found:
-        if _computes(like, [(group, order)], example):
+        if computes(like, [(group, order)], example):
             result.append((group, order))
             continue
         text = f"{group.layer}: the network's own code does not bear {len(order)} units"
@@ -93,7 +93,7 @@ def _borne(
             raise ModelError(f"{text}; leave it at {group.count}")
         say(f"{text}; it stays at {group.count}")
         result.append((group, list(range(group.count))))
-    if not _computes(like, result, example):
+    if not computes(like, result, example):
         raise ModelError(
             "the network's own code does not bear these widths together; name widths of single "
             "groups"
@@ -101,7 +101,8 @@ def _borne(
     return result
 
 
-def _computes(like: nn.Module, units: Orders, example: Tensor) -> bool:
+def computes(like: nn.Module, units: Orders, example: Tensor) -> bool:
+    """Whether a network's own code bears these widths: outputs are of the shape that they have."""
     changed = [(group, order) for group, order in units if order != list(range(group.count))]
     if not changed:
         return True
@@ -111,6 +112,17 @@ def _computes(like: nn.Module, units: Orders, example: Tensor) -> bool:
             return bool(answer.shape == evaluating(like)(example).shape)
     except Exception:  # whatever a module of somebody's own may raise
         return False
+
+
+def bears(own: Donor, like: nn.Module, units: Orders, example: Tensor) -> bool:
+    """Whether a network's own code computes the same at these widths, its units laid out alike."""
+    if not computes(like, units, example):
+        return False
+    try:
+        recorded(own, resized(like, units), units, example)
+    except ModelError:
+        return False
+    return True
 
 
 def recorded(own: Donor, module: nn.Module, found: Orders, example: Tensor) -> Steps:

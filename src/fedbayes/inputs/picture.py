@@ -26,18 +26,26 @@ SIGNALS = 8
 
 
 def plot_inputs(prior: InputPrior, path: Path, *, seed: int = 0) -> None:
-    """Draw some inputs of a prior into a PNG, SVG or PDF file.
+    """Write the picture of `draw_inputs` into a PNG, SVG or PDF file.
+
+    Raises:
+        RunError: the suffix is of no format that there is.
+        ConfigError: inputs have more than three axes.
+    """
+    save_figure(draw_inputs(prior, seed=seed), path)
+
+
+def draw_inputs(prior: InputPrior, *, seed: int = 0) -> "Figure":
+    """Some inputs of a prior.
 
     Images are a grid, in colour where they have three channels and else their first one in grey;
     signals are lines; of rows of a table there is a histogram of every feature, of the first 24.
 
     Args:
         prior: what draws them.
-        path: file to write; its suffix is the format.
         seed: of the draws.
 
     Raises:
-        RunError: the suffix is of no format that there is.
         ConfigError: inputs have more than three axes.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -50,9 +58,10 @@ def plot_inputs(prior: InputPrior, path: Path, *, seed: int = 0) -> None:
     count, plot = kinds[len(prior.shape)]
     figure = Figure(figsize=(8.0, 6.0), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(f"{prior.name}: {prior.assumes}", fontsize="medium", wrap=True)
+    title = f"{prior.name}: {prior.assumes}"  # may name a file, or columns
+    figure.suptitle(title, fontsize="medium", wrap=True, parse_math=False)
     plot(figure, prior.draw(count, rng).numpy())
-    save_figure(figure, path)
+    return figure
 
 
 def _grid(figure: "Figure", x: Array) -> None:

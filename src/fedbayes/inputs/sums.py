@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, did_you_mean, quoted
-from fedbayes.files import parse_json, read_text
+from fedbayes.files import parse_json, read_text, write_beside
 
 FORMAT = "fedbayes-sums-1"
 ROUNDING = 1e-6
@@ -158,7 +158,7 @@ def add_sums(several: Sequence[Sums], names: Sequence[str] = ()) -> Sums:
 
 
 def write_sums(sums: Sums, path: Path) -> None:
-    """Write sums as JSON."""
+    """Write sums as JSON, whole or not at all."""
     content = _File(
         format=FORMAT,
         count=sums.count,
@@ -170,7 +170,7 @@ def write_sums(sums: Sums, path: Path) -> None:
             for index, counts in sums.categories.items()
         },
     )
-    path.write_text(json.dumps(content.model_dump()) + "\n")
+    write_beside(path, json.dumps(content.model_dump()).encode() + b"\n")
 
 
 def read_sums(path: Path) -> Sums:

@@ -42,6 +42,7 @@ def match_layer(
     iterations: int = 5,
     rng: np.random.Generator | None = None,
     start: Sequence[Indices] | None = None,
+    growing: bool = True,
 ) -> LayerMatching:
     """Match the atoms of S clients (Algorithm 1 of the GPI-FNM paper).
 
@@ -59,13 +60,17 @@ def match_layer(
         iterations: number of sweeps after the first pass.
         rng: order of the clients in sweeps; a fixed one by default.
         start: assignments to improve, in place of the first pass.
+        growing: whether atoms may found global ones; else those of the first client are all that
+            there are, each client has as many atoms, and all of them join.
 
     Raises:
         ModelError: shapes do not fit, or there are values that are not finite.
     """
     _check(atoms, precisions, prior_mean, prior_precision)
+    if not growing and len({len(own) for own in atoms}) > 1:
+        raise ModelError("the clients have unlike numbers of atoms, and none may be added")
     rng = rng or np.random.default_rng(0)
-    layer = _Layer(atoms, precisions, prior_mean, prior_precision, objective)
+    layer = _Layer(atoms, precisions, prior_mean, prior_precision, objective, growing)
     if start is None:
         for client in sorted(range(len(atoms)), key=lambda s: -len(atoms[s])):
             layer.visit(client)
@@ -154,8 +159,9 @@ class _Layer:
         mean: Array,
         prior: Array,
         objective: Objective,
+        growing: bool = True,
     ) -> None:
-        self.objective = objective
+        self.objective, self.growing = objective, growing
         self.mean = mean
         self.blocks = blocks = Blocks(precisions, prior)
         order = blocks.order
@@ -195,7 +201,8 @@ class _Layer:
             others[old] -= 1
         rows = np.flatnonzero(others)
         costs = self._costs(client, rows, others[rows], old)
-        columns = assign(costs)
+        founding = self.growing or not len(rows)  # without growth, others hold all atoms or none
+        columns = assign(costs) if founding else linear_sum_assignment(costs)[1]
         free = np.flatnonzero(others == 0)
         new = columns == len(rows)
         found = np.empty(len(columns), dtype=np.int64)

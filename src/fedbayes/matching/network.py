@@ -21,20 +21,16 @@ are taken relative to an equal share here, lest the few weights that lead to the
 tell most of what a neuron does, count S times less than all others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from time import perf_counter
 
 import numpy as np
 
 from fedbayes.errors import ModelError
 from fedbayes.matching.costs import Array, Indices
 from fedbayes.matching.layer import LayerMatching, match_layer
+from fedbayes.matching.passes import Passes, Watch
 from fedbayes.matching.settings import MatchingSettings
-
-Watch = Callable[[str], None]
-"""Called with what is being done, for a display."""
 
 
 @dataclass(frozen=True)
@@ -92,77 +88,32 @@ def match_networks(
     """
     _check(networks, counts, names or [f"network {client}" for client in range(len(networks))])
     work = _Networks(networks, settings, counts)
-    watch = watch or (lambda _: None)
-    best: _Matched | None = None
-    starts = settings.starts if settings.alternations else 1
-    for start in range(starts):
-        say = partial(_say, watch, f"start {start + 1}/{starts}: " if starts > 1 else "")
-        rng = np.random.default_rng([seed, start])
-        found = work.top_down(rng, say)
-        if settings.alternations:
-            found = work.alternate(found, rng, say)
-        if best is None or found.objective[-1] < best.objective[-1]:
-            best = found
-    assert best is not None
+    best = work.best(seed, watch or (lambda _: None))
     return NetworkMatching(work.assemble(best.layers), best.layers, best.seconds, best.objective)
 
 
-def _say(watch: Watch, label: str, what: str) -> None:
-    watch(label + what)
+def class_shares(counts: Array | None, clients: int, outputs: int) -> Array:
+    """Of each client, its share of the samples of each class [S, K]; equal ones by default.
+
+    A class that nobody saw says nothing of anybody.
+    """
+    if counts is None:
+        return np.full((clients, outputs), 1 / clients)
+    totals = counts.sum(axis=0)
+    return np.where(totals > 0, counts / np.maximum(totals, 1), 1 / clients)
 
 
-@dataclass(frozen=True)
-class _Matched:
-    layers: list[LayerMatching]
-    seconds: list[float]
-    objective: list[float]
-
-
-class _Networks:
+class _Networks(Passes[LayerMatching]):
     """The clients' networks, and what follows from a matching of their hidden layers."""
 
     def __init__(
         self, networks: Sequence[Dense], settings: MatchingSettings, counts: Array | None
     ) -> None:
+        super().__init__(len(networks[0].weights) - 1, settings)
         self.networks = networks
-        self.settings = settings
-        self.hidden = len(networks[0].weights) - 1
         self.inputs, self.outputs = networks[0].widths[0], networks[0].widths[-1]
         self.biases = networks[0].biases is not None
-        if counts is None:
-            self.shares = np.full((len(networks), self.outputs), 1 / len(networks))
-        else:
-            totals = counts.sum(axis=0)
-            # A class that nobody saw says nothing of anybody.
-            self.shares = np.where(totals > 0, counts / np.maximum(totals, 1), 1 / len(networks))
-
-    def top_down(self, rng: np.random.Generator, watch: Watch) -> _Matched:
-        """Match every layer once, from the last to the first."""
-        layers: list[LayerMatching | None] = [None] * self.hidden
-        seconds = [0.0] * self.hidden
-        for depth in reversed(range(self.hidden)):
-            watch(f"layer {depth + 1} of {self.hidden}")
-            begin = perf_counter()
-            layers[depth] = self._match(depth, layers, rng, joint=False)
-            seconds[depth] = perf_counter() - begin
-        matched = [layer for layer in layers if layer is not None]
-        return _Matched(matched, seconds, [self.value(matched)])
-
-    def alternate(self, found: _Matched, rng: np.random.Generator, watch: Watch) -> _Matched:
-        """Go up and down the layers until a pass lowers the objective no more."""
-        layers, seconds = list(found.layers), list(found.seconds)
-        values = list(found.objective)
-        for number in range(self.settings.alternations):
-            watch(f"pass {number + 1}, objective {values[-1]:,.0f}")
-            depths = range(self.hidden)
-            for depth in depths if number % 2 == 0 else reversed(depths):
-                begin = perf_counter()
-                layers[depth] = self._match(depth, layers, rng, joint=True)
-                seconds[depth] += perf_counter() - begin
-            values.append(self.value(layers))
-            if values[-1] >= values[-2] - 1e-7 * abs(values[-2]):
-                break
-        return _Matched(layers, seconds, values)
+        self.shares = class_shares(counts, len(networks), self.outputs)
 
     def assemble(self, layers: Sequence[LayerMatching]) -> Dense:
         """The global network of a matching.
@@ -209,7 +160,7 @@ class _Networks:
             total += objective.process(layer.members, owners, len(self.networks))
         return total
 
-    def _match(
+    def match(
         self,
         depth: int,
         layers: Sequence[LayerMatching | None],

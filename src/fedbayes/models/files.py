@@ -345,7 +345,8 @@ def dense_layers(weights: Tensors, source: str) -> list[DenseLayer]:
         shape = tuple(weights[unknown[0]].shape)
         raise ModelError(
             f"{source}: {unknown[0]!r} of shape {shape} belongs to no linear layer; only fully "
-            "connected networks are matched"
+            "connected networks are matched by weights alone; others are by fedbayes fuse --method "
+            "match"
         )
     if len(layers) < 2:
         raise ModelError(f"{source} has {len(layers)} linear layers; at least two are needed")

@@ -77,12 +77,13 @@ class Steps:
             self._done.setdefault(node, []).append(used)
         self.place = {node: place for place, node in enumerate(self.nodes)}
         parameters = set(signature.inputs_to_parameters.values())
+        learnt = {node for node, name in self.names.items() if name in parameters}
+        behind = self._behind(learnt)
         self.first: frozenset[str] = frozenset(
             name
             for node in self.nodes
-            if self.depends.isdisjoint(n for n in node.all_input_nodes if n not in self.names)
-            for name in [self.names[n] for n in node.all_input_nodes if n in self.names][-1:]
-            if name in parameters
+            if behind.isdisjoint(set(node.all_input_nodes) - learnt)
+            for name in [self.names[n] for n in node.all_input_nodes if n in learnt][-1:]
         )
         """A parameter of each operation before which there is none: all else depends on them."""
 
@@ -133,7 +134,11 @@ class Steps:
     @cached_property
     def depends(self) -> set[Node]:
         """Operations on whose results some tensor of the module has an influence."""
-        found = set(self.names)
+        return self._behind(set(self.names))
+
+    def _behind(self, tensors: set[Node]) -> set[Node]:
+        """These tensors, and operations on whose results they have an influence."""
+        found = set(tensors)
         for node in self.nodes:
             if not found.isdisjoint(node.all_input_nodes):
                 found.add(node)

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +18,7 @@ from fedbayes.reports.gather import Record, Watch, gather
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
 from fedbayes.runs.display import number, words
 from fedbayes.runs.folder import writable
+from fedbayes.version import __version__
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "global_nll": ("NLL", ".4g"),
@@ -87,13 +87,6 @@ def render(records: Sequence[Record], made: datetime | None = None) -> str:
         records: what the runs tell.
         made: the time that the page names as its own; now if None.
     """
-    environment = Environment(
-        loader=PackageLoader("fedbayes.reports", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     charts = [chart for make in FIGURES.values() for chart in make(records) if telling(chart)]
     data = {
         "runs": [record.label for record in records],
@@ -102,35 +95,55 @@ def render(records: Sequence[Record], made: datetime | None = None) -> str:
     }
     columns, rows = _table(records)
     most = max(5, LISTED_CLIENTS // len(records))
-    return environment.get_template("page.html").render(
-        title=", ".join(record.label for record in records),
-        about=_about(records),
-        headlines=headlines(records),
-        columns=columns,
-        rows=rows,
-        ended=all(record.ending != "so far" for record in records),
-        notes=[(record.label, note) for record in records for note in record.notes],
-        labels=[record.label for record in records],
-        differences=differences(records),
-        settings=list(records[0].settings.items()) if len(records) == 1 else [],
-        sections=_sections(charts),
-        clients=[_clients(run, record, most) for run, record in enumerate(records)],
-        by_class=[
-            (run, [(name, "–" if share is None else f"{share:.4f}") for name, share in found])
-            for run, record in enumerate(records)
-            # The diagonal of a confusion matrix tells it too.
-            if record.confusion is None and (found := record.by_class())
-        ],
-        made=f"{made or datetime.now().astimezone():{_TIME}}",
-        version=version("fedbayes"),
-        light=LIGHT,
-        dark=DARK,
-        # JSON has no NaN; invalid numbers were left out of the charts.
-        data=json.loads(json.dumps(data, default=float, allow_nan=False)),
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            title=", ".join(record.label for record in records),
+            about=_about(records),
+            headlines=headlines(records),
+            columns=columns,
+            rows=rows,
+            ended=all(record.ending != "so far" for record in records),
+            notes=[(record.label, note) for record in records for note in record.notes],
+            labels=[record.label for record in records],
+            differences=differences(records),
+            settings=list(records[0].settings.items()) if len(records) == 1 else [],
+            sections=_sections(charts),
+            clients=[_clients(run, record, most) for run, record in enumerate(records)],
+            by_class=[
+                (run, [(name, "–" if share is None else f"{share:.4f}") for name, share in found])
+                for run, record in enumerate(records)
+                # The diagonal of a confusion matrix tells it too.
+                if record.confusion is None and (found := record.by_class())
+            ],
+            made=stamp(made),
+            version=__version__,
+            light=LIGHT,
+            dark=DARK,
+            # JSON has no NaN; invalid numbers were left out of the charts.
+            data=json.loads(json.dumps(data, default=float, allow_nan=False)),
+        )
     )
 
 
 _TIME = "%Y-%m-%d %H:%M"
+
+
+def environment() -> Environment:
+    """Where templates are, and how they are filled: all text is escaped."""
+    return Environment(
+        loader=PackageLoader("fedbayes.reports", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def stamp(made: datetime | None = None) -> str:
+    """A time as pages show it; now by default."""
+    return f"{made or datetime.now().astimezone():{_TIME}}"
 
 
 def _about(records: Sequence[Record]) -> list[str]:

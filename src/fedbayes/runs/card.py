@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,6 +13,7 @@ from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.runs.config import Config, complete_task
+from fedbayes.version import __version__
 
 WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std; 0 where missing"
 """What the network of a file of weights takes."""
@@ -82,7 +82,7 @@ class Card:
             client,
             task=task,
             attack=config.attack.model_dump(exclude_none=True) if config.attack.active else {},
-            fedbayes=_version(),
+            fedbayes=__version__,
         )
         return replace(card, outputs=network_outputs(card.likelihood))
 
@@ -170,10 +170,3 @@ def program_outputs(likelihood: Likelihood) -> str:
     if likelihood.target.kind == "labels":
         return f"probability of each label [n, labels]: {names}"
     return f"predictive mean [n, columns] in the unit of the target: {names}"
-
-
-def _version() -> str:
-    try:
-        return version("fedbayes")
-    except PackageNotFoundError:
-        return ""

@@ -4,6 +4,7 @@ Light to import (no PyTorch), so that a command shows something before it loads 
 """
 
 import math
+import re
 import signal
 import statistics
 import sys
@@ -74,7 +75,7 @@ def number(value: float | None) -> str:
 
 def words(metric: str) -> str:
     """The name of a metric for people, as in `global accuracy`."""
-    return metric.replace("_", " ").replace("nll", "NLL")
+    return re.sub(r"\bece\b", "ECE", metric.replace("_", " ").replace("nll", "NLL"))
 
 
 def clock(seconds: float) -> str:

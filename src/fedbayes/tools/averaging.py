@@ -18,7 +18,7 @@ from fedbayes.models import ModelSettings
 from fedbayes.models.units import find_units
 from fedbayes.runs.folder import writable
 from fedbayes.tensors import Tensors, parameter_count
-from fedbayes.tools.model_files import WEIGHTS, check_models, read_counts, write_model
+from fedbayes.tools.model_files import WEIGHTS, ModelFiles, check_models, read_counts, write_model
 from fedbayes.tools.posterior_files import read_posterior
 from fedbayes.tools.silos import Seen, read_silos
 
@@ -40,6 +40,8 @@ class AveragingJob:
     counts: Path | None = None
     """Samples of each model and class; posteriors bring their own."""
     settings: AveragingSettings = field(default_factory=AveragingSettings)
+    files: ModelFiles = field(default_factory=ModelFiles)
+    """Those that were read before."""
 
     def run(self, watch: Callable[[str], object]) -> dict[str, Any]:
         """Read, average and write; nothing is written unless all went well.
@@ -67,7 +69,7 @@ class AveragingJob:
 
     def _by_posteriors(self, watch: Callable[[str], object]) -> tuple[Tensors, dict[str, Any]]:
         watch("reading posteriors")
-        found = [read_posterior(path) for path in self.models]
+        found = [read_posterior(path, self.files) for path in self.models]
         cards = [card for _, card in found]
         first = cards[0]
         if first is not None and any(
@@ -84,7 +86,7 @@ class AveragingJob:
         return weights, {"samples": [one.samples for one, _ in found]}
 
     def _plainly(self, watch: Callable[[str], object]) -> tuple[Tensors, dict[str, Any]]:
-        silos = read_silos(self.models, self.network, self.seen)
+        silos = read_silos(self.models, self.network, self.seen, files=self.files)
         if silos.programs:
             raise ModelError(
                 "programs are not averaged; give files of weights, or use --method function"

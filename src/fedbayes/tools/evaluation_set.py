@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
+from fedbayes.data.differences import SCALE
 from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
@@ -91,12 +92,13 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     return replace(tests, trusted=trusted)
 
 
-def find_training(model: Path, path: Path, given: Sequence[str]) -> EvaluationSet:
+def find_training(model: Path | None, path: Path, given: Sequence[str]) -> EvaluationSet:
     """The samples of a client's own, as its network sees them: those to train on, where a part is
     to test on.
 
     Args:
-        model: the client's network, which may say how its samples are standardized.
+        model: the client's network, which may say how its samples are standardized; None if it
+            does not matter.
         path: its data.
         given: settings, of which those of `[data]` say how they are read.
 
@@ -104,7 +106,7 @@ def find_training(model: Path, path: Path, given: Sequence[str]) -> EvaluationSe
         FedbayesError: what cannot be read, or does not fit.
     """
     trusted = named_by(given)
-    card, source = _known(model, None, trusted)
+    card, source = (None, "") if model is None else _known(model, None, trusted)
     of_data = [entry for entry in given if not entry.strip().startswith("model.")]
     of_data = [*_beside(card, source, of_data), f"data.path={json.dumps(str(path))}"]
     tests = _new_rows(Config.load(None, of_data), path, card, source, training=True)
@@ -260,7 +262,7 @@ def _new_rows(
     """
     settings = config.data
     asked = settings.model_fields_set - {"name"}
-    used = {"path", "dir", "label", "group", "split", "missing"}
+    used = {"path", "dir", "label", "group", "split", "missing", "scale"}
     if card is None:
         used |= {"classes", "drop", "features"}
     idle = sorted(asked - used)
@@ -353,4 +355,11 @@ def _fit(dataset: Dataset, before: Preprocessing, name: str) -> None:
         ModelError: it is not.
     """
     for what, then, now in differences(before, dataset, may_lack_names=True):
-        raise ModelError(f"{name} has {what} {now}; the model was trained on {then}")
+        way = ""
+        if what == SCALE and dataset.name == "own":
+            way = (
+                f". If the file has the same raw numbers as the training had, which are divided by "
+                f"{then} to lie about within 0 and 1, say so with --set data.scale={then}; if they "
+                "were divided already, multiply them first"
+            )
+        raise ModelError(f"{name} has {what} {now}; the model was trained on {then}{way}")

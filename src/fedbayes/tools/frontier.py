@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,14 @@ from fedbayes.fusion.combining import combine
 from fedbayes.fusion.draws import Draws
 from fedbayes.fusion.function import FunctionFusion, HeldOut, Likeness
 from fedbayes.fusion.teacher import Function, Teacher, frozen
-from fedbayes.likelihoods import evaluate, total
+from fedbayes.likelihoods import Classes, evaluate, total
+from fedbayes.metrics import calibrate
 from fedbayes.models.resize import with_weights
 from fedbayes.runs.display import words
 from fedbayes.tensors import Samples, parameter_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Scale:
                 sum(mark.parameters for mark in marks),
                 sum(mark.multiplications for mark in marks),
                 Likeness(0.0, 1.0 if not math.isnan(best.likeness.agreement) else math.nan),
-                self._metrics(self.teacher),
+                self.metrics(self.teacher),
             ),
         ]
 
@@ -97,11 +101,14 @@ class Scale:
             parameter_count(dict(network.state_dict())),
             multiplications(network, self.example),
             found,
-            self._metrics(frozen(network, name)),
+            self.metrics(frozen(network, name)),
             width,
         )
 
-    def _metrics(self, function: Function) -> dict[str, float]:
+    def metrics(self, function: Function) -> dict[str, float]:
+        """On test samples, the headline first, of classes with the calibration error; empty
+        without samples.
+        """
         if self.test is None:
             return {}
 
@@ -110,7 +117,11 @@ class Scale:
 
         with torch.no_grad():
             kind = self.teacher.likelihood(function(self.example).shape[-1])
-            return kind.metrics(total(evaluate(kind, draw, self.test)))
+            terms = evaluate(kind, draw, self.test)
+            found = kind.metrics(total(terms))
+            if isinstance(kind, Classes):
+                found["ece"] = calibrate(terms["confidence"], terms["correct"].bool()).error
+            return found
 
 
 def average(networks: Sequence[nn.Module]) -> nn.Module | None:
@@ -132,11 +143,15 @@ def multiplications(network: nn.Module, x: Tensor) -> int:
 
 
 def plot_frontier(marks: Sequence[Mark], path: Path) -> None:
-    """Draw divergence, and the headline metric on test samples, against size and multiplications.
+    """Write the picture of `draw_frontier` into a PNG, SVG or PDF file."""
+    save_figure(draw_frontier(marks), path)
+
+
+def draw_frontier(marks: Sequence[Mark]) -> "Figure":
+    """Divergence, and the headline metric on test samples, against size and multiplications.
 
     Args:
         marks: fused networks of several widths, and the clients'.
-        path: PNG, SVG or PDF file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -165,5 +180,9 @@ def plot_frontier(marks: Sequence[Mark], path: Path) -> None:
                 axes.set_xlabel(size)
             if not column:
                 axes.set_ylabel(label)
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    save_figure(figure, path)
+    legend = figure.legend(
+        *grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4
+    )
+    for text in legend.get_texts():  # names of files may have dollar signs
+        text.set_parse_math(False)
+    return figure

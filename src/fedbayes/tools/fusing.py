@@ -4,7 +4,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.model_files import (
     WEIGHTS,
+    ModelFiles,
     check_models,
     read_counts,
     read_models,
     read_samples,
-    shared_card,
     write_model,
 )
 
@@ -67,6 +67,8 @@ class FusionJob:
     seed: int = 0
     report: Path | None = None
     picture: Path | None = None
+    files: ModelFiles = field(default_factory=ModelFiles)
+    """Those that were read before."""
 
     def run(self, watch: Callable[[str], None]) -> tuple[Fusion, list["Trial"]]:
         """Read, fuse and write; nothing is written unless all went well.
@@ -88,8 +90,8 @@ class FusionJob:
             if path is not None:
                 writable(path, what, formats)
         check_models(self.models, self.out)
-        models = read_models(self.models)
-        card = shared_card(self.models)
+        models = read_models(self.models, self.files)
+        card = self.files.card(self.models)
         target = None if card is None else card.preprocessing.target
         if self.counts is not None and target is not None and not target.classes:
             raise ModelError(
@@ -116,7 +118,7 @@ class FusionJob:
                 on_trial=lambda done, total: watch(f"tried {done} of {total}"),
             )
         if self.picture is not None:
-            plot_matching(fusion, self.picture)
+            plot_fusion(fusion, self.picture)
         if self.report is not None:
             content = {**report(fusion), "trials": [trial.record() for trial in trials]}
             write_beside(self.report, json.dumps(content, indent=1).encode())
@@ -324,30 +326,53 @@ def summary(fusion: Fusion) -> dict[str, Any]:
     }
 
 
-def plot_matching(fusion: Fusion, path: Path) -> None:
+def plot_fusion(fusion: Fusion, path: Path) -> None:
     """Draw which model has a share in which fused neuron, layer by layer, into a picture."""
+    layers = [
+        (f"hidden layer {depth + 1}", size, [own[depth] for own in fusion.assignments.values()])
+        for depth, size in enumerate(fusion.sizes)
+    ]
+    plot_matching(fusion.method, list(fusion.assignments), fusion.parameters, layers, path)
+
+
+def plot_matching(
+    method: str,
+    models: Sequence[str],
+    parameters: int,
+    layers: Sequence[tuple[str, int, Sequence[npt.NDArray[np.int64]]]],
+    path: Path,
+) -> None:
+    """Draw which model has a share in which fused unit into a picture.
+
+    Args:
+        method: that matched them.
+        models: files.
+        parameters: scalars of the fused model.
+        layers: of each, its name, its fused units, and which of these each model's units became.
+        path: the picture.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    names = [Path(name).stem for name in fusion.assignments]
-    depths = len(fusion.sizes)
+    names = [Path(name).stem for name in models]
+    depths = len(layers)
     row = max(2.4, min(8.0, 0.22 * len(names) + 1.2))
     figure = Figure(figsize=(11.0, depths * row + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(depths, 2, squeeze=False, width_ratios=[4, 1])
-    figure.suptitle(f"{fusion.method}: {len(names)} models, {fusion.parameters:,} parameters")
-    for depth, (size, (left, right)) in enumerate(zip(fusion.sizes, grid, strict=True)):
+    figure.suptitle(f"{method}: {len(names)} models, {parameters:,} parameters")
+    for (layer, size, assignments), (left, right) in zip(layers, grid, strict=True):
         owned = np.zeros((len(names), size))
-        for client, places in enumerate(fusion.assignments.values()):
-            owned[client, places[depth]] = 1.0
+        for client, places in enumerate(assignments):
+            owned[client, places] = 1.0
         members = owned.sum(axis=0).astype(int)
         # Colour is the number of owners, so that columns read as one neuron.
         image = np.where(owned > 0, members, np.nan)
         drawn = left.imshow(
             image, aspect="auto", interpolation="nearest", cmap="cividis", vmin=1, vmax=len(names)
         )
-        left.set_title(f"hidden layer {depth + 1}: {size} neurons", loc="left", fontsize="medium")
+        left.set_title(f"{layer}: {size} neurons", loc="left", fontsize="medium")
         left.set_xlabel("fused neuron, the most shared first")
         if len(names) <= 40:
             left.set_yticks(range(len(names)), names, fontsize="small")

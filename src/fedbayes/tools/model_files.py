@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -83,20 +83,43 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     )
 
 
+class ModelFiles:
+    """Files of weights, each read once, when somebody asks for it first."""
+
+    def __init__(self) -> None:
+        self._found: dict[Path, tuple[Tensors, Card | None]] = {}
+
+    def __getitem__(self, path: Path) -> tuple[Tensors, Card | None]:
+        """As `read_with_card`."""
+        if path not in self._found:
+            self._found[path] = read_with_card(path)
+        return self._found[path]
+
+    def card(self, paths: Sequence[Path]) -> Card | None:
+        """As `shared_card`, of these files."""
+        return shared_card({path: self[path][1] for path in paths})
+
+
 _ALONE = "To fuse it, save its weights alone, without a card: torch.save(weights, 'FILE.pt')"
 
 
-def read_models(paths: Sequence[Path]) -> dict[str, list[DenseLayer]]:
-    """Fully connected networks from files, each read once, by path.
+def read_models(
+    paths: Sequence[Path], files: ModelFiles | None = None
+) -> dict[str, list[DenseLayer]]:
+    """Fully connected networks from files, by path.
+
+    Args:
+        paths: the files.
+        files: those that were read before.
 
     Raises:
         ModelError: a file is no such network, or is named twice.
     """
-    models = {}
+    models, files = {}, files or ModelFiles()
     for path in paths:
         if str(path) in models:
             raise ModelError(f"{path} is named twice; a model counts once")
-        weights, card = read_with_card(path)
+        weights, card = files[path]
         if card is not None:
             card.require_trusted("task.likelihood", way=_ALONE)
         if card is not None and card.likelihood.head() is not None:
@@ -125,12 +148,14 @@ def check_models(models: Sequence[Path], out: Path) -> None:
         raise ModelError("there is one model, and nothing to fuse it with; name two or more")
 
 
-def shared_card(paths: Sequence[Path]) -> Card | None:
+def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
     """The card of the first model, if all have one and see the same of a sample.
 
     What sees other inputs cannot be fused: if two models say that they do, it is told.
+
+    Args:
+        found: the cards of models, by their files.
     """
-    found = {path: read_with_card(path)[1] for path in paths}
     cards = {path: card for path, card in found.items() if card is not None}
     for path, card in cards.items():
         first, base = next(iter(cards.items()))
@@ -155,7 +180,7 @@ def shared_card(paths: Sequence[Path]) -> Card | None:
                 stacklevel=3,
             )
             return None
-    return next(iter(cards.values())) if len(cards) == len(paths) else None
+    return next(iter(cards.values())) if len(cards) == len(found) else None
 
 
 def write_model(path: Path, weights: Tensors, card: Card | None = None) -> None:

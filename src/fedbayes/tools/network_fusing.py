@@ -1,17 +1,14 @@
 """Fusion in function space, from files to files: network, report, pictures."""
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
@@ -20,14 +17,14 @@ from fedbayes.fusion.distillation import Progress
 from fedbayes.fusion.draws import Kept
 from fedbayes.fusion.function import (
     FunctionFusion,
-    Likeness,
     check_width,
     fuse_functions,
     teacher_of,
 )
 from fedbayes.fusion.settings import FunctionSettings
-from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs, read_sums
-from fedbayes.likelihoods import Classes
+from fedbayes.fusion.teacher import frozen
+from fedbayes.fusion.temperature import Cooled
+from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
 from fedbayes.models import ModelSettings
 from fedbayes.runs.card import (
     PROGRAM_INPUTS,
@@ -36,9 +33,18 @@ from fedbayes.runs.card import (
     program_outputs,
 )
 from fedbayes.runs.folder import writable
+from fedbayes.tools.client_sums import sums_of_clients
 from fedbayes.tools.export import program_file
 from fedbayes.tools.frontier import Mark, Scale, plot_frontier
-from fedbayes.tools.model_files import WEIGHTS, check_models, read_counts, read_samples, write_model
+from fedbayes.tools.fusion_report import PAGES, REPORTS, Outcome, write_report
+from fedbayes.tools.model_files import (
+    WEIGHTS,
+    ModelFiles,
+    check_models,
+    read_counts,
+    read_samples,
+    write_model,
+)
 from fedbayes.tools.posterior_files import sent_counts
 from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
 
@@ -65,8 +71,8 @@ class NetworkFusionJob:
     """A file whose network the fused one is like; the first model by default."""
     inputs: str = "auto"
     """The input prior."""
-    sums: Path | None = None
-    """Of the clients' rows, for the prior `gaussian`."""
+    sums: Sequence[Path] = ()
+    """Files of clients' rows' sums, for the prior `gaussian`."""
     counts: Path | None = None
     width: float | None = 1.0
     """In that of `like`; None: the least of `frontier` within `bound`."""
@@ -79,13 +85,15 @@ class NetworkFusionJob:
     settings: FunctionSettings = field(default_factory=FunctionSettings)
     seed: int = 0
     report: Path | None = None
-    """JSON."""
+    """JSON, or a page in HTML."""
     show_inputs: Path | None = None
     """A picture of some inputs."""
     picture: Path | None = None
     """Of the frontier."""
     state: Path | None = None
     """Where distillation is kept, to go on from."""
+    files: ModelFiles = field(default_factory=ModelFiles)
+    """Those that were read before."""
 
     def run(
         self,
@@ -99,10 +107,12 @@ class NetworkFusionJob:
         """
         widths = self._widths()
         self._check_paths()
-        silos = read_silos(self.models, self.network, self.seen, self.like)
+        silos = read_silos(self.models, self.network, self.seen, self.like, self.files)
         self._check_form(silos)
         prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
-        counts, notes = self._counts(silos)
+        counts, notes = counts_of(self.counts, self.models, silos, self.files)
+        if counts is not None and counts.shape[1] == 1:
+            counts = counts[:, 0]
         test = None
         if self.test is not None:
             preprocessing = silos.preprocessing
@@ -129,37 +139,38 @@ class NetworkFusionJob:
                 break
         chosen = self._chosen(fusions)
         marks: list[Mark] = []
-        if len(fusions) > 1 or test is not None or self.picture is not None:
+        page = self.report is not None and self.report.suffix.lower() in PAGES
+        if len(fusions) > 1 or test is not None or self.picture is not None or page:
             watch("comparing")
             marks = [scale.fused(fusion, width) for width, fusion in fusions.items()]
             marks += scale.clients(networks)
-        outcome = Outcome(fusions[chosen], chosen, prior, marks, (*notes, *prior.notes))
+        sent = {
+            "their weights": True,
+            "counts of samples": counts is not None,
+            "sums of rows": bool(self.sums),
+            "curvatures of their weights, which are not used": bool(notes),
+        }
+        outcome = Outcome(
+            fusions[chosen],
+            chosen,
+            prior,
+            silos,
+            inputs,
+            marks,
+            self._trust(fusions[chosen], scale),
+            tuple(what for what, given in sent.items() if given),
+            (*notes, *prior.notes),
+        )
         self._write(outcome, silos)
         return outcome
 
-    def _counts(self, silos: Silos) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
-        """Samples of each client and class, and what to say of where they come from.
-
-        Raises:
-            DataError: the file of counts cannot be read, or does not fit the models.
-            ModelError: they are of other classes than the models.
-        """
-        if self.counts is None:
-            sent = sent_counts(self.models)
-            return sent, () if sent is None else ("counts of classes are those in the files",)
-        counts, outputs = read_counts(self.counts, self.models), silos.likelihood.outputs
-        known = outputs if isinstance(silos.likelihood, Classes) else 1
-        if counts.shape[1] in (1, known):
-            return counts, ()
-        way = f"{outputs}"
-        if known == 1:
-            way = (
-                "none; leave --counts out, or give a number of samples for each model, as "
-                "[[40], [60]]"
-            )
-        raise ModelError(
-            f"{self.counts} has counts of {counts.shape[1]} classes, and the models tell {way}"
-        )
+    def _trust(self, fusion: FunctionFusion, scale: Scale) -> dict[str, dict[str, float]]:
+        """Metrics on test samples of the network as it is, with a temperature, with a posterior."""
+        found = fusion.calibration
+        if found is None or scale.test is None:
+            return {}
+        ways = {"network": fusion.module, "temperature": found.cooled, "posterior": found.module}
+        return {way: scale.metrics(frozen(network)) for way, network in ways.items()}
 
     def _widths(self) -> list[float]:
         """That are tried, narrow to wide.
@@ -209,6 +220,8 @@ class NetworkFusionJob:
         if self.out.suffix.lower() == PROGRAM:
             return
         program = f"write a program, as in -o {self.out.with_suffix(PROGRAM)}"
+        if self.settings.posterior is not None:
+            raise ModelError(f"a file of weights has no room for a posterior; {program}")
         if silos.programs and silos.settings is None:
             raise ModelError(f"weights of a program's graph load into no network; {program}")
         if self.width != 1 and not silos.dense:
@@ -226,7 +239,7 @@ class NetworkFusionJob:
         """
         outputs = {
             "the model": (self.out, (*WEIGHTS, PROGRAM)),
-            "the report": (self.report, (".json",)),
+            "the report": (self.report, REPORTS),
             "the picture": (self.picture, PICTURES),
             "the picture of inputs": (self.show_inputs, PICTURES),
         }
@@ -236,75 +249,94 @@ class NetworkFusionJob:
         check_models(self.models, self.out)
 
     def _write(self, outcome: "Outcome", silos: Silos) -> None:
-        fusion, prior, likelihood = outcome.fusion, outcome.prior, silos.likelihood
-        model = None if silos.dense else silos.settings
-        card = Card(
-            silos.preprocessing,
-            {} if model is None else model.model_dump(mode="json", exclude={"weights"}),
-            {"name": "fuse function", "inputs": prior.name},
-            {} if silos.card is None else silos.card.data,
-            0,
-            outputs=network_outputs(likelihood),
-            task={} if silos.card is None else silos.card.task,
-        )
+        fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration
         if self.show_inputs is not None:
             plot_inputs(prior, self.show_inputs, seed=self.seed)
         if self.picture is not None:
             plot_frontier(outcome.marks, self.picture)
         if self.report is not None:
-            content = json.dumps(report(outcome), indent=1, allow_nan=False).encode()
-            write_beside(self.report, content)
-        if self.out.suffix.lower() != PROGRAM:
-            write_model(self.out, dict(fusion.module.state_dict()), card if silos.told else None)
-            return
-        network: nn.Module = fusion.module
-        if fusion.temperature != 1:
-            network = nn.Sequential(network, Cooled(fusion.temperature)).eval()
-        inputs = PROGRAM_INPUTS if silos.told else UNTOLD
-        card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
-        raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
-        content = program_file(network, silos.preprocessing, likelihood, card, raw)
-        write_beside(self.out, content)
+            write_report(outcome, self.report)
+        method = {"name": "fuse function", "inputs": prior.name}
+        answering: nn.Module | None = None
+        if found is not None:
+            method["posterior"], answering = "last-layer", found.module
+        elif fusion.temperature != 1:
+            answering = Cooled(fusion.module, fusion.temperature).eval()
+        write_network(self.out, fusion.module, silos, method, answering)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a fusion in function space."""
+def counts_of(
+    path: Path | None, models: Sequence[Path], silos: Silos, files: ModelFiles
+) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+    """Samples of each client and class, and what to say of where they come from.
 
-    fusion: FunctionFusion
-    """The network that was written, and how it came about."""
-    width: float
-    """Of it."""
-    prior: InputPrior
-    """Where inputs came from."""
-    marks: list[Mark]
-    """Of all widths, and the clients' networks; none where one width was asked for alone."""
-    told: tuple[str, ...] = ()
-    """What a user should know of inputs and counts."""
+    Args:
+        path: a file of counts; those in the models' files if there is none.
+        models: their files.
+        silos: what is in them.
+        files: those whose weights were read before.
+
+    Raises:
+        DataError: the file of counts cannot be read, or does not fit the models.
+        ModelError: they are of other classes than the models.
+    """
+    if path is None:
+        sent = sent_counts(models, files)
+        return sent, () if sent is None else ("counts of classes are those in the files",)
+    counts, known = read_counts(path, models), silos.likelihood.target.classes
+    if counts.shape[1] in (1, known):
+        return counts, ()
+    way = f"{known}"
+    if not known:
+        way = (
+            "none; leave --counts out, or give a number of samples for each model, as [[40], [60]]"
+        )
+    raise ModelError(f"{path} has counts of {counts.shape[1]} classes, and the models tell {way}")
+
+
+def write_network(
+    path: Path,
+    network: nn.Module,
+    silos: Silos,
+    method: Mapping[str, str],
+    answering: nn.Module | None = None,
+) -> None:
+    """Write a fused network: weights, or a `.pt2` program of raw samples.
+
+    Args:
+        path: the file.
+        network: of samples as the silos' networks see them.
+        silos: what it was fused from.
+        method: how, for the file's card.
+        answering: what a program computes in its place, by a temperature or a posterior.
+    """
+    likelihood = silos.likelihood
+    model = None if silos.dense else silos.settings
+    card = Card(
+        silos.preprocessing,
+        {} if model is None else model.model_dump(mode="json", exclude={"weights"}),
+        dict(method),
+        {} if silos.card is None else silos.card.data,
+        0,
+        outputs=network_outputs(likelihood),
+        task={} if silos.card is None else silos.card.task,
+    )
+    if path.suffix.lower() != PROGRAM:
+        write_model(path, dict(network.state_dict()), card if silos.told else None)
+        return
+    inputs = PROGRAM_INPUTS if silos.told else UNTOLD
+    card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
+    raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
+    content = program_file(answering or network, silos.preprocessing, likelihood, card, raw)
+    write_beside(path, content)
 
 
 def _say(watch: Callable[[str], object], before: str, text: str) -> None:
     watch(before + text)
 
 
-class Cooled(nn.Module):
-    """Logits by a temperature, so that their probabilities are as sure as the teacher's.
-
-    Args:
-        temperature: what they are divided by.
-    """
-
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """Of the same shape."""
-        return logits / self.temperature
-
-
 def drawn(
-    silos: Silos, name: str, sums: Path | None = None, seed: int = 0
+    silos: Silos, name: str, sums: Sequence[Path] = (), seed: int = 0
 ) -> tuple[InputPrior, Inputs]:
     """A prior for the inputs of networks, and its draws as they see them.
 
@@ -316,13 +348,13 @@ def drawn(
     prior = build_prior(
         name,
         seen.shape,
-        sums=None if sums is None else read_sums(sums),
+        sums=sums_of_clients(sums, seen.features) if sums else None,
         features=seen.features,
     )
     mean, std = torch.tensor(seen.mean), torch.tensor(seen.std)
     if len(seen.shape) == 1:  # rows are in their own units, images in [0, 1]
         mean, std = mean * seen.scale, std * seen.scale
-        if prior.name == "gaussian" and sums is None:  # as networks see rows
+        if prior.name == "gaussian" and not sums:  # as networks see rows
             if silos.programs and silos.card is None:
                 raise ConfigError(
                     "programs take rows in units that are not known here; give the clients' sums "
@@ -335,51 +367,3 @@ def drawn(
                 std = 1 / deviation
                 mean = -torch.tensor(own.mean) * own.scale / deviation
     return prior, Inputs(prior, mean, std, seed)
-
-
-def report(outcome: Outcome) -> dict[str, Any]:
-    """All there is to know of a fusion, for JSON."""
-    fusion, prior = outcome.fusion, outcome.prior
-    distilled = fusion.distilled
-    return {
-        **summary(outcome),
-        "inputs": {"name": prior.name, "assumes": prior.assumes},
-        "sent": "the networks' weights, and counts or sums where they were given; no data",
-        "after_least_squares": _shown(fusion.solved),
-        "temperature": fusion.temperature,
-        "distillation": None
-        if distilled is None
-        else {
-            "step": distilled.step,
-            "ended": distilled.ended,
-            "checks": [list(check) for check in distilled.checks],
-        },
-        "clients": {name: _shown(likeness) for name, likeness in fusion.clients.items()},
-        "agreement_by_class": [
-            [None if math.isnan(share) else share for share in row]
-            for row in fusion.by_class.tolist()
-        ],
-        "frontier": [mark.record() for mark in outcome.marks],
-        "seconds": fusion.seconds,
-        "notes": [*outcome.told, *fusion.notes],
-    }
-
-
-def summary(outcome: Outcome) -> dict[str, Any]:
-    """What came out, in short."""
-    fusion = outcome.fusion
-    return {
-        "method": "function",
-        "width": outcome.width,
-        "parameters": fusion.parameters,
-        **_shown(fusion.likeness),
-        "seconds_in_all": sum(fusion.seconds.values()),
-    }
-
-
-def _shown(likeness: Likeness) -> dict[str, float | None]:
-    agreement = likeness.agreement
-    return {
-        "divergence": likeness.divergence,
-        "agreement": None if math.isnan(agreement) else agreement,
-    }

@@ -35,7 +35,7 @@ from fedbayes.runs.folder import writable
 from fedbayes.seals import check_seal, sealed
 from fedbayes.tensors import Samples, Tensors, named, parameter_count, part
 from fedbayes.tools.evaluation_set import find_training, is_program, refuse_own_order
-from fedbayes.tools.model_files import read_with_card
+from fedbayes.tools.model_files import ModelFiles, read_with_card
 
 VERSION = "1"
 """Of the form of the files."""
@@ -243,13 +243,17 @@ def write_posterior(path: Path, found: Posterior, card: Card | None = None) -> i
     return len(data)
 
 
-def read_posterior(path: Path) -> tuple[Posterior, Card | None]:
+def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posterior, Card | None]:
     """A posterior from a file, checked: a stranger's factors are what factors can be.
+
+    Args:
+        path: the file.
+        files: those whose weights were read before.
 
     Raises:
         ModelError: it is absent, damaged, or holds none.
     """
-    _, card = read_with_card(path)
+    _, card = (files or ModelFiles())[path]
     data = read_bytes(path)
     if metadata(data).get(POSTERIOR) != VERSION:
         raise ModelError(
@@ -290,15 +294,19 @@ def read_posterior(path: Path) -> tuple[Posterior, Card | None]:
     return Posterior(weights, int(samples), counts, factors, diagonal), card
 
 
-def sent_counts(paths: Sequence[Path]) -> npt.NDArray[np.int64] | None:
+def sent_counts(paths: Sequence[Path], files: ModelFiles) -> npt.NDArray[np.int64] | None:
     """Samples of each client and class [S, K], where all files are posteriors that say so.
+
+    Args:
+        paths: the files.
+        files: those whose weights were read before.
 
     Raises:
         ModelError: a file is damaged, or they count other classes.
     """
     if any(is_program(path) or not is_posterior(path) for path in paths):
         return None
-    counts = [read_posterior(path)[0].counts for path in paths]
+    counts = [read_posterior(path, files)[0].counts for path in paths]
     found = [table.numpy() for table in counts if table is not None]
     if len(found) < len(paths):
         return None

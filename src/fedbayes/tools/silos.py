@@ -19,7 +19,7 @@ from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors
 from fedbayes.tools.evaluation_set import is_program
-from fedbayes.tools.model_files import read_with_card, shared_card
+from fedbayes.tools.model_files import ModelFiles
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,11 @@ class Silos:
 
 
 def read_silos(
-    paths: Sequence[Path], network: ModelSettings | None, seen: Seen, like: Path | None = None
+    paths: Sequence[Path],
+    network: ModelSettings | None,
+    seen: Seen,
+    like: Path | None = None,
+    files: ModelFiles | None = None,
 ) -> Silos:
     """Networks from files: weights of a network that is named or that their cards name, weights of
     fully connected networks by their shapes, or programs of `torch.export`.
@@ -73,6 +77,7 @@ def read_silos(
         network: of files that do not say theirs.
         seen: of inputs and outputs, where the files do not say.
         like: a file whose network the fused one is to be like; the first by default, or `network`.
+        files: those that were read before.
 
     Raises:
         ModelError: a file cannot be read, is of another network, or too little is known.
@@ -89,16 +94,20 @@ def read_silos(
         )
     if all(programs):
         return _programs(paths, network, seen, like)
-    return _weights(paths, network, seen, like)
+    return _weights(paths, network, seen, like, files or ModelFiles())
 
 
 def _weights(
-    paths: Sequence[Path], network: ModelSettings | None, seen: Seen, like: Path | None
+    paths: Sequence[Path],
+    network: ModelSettings | None,
+    seen: Seen,
+    like: Path | None,
+    files: ModelFiles,
 ) -> Silos:
-    card = shared_card(paths)
+    card = files.card(paths)
     if card is not None and card.preprocessing.permuted:
         raise ModelError("the networks see pixels in orders of their own, and cannot be fused")
-    found = {str(path): read_with_card(path) for path in [*paths, *([like] if like else [])]}
+    found = {str(path): files[path] for path in [*paths, *([like] if like else [])]}
     if card is None and any(own is not None for _, own in found.values()):
         raise ModelError(
             "the models do not all say that they see the same inputs and tell the same target, as "

@@ -308,7 +308,7 @@ def _assemble(
         official_train=trained if parted else None,
         groups=None if group_index is None else group_index[order],
         group_names=group_names,
-        scale=255.0 if x.dtype == np.uint8 else 1.0,
+        scale=settings.scale or (255.0 if x.dtype == np.uint8 else 1.0),
         features=features,
         notes=tuple(notes),
     )

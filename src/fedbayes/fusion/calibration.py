@@ -1,0 +1,140 @@
+"""How sure a fused network is, by a posterior of its last layer, beside a temperature alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fedbayes.errors import ModelError
+from fedbayes.fusion.draws import CHUNK, Draws
+from fedbayes.fusion.laplace import LARGEST, LastLayer, calibrated, find_last, fitted, last_layer
+from fedbayes.fusion.teacher import Teacher
+from fedbayes.fusion.temperature import Cooled, temperature
+from fedbayes.likelihoods.categorical import Categorical
+
+FITTED = 4
+"""Batches of held-out draws that precision and temperatures are found on."""
+FIRST = 4
+"""Held-out batches before them, which networks are compared on."""
+MOST_CLASSES = 200
+"""Classes of a posterior: predictions need covariances of all pairs."""
+MEMORY = 512 * 2**20
+"""Bytes that fitting a whole covariance may hold; larger ones are taken with factors."""
+NOTHING = 1e-4
+"""Nats that make no difference."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fused network with a posterior of its last layer, and with a temperature alone."""
+
+    module: nn.Module
+    """The network whose logits know how sure they are, in evaluation mode."""
+    gaussian: LastLayer
+    """The posterior."""
+    samples: int
+    """Of the clients, all together."""
+    cooled: Cooled
+    """The network with a temperature alone, found on the same draws."""
+    divergence: float
+    """KL(teacher ‖ network) in nats, of the network with the posterior, on draws of neither."""
+    divergence_cooled: float
+    """Likewise, with a temperature alone."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the posterior brings the network no nearer to the teacher than a temperature."""
+        return self.divergence > self.divergence_cooled - NOTHING
+
+
+def calibrate_last_layer(
+    module: nn.Module,
+    teacher: Teacher,
+    draws: Draws,
+    batches: int,
+    samples: int,
+    measure: Callable[[nn.Module], float],
+) -> Calibration:
+    """A Laplace approximation of the last layer (`fusion.laplace`), as sure as the teacher is.
+
+    Args:
+        module: the fused network, of a logit for each class.
+        teacher: what the clients say together.
+        draws: inputs; those of numbers from 0 are taken as seen in training, and prior precision
+            and temperature are found on held-out ones.
+        batches: how many of the former.
+        samples: that the clients trained on.
+        measure: the divergence of a network from the teacher, on other draws.
+
+    Raises:
+        ModelError: the network does not end with a linear layer.
+    """
+    with torch.no_grad():
+        kind = teacher.likelihood(teacher(draws.batch(0, CHUNK)[:2]).shape[-1])
+    assert isinstance(kind, Categorical)
+    found = last_layer(
+        module,
+        kind,
+        lambda number: draws.batch(number, CHUNK),
+        batches,
+        samples,
+        kind=_kind(module, draws.batch(0, CHUNK)),
+    )
+    held_out = [draws.batch(-1 - FIRST - number, CHUNK) for number in range(FITTED)]
+    found, _ = fitted(found, module, teacher, lambda number: held_out[number], FITTED)
+    with torch.no_grad():
+        own, said = (torch.cat([f(x) for x in held_out]) for f in (module.eval(), teacher))
+    cooled = Cooled(module, temperature(own, said, kind)).eval()
+    whole = calibrated(module, found).eval()
+    return Calibration(whole, found, samples, cooled, measure(whole), measure(cooled))
+
+
+def _kind(module: nn.Module, x: Tensor) -> Literal["full", "kron"]:
+    """Whole where that is small, and small to fit."""
+    _, linear = find_last(module, x)
+    width, columns = linear.weight.shape
+    weights = width * (columns + (linear.bias is not None))
+    held = 8 * width * weights * FITTED * CHUNK
+    return "full" if weights <= LARGEST and held <= MEMORY else "kron"
+
+
+def check_calibration(
+    like: nn.Module, teacher: Teacher, samples: Sequence[float] | None, x: Tensor
+) -> None:
+    """See that a network can have a posterior of its last layer, before anything is computed.
+
+    Args:
+        like: a network of the wanted graph.
+        teacher: what the clients say together.
+        samples: of each client; None if it is not known.
+        x: inputs.
+
+    Raises:
+        ModelError: it cannot.
+    """
+    with torch.no_grad():
+        kind = teacher.likelihood(teacher(x).shape[-1])
+    if not isinstance(kind, Categorical):
+        raise ModelError(
+            f"a posterior of the last layer is for a logit of each class (categorical), and these "
+            f"outputs are of the likelihood {kind.name}; leave it out"
+        )
+    if kind.outputs > MOST_CLASSES:
+        raise ModelError(
+            f"a posterior of the last layer is for up to {MOST_CLASSES} classes, and there are "
+            f"{kind.outputs}: a prediction needs the covariance of all; leave it out"
+        )
+    if samples is None:
+        raise ModelError(
+            "a posterior depends on how many samples the clients trained on; give their counts "
+            "with --counts, as [[40, 2], [3, 60]], or leave it out"
+        )
+    if isinstance(like, GraphModule):
+        raise ModelError(
+            "a posterior of the last layer needs a network whose layers are known, and programs "
+            "are graphs of operations; name the network of the fused one, with --model or --like"
+        )
+    find_last(like, x)
