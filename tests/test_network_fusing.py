@@ -209,7 +209,7 @@ def test_networks_of_other_widths_and_a_wider_program(photos, tmp_path):
         (("--inputs", "leafs"), "did you mean 'leaves'"),
         (("--inputs", "gone.npz"), "gone.npz"),
         (("--gamma", "2"), "--gamma have no effect on function"),
-        (("--set", "rounds=3"), "settings of the model alone"),
+        (("--set", "rounds=3"), "settings of the model (model.KEY)"),
         (("--shape", "3,x"), "--shape 3,x: give numbers"),
         (("--shape", "3,8"), "fails on inputs of shape (3, 8)"),
         (("--classes", "5"), "holds no weights"),

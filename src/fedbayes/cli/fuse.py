@@ -16,7 +16,6 @@ from fedbayes.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedbayes.fusion.settings import FunctionSettings
     from fedbayes.models import ModelSettings
     from fedbayes.tools.fusion_report import Outcome
     from fedbayes.tools.model_files import ModelFiles
@@ -61,7 +60,7 @@ def fuse(
         typer.Option(
             "--model",
             help="Network of files that do not say theirs, as in a config; its settings with "
-            "--set model.KEY=VALUE.",
+            "--set model.KEY=VALUE, those of a fusion in function space with function.KEY=VALUE.",
         ),
     ] = None,
     like: Annotated[
@@ -398,7 +397,10 @@ def _network(name: str | None, settings: list[str]) -> "ModelSettings | None":
 
     foreign = [entry for entry in settings if not entry.strip().startswith("model.")]
     if foreign:
-        raise ConfigError(f"--set {foreign[0]}: a fusion has settings of the model alone")
+        raise ConfigError(
+            f"--set {foreign[0]}: a fusion has settings of the model (model.KEY), and in function "
+            "space its own (function.KEY)"
+        )
     of_network = [] if name is None else [f"model.name={name}"]
     return Config.load(None, [*of_network, *settings]).model if name or settings else None
 
@@ -442,10 +444,14 @@ def _fuse_functions(
     as_json: bool,
 ) -> None:
     """Fuse in function space, and tell of it."""
+    from fedbayes.tools.function_settings import function_settings
     from fedbayes.tools.fusion_report import summary
     from fedbayes.tools.network_fusing import BOUND, NetworkFusionJob
 
     width, bound, frontier = widths
+    name, settings = network
+    own = [entry for entry in settings if entry.strip().startswith("function.")]
+    of_model = [entry for entry in settings if entry not in own]
     if state is not None and minutes == 0:
         raise ConfigError("--state has no effect with --minutes 0: there is no training to keep")
     if bound is not None and width != "free":
@@ -454,7 +460,7 @@ def _fuse_functions(
         models,
         out,
         files=files,
-        network=_network(*network),
+        network=_network(name, of_model),
         seen=_seen(*seen),
         like=like,
         inputs=inputs,
@@ -464,7 +470,7 @@ def _fuse_functions(
         bound=BOUND if bound is None else bound,
         frontier=() if frontier is None else _numbers("--frontier", frontier, float),
         test=test,
-        settings=_settings(minutes, posterior),
+        settings=function_settings(own, minutes, posterior),
         seed=seed,
         report=report,
         picture=picture,
@@ -538,23 +544,6 @@ def _frontier(outcome: "Outcome") -> "Table":
             style="bold" if mark.width == outcome.width else None,
         )
     return table
-
-
-def _settings(minutes: float | None, posterior: str | None) -> "FunctionSettings":
-    """How networks become one.
-
-    Raises:
-        ConfigError: there is no such posterior.
-    """
-    from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
-
-    if posterior not in (None, "last-layer"):
-        raise ConfigError(f"--posterior {posterior}: there is last-layer")
-    given: dict[str, Any] = {"posterior": posterior}
-    if minutes is not None:
-        timed = DistillationSettings(steps=10**9, minutes=minutes) if minutes else None
-        given["distillation"] = timed
-    return FunctionSettings(**given)
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:

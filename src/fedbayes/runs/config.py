@@ -184,7 +184,7 @@ class Config(BaseModel):
     @classmethod
     def _changed(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Self:
         for override in overrides:
-            _override(settings, override)
+            assign(settings, override)
         return cls.create(**settings)
 
     def dump(self) -> str:
@@ -428,8 +428,12 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None
 
 
-def _override(settings: dict[str, Any], override: str) -> None:
-    """Apply one `a.b=value`; the value is TOML, or else taken as a string."""
+def assign(settings: dict[str, Any], override: str) -> None:
+    """Apply one `a.b=value`; the value is TOML, or else taken as a string.
+
+    Raises:
+        ConfigError: it is none, or a part of the key is no table.
+    """
     key, equals, text = override.partition("=")
     if key and not equals:
         raise ConfigError(f"{key} has no value; write key=value, as in training.lr=0.05")

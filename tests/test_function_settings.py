@@ -1,0 +1,53 @@
+"""Settings of a fusion in function space from options."""
+
+import pytest
+
+from fedbayes.errors import ConfigError
+from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
+from fedbayes.tools.function_settings import function_settings
+
+
+def test_nothing_given_is_the_default():
+    assert function_settings([]) == FunctionSettings()
+
+
+def test_settings_of_all_tables():
+    found = function_settings(
+        [
+            "function.draws=512",
+            "function.balance=true",
+            "function.seeking.share=0",
+            "function.distillation.lr=0.01",
+            "function.distillation.loss=kl",
+        ],
+        posterior="last-layer",
+    )
+    assert (found.draws, found.balance, found.seeking.share) == (512, True, 0)
+    assert found.distillation == DistillationSettings(lr=0.01, loss="kl")
+    assert found.posterior == "last-layer"
+
+
+def test_minutes():
+    assert function_settings([], 0).distillation is None
+    found = function_settings(["function.distillation.lr=0.01"], 2.5).distillation
+    assert found == DistillationSettings(lr=0.01, minutes=2.5, steps=10**9)
+
+
+@pytest.mark.parametrize(
+    ("entries", "minutes", "words"),
+    [
+        (["function.drawn=5"], None, "function.drawn is no setting.*'function.draws'"),
+        (["function.draws=5"], None, "function.draws is 5; expected integer >= 64"),
+        (["function.seeking.share=2"], None, "function.seeking.share is 2; expected number"),
+        (["function.lr=1"], None, "did you mean 'function.distillation.lr'"),
+        (["function.distillation.lrs=1"], None, "did you mean 'function.distillation.lr'"),
+        (["function.distillation.loss=nll"], None, "auto | logits | kl"),
+        (["function.distillation=0"], None, "is a table of settings, such as .*--minutes 0"),
+        (["function.distillation.lr=1"], 0, "lr has no effect with --minutes 0"),
+        (["function.distillation.steps=1"], 1, "steps and --minutes exclude each other"),
+        (["function=3"], None, "it is a table of settings"),
+    ],
+)
+def test_what_is_no_setting_is_told(entries, minutes, words):
+    with pytest.raises(ConfigError, match=words):
+        function_settings(entries, minutes)
