@@ -1,10 +1,14 @@
 """`fedbayes reproduce`: measurements that are kept, tables and figures."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from fedbayes.errors import ConfigError, DataError, RunError
+from fedbayes.fusion.function import fuse_functions
+from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.papers import EXPERIMENTS, combined, em_view, gpi_fnm, reproduce
 from fedbayes.papers.experiment import (
     Results,
@@ -67,7 +71,9 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "name", ["gpi-fnm-one-shot", "gpi-fnm-fig2", "gpi-fnm-fig3", "gpi-fnm-fig4"]
 )
-def test_figures_on_digits(name, tmp_path):
+def test_figures_on_digits(name, tmp_path, monkeypatch):
+    quick = FunctionSettings(distillation=DistillationSettings(steps=200))
+    monkeypatch.setattr(gpi_fnm, "fuse_functions", partial(fuse_functions, settings=quick))
     text = reproduce(name, tmp_path, datasets=["digits"])
     assert "GPI-FNM is ahead of PFNM in every setting" in text
     assert (tmp_path / name / "figure.png").exists()
