@@ -13,6 +13,7 @@ from fedbayes.runs.settings import explain, rows
 Table = TypeVar("Table", bound=BaseModel)
 TABLE = "function."
 TRAINING = "function.distillation."
+(POSTERIORS,) = (row.choices for row in rows(FunctionSettings) if row.key == "posterior")
 
 
 def function_settings(
@@ -44,6 +45,8 @@ def function_settings(
                 raise ConfigError(f"{TRAINING}{name} and --minutes exclude each other")
         training |= {"steps": 10**9, "minutes": minutes}
     if posterior is not None:
+        if posterior not in POSTERIORS:
+            raise ConfigError(f"--posterior {posterior}: there is {', '.join(POSTERIORS)}")
         table["posterior"] = posterior
     distillation = None if minutes == 0 else _checked(DistillationSettings, training, TRAINING)
     return _checked(FunctionSettings, table, TABLE).model_copy(
