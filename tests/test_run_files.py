@@ -331,8 +331,9 @@ def test_a_torn_checkpoint_leaves_the_one_before(tmp_path):
         steps = iter(simulation)
         for _ in range(3):
             next(steps)
+        simulation._flusher.wait()  # what the newest replaces is on its way out
         shutil.copytree(tmp_path / "run", tmp_path / "cut")
-    assert RunFolder(tmp_path / "cut").rounds()[-2:] == [2, 3]  # 1 may be on its way out
+    assert RunFolder(tmp_path / "cut").rounds() == [2, 3]
     checkpoint(tmp_path / "cut").write_bytes(b"")
     with pytest.raises(RunError, match="remove it, to go on from round 2, whose"):
         fedbayes.resume(tmp_path / "cut")
