@@ -25,7 +25,27 @@ class Draws(Protocol):
         """Other inputs, made of these, that are drawn as often."""
 
 
-class Kept:
+class Derived:
+    """Draws that are made of others; `batch` says how.
+
+    Args:
+        draws: where they come from.
+    """
+
+    def __init__(self, draws: Draws) -> None:
+        self.draws = draws
+
+    @property
+    def seed(self) -> int:
+        """That of the draws."""
+        return self.draws.seed
+
+    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """As `Draws.augmented`."""
+        return self.draws.augmented(x, rng)
+
+
+class Kept(Derived):
     """Draws that are kept for whoever asks again, up to so many bytes; the rest is drawn anew.
 
     Args:
@@ -34,13 +54,9 @@ class Kept:
     """
 
     def __init__(self, draws: Draws, memory: int = MEMORY) -> None:
-        self.draws, self.memory = draws, memory
+        super().__init__(draws)
+        self.memory = memory
         self._kept: dict[tuple[int, int], Tensor] = {}
-
-    @property
-    def seed(self) -> int:
-        """That of the draws."""
-        return self.draws.seed
 
     def batch(self, number: int, count: int) -> Tensor:
         """As `Draws.batch`; not to be changed in place."""
@@ -52,7 +68,3 @@ class Kept:
             self.memory -= x.nbytes
             self._kept[key] = x
         return x
-
-    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        """As `Draws.augmented`."""
-        return self.draws.augmented(x, rng)

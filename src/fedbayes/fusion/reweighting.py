@@ -15,7 +15,7 @@ from torch import Tensor
 from fedbayes import seeds
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
-from fedbayes.fusion.draws import Draws
+from fedbayes.fusion.draws import Derived, Draws
 
 CANDIDATES = 4
 """Inputs that are drawn for each that is taken."""
@@ -112,7 +112,7 @@ def _unmet(
     return f"no weights of the draws meet all means together: {listed(told)}; draw more, or others"
 
 
-class Balanced:
+class Balanced(Derived):
     """Draws that are taken from several times as many such that means of features are as wanted.
 
     Args:
@@ -131,17 +131,9 @@ class Balanced:
         names: Sequence[str] = (),
         slack: float = 0.0,
     ) -> None:
-        self.draws, self.features, self.wanted = draws, features, wanted
+        super().__init__(draws)
+        self.features, self.wanted = features, wanted
         self.names, self.slack = names, slack
-
-    @property
-    def seed(self) -> int:
-        """That of the draws."""
-        return self.draws.seed
-
-    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        """As `Draws.augmented`."""
-        return self.draws.augmented(x, rng)
 
     def batch(self, number: int, count: int) -> Tensor:
         """As `Draws.batch`: the same for the same number; some inputs may come twice.

@@ -6,13 +6,13 @@ from torch.nn import functional
 
 from fedbayes import seeds
 from fedbayes.errors import ModelError
-from fedbayes.fusion.draws import Draws
+from fedbayes.fusion.draws import Derived, Draws
 from fedbayes.fusion.settings import SeekingSettings
 from fedbayes.fusion.teacher import Function, Teacher
 from fedbayes.likelihoods import Classes
 
 
-class Seeker:
+class Seeker(Derived):
     """Draws of which some are moved up the gradient of a class' probability under the teacher.
 
     A prior of pictures hardly draws what the teacher takes for some classes, and a fused network
@@ -29,17 +29,9 @@ class Seeker:
     def __init__(
         self, draws: Draws, teacher: Teacher, settings: SeekingSettings | None = None
     ) -> None:
-        self.draws, self.teacher = draws, teacher
+        super().__init__(draws)
+        self.teacher = teacher
         self.settings = settings or SeekingSettings()
-
-    @property
-    def seed(self) -> int:
-        """That of the draws."""
-        return self.draws.seed
-
-    def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        """As `Draws.augmented`."""
-        return self.draws.augmented(x, rng)
 
     def batch(self, number: int, count: int) -> Tensor:
         """As `Draws.batch`: the same for the same number.
