@@ -253,8 +253,8 @@ def _balanced(teacher: Teacher, draws: Draws, counts: npt.ArrayLike | None) -> B
     table = torch.as_tensor(0 if counts is None else counts, dtype=torch.float64)
     if table.ndim != 2 or table.shape[1] < 2:
         raise ConfigError(
-            "balance takes inputs by counts of classes, and there are none; give the samples of each "
-            "client and class, or leave it out"
+            "balance takes inputs by counts of classes, and there are none; give the samples of "
+            "each client and class, or leave it out"
         )
     classes = table.shape[1]
 
