@@ -123,7 +123,7 @@ def _brier(y: Array, p: Array, threshold: float) -> float:
     from sklearn.metrics import mean_squared_error
 
     if p.ndim > y.ndim:  # several classes: the sum over them
-        return p.shape[1] * float(mean_squared_error(y[:, None] == np.arange(p.shape[1]), p))
+        return int(p.shape[1]) * float(mean_squared_error(y[:, None] == np.arange(p.shape[1]), p))
     return float(mean_squared_error(y, p))
 
 

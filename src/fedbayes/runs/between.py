@@ -1,13 +1,20 @@
-"""How metrics differ between clients: the mean, the worst client, the spread; where none is."""
+"""How metrics differ between clients: the mean, the worst client, the spread; where none is.
+
+Light to import (no PyTorch), as what is shown while a run goes.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.measures import better
+from fedbayes.targets import Target
+
+if TYPE_CHECKING:
+    from fedbayes.likelihoods import Likelihood
 
 BETWEEN = ("mean", "worst", "spread")
 """What is told of a metric over clients: tables such as `global_worst` of a line."""
@@ -19,7 +26,7 @@ class Between:
 
     each: Mapping[int, Mapping[str, float]]
     """By client and name; NaN where a metric is undefined on a client's test rows."""
-    likelihood: Likelihood
+    likelihood: "Likelihood"
     """Whose headline says of a metric of one's own whether higher is better."""
 
     @property
@@ -78,3 +85,97 @@ class Between:
 
     def _finite(self, name: str) -> list[float]:
         return [value for value in self.defined(name).values() if math.isfinite(value)]
+
+
+def tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The newest tables of how metrics differ between clients, such as `global_worst`."""
+    found = {}
+    for table in (f"{whose}_{kind}" for whose in ("global", "local") for kind in BETWEEN):
+        if line := _newest(lines, "metrics", table):
+            found[table] = line["metrics"][table]
+    return found
+
+
+def per_client(
+    lines: Sequence[Mapping[str, Any]], names: Sequence[str], target: Target
+) -> dict[str, Any]:
+    """The newest metrics of each client by its name.
+
+    Args:
+        lines: of the rounds.
+        names: of the clients.
+        target: what is predicted.
+
+    Returns:
+        `per_client`: by `global` (the global model on its test rows) and `local` (its own model),
+        the client and the metric, None where it has none. `undefined`: of whose test rows a metric
+        has no value. `positive_class`, of two. Nothing where no round tells.
+    """
+    told: dict[str, Any] = {}
+    undefined: dict[str, Any] = {}
+    for whose in ("global", "local"):
+        line = _newest(lines, "by_client", whose)
+        if line is None:
+            continue
+        columns = line["by_client"][whose]
+        told[whose] = {
+            name: {metric: values[client] for metric, values in columns.items()}
+            for client, name in enumerate(names)
+        }
+        if lacking := line.get("undefined", {}).get(whose):
+            undefined[whose] = {m: [names[c] for c in clients] for m, clients in lacking.items()}
+    if not told:
+        return {}
+    return {
+        "per_client": told,
+        **({"undefined": undefined} if undefined else {}),
+        **({"positive_class": target.names[1]} if target.classes == 2 else {}),
+    }
+
+
+def _newest(lines: Sequence[Mapping[str, Any]], entry: str, key: str) -> Mapping[str, Any] | None:
+    """The newest line whose entry has such a key."""
+    return next((line for line in reversed(lines) if key in line.get(entry, {})), None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric of a model, of all test rows and between clients; None where there is no value."""
+
+    metric: str
+    whole: float | None
+    """Of all test rows together, of the global model alone."""
+    mean: float | None
+    spread: float | None
+    worst: float | None
+    client: str
+    """The name of the worst client."""
+    undefined: tuple[str, ...]
+    """Clients on whose test rows it is undefined."""
+
+
+def rows(summary: Mapping[str, Any], whose: str) -> list[Row]:
+    """What a summary tells of the metrics of each client, for tables.
+
+    Args:
+        summary: as `summary.json`: its `metrics`, `per_client` and `undefined`.
+        whose: `global` or `local`.
+    """
+    each = summary.get("per_client", {}).get(whose, {})
+    metrics = summary["metrics"]
+    mean = metrics.get("global_mean" if whose == "global" else "local", {})
+    spread, worst = (metrics.get(f"{whose}_{kind}", {}) for kind in ("spread", "worst"))
+    undefined = summary.get("undefined", {}).get(whose, {})
+    names = list(dict.fromkeys(name for own in each.values() for name in own))
+    return [
+        Row(
+            name,
+            metrics.get("global", {}).get(name) if whose == "global" else None,
+            mean.get(name),
+            spread.get(name),
+            worst.get(name),
+            next((c for c, own in each.items() if own[name] == worst.get(name, math.nan)), ""),
+            tuple(undefined.get(name, ())),
+        )
+        for name in names
+    ]

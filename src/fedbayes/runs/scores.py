@@ -144,7 +144,7 @@ class GlobalEvaluation:
 
 def _by_client(measures: Collection[str], columns: Tensors, sizes: list[int]) -> Tensors:
     """Of each client, metrics of its own rows of predictions, float64 [S] by name of the score."""
-    parts = {name: values.split(sizes) for name, values in columns.items()}
+    parts = {name: torch.split(values, sizes) for name, values in columns.items()}
     found = [
         measured(measures, {name: rows[client] for name, rows in parts.items()})
         for client in range(len(sizes))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedbayes.federation.attacks.adversary import SUCCESS
-from fedbayes.runs.between import BETWEEN
+from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, Metrics
 from fedbayes.runs.lines import GLOBAL, of_noise_alone, troubles_of
@@ -48,9 +48,9 @@ def summarize(simulation: "Simulation") -> Metrics:
         "metrics": {
             "global": last["metrics"]["global"] if last else {},
             "local": local,
-            **_between(lines),
+            **tables(lines),
         },
-        **_per_client(simulation, lines),
+        **per_client(lines, simulation.data.partition.names, simulation.likelihood.target),
         "bytes_down": progress.bytes_down,
         "bytes_up": progress.bytes_up,
         "link_down": sum(line.get("link_down", 0) for line in lines),
@@ -73,44 +73,6 @@ def summarize(simulation: "Simulation") -> Metrics:
         "engine": config.engine,
         "stopped_reason": _reason(simulation, lines),
         "folder": str(simulation.folder.path),
-    }
-
-
-def _between(lines: Sequence[Metrics]) -> Metrics:
-    """The newest tables of how metrics differ between clients."""
-    tables = (f"{whose}_{kind}" for whose in ("global", "local") for kind in BETWEEN)
-    told = {
-        table: next((m for line in reversed(lines) if (m := line["metrics"].get(table))), None)
-        for table in tables
-    }
-    return {table: metrics for table, metrics in told.items() if metrics is not None}
-
-
-def _per_client(simulation: "Simulation", lines: Sequence[Metrics]) -> Metrics:
-    """The newest metrics of each client by its name, of which class they are where they are of one,
-    and of whose test rows a metric has no value. Nothing where no round tells.
-    """
-    told: Metrics = {}
-    undefined: Metrics = {}
-    names = simulation.data.partition.names
-    for whose in ("global", "local"):
-        line = next((x for x in reversed(lines) if whose in x.get("by_client", {})), None)
-        if line is None:
-            continue
-        columns = line["by_client"][whose]
-        told[whose] = {
-            name: {metric: values[client] for metric, values in columns.items()}
-            for client, name in enumerate(names)
-        }
-        if lacking := line.get("undefined", {}).get(whose):
-            undefined[whose] = {m: [names[c] for c in clients] for m, clients in lacking.items()}
-    if not told:
-        return {}
-    target = simulation.likelihood.target
-    return {
-        "per_client": told,
-        **({"undefined": undefined} if undefined else {}),
-        **({"positive_class": target.names[1]} if target.classes == 2 else {}),
     }
 
 
