@@ -1,12 +1,11 @@
 """How good predictions are: terms of single samples, and the scores that they add up to."""
 
-from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
 
-from fedbayes.likelihoods.base import Classes, Likelihood
+from fedbayes.likelihoods.base import Classes, Likelihood, example_scores
 from fedbayes.likelihoods.measures import PREDICTION, SCORE, measured, predictions
 from fedbayes.tensors import Samples, Tensors
 
@@ -71,16 +70,6 @@ def predictor(likelihood: Likelihood, draw: Callable[[Tensor], Tensor]) -> Predi
 def score_names(likelihood: Likelihood) -> frozenset[str]:
     """Names of the scores of a likelihood."""
     return frozenset(example_scores(likelihood))
-
-
-@lru_cache(maxsize=8)
-def example_scores(likelihood: Likelihood) -> Mapping[str, float]:
-    """The scores of a single sample of zeros."""
-    head, target = likelihood.head(), likelihood.target
-    f = torch.zeros(1, likelihood.outputs)
-    shape = (1,) if target.classes else (1, target.columns)
-    y = torch.zeros(shape, dtype=torch.int64 if target.classes else torch.float32)
-    return total(likelihood.terms((f if head is None else head(f))[None], y))
 
 
 def scored(

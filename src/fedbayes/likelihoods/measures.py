@@ -9,20 +9,18 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedbayes.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
     from fedbayes.likelihoods.base import Likelihood
     from fedbayes.tensors import Tensors
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 
 AUTO = "auto"
 """In place of names: those of `default_measures`."""
@@ -63,6 +61,8 @@ def _indicators(y: Array, p: Array) -> tuple[Array, Array]:
     Of two classes C is 1, that of the second. Only those are left of which there are samples and
     others: of the rest nothing can be ranked.
     """
+    import numpy as np
+
     if p.ndim == 1:
         y, p = y[:, None], p[:, None]
     elif y.ndim == 1:
@@ -108,6 +108,7 @@ def _f1(y: Array, p: Array, threshold: float) -> float:
 
 
 def _balanced_accuracy(y: Array, p: Array, threshold: float) -> float:
+    import numpy as np
     from sklearn.metrics import recall_score
 
     found = p > threshold if p.ndim == 1 else p.argmax(axis=1)
@@ -120,6 +121,7 @@ def _balanced_accuracy(y: Array, p: Array, threshold: float) -> float:
 
 
 def _brier(y: Array, p: Array, threshold: float) -> float:
+    import numpy as np
     from sklearn.metrics import mean_squared_error
 
     if p.ndim > y.ndim:  # several classes: the sum over them
@@ -275,7 +277,7 @@ _IN_WORDS = {"class": "classes", "labels": "labels", "real": "real numbers", "co
 @lru_cache(maxsize=8)
 def own_metrics(likelihood: "Likelihood") -> frozenset[str]:
     """Names of the metrics that a likelihood tells by itself."""
-    from fedbayes.likelihoods.evaluation import example_scores
+    from fedbayes.likelihoods.base import example_scores
 
     return frozenset(likelihood.metrics(example_scores(likelihood)))
 
@@ -317,11 +319,13 @@ def measured(names: Collection[str], columns: "Mapping[str, Tensor]") -> dict[st
         By name; NaN where a metric is undefined: there are no samples, or of one class alone, or a
         prediction is not finite.
     """
+    import numpy as np
+
     found = {name.removeprefix(PREDICTION): column.numpy() for name, column in columns.items()}
     if "crps" in found:
         p = y = found["crps"]
     else:
-        y, p = found.get("true", _NONE), found.get("of", _NONE)
+        y, p = found.get("true", np.empty(0)), found.get("of", np.empty(0))
     if not len(y) or not np.isfinite(p).all():
         return dict.fromkeys(names, math.nan)
     values = {}
@@ -331,9 +335,6 @@ def measured(names: Collection[str], columns: "Mapping[str, Tensor]") -> dict[st
         assert measure is not None
         values[name] = measure(y, p, threshold)
     return values
-
-
-_NONE = np.empty(0)
 
 
 def better(name: str) -> bool | None:

@@ -18,6 +18,7 @@ from fedbayes.files import parse_toml, read_text
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.trust import examine
 from fedbayes.metrics import Calibration, Coverage
+from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, RunFolder
@@ -47,6 +48,9 @@ class Record:
     """Whether a higher value of it is a better one."""
     values: dict[str, float] = field(default_factory=dict)
     """Of each client that was tried, the headline metric of the model it last reported, by name."""
+    between: dict[str, Any] = field(default_factory=dict)
+    """Metrics of each client and how they differ, as a summary has them (`runs.between`): `metrics`,
+    `per_client`, `undefined`; empty where no round tells."""
     clients: tuple[str, ...] = ()
     """Names of the clients [S]."""
     train_sizes: Rows | None = None
@@ -169,7 +173,8 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 
 def _record(run: RunFolder, label: str) -> Record:
     settings = _settings(run)
-    metrics = [flat(line) for line in run.metrics()]
+    lines = run.metrics()
+    metrics = [flat(line) for line in lines]
     notes = []
     rounds, planned = metrics[-1]["round"] if metrics else 0, settings.get("rounds", 0)
     if not rounds:
@@ -230,6 +235,8 @@ def _record(run: RunFolder, label: str) -> Record:
             "train_sizes": np.diff(division.train_offsets),
             "test_sizes": np.diff(division.test_offsets),
         }
+        if "target" in fields:
+            fields["between"] = _between(lines, names, fields["target"])
         progress = run.progress()
         if progress is not None and likelihood is not None:
             each = progress.clients.each(likelihood)
@@ -277,6 +284,18 @@ def _record(run: RunFolder, label: str) -> Record:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
     return Record(label, run.path, settings, metrics, notes=tuple(notes), **fields)
+
+
+def _between(lines: list[Metrics], names: Sequence[str], target: Target) -> dict[str, Any]:
+    """Metrics of each client and how they differ, in the newest lines that tell."""
+    each = per_client(lines, names, target)
+    if not each:
+        return {}
+    whole = {
+        whose: next((m for x in reversed(lines) if (m := x["metrics"].get(whose))), {})
+        for whose in ("global", "local")
+    }
+    return {"metrics": {**whole, **tables(lines)}, **each}
 
 
 _NAMES = ("method.name", "model.name", "task.likelihood")

@@ -4,11 +4,10 @@ Light to import (no PyTorch), as what is shown while a run goes.
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from fedbayes.likelihoods.measures import better
 from fedbayes.targets import Target
@@ -64,7 +63,7 @@ class Between:
 
     def mean(self) -> dict[str, float]:
         """Mean of each metric over the clients that have a finite one."""
-        return {n: float(np.mean(v)) for n in self.names if (v := self._finite(n))}
+        return {n: statistics.fmean(v) for n in self.names if (v := self._finite(n))}
 
     def worst(self) -> dict[str, float]:
         """The worst client's value of each metric of which higher or lower is better."""
@@ -73,6 +72,8 @@ class Between:
 
     def spread(self) -> dict[str, float]:
         """Standard deviation of each metric between two or more clients (with n − 1)."""
+        import numpy as np
+
         found = {name: self._finite(name) for name in self.names}
         return {n: float(np.std(values, ddof=1)) for n, values in found.items() if len(values) > 1}
 
@@ -136,6 +137,27 @@ def per_client(
 def _newest(lines: Sequence[Mapping[str, Any]], entry: str, key: str) -> Mapping[str, Any] | None:
     """The newest line whose entry has such a key."""
     return next((line for line in reversed(lines) if key in line.get(entry, {})), None)
+
+
+def as_summary(
+    whole: Mapping[str, float], each: Mapping[str, Mapping[str, float]], likelihood: "Likelihood"
+) -> dict[str, Any]:
+    """What a summary would tell of a model that was tried on clients' rows, for `rows`.
+
+    Args:
+        whole: its metrics on all rows.
+        each: its metrics on each client's rows by name; NaN where one is undefined.
+        likelihood: of the targets.
+    """
+    names = list(each)
+    told = Between(dict(enumerate(each.values())), likelihood)
+    line = {
+        "metrics": {"global": whole}
+        | {f"global_{kind}": getattr(told, kind)() for kind in BETWEEN},
+        "by_client": {"global": told.columns(len(names))},
+        "undefined": {"global": told.undefined()},
+    }
+    return {"metrics": line["metrics"], **per_client([line], names, likelihood.target)}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from fedbayes.data.wording import listed
 from fedbayes.likelihoods.measures import MEASURES, Measure
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
 from fedbayes.runs.between import rows
@@ -71,6 +70,8 @@ def number(value: float | None) -> str:
     """A metric for people, in any unit, or a dash where there is none yet."""
     if value is None:
         return "–"
+    if math.isnan(value):
+        return "undefined"
     size = abs(value)
     if size == 0 or 1e-3 <= size < 10:
         return f"{value:.4f}"
@@ -361,20 +362,20 @@ def outcome(summary: "Metrics") -> Group:
     """The summary as a table, and how metrics differ between clients where it tells that."""
     own = summary["headline"].partition("_")[0]
     shown = sorted(("global", "local"), key=own.__ne__)
-    between = [table for whose in shown if (table := _between(summary, whose, whose == own))]
+    between = [table for whose in shown if (table := between_clients(summary, whose))]
     return Group(_outcome(summary), *(part for table in between for part in ("", table)))
 
 
-def _between(summary: "Metrics", whose: str, headline: bool) -> Table | None:
-    """How metrics of one model differ between clients; None if that is not told.
+def between_clients(summary: "Metrics", whose: str = "global") -> Table | None:
+    """How metrics of a model differ between clients; None if that is not told, or is of another
+    model than the method is judged by and of no metric that was asked for.
 
     Args:
         summary: of a run.
         whose: `global` or `local`.
-        headline: whether it is the model that the method is judged by; of the other one it is
-            worth a table only where metrics were asked for.
     """
     found = rows(summary, whose)
+    headline = summary.get("headline", whose).startswith(whose)
     if not found or not (headline or any(MEASURES.get(_base(r.metric), _OWN).value for r in found)):
         return None
     first = [] if whose == "local" else ["all rows"]
@@ -386,14 +387,16 @@ def _between(summary: "Metrics", whose: str, headline: bool) -> Table | None:
         whole = [number(row.whole)] if first else []
         cells = [*whole, number(row.mean), number(row.spread), worst]
         table.add_row(f"[bold]{escape(words(row.metric))}", *map(escape, cells))
-    notes = _notes(summary, found)
+    notes = notes_of(summary, found)
     if notes:
         table.caption, table.caption_justify = "\n".join(map(escape, notes)), "left"
     return table
 
 
-def _notes(summary: "Metrics", found: "Sequence[Row]") -> list[str]:
+def notes_of(summary: "Metrics", found: "Sequence[Row]") -> list[str]:
     """Which class is the positive one, and at which clients metrics are undefined."""
+    from fedbayes.data.wording import listed
+
     names = {_base(row.metric) for row in found}
     ranked = any(name in MEASURES and MEASURES[name].two_classes for name in names) or (
         "auroc" in names
