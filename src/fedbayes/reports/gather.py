@@ -49,8 +49,8 @@ class Record:
     values: dict[str, float] = field(default_factory=dict)
     """Of each client that was tried, the headline metric of the model it last reported, by name."""
     between: dict[str, Any] = field(default_factory=dict)
-    """Metrics of each client and how they differ, as a summary has them (`runs.between`): `metrics`,
-    `per_client`, `undefined`; empty where no round tells."""
+    """Metrics of each client and how they differ, as a summary has them (`metrics`, `per_client`,
+    `undefined`); empty where no round tells."""
     clients: tuple[str, ...] = ()
     """Names of the clients [S]."""
     train_sizes: Rows | None = None
@@ -291,7 +291,7 @@ def _between(lines: list[Metrics], names: Sequence[str], target: Target) -> dict
     each = per_client(lines, names, target)
     if not each:
         return {}
-    whole = {
+    whole: Metrics = {
         whose: next((m for x in reversed(lines) if (m := x["metrics"].get(whose))), {})
         for whose in ("global", "local")
     }
