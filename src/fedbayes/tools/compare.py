@@ -23,6 +23,7 @@ from fedbayes.likelihoods import Likelihood, Predictor, evaluate, predictor, tot
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.likelihoods.multilabel import Multilabel
+from fedbayes.matching.network import class_shares
 from fedbayes.models import (
     ModelSettings,
     Network,
@@ -281,7 +282,7 @@ def compare(
             )
         candidates["ensemble, uniform"] = _ensemble(fused, alike)
         if counts is not None:
-            shares = torch.as_tensor(counts / np.maximum(counts.sum(0), 1), dtype=torch.float32)
+            shares = torch.as_tensor(class_shares(counts, *counts.shape)).float()
             candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
     scores = []
     for name, one in candidates.items():
