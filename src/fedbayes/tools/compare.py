@@ -282,7 +282,7 @@ def compare(
             )
         candidates["ensemble, uniform"] = _ensemble(fused, alike)
         if counts is not None:
-            shares = torch.as_tensor(class_shares(counts, *counts.shape)).float()
+            shares = torch.as_tensor(class_shares(counts.astype(np.float64), *counts.shape)).float()
             candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
     scores = []
     for name, one in candidates.items():
