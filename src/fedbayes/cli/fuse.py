@@ -54,6 +54,7 @@ def fuse(
     start_gamma: float | None = None,
     alpha: str | None = None,
     c: Annotated[float | None, typer.Option("--c")] = None,
+    normalized: Annotated[bool | None, typer.Option("--normalized")] = None,
     seed: Annotated[int, typer.Option(help="Seed of inputs, or of the order of models.")] = 0,
     network: Annotated[
         str | None,
@@ -189,6 +190,7 @@ def fuse(
         "start_gamma": start_gamma,
         "alpha": alpha,
         "c": c,
+        "normalized": normalized,
     }
     of_matching = {
         **{f"--{name.replace('_', '-')}": value for name, value in given.items()},

@@ -31,8 +31,8 @@ class Laplace(Method[Weights, Nothing, Gathered]):
     """Hard EM on p(φ_s | w) = Lap(w, 1/(λ N_s)) (EM paper, appendix J.1).
 
     A client minimizes its mean nll(φ) + λ ‖φ − w‖₁ by proximal steps (Eq. 43), which leave many
-    entries exactly equal to the server's; only the others are sent. The server takes the median of the
-    clients, coordinate by coordinate (Eq. 46), or a step along the mean of the signs (Eq. 45).
+    entries exactly equal to the server's; only the others are sent. The server takes the median of
+    the clients, coordinate by coordinate (Eq. 46), or a step along the mean of the signs (Eq. 45).
     """
 
     name = "laplace"
