@@ -23,7 +23,8 @@ from fedbayes.runs.heartbeat import Pulse, read_pulse
 LOOK = 0.5
 """Seconds between two looks at the folders."""
 QUICK, DEEP = 4.0, 15.0
-"""How many times as long as it took to read rounds, or data and models, they are left alone."""
+"""How many times the time of the processor that it took to read rounds, or data and models, passes
+before they are read again."""
 
 
 class Follower:
@@ -158,8 +159,9 @@ class _Run:
         files, moment = self._files(), time.monotonic()
         changed = files != self._seen or self._told is not self._merged
         if changed and moment >= self._quick_at:
+            began = time.thread_time()
             self._read_rounds(files)
-            self._quick_at = time.monotonic() + QUICK * (time.monotonic() - moment)
+            self._quick_at = time.monotonic() + QUICK * (time.thread_time() - began)
         busy = self._under_way is not None and not self._under_way.done()
         if self.record is None or busy or self._known == self._seen:
             return
@@ -211,7 +213,7 @@ class _Run:
 
     def _read_deep(self) -> None:
         """Read data and models; in a thread of its own."""
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             rounds = rounds_of(self._folder, self.label)
             self._told = len(rounds.notes), deepened(self._folder, rounds)
@@ -220,4 +222,4 @@ class _Run:
             self._deep_trouble = str(error)
         except Exception as error:  # the page goes on with what it has, and says so
             self._deep_trouble = f"data and model cannot be read: {type(error).__name__}: {error}"
-        self._deep_at = time.monotonic() + DEEP * (time.monotonic() - began)
+        self._deep_at = time.monotonic() + DEEP * (time.thread_time() - began)

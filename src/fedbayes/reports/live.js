@@ -121,7 +121,7 @@ async function take() {
   document.getElementById("theme").textContent = root.dataset.theme === "dark" ? "light" : "dark";
   dress();
   restore(past);
-  next = performance.now() + MODERATION * (performance.now() - began);
+  next = performance.now() + Math.min(MODERATION * (performance.now() - began), 10000);
 }
 async function follow() {
   try {
