@@ -543,14 +543,14 @@ class Simulation:
 
     def _work(self) -> Work:
         """The same by names, as whoever may read the run folder may know it."""
-        now, names = self.at_work(), self.data.partition.names
+        now, names = self.at_work(), dict(enumerate(self.data.partition.names))
         working, away = now.working, dict(now.away)
         if self.config.sampling == "poisson":  # who is in a round is a secret
             working, away = (), dict.fromkeys(away, NOT_CONNECTED)
         return Work(
-            tuple(names[client] for client in working[:MOST_NAMES]),
+            tuple(names.get(client, f"client {client}") for client in working[:MOST_NAMES]),
             len(now.working),
-            {names[client]: away[client] for client in list(away)[:MOST_NAMES]},
+            {names.get(c, f"client {c}"): away[c] for c in list(away)[:MOST_NAMES]},
             len(away),
             now.answered,
         )
