@@ -180,6 +180,7 @@ _NAMES = {
     "auroc": "AUROC, area under the ROC curve",
     "crps": "continuous ranked probability score",
     "ece": "expected calibration error",
+    "not_predicted": "left out of it: not a number",
     "entropy_right": "entropy where right",
     "entropy_wrong": "entropy where wrong",
     "information_right": "mutual information where right",
