@@ -17,6 +17,7 @@ import fedbayes
 from fedbayes.cli import main
 from fedbayes.errors import ConfigError, FedbayesWarning, MessageError
 from fedbayes.federation.checks import check_scores
+from fedbayes.federation.client_runtime import Outcome
 from fedbayes.likelihoods import build_likelihood, evaluate, scored
 from fedbayes.likelihoods.measures import (
     MEASURES,
@@ -250,6 +251,17 @@ def test_what_clients_say_of_metrics_is_looked_at():
         check_scores(scores, TWO, ("auroc",))
     with pytest.raises(MessageError, match="metric/f1"):
         check_scores(scores, TWO, ("auroc", "brier", "f1"))
+
+
+def test_metrics_pass_the_wire():
+    wire = pytest.importorskip("fedbayes.flower.wire")
+    f, y = some(TWO, 20)
+    scores = scored(TWO, lambda x: f, Samples(f[0], y * 0), ("auroc", "brier"))
+    assert math.isnan(scores["metric/auroc"])
+    sent = wire.write_reply(Outcome(b"report", b"ticket", {}, scores))
+    came = wire.read_reply(sent).scores
+    assert came == pytest.approx(scores, nan_ok=True)
+    check_scores(came, TWO, ("auroc", "brier"))
 
 
 def test_an_undefined_metric_enters_no_mean_and_forgets_what_was():
