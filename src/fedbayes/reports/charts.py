@@ -512,6 +512,8 @@ def diagram(calibration: Calibration, run: int = 0) -> Reliability:
     )
     if len(bins) < before:
         note += f"; drawn with bins of fewer than {least} samples merged"
+    if calibration.untold:
+        note += f"; without {calibration.untold} samples of which nothing was predicted"
     note += "."
     return Reliability("reliability", "Reliability diagram", [run], bins, calibration.error, note)
 

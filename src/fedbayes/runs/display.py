@@ -143,6 +143,8 @@ class Display:
 
     def begin(self, simulation: "Simulation") -> None:
         """Say what is run; from here on its rounds are shown."""
+        from fedbayes.contracts.prior import in_words
+
         config = simulation.config
         self._print(
             f"{self._title}{config.method['name']} on {simulation.data.dataset.name}: "
@@ -150,6 +152,8 @@ class Display:
             "round, "
             f"{config.model.name}, {config.engine}"
         )
+        if prior := in_words(simulation.method.prior, simulation.data.train_sizes().tolist()):
+            self._print(f"{self._title}{prior}")
         if simulation.adversary is not None:
             self._print(f"{self._title}{simulation.adversary.words}")
         lines = simulation.folder.metrics()
