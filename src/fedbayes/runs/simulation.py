@@ -145,7 +145,7 @@ class Simulation:
             if config is not None:
                 self.folder.refuse_second_run()  # nobody else was quicker
             self._open(first)
-            self._heartbeat.begin(self.config.rounds, self._work)
+            self._heartbeat.begin(self.config.rounds, self.work)
         except BaseException:
             self.close()
             raise
@@ -593,7 +593,7 @@ class Simulation:
         """What goes on at the clients now; for other threads too."""
         return at_work(self._engine)
 
-    def _work(self) -> Work:
+    def work(self) -> Work:
         """The same by names, as whoever may read the run folder may know it."""
         now, names = self.at_work(), dict(enumerate(self.data.partition.names))
         working, away = now.working, dict(now.away)
