@@ -53,13 +53,19 @@ def stored_data(
     """
     dataset = load_dataset(config.data, config.target_kinds)
     before = folder.preprocessing()
-    statistics, target = None, None
+    statistics, target, columns = None, None, None
     if before is not None:
         _compare(before, dataset, folder, changed)
-        statistics, target = before.statistics, before.target
+        statistics, target, columns = before.statistics, before.target, before.columns
     divided = folder.partition() or partition(dataset, config.data, config.seed)
     return FederatedData(
-        dataset, divided, config.seed, statistics, target=target, label=_label(config)
+        dataset,
+        divided,
+        config.seed,
+        statistics,
+        target=target,
+        columns=columns,
+        label=_label(config),
     )
 
 
@@ -130,8 +136,9 @@ def note_start(config: Config, preprocessing: Preprocessing) -> None:
     if not text:
         return
     before = Card.load(text, str(file)).preprocessing
-    for kind in ("classes", "features"):
-        then, now = getattr(before, kind), getattr(preprocessing, kind)
+    named = [("classes", before.classes, preprocessing.classes)]
+    tables = [tuple(column.name for column in one.table) for one in (before, preprocessing)]
+    for kind, then, now in (*named, ("features", *tables)):
         if then != now and sorted(then) == sorted(now):
             raise ModelError(
                 f"{file} has its {kind} in the order {listed(then)}, and these data in the order "

@@ -8,18 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.data.cells import code
+from fedbayes.data.columns import Column, features_of, plain
 from fedbayes.data.dataset import Array, Dataset, build_dataset
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.kinds import choose_columns
+from fedbayes.data.settings import KINDS, SourceSettings
 from fedbayes.data.sources.files import incomplete, parts_by_name, reading
 from fedbayes.data.sources.images import decode_pictures
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.leaf import leaf_files, read_users
-from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, numbers, read_tables
+from fedbayes.data.sources.tables import TABLES, UNNAMED, has_row_numbers, is_table, read_tables
 from fedbayes.data.wording import listed, size
 from fedbayes.errors import ColumnError, DataError, did_you_mean
 
-TABLES = (".parquet", ".csv")
 SUFFIXES = (*TABLES, ".npz")
+_SEVERAL = ("features", "drop", *KINDS)
+_OF_COLUMNS = ("label", "group", "split", *_SEVERAL, "date_format", "sheet", "max_categories")
+"""Settings that are for tables alone."""
 ARRAYS = tuple(f"{name}{part}" for part in ("", "_test") for name in ("x", "y", "groups"))
 """What is read of an NPZ file."""
 
@@ -31,7 +36,7 @@ def own_files(path: Path) -> dict[str, list[Path]]:
         DataError: There is nothing of a known format.
     """
     if path.is_file():
-        if path.suffix.lower() in (*SUFFIXES, ".json"):
+        if path.name.lower().endswith((*SUFFIXES, ".json")):
             return {"train": [path]}
     elif path.is_dir():
         for suffix in SUFFIXES:
@@ -55,7 +60,7 @@ def has_columns(path: Path) -> bool:
     Raises:
         DataError: There is nothing of a known format.
     """
-    return own_files(path)["train"][0].suffix.lower() in TABLES
+    return is_table(own_files(path)["train"][0])
 
 
 def read_own(
@@ -74,9 +79,9 @@ def read_own(
             message names the file and column.
     """
     suffix = files["train"][0].suffix.lower()
-    if suffix in TABLES:
+    if is_table(files["train"][0]):
         return _read_tables(files, settings, kinds)
-    for setting in ("label", "group", "split", "drop", "features"):
+    for setting in _OF_COLUMNS:
         if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
             raise DataError(
                 f"{files['train'][0]} has no columns, so {setting} has no effect; leave it out"
@@ -90,7 +95,7 @@ def _read_tables(
 ) -> Dataset:
     notes: list[str] = []
     where = str(files["train"][0])
-    frame, trained = read_tables(files, notes)
+    frame, trained = read_tables(files, settings, notes)
     testing = np.arange(len(frame)) >= trained
     asked = [("label", column) for column in settings.label]
     asked += [("group", settings.group)] if settings.group is not None else []
@@ -98,12 +103,13 @@ def _read_tables(
     left_out = {column for _, column in asked} | set(settings.drop)
     asked += [("features", column) for column in settings.features]
     asked += [("drop", column) for column in settings.drop if not settings.features]
+    asked += [(kind, column) for kind in KINDS for column in getattr(settings, kind)]
     for setting, column in asked:
         if column not in frame.columns:
             like = did_you_mean(column, frame.columns)
             raise ColumnError(
                 f"{where} has no column '{column}'{like}; "
-                f"set {setting} to {'some' if setting in ('features', 'drop') else 'one'} of "
+                f"set {setting} to {'some' if setting in _SEVERAL else 'one'} of "
                 f"{listed(frame.columns, 100)}",
                 column,
                 setting,
@@ -122,8 +128,9 @@ def _read_tables(
             f"{where}: the first column, which has no name, numbers the rows and is left out"
         )
     features = settings.features or tuple(c for c in frame.columns if c not in left_out)
+    columns: tuple[Column, ...] = ()
     if len(features) == 1 and holds_pictures(frame[features[0]]):
-        x, features = _decoded(frame[features[0]], where), ()
+        x = _decoded(frame[features[0]], where)
     else:
         for column in features:
             if holds_pictures(frame[column]):
@@ -131,7 +138,14 @@ def _read_tables(
                     f"{where}: column '{column}' holds pictures, beside which there can be no "
                     f"other column of x; set features = ['{column}']"
                 )
-        x = numbers(frame, features, where, notes)
+        columns = choose_columns(frame, features, settings, where, notes)
+        features_of(columns)
+        if settings.scale is not None and not plain(columns):
+            raise DataError(
+                f"{where} has columns that are no numbers, or gaps, so scale has no effect; leave "
+                "it out: quantities are standardized"
+            )
+        x = code(frame, columns, where)
     groups = None if settings.group is None else frame[settings.group].to_numpy()
     labels = frame[list(settings.label)]
     parted = "test" in files or bool(testing.any())
@@ -141,7 +155,7 @@ def _read_tables(
             "on rows of their own"
         )
     return _assemble(
-        x, labels, groups, testing if parted else None, settings, kinds, where, notes, features
+        x, labels, groups, testing if parted else None, settings, kinds, where, notes, columns
     )
 
 
@@ -281,7 +295,7 @@ def _assemble(
     kinds: Sequence[str],
     where: str,
     notes: list[str],
-    features: tuple[str, ...],
+    columns: tuple[Column, ...],
 ) -> Dataset:
     """The data set of these samples, those to train on first; `testing` is None without a test
     part.
@@ -309,6 +323,7 @@ def _assemble(
         groups=None if group_index is None else group_index[order],
         group_names=group_names,
         scale=settings.scale or (255.0 if x.dtype == np.uint8 else 1.0),
-        features=features,
+        features=tuple(name for column in columns for name in column.codes),
+        columns=columns,
         notes=tuple(notes),
     )
