@@ -239,7 +239,9 @@ def test_a_file_with_other_things_in_a_column_is_named(tmp_path):
     ):
         load_dataset(DataSettings(path=tmp_path))
     write(patients().assign(sex=1.0), tmp_path / "train-b.csv")
-    with pytest.raises(DataError, match=r"column 'sex' holds numbers \('1.0' in row 1\), .* text"):
+    with pytest.raises(
+        DataError, match=r"column 'sex' holds numbers \('1.0' in row 1\); it holds text"
+    ):
         load_dataset(DataSettings(path=tmp_path))
 
 
@@ -263,3 +265,15 @@ def test_stored_columns_that_do_not_fit_are_told(tmp_path):
         Preprocessing.load(stored.dump().replace(b'"gaps": true', b'"gaps": false'))
     with pytest.raises(ValueError, match="columns do not fit"):
         dataclasses.replace(stored, columns=stored.columns[1:])
+
+
+def test_a_client_with_other_things_in_a_column_is_named(tmp_path):
+    frame = patients().assign(crp="1.5")
+    row = frame.index[frame.site == "south"][3]
+    frame.loc[row, "crp"] = "high"
+    file = write(frame, tmp_path / "t.csv")
+    with pytest.raises(
+        DataError,
+        match=rf"'crp' .*'high' in row {row + 1}, .* \(row {row + 1} is of client 'south'",
+    ):
+        load_dataset(DataSettings(path=file, group="site"))

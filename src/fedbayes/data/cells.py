@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbayes.data.columns import UNSEEN, Column
 from fedbayes.data.dataset import CHUNK, Array
-from fedbayes.errors import DataError
+from fedbayes.errors import CellError
 
 _NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
 """Kinds of objects, as pandas calls them, that are numbers."""
@@ -25,7 +25,7 @@ def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
         float32 [N, C]; NaN where a cell is empty, `UNSEEN` where it is none of the categories.
 
     Raises:
-        DataError: a cell is not of its column's kind; names column and row.
+        CellError: a cell is not of its column's kind; names column and row.
     """
     coded = np.empty((len(frame), sum(len(column.codes) for column in columns)), np.float32)
     at = 0
@@ -55,7 +55,7 @@ def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = Fa
         texts: Whether text that is a number counts as one, and blanks as an empty cell.
 
     Raises:
-        DataError: It holds what is no number; the message names the first such row.
+        CellError: It holds what is no number; the message names the first such row.
     """
     import pandas as pd
 
@@ -68,12 +68,12 @@ def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = Fa
                 return pd.to_numeric(column)
             except (TypeError, ValueError):
                 pass
-        raise DataError(f"{no_number(column, name, where)}; {way}")
+        raise no_number(column, name, where, way)
     return pd.to_numeric(column)
 
 
-def no_number(column: Any, name: str, where: str) -> str:
-    """What is wrong with a column that holds something else than numbers."""
+def no_number(column: Any, name: str, where: str, way: str) -> CellError:
+    """What to raise of a column that holds something else than numbers, as for `as_numbers`."""
     import pandas as pd
 
     there = column.dropna()
@@ -82,9 +82,11 @@ def no_number(column: Any, name: str, where: str) -> str:
     except TypeError:
         wrong = there
     row = position(column, (wrong if len(wrong) else there).index[0])
-    return (
+    return CellError(
         f"{where}: column '{name}' holds what is no number ({cell(column, row)} in row "
-        f"{row + 1:,}, of {len(wrong) or len(there):,} such rows)"
+        f"{row + 1:,}, of {len(wrong) or len(there):,} such rows); {way}",
+        name,
+        row,
     )
 
 
@@ -107,7 +109,7 @@ def values(column: Any, name: str, where: str) -> tuple[Array, list[str]]:
     Whole numbers are written without a point, so that 1 and 1.0 are one value.
 
     Raises:
-        DataError: A cell is a list or the like; names the row.
+        CellError: A cell is a list or the like; names the row.
     """
     import pandas as pd
 
@@ -117,9 +119,11 @@ def values(column: Any, name: str, where: str) -> tuple[Array, list[str]]:
         there = column.dropna()
         kinds = there.map(lambda value: not np.isscalar(value) and not hasattr(value, "year"))
         row = position(column, there.index[int(kinds.argmax())])
-        raise DataError(
+        raise CellError(
             f"{where}: column '{name}' holds no single value in row {row + 1:,}; leave it out with "
-            "drop"
+            "drop",
+            name,
+            row,
         ) from None
     texts = [_text(value) for value in np.asarray(distinct, object).tolist()]
     names = list(dict.fromkeys(text for text in texts if text))
@@ -176,7 +180,7 @@ def dates(column: Any, name: str, date_format: str, where: str) -> Array:
     """Dates as days since 1970 in UTC, float64 [N], with NaN where a cell is empty.
 
     Raises:
-        DataError: A cell is no date, or not written so; names the row.
+        CellError: A cell is no date, or not written so; names the row.
     """
     import pandas as pd
 
@@ -191,10 +195,12 @@ def dates(column: Any, name: str, date_format: str, where: str) -> Array:
     if wrong.any():
         row = int(wrong.argmax())
         how = f"written as {date_format}" if date_format else "written as 2020-03-31"
-        raise DataError(
+        raise CellError(
             f"{where}: column '{name}' holds what is no date {how} ({cell(column, row)} in row "
             f"{row + 1:,}, of {int(wrong.sum()):,} such rows); mend it, or say how dates are "
-            "written with date_format, as in %d.%m.%Y"
+            "written with date_format, as in %d.%m.%Y",
+            name,
+            row,
         )
     days = (found - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
     return np.asarray(days.to_numpy(np.float64, na_value=np.nan))

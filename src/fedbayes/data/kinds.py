@@ -10,7 +10,7 @@ from fedbayes.data.cells import as_numbers, dates, is_numeric, no_number, values
 from fedbayes.data.columns import Column, Kind
 from fedbayes.data.settings import SourceSettings
 from fedbayes.data.wording import listed
-from fedbayes.errors import DataError
+from fedbayes.errors import CellError, DataError
 
 MOST_CATEGORIES = 1000
 """Categories of a column that is named in `categorical`."""
@@ -29,6 +29,8 @@ class Verdict:
     """Rows in which its cell is empty."""
     refused: str = ""
     """Why it cannot be used, and the way out."""
+    row: int | None = None
+    """The first row because of which it is refused."""
 
 
 def judge(column: Any, name: str, settings: SourceSettings, where: str) -> Verdict:
@@ -56,7 +58,8 @@ def judge(column: Any, name: str, settings: SourceSettings, where: str) -> Verdi
         found = _as_named(column, name, kind, settings, where) if kind else None
         found = found or _by_cells(column, name, settings, where)
     except DataError as error:
-        return Verdict(None, int(column.isna().sum()), str(error))
+        row = error.row if isinstance(error, CellError) else None
+        return Verdict(None, int(column.isna().sum()), str(error), row)
     missing = _missing(column, name, where)
     indicated = settings.tells_missing and missing > 0
     gaps = indicated or (found.kind == "category" and missing > 0)
@@ -106,10 +109,12 @@ def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> C
     _, names = values(column, name, where)
     numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce").notna()
     if len(names) and numbers.any() and not (numbers.all() and kind == "string"):
-        raise DataError(
-            f"{no_number(column, name, where)}, and numbers in others; mend it (a value that is "
-            "not known is an empty cell), name it in categorical if all are categories, or leave "
-            "it out with drop"
+        raise no_number(
+            column,
+            name,
+            where,
+            "others are; mend it (a value that is not known is an empty cell), name it in "
+            "categorical if all are categories, or leave it out with drop",
         )
     if {text.casefold() for text in names} == {"train", "test"}:
         raise DataError(
@@ -162,7 +167,12 @@ def _sorted(names: Sequence[str]) -> list[str]:
 
 
 def choose_columns(
-    frame: Any, features: Sequence[str], settings: SourceSettings, where: str, notes: list[str]
+    frame: Any,
+    features: Sequence[str],
+    settings: SourceSettings,
+    where: str,
+    notes: list[str],
+    clients: Any = None,
 ) -> tuple[Column, ...]:
     """What becomes of the columns of a table that are to be features.
 
@@ -172,6 +182,7 @@ def choose_columns(
         settings: How it is read.
         where: Name of the file, for messages.
         notes: Takes up what a user should know.
+        clients: Whose each row is, if it is known: a column of the table.
 
     Raises:
         DataError: There are none, or some cannot be used; says why of each.
@@ -179,7 +190,7 @@ def choose_columns(
     if not features:
         raise DataError(f"{where} has no columns beside label, group, split and those to drop")
     verdicts = [judge(frame[name], name, settings, where) for name in features]
-    refused = [verdict.refused for verdict in verdicts if verdict.refused]
+    refused = [_whose(verdict, clients) for verdict in verdicts if verdict.refused]
     if refused:
         shown = refused[:10]
         more = f"\nand {len(refused) - 10:,} more columns" if len(refused) > 10 else ""
@@ -193,6 +204,14 @@ def choose_columns(
         )
     notes += _told(columns, settings, where)
     return columns
+
+
+def _whose(verdict: Verdict, clients: Any) -> str:
+    """Why a column is refused, and whose row is the first because of which it is."""
+    if verdict.row is None or clients is None:
+        return verdict.refused
+    row, client = verdict.row, clients.iloc[verdict.row]
+    return f"{verdict.refused} (row {row + 1:,} is of client '{client}')"
 
 
 def _told(columns: Sequence[Column], settings: SourceSettings, where: str) -> list[str]:

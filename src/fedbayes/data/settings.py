@@ -1,9 +1,11 @@
 """The `[data]` table of a configuration."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedbayes.errors import did_you_mean
 from fedbayes.fields import Only, Several
@@ -25,8 +27,11 @@ BUILT_IN = (
 Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"]
 """Ways to divide data among clients."""
 
-ANY_SET = frozenset(("name", "dir", "path", "missing"))
+ANY_SET = frozenset(("name", "dir", "path", "missing", "query", "database"))
 """Settings of how data are read that are not for own data alone."""
+
+_SECRETS = re.compile(r"://[^/@]*:[^/@]+@|(pass|pwd|secret|token|key)[^=&]*=", re.IGNORECASE)
+"""What in a URL is a password, or may be one."""
 
 KINDS = ("numeric", "categorical", "dates", "text")
 """Settings that name columns of a kind."""
@@ -60,6 +65,17 @@ class SourceSettings(BaseModel):
         None,
         description="Your own data: a .parquet, .csv, .csv.gz, .xlsx or .npz file, or a folder "
         "with train and test files of one of these kinds, or with LEAF JSON files.",
+    )
+    query: str | None = Field(
+        None,
+        description="Your own data, in place of path: a SQL query whose rows are the table. They "
+        "have an order of their own, so that the same rows are the same data.",
+    )
+    database: Annotated[str | None, Only("query")] = Field(
+        None,
+        description="URL of the query's database, as SQLAlchemy takes it, without a password: "
+        "that is in the environment variable FEDBAYES_DATABASE_PASSWORD, and the whole URL may be "
+        "in FEDBAYES_DATABASE. Needs the extra sql.",
     )
     label: Several[str] = Field(
         ("label",),
@@ -227,9 +243,21 @@ class DataSettings(SourceSettings):
     @model_validator(mode="before")
     @classmethod
     def _own_by_path(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("path") is not None:
+        if isinstance(values, dict) and (values.get("path") or values.get("query")):
             return {"name": "own", **values}
         return values
+
+    @field_validator("database")
+    @classmethod
+    def _without_password(cls, url: str | None) -> str | None:
+        """A password would end in run folders, and in those of the nodes."""
+        if url is not None and _SECRETS.search(url):
+            raise PydanticCustomError(
+                "password",
+                "a password in it would end in run folders; leave it out, and set "
+                "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE",
+            )
+        return url
 
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
@@ -244,11 +272,16 @@ class DataSettings(SourceSettings):
                 f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
                 "or give the path of your own"
             )
-        if self.name == "own" and self.path is None:
+        if self.missing == "indicate" and self.name != "own":
+            raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
+        if self.name == "own" and self.path is None and self.query is None:
             raise ValueError("name = 'own' needs the path of your own data; give path too")
-        if self.name != "own" and self.path is not None:
+        if self.path is not None and self.query is not None:
+            raise ValueError("path and query exclude one another; leave one of them out")
+        if self.name != "own" and (self.path is not None or self.query is not None):
+            given = f"path = {self.path}" if self.query is None else "query"
             raise ValueError(
-                f"name = '{self.name}' and path = {self.path} do not go together: your own data "
+                f"name = '{self.name}' and {given} do not go together: your own data "
                 "has name = 'own', a built-in set needs no path"
             )
         self._check_columns()
@@ -263,7 +296,7 @@ class DataSettings(SourceSettings):
         return self
 
     def _check_columns(self) -> None:
-        if self.path is None:
+        if self.name != "own":
             for setting, field in SourceSettings.model_fields.items():
                 if setting not in ANY_SET and getattr(self, setting) != field.default:
                     raise ValueError(

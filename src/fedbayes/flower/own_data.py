@@ -37,7 +37,7 @@ def own_data(config: Config, path: Path, wanted: Preprocessing) -> OwnData:
     Raises:
         DataError: the samples look otherwise.
     """
-    read = {"name": "own", "path": path.expanduser().absolute(), "clients": 1}
+    read = {"name": "own", "path": path.expanduser().absolute(), "query": None, "clients": 1}
     one_part = {"partition": "iid", "limit": None, "classes": wanted.classes}
     # By name, in the federation's order; a column that says whose rows they are is not needed.
     columns = {**reading(wanted.table), "group": None} if wanted.table else {}

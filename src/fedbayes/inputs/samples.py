@@ -20,10 +20,10 @@ from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import (
     SUFFIXES,
     as_pictures,
-    holds_pictures,
     own_files,
     plain_array,
 )
+from fedbayes.data.sources.rows import holds_pictures
 from fedbayes.data.sources.tables import read_tables
 from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError, did_you_mean

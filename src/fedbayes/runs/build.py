@@ -71,7 +71,7 @@ def stored_data(
 
 def _label(config: Config) -> str:
     """Name of the only column of labels; empty if they have none, or several."""
-    one = config.data.path is not None and len(config.data.label) == 1
+    one = config.data.name == "own" and len(config.data.label) == 1
     return config.data.label[0] if one else ""
 
 

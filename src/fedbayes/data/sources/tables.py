@@ -14,7 +14,7 @@ from fedbayes.data.cells import cell, is_numeric, no_number
 from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.wording import listed
-from fedbayes.errors import DataError, did_you_mean
+from fedbayes.errors import CellError, DataError, did_you_mean
 
 TABLES = (".parquet", ".csv", ".csv.gz", ".xlsx")
 """Suffixes of tables."""
@@ -70,7 +70,7 @@ def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first
     """See that columns of a file hold what those of the first one do.
 
     Raises:
-        DataError: One does not; names the row.
+        CellError: One does not; names the row.
     """
     chosen = {*settings.categorical, *settings.text, *settings.drop, *settings.label}
     chosen |= {settings.group or "", settings.split or ""}
@@ -78,15 +78,12 @@ def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first
         here, there = family(frame[name]), family(other[name])
         if str(name) in chosen or not here or not there or here == there:
             continue
+        way = f"it holds {there} in {first}; mend it, or name it in categorical or drop"
         if there == "numbers" and here == "text":
-            what = no_number(frame[name], str(name), str(file))
-        else:
-            row = int(np.asarray(frame[name].notna()).argmax())
-            shown = cell(frame[name], row)
-            what = f"{file}: column '{name}' holds {here} ({shown} in row {row + 1:,})"
-        raise DataError(
-            f"{what}, and it holds {there} in {first}; mend it, or name it in categorical or drop"
-        )
+            raise no_number(frame[name], str(name), str(file), way)
+        row = int(np.asarray(frame[name].notna()).argmax())
+        what = f"{file}: column '{name}' holds {here} ({cell(frame[name], row)} in row {row + 1:,})"
+        raise CellError(f"{what}; {way}", str(name), row)
 
 
 def family(column: Any) -> str:
