@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from fedbayes.errors import did_you_mean
 from fedbayes.fields import Only, Several
@@ -247,18 +246,6 @@ class DataSettings(SourceSettings):
             return {"name": "own", **values}
         return values
 
-    @field_validator("database")
-    @classmethod
-    def _without_password(cls, url: str | None) -> str | None:
-        """A password would end in run folders, and in those of the nodes."""
-        if url is not None and _SECRETS.search(url):
-            raise PydanticCustomError(
-                "password",
-                "a password in it would end in run folders; leave it out, and set "
-                "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE",
-            )
-        return url
-
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
         if self.name not in (*BUILT_IN, "own"):
@@ -276,6 +263,11 @@ class DataSettings(SourceSettings):
             raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
         if self.name == "own" and self.path is None and self.query is None:
             raise ValueError("name = 'own' needs the path of your own data; give path too")
+        if _SECRETS.search(self.database or ""):  # said without the URL
+            raise ValueError(
+                "a password in database would end in run folders; leave it out, and set "
+                "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE"
+            )
         if self.path is not None and self.query is not None:
             raise ValueError("path and query exclude one another; leave one of them out")
         if self.name != "own" and (self.path is not None or self.query is not None):

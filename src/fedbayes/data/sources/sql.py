@@ -40,8 +40,9 @@ def read_query(settings: SourceSettings) -> Any:
             frame = pd.read_sql_query(sqlalchemy.text(settings.query or ""), connection)
     except ModuleNotFoundError as error:
         raise DataError(f"{shown} needs the driver {error.name}; install it with pip") from None
-    except sqlalchemy.exc.SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()
+    except (sqlalchemy.exc.SQLAlchemyError, pd.errors.DatabaseError) as error:
+        cause = error.__cause__ if isinstance(error, pd.errors.DatabaseError) else error
+        reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()
         raise DataError(
             f"the query to {shown} failed: {_hidden(reason[0] if reason else 'no reason', url)}; "
             f"mend data.query, data.database or {PASSWORD}"
