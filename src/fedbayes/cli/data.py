@@ -178,3 +178,41 @@ def _show_check(check: "TableCheck", picture: Path | None) -> None:
     )
     said += [f"picture: {picture}"] if picture else []
     console.print("\n".join(said), highlight=False, markup=False, soft_wrap=True)
+
+
+@data_app.command("summarize")
+def data_summarize(
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .json.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The client's own table; none with --set data.query."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The federation's TOML file, for how tables are read.")
+    ] = None,
+    min_rows: Annotated[
+        int, typer.Option(min=1, help="Refuse sums of fewer rows: those of one are the row.")
+    ] = 10,
+    min_count: Annotated[
+        int, typer.Option(min=1, help="Leave out categories that fewer rows have.")
+    ] = 1,
+    settings: Setting = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written too.")] = False,
+) -> None:
+    """Sums and counts of a client's columns, by which a federation encodes (data.summaries)."""
+    from fedbayes.runs.config import Config
+
+    given = [*overrides({"data.path": file}), *(settings or [])]
+    settled = Config.load(config, given)
+    from fedbayes.tools.table_summary import SummaryJob
+
+    done = SummaryJob(settled, out, min_rows, min_count).run()
+    if as_json:
+        print(json.dumps(done))
+        return
+    Console().print(
+        f"wrote {out}: sums and counts of {done['rows']:,} rows of {len(done['columns']):,} "
+        "columns, and no row",
+        highlight=False,
+        soft_wrap=True,
+    )

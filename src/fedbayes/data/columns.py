@@ -80,6 +80,15 @@ def features_of(columns: Iterable[Column]) -> tuple[str, ...]:
     return names
 
 
+def ordered(categories: Iterable[str]) -> list[str]:
+    """Categories in rising order: numbers as numbers."""
+    names = sorted(categories)
+    try:
+        return sorted(names, key=float)
+    except ValueError:
+        return names
+
+
 def described(columns: Iterable[Column]) -> str:
     """Names of columns, and what they are where that is no number."""
     return listed(

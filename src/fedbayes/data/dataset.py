@@ -194,12 +194,26 @@ def moments(x: Array, rows: Rows, scale: float) -> tuple[Array, Array]:
         Mean and std, float32, one per channel or feature. A channel that is constant or never
         observed has std 1, so that standardizing leaves it finite.
     """
-    count, total = _sums(x, rows, np.zeros(x.shape[1]), power=1)
-    mean = total / np.maximum(count, 1)
-    _, squares = _sums(x, rows, mean, power=2)
+    count, mean, squares = deviations(x, rows)
     std = np.sqrt(squares / np.maximum(count, 1))
     std[std <= 1e-7 * np.abs(mean)] = scale
     return (mean / scale).astype(np.float32), (std / scale).astype(np.float32)
+
+
+def deviations(x: Array, rows: Rows) -> tuple[Array, Array, Array]:
+    """Count, mean and sum of squared deviations from it, of what was observed in some rows.
+
+    Args:
+        x: Samples [N, ...]; the first axis of a sample is its channel or feature.
+        rows: Rows to use [n].
+
+    Returns:
+        float64, one of each per channel or feature.
+    """
+    count, total = _sums(x, rows, np.zeros(x.shape[1]), power=1)
+    mean = total / np.maximum(count, 1)
+    _, squares = _sums(x, rows, mean, power=2)
+    return count, mean, squares
 
 
 def standardized(target: Target, y: Array, rows: Rows) -> Target:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.data.cells import as_numbers, dates, is_numeric, no_number, values
-from fedbayes.data.columns import Column, Kind
+from fedbayes.data.columns import Column, Kind, ordered
 from fedbayes.data.settings import SourceSettings
 from fedbayes.data.wording import listed
 from fedbayes.errors import CellError, DataError
@@ -155,15 +155,7 @@ def _category(name: str, names: Sequence[str], where: str, most: int, rows: int 
             f"{f' in {rows:,} rows' if rows else ''}, such as {listed(map(repr, names[:3]))}: "
             f"{'more than categories may be' if len(names) > most else 'hardly categories'}; {ways}"
         )
-    return Column(name, "category", tuple(_sorted(names)))
-
-
-def _sorted(names: Sequence[str]) -> list[str]:
-    """Categories in rising order: numbers as numbers."""
-    try:
-        return sorted(names, key=float)
-    except ValueError:
-        return sorted(names)
+    return Column(name, "category", tuple(ordered(names)))
 
 
 def choose_columns(

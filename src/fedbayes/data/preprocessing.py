@@ -42,9 +42,6 @@ class Preprocessing:
     real target are of the training rows."""
     features: tuple[str, ...] = ()
     """Names of the features of a table, in the order of the model's inputs."""
-    columns: tuple[Column, ...] = ()
-    """Columns of a table that are no plain numbers alone: how they are encoded as the features,
-    by the training rows. None: each feature is a column of numbers."""
     label: str = ""
     """Name of the column of classes, if it has one."""
     permuted: bool = False
@@ -55,6 +52,9 @@ class Preprocessing:
     """Digest of its content; empty if it is not known."""
     samples: int = 0
     """Number of its samples."""
+    columns: tuple[Column, ...] = ()
+    """Columns of a table that are no plain numbers alone: how they are encoded as the features,
+    by the training rows. None: each feature is a column of numbers."""
 
     def __post_init__(self) -> None:
         """See that the parts fit together."""

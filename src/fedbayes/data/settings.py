@@ -233,6 +233,17 @@ class DataSettings(SourceSettings):
         "testing. Default: official where the set has such a part, else 0.25.",
     )
 
+    summaries: Several[Path] = Field(
+        (),
+        description="Own tables: files of fedbayes data summarize, one of each client. Columns are "
+        "encoded by their sums, in place of the training rows here.",
+    )
+
+    @field_validator("summaries")
+    @classmethod
+    def _all_absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(path.expanduser().absolute() for path in paths)
+
     @field_validator("dir", "path")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
@@ -289,6 +300,11 @@ class DataSettings(SourceSettings):
 
     def _check_columns(self) -> None:
         if self.name != "own":
+            if self.summaries:
+                raise ValueError(
+                    f"summaries is for your own data, and has no effect on {self.name}; leave it "
+                    "out, or give the path of your own data"
+                )
             for setting, field in SourceSettings.model_fields.items():
                 if setting not in ANY_SET and getattr(self, setting) != field.default:
                     raise ValueError(

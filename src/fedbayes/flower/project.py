@@ -85,7 +85,7 @@ def _app(config: Config, name: str, folder: str) -> dict[str, bytes]:
     # Where data lie is each machine's own affair.
     hidden: dict[str, Any] = {"dir": None}
     if not folder:
-        hidden |= {"database": None}
+        hidden |= {"database": None, "summaries": ()}
         if config.data.path is not None:
             hidden["path"] = Path(config.data.path.name)
     settings = config.model_copy(update={"data": config.data.model_copy(update=hidden)})

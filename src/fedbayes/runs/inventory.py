@@ -26,6 +26,7 @@ FREE = (
     "data.dir",
     "data.path",
     "data.database",
+    "data.summaries",
     "model.weights",
 )
 """Settings that may change while a run is interrupted: how long it goes on, where and how it is
