@@ -6,10 +6,11 @@
 Breast cancer (scikit-learn) in 5 hospitals and digits at 10 clients are divided by Dirichlet
 shares of the classes, diabetes (scikit-learn) in 4 sites and COVID-19 blood counts in 5 hospitals
 at random, vehicles by the 23 sensors, of 100 training samples each, and once more at 10 clients by
-shares of the classes, of 300 each. A quarter of every client's rows is for testing. All train one hidden layer of 16 by Adam for 20 passes over the data: Local and
-pooled in one go, FedAvg and VIRTUAL (one network for all, KL terms of weight 0.01) in 20 rounds of
-one. Settings were chosen on seed 100, which is in no table. A seed is another division of the data
-and another start; all methods see the same ones.
+shares of the classes, of 300 each. A quarter of every client's rows is for testing. All train one
+hidden layer of 16 by Adam for 20 passes over the data: Local and pooled in one go, FedAvg and
+VIRTUAL (one network for all, KL terms of weight 0.01) in 20 rounds of one. Settings were chosen on
+seed 100, which is in no table. A seed is another division of the data and another start; all
+methods see the same ones.
 
 What is told is AUROC (of digits the mean over classes), or RMSE of diabetes, on each client's own
 test rows: Local by its own model, FedAvg, VIRTUAL and pooled by the one model. A client whose test
