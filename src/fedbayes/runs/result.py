@@ -15,6 +15,7 @@ from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models, require_global
+from fedbayes.runs.trained import TrainedModel
 from fedbayes.tensors import Tensors, to, unpack
 
 RawPredictor = Callable[[Any], Tensor]
@@ -114,6 +115,27 @@ class Result:
                 "predictor() gives probabilities"
             )
         return Interval(*likelihood.interval(self.draws(client)(x), level))
+
+    def predict(self, x: Any, client: str | int | None = None) -> Tensor:
+        """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
+        target; arguments and errors as for `predictor`.
+        """
+        return self.trained(client).predict(x)
+
+    def predict_frame(
+        self, x: Any, client: str | int | None = None, *, level: float | None = None
+    ) -> Any:
+        """Predictions as a DataFrame, as `fedbayes predict` writes them; see
+        `fedbayes.runs.trained.TrainedModel.predict_frame`.
+        """
+        return self.trained(client).predict_frame(x, level=level)
+
+    def trained(self, client: str | int | None = None) -> TrainedModel:
+        """The global model as it predicts, without its run; arguments as for `predictor`."""
+        source = str(self.folder.path)
+        if client is not None:
+            source = f"the model of client {client} of {source}"
+        return TrainedModel(self.draws(client), self.likelihood, self.preprocessing, source)
 
     def draws(self, client: str | int | None = None) -> "RawPredictor":
         """A model as a function from raw samples to what its network says, [draws, n, width], for

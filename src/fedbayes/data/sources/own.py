@@ -123,7 +123,7 @@ def _read_tables(
         )
     features = settings.features or tuple(c for c in frame.columns if c not in left_out)
     if len(features) == 1 and holds_pictures(frame[features[0]]):
-        x, features = _decoded(frame[features[0]], where), ()
+        x, features = decoded(frame[features[0]], where), ()
     else:
         for column in features:
             if holds_pictures(frame[column]):
@@ -151,7 +151,7 @@ def holds_pictures(column: Any) -> bool:
     return isinstance(first, dict) and "bytes" in first
 
 
-def _decoded(column: Any, where: str) -> Array:
+def decoded(column: Any, where: str) -> Array:
     """Pictures uint8 [N, C, H, W]; grey ones only if the first one is grey."""
     from PIL import Image
 

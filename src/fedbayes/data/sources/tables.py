@@ -1,6 +1,7 @@
 """The user's own tables: CSV and Parquet files as columns of numbers."""
 
 import csv
+import gzip
 import warnings
 from collections import Counter
 from io import StringIO
@@ -14,7 +15,7 @@ from fedbayes.data.sources.files import reading
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
 
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _HEAD = 1 << 16
 _DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
 _NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
@@ -68,7 +69,7 @@ def _read_table(file: Path, notes: list[str]) -> Any:
 def _read_csv(file: Path, notes: list[str]) -> Any:
     import pandas as pd
 
-    delimiter, names = _layout(file)
+    delimiter, names = layout(file)
     if not any(names):
         raise DataError(f"{file} is empty: its first line must name the columns")
     twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
@@ -84,21 +85,22 @@ def _read_csv(file: Path, notes: list[str]) -> Any:
         raise DataError(
             f"{file} has more values in a row than its first line has names; name every column"
         ) from None
-    commas = [] if delimiter == "," else _mend_decimal_commas(frame)
+    commas = [] if delimiter == "," else mend_decimal_commas(frame)
     if delimiter != ",":
         numbers = f", and numbers with decimal commas in {listed(commas)}" if commas else ""
-        notes.append(f"{file} is read with {_DELIMITERS[delimiter]} between columns{numbers}")
+        notes.append(f"{file} is read with {DELIMITERS[delimiter]} between columns{numbers}")
     return frame
 
 
-def _layout(file: Path) -> tuple[str, list[str]]:
+def layout(file: Path) -> tuple[str, list[str]]:
     """The delimiter of a CSV file, and the names in its first line.
 
     It is the first one of comma, semicolon, tab and bar by which all rows at the beginning have
     as many fields as the first line, and more than one; a comma if there is none.
     """
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
+        opened = gzip.open if file.suffix.lower() == ".gz" else open
+        with opened(file, "rt", encoding="utf-8-sig", newline="") as stream:
             first = stream.readline()
             rest = stream.read(_HEAD)
     except UnicodeDecodeError:
@@ -106,7 +108,7 @@ def _layout(file: Path) -> tuple[str, list[str]]:
     whole = len(rest) < _HEAD
     head = first + rest
     rows: dict[str, list[list[str]]] = {}
-    for delimiter in _DELIMITERS:
+    for delimiter in DELIMITERS:
         found = [row for row in csv.reader(StringIO(head, newline=""), delimiter=delimiter) if row]
         # The last row may be cut off.
         rows[delimiter] = found if whole or len(found) < 2 else found[:-1]
@@ -117,7 +119,7 @@ def _layout(file: Path) -> tuple[str, list[str]]:
     return ",", [name.strip() for name in rows[","][0]] if rows[","] else []
 
 
-def _mend_decimal_commas(frame: Any) -> list[str]:
+def mend_decimal_commas(frame: Any) -> list[str]:
     """Read columns of text such as 1,5 as numbers, in place; their names."""
     import pandas as pd
 
