@@ -142,7 +142,7 @@ def test_any_format_says_the_same(tmp_path, classes, place, name, out):
 
 
 @pytest.mark.parametrize("name", ["patients.csv", "patients.parquet", "packed.csv.gz"])
-@pytest.mark.parametrize("rows", [1, 7, 100, 10**6])
+@pytest.mark.parametrize("rows", [9, 100, 10**6])
 def test_pieces_of_any_size_say_the_same(tmp_path, posterior, place, name, rows):
     wanted = fedbayes.load(place / "posterior").predict_frame(pd.read_csv(place / "patients.csv"))
     watched = []
@@ -255,7 +255,7 @@ def test_labels_and_several_targets(tmp_path):
         found = run.predict_frame(frame[features])
         mean = run.predict(frame[features]).numpy()
         if name == "labels":
-            assert list(found)[3:5] == ["p_early", "p_late"]
+            assert list(found)[:2] == ["p_early", "p_late"]
             each = run.draws()(frame[features]).sigmoid().double().numpy()
             np.testing.assert_allclose(found[["p_early", "p_late"]], mean, atol=1e-6)
             np.testing.assert_allclose(found.std_late, each.std(0)[:, 1], atol=1e-6)
@@ -298,7 +298,10 @@ def write(path, change, patients):
 
 
 BAD = {
-    "absent column": (lambda f: f.rename(columns={"bmi": "BMI"}), r"has no column 'bmi' \(did you"),
+    "absent column": (
+        lambda f: f.rename(columns={"bmi": "BMI"}),
+        "has no column 'bmi', which the model of .* needs .did you mean 'BMI'",
+    ),
     "text": (
         lambda f: f.assign(age=f.age.astype(object).where(f.index != 20, "old")),
         r"column 'age' holds what is no number \('old' in row 21",
@@ -383,7 +386,7 @@ def test_models_that_cannot_say_what_they_read(tmp_path, classes, numbers, place
         fedbayes.load(bare)
     with pytest.raises(ModelError, match=r"no run folder and no model file .*absent"):
         fedbayes.load(tmp_path / "absent")
-    with pytest.raises(ModelError, match=r"predicts .* and .*numbers predicts"):
+    with pytest.raises(ModelError, match="predicts the classes no, yes, and .*numbers real: cost"):
         fedbayes.load(place / "classes", place / "numbers")
     with pytest.raises(FedbayesError, match="clients under fedavg keep none"):
         fedbayes.load(place / "classes", client="a")
@@ -409,11 +412,11 @@ def test_a_model_of_arrays_takes_no_table(tmp_path, place):
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """Pieces are handed on one by one: none is read before the one before it is done with."""
     path = tmp_path / "long.csv"
-    path.write_text("a,b\n" + "1,2\n" * 50_000)
+    path.write_text("a,b\n" + "1,2\n" * 400_000)
     rows = Rows(path, ("a",), size=1000)
     first = next(iter(rows))
     assert len(first.x) == 1000
-    assert rows.share < 0.9
+    assert rows.share < 0.5
 
 
 def test_the_command(tmp_path, classes, place, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""`predict`: what a model says of new rows."""
+"""`predict`, `conformal`: what a model says of new rows, and how often that is to be true."""
 
 import json
 import warnings
@@ -37,6 +37,16 @@ def predict(
         float | None,
         typer.Option(help="Probability that a number is between low and high. Default: 0.9."),
     ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(
+            help="Sets and intervals by the threshold of this client, of conformal --per-client."
+        ),
+    ] = None,
+    no_conformal: Annotated[
+        bool,
+        typer.Option("--no-conformal", help="The model's own intervals, though it is calibrated."),
+    ] = False,
     keep_inputs: Annotated[
         bool, typer.Option("--keep-inputs", help="Write the columns that the model reads too.")
     ] = False,
@@ -62,7 +72,7 @@ def predict(
             f"--set {idle[0]} has no effect: predict only takes the names of code that a model "
             "file names too, as task.likelihood=package.module:Class"
         )
-    model = load(*models, client=client, trusted=trusted)
+    model = load(*models, client=client, site=site, conformal=not no_conformal, trusted=trusted)
     columns = (TextColumn("predicting"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = rich.get_console()
     hidden = not console.is_terminal
@@ -99,3 +109,58 @@ def predict(
         highlight=False,
         soft_wrap=True,
     )
+
+
+@app.command()
+def conformal(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    level: Annotated[
+        float, typer.Option(help="Promised share of sets or intervals that hold the truth.")
+    ] = 0.9,
+    score: Annotated[
+        str,
+        typer.Option(
+            help="What is counted. probability: of the true class. quantile: how far numbers are "
+            "outside of the model's interval. residual: how far from its mean. auto: by the "
+            "likelihood."
+        ),
+    ] = "auto",
+    per_client: Annotated[
+        bool, typer.Option("--per-client", help="A threshold for each client too.")
+    ] = False,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="Of every client's own model, each by its own rows.")
+    ] = False,
+    share: Annotated[
+        float, typer.Option(help="Part of each client's test rows that is counted.")
+    ] = 0.5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as JSON.")] = False,
+) -> None:
+    """Sets and intervals with a promise of coverage, from clients' counts; predict uses them."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from fedbayes.runs.display import number
+    from fedbayes.tools.conformal import calibrate_conformal
+
+    found = calibrate_conformal(
+        folder, level, score=score, per_client=per_client, personal=personal, share=share
+    )
+    if as_json:
+        print(json.dumps(asdict(found) | {"path": str(found.path)}))
+        return
+    size = "classes in a set" if found.score == "probability" else "width, median"
+    table = Table("rows of", "counted", "tested", "inside", size, pad_edge=False)
+    for name, one in [("all", found.all), *found.clients.items()]:
+        shown = ["  ".join(number(v) for v in values) for values in (one.coverage, one.size)]
+        table.add_row(name, f"{one.counted:,}", f"{one.tested:,}", *shown)
+    Console().print(table)
+    if short := [name for name, one in found.clients.items() if not one.bounded]:
+        warnings.warn(
+            f"too few rows for a level of {level:.0%}, so that sets hold all classes and intervals "
+            f"are endless: {', '.join(short[:5])}{' …' if short[5:] else ''}",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+    Console().print(f"wrote {found.path}", highlight=False, soft_wrap=True)

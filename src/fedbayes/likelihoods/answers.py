@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.likelihoods.base import Classes, Likelihood, finite
+from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.likelihoods.numeric import Numeric, Parametric
 from fedbayes.metrics import uncertainty
 
@@ -17,7 +18,12 @@ Answers = dict[str, npt.NDArray[Any]]
 
 
 @torch.no_grad()
-def answers(likelihood: Likelihood, draws: Tensor, level: float | None = None) -> Answers:
+def answers(
+    likelihood: Likelihood,
+    draws: Tensor,
+    level: float | None = None,
+    conformal: Conformal | None = None,
+) -> Answers:
     """What draws of a model predict, as columns.
 
     Of classes `p_CLASS`, the probability of each, and `predicted`, the name of the likeliest; of
@@ -26,16 +32,19 @@ def answers(likelihood: Likelihood, draws: Tensor, level: float | None = None) -
     probabilities `std_NAME`, their standard deviation between draws, and in nats `entropy`, all
     that is unknown, and `mutual_information`, the part of it that more data would remove (of
     labels, each by its name); of numbers `std`, the standard deviation of the prediction, and
-    `std_between`, the part of it between draws.
+    `std_between`, the part of it between draws. With a conformal threshold `set`, the names of
+    the classes that hold the true one with the promised probability, a tuple, likeliest first; and
+    `low` and `high` are the conformal interval's.
 
     Args:
         likelihood: what the outputs mean.
         draws: outputs under draws from a posterior, [draws, n, width].
         level: probability that a number is in its interval, above 0 and below 1; None for none.
+        conformal: a threshold of this model, if there is one; its level counts.
 
     Returns:
         The columns in this order, float32 of probabilities and float64 of numbers; NaN, and
-        nothing predicted, where an output is not finite.
+        nothing predicted, all classes in the set, where an output is not finite.
 
     Raises:
         ConfigError: the level is invalid, or the likelihood has no interval of it.
@@ -44,8 +53,15 @@ def answers(likelihood: Likelihood, draws: Tensor, level: float | None = None) -
     match likelihood:
         case Classes():
             found = _classes(likelihood, draws, several)
+            if conformal is not None:
+                found["set"] = _sets(likelihood, draws, conformal)
         case Numeric():
-            found = _numbers(likelihood, draws.double(), level, several)
+            interval = None
+            if conformal is not None:
+                interval = conformal.interval(likelihood, draws)
+            elif level is not None:
+                interval = likelihood.interval(draws.double(), level)
+            found = _numbers(likelihood, draws.double(), interval, several)
         case _ if likelihood.target.kind == "labels":
             found = _labels(likelihood, draws, several)
         case _:
@@ -53,7 +69,8 @@ def answers(likelihood: Likelihood, draws: Tensor, level: float | None = None) -
     broken = ~finite(draws).cpu().numpy()
     if broken.any():
         for name, column in found.items():
-            column[broken] = "" if name == "predicted" else np.nan
+            if name != "set":
+                column[broken] = "" if name == "predicted" else np.nan
     return found
 
 
@@ -85,10 +102,24 @@ def _labels(likelihood: Likelihood, draws: Tensor, several: bool) -> Answers:
     return found
 
 
-def _numbers(likelihood: Numeric, draws: Tensor, level: float | None, several: bool) -> Answers:
+def _sets(likelihood: Classes, draws: Tensor, conformal: Conformal) -> npt.NDArray[Any]:
+    """The names of the classes in each set, likeliest first."""
+    inside = conformal.sets(likelihood, draws) | ~finite(draws)[:, None]
+    order = likelihood.log_probabilities(draws).argsort(dim=-1, descending=True, stable=True)
+    names, column = likelihood.target.names, np.empty(len(inside), object)
+    column[:] = [
+        tuple(names[k] for k in row if member[k])
+        for row, member in zip(order.tolist(), inside.tolist(), strict=True)
+    ]
+    return column
+
+
+def _numbers(
+    likelihood: Numeric, draws: Tensor, interval: tuple[Tensor, Tensor] | None, several: bool
+) -> Answers:
     found = {"mean": likelihood.mean(draws)}
-    if level is not None:
-        found["low"], found["high"] = likelihood.interval(draws, level)
+    if interval is not None:
+        found["low"], found["high"] = interval
     if several and isinstance(likelihood, Parametric):
         found["std"], found["std_between"] = likelihood.std(draws)
     return number_columns(found, likelihood.target.names)

@@ -16,6 +16,7 @@ from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.answers import Answers, answers
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.conformal import Conformal
 
 LEVEL = 0.9
 """Probability that a number is in its interval, unless said otherwise."""
@@ -38,6 +39,8 @@ class TrainedModel:
     """Where it is from, for messages."""
     means: bool = False
     """Whether it gives predictive means of numbers alone, without a distribution."""
+    conformal: Conformal | None = None
+    """The threshold of sets or intervals with a promised coverage, where it was calibrated."""
 
     def predict(self, x: Any) -> Tensor:
         """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
@@ -59,11 +62,12 @@ class TrainedModel:
             x: as for `predict`. Of a DataFrame the index is kept, and the columns that are no
                 features, before the predictions.
             level: probability that a number is in its interval; 0.9 by default, or if a network
-                that learnt quantiles has not these, the widest that it has.
+                that learnt quantiles has not these, the widest that it has. Of a calibrated model
+                that of its calibration, and no other.
 
         Returns:
-            `p_CLASS` and `predicted`; `p_LABEL`; or `mean`, `low` and `high`: see
-            `fedbayes.likelihoods.answers`.
+            `p_CLASS` and `predicted`; `p_LABEL`; or `mean`, `low` and `high`; of a calibrated
+            model also `set`: see `fedbayes.likelihoods.answers`.
 
         Raises:
             ConfigError: the level is invalid, or there are no intervals of it.
@@ -81,16 +85,33 @@ class TrainedModel:
 
     def columns(self, x: Any, level: float | None) -> Answers:
         """Predictions alone, by column; `level` as the method of this name gives it."""
-        found = [answers(self.likelihood, self.draw(batch), level) for batch in _batches(x)]
+        found = [
+            answers(self.likelihood, self.draw(batch), level, self.conformal)
+            for batch in _batches(x)
+        ]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
     def level(self, asked: float | None) -> float | None:
-        """The level of intervals of numbers; None where there are none.
+        """The level of sets, or of intervals of numbers; None where there are none.
 
         Raises:
-            ConfigError: one is asked for, and there are none.
+            ConfigError: one is asked for, and there are none, or the model was calibrated for
+                another.
         """
         likelihood = self.likelihood
+        if self.conformal is not None:
+            if asked not in (None, self.conformal.level):
+                raise ConfigError(
+                    f"{self.source} is calibrated for the level {self.conformal.level:g}, and not "
+                    f"for {asked:g}: calibrate it anew (fedbayes conformal RUN --level {asked:g}), "
+                    "or leave the calibration out with --no-conformal (conformal=False)"
+                )
+            if None in self.conformal.threshold:
+                self._note(
+                    f"{self.conformal.rows:,} rows are too few for a level of "
+                    f"{self.conformal.level:.0%}: sets hold all classes, intervals are endless"
+                )
+            return self.conformal.level
         if isinstance(likelihood, Numeric) and not self.means:
             if asked is not None:
                 return asked
@@ -106,7 +127,8 @@ class TrainedModel:
             what = (
                 "it gives means alone, without a distribution; predict with its run or its weights"
                 if self.means
-                else f"a level is of intervals of numbers, and it predicts {describe(self.target)}"
+                else f"a level is of intervals of numbers, and it predicts "
+                f"{describe(self.target)}; fedbayes conformal RUN makes sets of classes"
             )
             raise ConfigError(f"{self.source} has no intervals: {what}")
         if self.means:

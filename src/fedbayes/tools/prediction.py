@@ -1,7 +1,7 @@
 """Predictions of the rows of a file, written to another: both may be larger than memory."""
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -156,12 +156,24 @@ def _csv(file: Any) -> Iterator[Write]:
     def write(frame: Any) -> None:
         nonlocal first
         names = ["" if name == UNNAMED else name for name in frame.columns]
+        if "set" in frame:
+            frame = frame.assign(set=[_spelled(names) for names in frame["set"]])
         frame.to_csv(text, index=False, header=names if first else False, lineterminator="\n")
         first = False
 
     yield write
     text.flush()
     text.detach()
+
+
+def _spelled(names: Sequence[str]) -> str:
+    """A set as text, as in `yes|no`."""
+    if odd := [name for name in names if "|" in name]:
+        raise DataError(
+            f"the class {odd[0]!r} has a | in its name, which is between the classes of a set in a "
+            "CSV; write a .parquet, where sets are lists"
+        )
+    return "|".join(names)
 
 
 @contextmanager

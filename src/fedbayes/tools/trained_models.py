@@ -16,7 +16,11 @@ from fedbayes.tools.evaluation_set import is_program, of_card
 
 
 def load(
-    *paths: Path | str, client: str | int | None = None, trusted: frozenset[str] = frozenset()
+    *paths: Path | str,
+    client: str | int | None = None,
+    site: str | int | None = None,
+    conformal: bool = True,
+    trusted: frozenset[str] = frozenset(),
 ) -> TrainedModel:
     """A model for predictions, from the folder of a run that has ended or from a file.
 
@@ -24,6 +28,9 @@ def load(
         *paths: run folders, files of weights or `.pt2` programs with a card, as `fedbayes export`
             writes them. Several predict together: the mean of their predictive distributions.
         client: name or index of a client, for its own model in place of a run's global one.
+        site: name or index of the client of whose rows the conformal threshold is to be.
+        conformal: whether sets and intervals are those of `fedbayes conformal`, where a single
+            model was calibrated by it; of several together there is no threshold.
         trusted: what may be imported if a model file names it, as `package.module:name`.
 
     Raises:
@@ -34,17 +41,28 @@ def load(
         raise ModelError("there is no model to load; name a run folder or a model file")
     if len({str(path) for path in paths}) < len(paths):
         raise ModelError("a model is named twice; it counts once")
-    return together([_one(Path(path), client, trusted) for path in paths])
+    if site is not None and len(paths) > 1:
+        raise RunError("a site chooses the threshold of one run; several models have none together")
+    conformal = conformal and len(paths) == 1
+    return together([_one(Path(path), client, site, conformal, trusted) for path in paths])
 
 
-def _one(path: Path, client: str | int | None, trusted: frozenset[str]) -> TrainedModel:
+def _one(
+    path: Path,
+    client: str | int | None,
+    site: str | int | None,
+    conformal: bool,
+    trusted: frozenset[str],
+) -> TrainedModel:
     if path.is_dir():
-        return Result(path).trained(client)
+        return Result(path).trained(client, site=site, conformal=conformal)
     if not path.exists():
         raise ModelError(f"there is no run folder and no model file {path}")
-    if client is not None:
+    if client is not None or site is not None:
+        option = "client" if site is None else "site"
         raise RunError(
-            f"--client chooses a client of a run folder, and {path} is a single model; leave it out"
+            f"--{option} chooses a client of a run folder, and {path} is a single model; leave it "
+            "out"
         )
     found = open_model(path, of_card(path, trusted))
     draw = found.draw
