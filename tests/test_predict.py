@@ -281,7 +281,7 @@ def test_quantiles_give_the_widest_interval_they_have(tmp_path, place):
     low, high = run.interval(frame, 0.8)
     np.testing.assert_allclose(found.low, low[:, 0], rtol=1e-6)
     np.testing.assert_allclose(found.high, high[:, 0], rtol=1e-6)
-    with pytest.raises(ConfigError, match="an interval needs the quantile of level 0.05"):
+    with pytest.raises(ConfigError, match="an interval needs the quantile of level"):
         run.predict_frame(frame, level=0.9)
 
 
@@ -386,7 +386,7 @@ def test_models_that_cannot_say_what_they_read(tmp_path, classes, numbers, place
         fedbayes.load(bare)
     with pytest.raises(ModelError, match=r"no run folder and no model file .*absent"):
         fedbayes.load(tmp_path / "absent")
-    with pytest.raises(ModelError, match="predicts the classes no, yes, and .*numbers real: cost"):
+    with pytest.raises(ModelError, match=r"predicts the classes no, yes, and .*numbers real"):
         fedbayes.load(place / "classes", place / "numbers")
     with pytest.raises(FedbayesError, match="clients under fedavg keep none"):
         fedbayes.load(place / "classes", client="a")
@@ -401,8 +401,8 @@ def test_a_model_of_arrays_takes_no_table(tmp_path, place):
     run = fedbayes.run(folder=tmp_path / "run", data=data, rounds=1)
     with pytest.raises(DataError, match="features of this model have no names"):
         predict(tmp_path, run.folder.path, place / "patients.csv")
+    np.savez(tmp_path / "b.npz", y=[1])
     with pytest.raises(DataError, match=r"there are y"):
-        np.savez(tmp_path / "b.npz", y=[1])
         predict(tmp_path, run.folder.path, tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", x=np.zeros((3, 5)))
     with pytest.raises(DataError, match=r"c\.npz: the samples are of shape \(3, 5\)"):

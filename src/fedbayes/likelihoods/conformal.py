@@ -54,8 +54,8 @@ class Conformal:
             likelihood: of the outputs.
             draws: outputs under draws from a posterior, [draws, n, width].
         """
-        (end,) = self._ends(draws)
-        return -likelihood.log_probabilities(draws).double() <= end
+        scores: Tensor = -likelihood.log_probabilities(draws).double()
+        return scores <= self._ends(draws)
 
     def interval(self, likelihood: Numeric, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper ends, float64 [n, columns], in the unit of the target; of a count at
@@ -63,9 +63,8 @@ class Conformal:
         """
         ends = self._ends(draws)
         low, high = _inner(likelihood, draws, self.score, self.level)
-        low, high = low - ends, high + ends
         middle = (low + high) / 2
-        low, high = torch.minimum(low, middle), torch.maximum(high, middle)
+        low, high = torch.minimum(low - ends, middle), torch.maximum(high + ends, middle)
         if likelihood.target.kind == "count":
             low, high = low.ceil().clamp_min(0.0), high.floor().clamp_min(0.0)
         return low, high

@@ -1,6 +1,5 @@
 """Conformal thresholds beside the model of a run: `conformal.json`."""
 
-import json
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +43,7 @@ def calibrated_model(folder: RunFolder, *, personal: bool) -> str:
     progress = folder.progress(folder.best_round())
     if progress is None:
         raise RunError(f"{folder.path} has no checkpoint")
-    return digest(json.dumps([progress.round, sorted(progress.digests.items())]).encode())
+    return digest(f"{progress.round} ".encode() + progress.digests.numpy().tobytes())
 
 
 def write_conformal(folder: RunFolder, stored: StoredConformal) -> Path:
