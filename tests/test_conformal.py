@@ -25,6 +25,7 @@ from fedbayes.likelihoods.conformal import (
 )
 from fedbayes.targets import Target
 from fedbayes.tools.conformal import calibrate_conformal
+from fedbayes.tools.export import export
 from tests.test_evaluate import cli
 
 CLASSES = build_likelihood("categorical", Target("class", ("a", "b", "c")))
@@ -305,3 +306,20 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
     with pytest.warns(UserWarning, match="rows are too few for a level of 90%"):
         sets = fedbayes.load(run).predict_frame(frame)["set"]
     assert all(len(names) == 2 for names in sets)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt2"])
+def test_exported_models_keep_their_threshold(runs, tmp_path, suffix):
+    folder, frame = runs
+    calibrate_conformal(folder / "numbers", 0.8, score="residual")
+    calibrate_conformal(folder / "classes", 0.8)
+    for name, column in (("classes", "set"), ("numbers", "low")):
+        path = tmp_path / f"{name}{suffix}"
+        export(folder / name, path)
+        wanted = fedbayes.Result(folder / name).predict_frame(frame)[column]
+        found = fedbayes.load(path).predict_frame(frame)[column]
+        if column == "set":
+            assert found.tolist() == wanted.tolist()
+        else:
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+    (folder / "classes" / "conformal.json").unlink()

@@ -342,8 +342,8 @@ def absent_feature(path: Path, source: str, error: ColumnError) -> DataError:
     )
 
 
-def of_card(path: Path, trusted: frozenset[str] = frozenset()) -> EvaluationSet:
-    """No samples, but how a model file says that samples are read.
+def of_card(path: Path, trusted: frozenset[str] = frozenset()) -> tuple[EvaluationSet, Card]:
+    """No samples, but how a model file says that samples are read, and all else that it says.
 
     Args:
         path: the file.
@@ -359,14 +359,11 @@ def of_card(path: Path, trusted: frozenset[str] = frozenset()) -> EvaluationSet:
             "card. Predict with the run folder, or with a file that fedbayes export wrote"
         )
     nothing = Samples(torch.empty(0, *card.preprocessing.shape), torch.empty(0))
-    return EvaluationSet(
-        nothing,
-        "no samples",
-        card.preprocessing,
-        trained_in(source),
-        card.likelihood,
-        trusted=trusted,
+    whose = trained_in(source)
+    tests = EvaluationSet(
+        nothing, "no samples", card.preprocessing, whose, card.likelihood, trusted=trusted
     )
+    return tests, card
 
 
 def _likelihood(config: Config, card: Card | None, preprocessing: Preprocessing) -> Likelihood:

@@ -1,5 +1,6 @@
 """Models that predict: of run folders and of files, one or several together."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from fedbayes.contracts import Sampler
 from fedbayes.data import Preprocessing
-from fedbayes.errors import ModelError, RunError
+from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.runs.result import Result
 from fedbayes.runs.trained import TrainedModel, together
 from fedbayes.tools.compare import open_model
@@ -64,11 +65,23 @@ def _one(
             f"--{option} chooses a client of a run folder, and {path} is a single model; leave it "
             "out"
         )
-    found = open_model(path, of_card(path, trusted))
+    tests, card = of_card(path, trusted)
+    found = open_model(path, tests)
     draw = found.draw
     if is_program(path):
         draw = _of_raw(draw, found.preprocessing)
-    return TrainedModel(draw, found.likelihood, found.preprocessing, str(path), found.means)
+    threshold = card.conformal if conformal else None
+    if threshold is not None and found.means and threshold.score == "quantile":
+        warnings.warn(
+            f"{path} gives means alone, so its conformal threshold, which is of quantiles, has no "
+            "effect; fedbayes conformal --score residual makes one that a program can use",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+        threshold = None
+    return TrainedModel(
+        draw, found.likelihood, found.preprocessing, str(path), found.means, threshold
+    )
 
 
 def _of_raw(draw: Sampler, preprocessing: Preprocessing) -> Callable[[Any], Tensor]:
