@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
-from fedbayes.errors import ConfigError, RunError
+from fedbayes.errors import ConfigError, ModelError, RunError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.conformal import (
     GRID,
@@ -295,9 +295,13 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
     path.write_text(text.replace('"model": "', '"model": "0'))
     with pytest.warns(UserWarning, match=r"conformal\.json is of another model"):
         assert "set" not in fedbayes.load(run).predict_frame(frame)
-    for damage in (text[:-20], text.replace("probability", "luck"), "[]"):
-        path.write_text(damage)
+    for old, new in (("probability", "luck"), ('"level": 0.9', '"level": 9'), (text[-20:], "")):
+        path.write_text(text.replace(old, new))
         with pytest.raises(RunError, match=r"cannot read .*conformal\.json"):
+            fedbayes.load(run)
+    for old, new in (("probability", "residual"), ('"threshold": [', '"threshold": [1.5,')):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(ModelError, match="is not of what it predicts"):
             fedbayes.load(run)
     path.unlink()
     with pytest.raises(ConfigError, match="share of 1"):

@@ -47,6 +47,20 @@ class Conformal:
     rows: int
     """That were counted."""
 
+    def __post_init__(self) -> None:
+        """See that the numbers are possible."""
+        ends = [end for end in self.threshold if end is not None]
+        if not (0 < self.level < 1 and self.threshold and all(map(math.isfinite, ends))):
+            raise ValueError("level or threshold of a conformal calibration is none")
+
+    def fits(self, likelihood: Likelihood) -> bool:
+        """Whether it is of predictions of this likelihood."""
+        if isinstance(likelihood, Classes):
+            return self.score == "probability" and len(self.threshold) == 1
+        if not isinstance(likelihood, Numeric) or self.score == "probability":
+            return False
+        return len(self.threshold) == likelihood.target.columns
+
     def sets(self, likelihood: Classes, draws: Tensor) -> Tensor:
         """Which classes are in the set of each sample, bool [n, classes].
 

@@ -42,6 +42,14 @@ class TrainedModel:
     conformal: Conformal | None = None
     """The threshold of sets or intervals with a promised coverage, where it was calibrated."""
 
+    def __post_init__(self) -> None:
+        """See that the threshold is of such a model."""
+        if self.conformal is not None and not self.conformal.fits(self.likelihood):
+            raise ModelError(
+                f"the conformal calibration of {self.source} is not of what it predicts; make it "
+                "anew: fedbayes conformal RUN"
+            )
+
     def predict(self, x: Any) -> Tensor:
         """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
         target.
