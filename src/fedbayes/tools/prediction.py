@@ -42,8 +42,8 @@ class Predicted:
 
 def predict_file(
     model: TrainedModel,
-    inputs: Path,
-    out: Path,
+    inputs: Path | str,
+    out: Path | str,
     *,
     level: float | None = None,
     keep_inputs: bool = False,
@@ -70,6 +70,7 @@ def predict_file(
     Raises:
         FedbayesError: a file cannot be read or written, or does not fit the model.
     """
+    inputs, out = Path(inputs), Path(out)
     writable(out, "the predictions", OUTPUTS)
     if out.exists() and not overwrite:
         raise RunError(f"{out} is there already; name another file, or add --overwrite")
