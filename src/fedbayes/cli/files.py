@@ -143,6 +143,7 @@ _SPELLED = {
 _NAMES = {
     "nll": "negative log-likelihood",
     "ece": "expected calibration error",
+    "not_predicted": "left out of it: not a number",
     "entropy_right": "entropy where right",
     "entropy_wrong": "entropy where wrong",
     "information_right": "mutual information where right",

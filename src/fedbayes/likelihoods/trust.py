@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbayes.likelihoods.base import Classes, Likelihood
+from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.evaluation import total
 from fedbayes.likelihoods.numeric import Numeric, Parametric
 from fedbayes.metrics import Calibration, Coverage, Uncertainty, calibrate
@@ -98,9 +98,9 @@ def _measured(likelihood: Likelihood, draws: Tensor, y: Tensor) -> Tensors:
                 if several:
                     found["between"] = std.between
         case _ if likelihood.target.kind == "labels":
-            p = likelihood.mean(draws)
-            found["label_confidence"] = torch.maximum(p, 1 - p)
-            found["label_right"] = (p > 0.5) == (y > 0.5)
+            p, told = likelihood.mean(draws), finite(draws)[:, None]
+            found["label_confidence"] = torch.where(told, torch.maximum(p, 1 - p), 0.0)
+            found["label_right"] = ((p > 0.5) == (y > 0.5)) & told
     return found | {"true": y}
 
 

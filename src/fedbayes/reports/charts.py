@@ -13,6 +13,7 @@ import numpy as np
 
 from fedbayes.data.dataset import Rows
 from fedbayes.errors import RunError
+from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE
 from fedbayes.metrics import Calibration, Coverage
 from fedbayes.reports.gather import Record
 from fedbayes.runs.display import words
@@ -312,6 +313,33 @@ def size(records: Sequence[Record]) -> list[Chart]:
     ]
 
 
+def privacy(records: Sequence[Record]) -> list[Chart]:
+    """What was spent of privacy, over rounds; nothing where only the last round tells."""
+    curves = []
+    for run, record in enumerate(records):
+        if len(record.spent) < 2:
+            continue
+        for kind, dashed in ((REPLACE, False), (ADD_REMOVE, True)):
+            known = [
+                (number, table[kind])
+                for number, table in record.spent
+                if math.isfinite(table[kind])
+            ]
+            curves.append(Curve(run, [float(n) for n, _ in known], [e for _, e in known], dashed))
+    return [
+        Lines(
+            "privacy",
+            "Privacy spent",
+            "round",
+            "ε of all data of one client",
+            curves,
+            "Solid: against a federation in which all data of one client are others; dashed: in "
+            "which it is not there.",
+            styles="solid: replace one, dashed: add or remove",
+        )
+    ]
+
+
 def clients(records: Sequence[Record]) -> list[Chart]:
     """The headline metric of the clients, each on its own test samples."""
     return [
@@ -484,6 +512,8 @@ def diagram(calibration: Calibration, run: int = 0) -> Reliability:
     )
     if len(bins) < before:
         note += f"; drawn with bins of fewer than {least} samples merged"
+    if calibration.untold:
+        note += f"; without {calibration.untold} samples of which nothing was predicted"
     note += "."
     return Reliability("reliability", "Reliability diagram", [run], bins, calibration.error, note)
 
@@ -508,6 +538,7 @@ FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
     "loss": loss,
     "sparsity": sparsity,
     "size": size,
+    "privacy": privacy,
     "clients": clients,
     "split": split,
     "confusion": confusion,

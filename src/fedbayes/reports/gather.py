@@ -1,8 +1,9 @@
 """What run folders tell, whether their runs have ended or not."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.wording import listed
 from fedbayes.errors import FedbayesError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.federation.privacy.accounting import epsilons
 from fedbayes.files import parse_toml, read_text
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.trust import examine
@@ -65,6 +67,8 @@ class Record:
     """Of the global model's intervals of numbers likewise."""
     predictions: tuple[Array, Array] | None = None
     """Of numbers: true values, and the global model's, of all clients' test samples [n, T]."""
+    spent: tuple[tuple[int, dict[str, float]], ...] = ()
+    """ε after some of the rounds, the last one among them, by which federations are neighbours."""
     whose: str = "global"
     """`global` or `local`: the model that the method is judged by, or the clients' own."""
     started: datetime | None = None
@@ -120,6 +124,9 @@ class Record:
         return float(sum(line.get(metric, 0) for line in self.metrics))
 
 
+SPENT_ROUNDS = 12
+"""Rounds at most whose ε is told, evenly spaced."""
+
 Watch = Callable[[str], object]
 """Is told which run is being read."""
 
@@ -135,15 +142,20 @@ def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Recor
     """
     runs = [RunFolder(folder) for folder in folders]
     for run in runs:
-        _refuse_no_run(run)
+        refuse_no_run(run)
     records = []
-    for run, label in zip(runs, _labels(folders), strict=True):
+    for run, label in zip(runs, labels_of(folders), strict=True):
         watch(f"reading {label}")
-        records.append(_record(run, label))
+        records.append(deepened(run, rounds_of(run, label)))
     return records
 
 
-def _refuse_no_run(run: RunFolder) -> None:
+def refuse_no_run(run: RunFolder) -> None:
+    """See that a folder holds a run.
+
+    Raises:
+        RunError: it holds none; says where there are some.
+    """
     if run.config_file.exists():
         return
     text = f"{run.path} holds no run: there is no {run.config_file.name}"
@@ -152,7 +164,7 @@ def _refuse_no_run(run: RunFolder) -> None:
     raise RunError(text)
 
 
-def _labels(folders: Sequence[Path]) -> list[str]:
+def labels_of(folders: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell the folders apart."""
     paths = [folder.resolve() for folder in folders]
     for path, count in Counter(paths).items():
@@ -167,7 +179,12 @@ def _labels(folders: Sequence[Path]) -> list[str]:
         depths = [depth + (counts[label] > 1) for depth, label in zip(depths, labels, strict=True)]
 
 
-def _record(run: RunFolder, label: str) -> Record:
+def rounds_of(run: RunFolder, label: str) -> Record:
+    """What the lines of a run's rounds and its summary tell; quick.
+
+    Raises:
+        RunError: its config or its lines are damaged.
+    """
     settings = _settings(run)
     metrics = [flat(line) for line in run.metrics()]
     notes = []
@@ -203,6 +220,21 @@ def _record(run: RunFolder, label: str) -> Record:
                 )
         except FedbayesError as error:
             notes.append(f"how it ended is not known: {error}")
+    return Record(label, run.path, settings, metrics, notes=tuple(notes), **fields)
+
+
+def deepened(run: RunFolder, record: Record) -> Record:
+    """With what a run's data, its clients and its model tell; that may take a while.
+
+    Args:
+        run: the run folder.
+        record: what its rounds tell; notes are added behind its own.
+
+    Raises:
+        RunError: the newest checkpoint is damaged.
+    """
+    settings, rounds, notes = record.settings, record.rounds, list(record.notes)
+    fields: dict[str, Any] = {}
     likelihood, progress = None, None
     own = [settings[key] for key in _NAMES if ":" in str(settings.get(key, ""))]
     try:
@@ -244,6 +276,10 @@ def _record(run: RunFolder, label: str) -> Record:
     except FedbayesError as error:
         notes.append(f"no metrics of clients: {error}")
     try:
+        fields["spent"] = _spent(run, settings, progress)
+    except FedbayesError as error:
+        notes.append(f"what was spent of privacy is not known: {error}")
+    try:
         if text := run.free_changes():
             notes.append(text)
         run.refuse_changed_config()
@@ -276,7 +312,7 @@ def _record(run: RunFolder, label: str) -> Record:
         if "counts" not in fields:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
-    return Record(label, run.path, settings, metrics, notes=tuple(notes), **fields)
+    return replace(record, notes=tuple(notes), **fields)
 
 
 _NAMES = ("method.name", "model.name", "task.likelihood")
@@ -345,6 +381,31 @@ def _model(run: RunFolder, runtime: ClientRuntime, progress: Progress | None) ->
             return None
         return method.model(unpack(method.server_state, progress.server), runtime.run)
     return run.model() if run.model_file.exists() else None
+
+
+def _spent(
+    run: RunFolder, settings: Mapping[str, Any], progress: Progress | None
+) -> tuple[tuple[int, dict[str, float]], ...]:
+    """What a run has spent of privacy after some of its rounds; nothing where there is no noise.
+
+    Of rounds whose clients were drawn by secret coins, the sum takes seconds: then after the last
+    one alone, and as the summary has it if there is one.
+
+    Raises:
+        FedbayesError: what adds it up is not installed, or the summary is damaged.
+    """
+    if progress is None or not (record := progress.privacy).rounds:
+        return ()
+    last = progress.round
+    if ((record.levels[:, 2] > 0) & (record.levels[:, 2] < 1)).any():
+        if run.summary_file.exists() and (told := run.summary().get("privacy")):
+            known = {k: math.inf if e is None else e for k, e in told["epsilon"].items()}
+            return ((last, known),)
+        rounds = [last]
+    else:
+        rounds = np.linspace(1, last, min(last, SPENT_ROUNDS)).round().astype(int).tolist()
+    delta = float(settings.get("privacy.delta", 0.0))
+    return tuple((number, epsilons(record.spent(number), delta)) for number in rounds)
 
 
 def _predicted(runtime: ClientRuntime, data: FederatedData, model: Tensors) -> dict[str, Any]:

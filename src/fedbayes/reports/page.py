@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from fedbayes.files import write_beside
 from fedbayes.reports.charts import FIGURES, Chart, Heat, telling
 from fedbayes.reports.gather import Record, Watch, gather
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
+from fedbayes.reports.troubles import troubles
 from fedbayes.runs.display import number, words
 from fedbayes.runs.folder import writable
 from fedbayes.version import __version__
@@ -29,7 +30,17 @@ COLUMNS: dict[str, tuple[str, str]] = {
 """Newest metrics in the table of runs beside the headline metrics: heading and format."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Training": ("headline", "metrics", "bytes", "local", "nll", "loss", "sparsity", "size"),
+    "Training": (
+        "headline",
+        "metrics",
+        "bytes",
+        "local",
+        "nll",
+        "loss",
+        "sparsity",
+        "size",
+        "privacy",
+    ),
     "Clients": ("clients", "split"),
     "Predictions of the global model": ("confusion", "predictions", "coverage", "reliability"),
 }
@@ -37,6 +48,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 LISTED_CLIENTS = 24
 """Clients listed by name, of all runs together; of each run there are at least five."""
+LISTED_TROUBLES = 30
+"""Troubles with clients that are listed, the newest."""
 WIDE_COLUMNS = 40
 """Clients, or columns of a heat map, beyond which a chart has the width of the page."""
 
@@ -80,12 +93,21 @@ def write_page(folders: Sequence[Path], out: Path, watch: Watch = lambda _: None
     write_beside(out, render(gather(folders, watch)).encode())
 
 
-def render(records: Sequence[Record], made: datetime | None = None) -> str:
+def render(
+    records: Sequence[Record],
+    made: datetime | None = None,
+    *,
+    live: Mapping[str, Any] | None = None,
+    title: str = "",
+) -> str:
     """The page of these runs.
 
     Args:
         records: what the runs tell.
         made: the time that the page names as its own; now if None.
+        live: what the runs do now (`follow.Follower.state`), where a server goes on to tell the
+            page; then there need not be a record yet.
+        title: of the page; the runs' names by default.
     """
     charts = [chart for make in FIGURES.values() for chart in make(records) if telling(chart)]
     data = {
@@ -93,14 +115,16 @@ def render(records: Sequence[Record], made: datetime | None = None) -> str:
         "markers": MARKERS,
         "charts": [{"kind": type(chart).__name__, **asdict(chart)} for chart in charts],
     }
-    columns, rows = _table(records)
-    most = max(5, LISTED_CLIENTS // len(records))
+    columns, rows = _table(records) if records else ([], [])
+    most = max(5, LISTED_CLIENTS // max(1, len(records)))
+    wrong = troubles(records)
     return (
         environment()
         .get_template("page.html")
         .render(
-            title=", ".join(record.label for record in records),
-            about=_about(records),
+            title=title or ", ".join(record.label for record in records),
+            about=_about(records) if records else [],
+            live=None if live is None else json.loads(json.dumps(live)),
             headlines=headlines(records),
             columns=columns,
             rows=rows,
@@ -108,6 +132,8 @@ def render(records: Sequence[Record], made: datetime | None = None) -> str:
             notes=[(record.label, note) for record in records for note in record.notes],
             labels=[record.label for record in records],
             differences=differences(records),
+            troubles=wrong[:LISTED_TROUBLES],
+            untold=len(wrong) - len(wrong[:LISTED_TROUBLES]),
             settings=list(records[0].settings.items()) if len(records) == 1 else [],
             sections=_sections(charts),
             clients=[_clients(run, record, most) for run, record in enumerate(records)],

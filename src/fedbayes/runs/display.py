@@ -6,7 +6,6 @@ Light to import (no PyTorch), so that a command shows something before it loads 
 import math
 import re
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -25,7 +24,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
+from fedbayes.runs.activity import TRAINING, Activity
+from fedbayes.runs.pace import Pace
 from fedbayes.runs.standing import flat
 
 if TYPE_CHECKING:
@@ -83,48 +83,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class Pace:
-    """How long the rounds of a run took in this process, and how long the rest will take.
-
-    The rest of a round is reckoned from its clients that are done, every later round as the median
-    of those that were seen.
-    """
-
-    def __init__(self, rounds: int, now: float) -> None:
-        self._rounds, self._began, self._round_began, self._heard = rounds, now, now, now
-        self._seen: list[float] = []
-
-    def heard(self, now: float) -> None:
-        """Note that a client is done."""
-        self._heard = now
-
-    def round_ended(self, now: float) -> None:
-        """Note that a round is complete."""
-        self._seen.append(now - self._round_began)
-        self._round_began = now
-
-    def elapsed(self, now: float) -> float:
-        """Seconds since the first round in this process began."""
-        return now - self._began
-
-    def left(self, now: float, activity: Activity) -> float | None:
-        """Seconds until the last round ends; None while nothing tells."""
-        usual = statistics.median(self._seen) if self._seen else None
-        spent = now - self._round_began
-        if not activity.total or activity.what == EVALUATING:
-            rest = 0.0
-        elif activity.done:
-            each = (self._heard - self._round_began) / activity.done
-            rest = max(0.0, each * (activity.total - activity.done) - (now - self._heard))
-        elif usual is not None:
-            rest = max(0.0, usual - spent)
-        else:
-            return None
-        if usual is None and activity.total:
-            usual = spent + rest
-        return None if usual is None else rest + (self._rounds - activity.round) * usual
 
 
 class Display:
@@ -185,6 +143,8 @@ class Display:
 
     def begin(self, simulation: "Simulation") -> None:
         """Say what is run; from here on its rounds are shown."""
+        from fedbayes.contracts.prior import in_words
+
         config = simulation.config
         self._print(
             f"{self._title}{config.method['name']} on {simulation.data.dataset.name}: "
@@ -192,6 +152,8 @@ class Display:
             "round, "
             f"{config.model.name}, {config.engine}"
         )
+        if prior := in_words(simulation.method.prior, simulation.data.train_sizes().tolist()):
+            self._print(f"{self._title}{prior}")
         if simulation.adversary is not None:
             self._print(f"{self._title}{simulation.adversary.words}")
         lines = simulation.folder.metrics()

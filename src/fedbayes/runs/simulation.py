@@ -22,7 +22,7 @@ from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import Lying
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
 from fedbayes.federation.engine_table import start
-from fedbayes.federation.engines import Engine
+from fedbayes.federation.engines import NOT_CONNECTED, AtWork, Engine, at_work
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.sampling import poisson_cohort
 from fedbayes.federation.round import Round, run_round, sample_cohort
@@ -35,6 +35,7 @@ from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.config import Config
 from fedbayes.runs.flusher import Flusher
 from fedbayes.runs.folder import Metrics, RunFolder
+from fedbayes.runs.heartbeat import MOST_NAMES, Heartbeat, Work
 from fedbayes.runs.lines import (
     evaluation_line,
     in_vain,
@@ -88,13 +89,14 @@ class Simulation:
         engine: "Callable[[Simulation], Engine] | None" = None,
         notify: Notify = unnoticed,
     ) -> None:
-        self._notify = notify
+        self._told = notify
         self.temporary: object = None
         """Keeps a temporary folder as long as it lives; None where the folder is the user's."""
         if folder is None:
             self.temporary = temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
             folder = temporary.name
         self.folder = RunFolder(Path(folder))
+        self._heartbeat = Heartbeat(self.folder.path)
         if config is not None:
             self.folder.refuse_second_run()
         else:
@@ -105,13 +107,13 @@ class Simulation:
             self.folder.refuse_lost_files()
             self.folder.check_start()
         self.config = config or self.folder.config()
-        notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
+        self._notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
         self.data = (
             build_data(config)
             if config
             else stored_data(self.config, self.folder, changed="refuse")
         )
-        notify(Activity("building the network"))
+        self._notify(Activity("building the network"))
         self.runtime: ClientRuntime = build_runtime(self.config, self.data)
         self.method: AnyMethod = self.runtime.method
         self.run: Run = self.runtime.run
@@ -140,6 +142,7 @@ class Simulation:
             if config is not None:
                 self.folder.refuse_second_run()  # nobody else was quicker
             self._open(first)
+            self._heartbeat.begin(self.config.rounds, self._work)
         except BaseException:
             self.close()
             raise
@@ -283,6 +286,7 @@ class Simulation:
             self._engine.close()
             self._engine = None
         self._flusher.close()
+        self._heartbeat.close()
         self.folder.unlock()
         torch.set_num_threads(self._threads)
         self._blas.restore_original_limits()
@@ -455,6 +459,7 @@ class Simulation:
         """Write the line of the round that has just ended, and a checkpoint where one is due."""
         number = self.progress.round
         self.folder.add_metrics(metrics)
+        self._heartbeat.round_ended()
         self._last = metrics
         self._in_vain = self._in_vain + 1 if in_vain(metrics) else 0
         self._standing = self._standing.after(metrics)
@@ -531,6 +536,29 @@ class Simulation:
         None where there are no classes or no test samples.
         """
         return self.progress.clients.means(self.likelihood).get("accuracy")
+
+    def at_work(self) -> AtWork:
+        """What goes on at the clients now; for other threads too."""
+        return at_work(self._engine)
+
+    def _work(self) -> Work:
+        """The same by names, as whoever may read the run folder may know it."""
+        now, names = self.at_work(), dict(enumerate(self.data.partition.names))
+        working, away = now.working, dict(now.away)
+        if self.config.sampling == "poisson":  # who is in a round is a secret
+            working, away = (), dict.fromkeys(away, NOT_CONNECTED)
+        return Work(
+            tuple(names.get(client, f"client {client}") for client in working[:MOST_NAMES]),
+            len(now.working),
+            {names.get(c, f"client {c}"): away[c] for c in list(away)[:MOST_NAMES]},
+            len(away),
+            now.answered,
+        )
+
+    def _notify(self, activity: Activity) -> None:
+        """Tell what the run is busy with."""
+        self._heartbeat.notify(activity)
+        self._told(activity)
 
     def cohort_of(self, number: int) -> list[int]:
         """The clients of a round."""

@@ -61,16 +61,19 @@ def trust(folder: Path, *, personal: bool = False, client: str | int | None = No
 def summary(found: Trust) -> dict[str, float]:
     """Metrics by name, and what there is of calibration and uncertainty.
 
-    Of probabilities the expected calibration error `ece`, and with a posterior the mean entropy
-    and mutual information (nats) of right and wrong predictions. Of numbers the share of targets
-    in the central intervals of each level (`coverage_0.9`), its mean distance from the level
-    (`coverage_error`), the median width of the interval of 90 % (`width_0.9`), and the median
-    standard deviation of predictions, with a posterior that between draws too; of several target
-    columns each by itself. None is told of right and wrong numbers: no prediction is either.
+    Of probabilities the expected calibration error `ece`, the number of samples that it leaves out
+    since nothing was predicted of them (`not_predicted`), if there are any, and with a posterior
+    the mean entropy and mutual information (nats) of right and wrong predictions. Of numbers the
+    share of targets in the central intervals of each level (`coverage_0.9`), its mean distance from
+    the level (`coverage_error`), the median width of the interval of 90 % (`width_0.9`), and the
+    median standard deviation of predictions, with a posterior that between draws too; of several
+    target columns each by itself. None is told of right and wrong numbers: no prediction is either.
     """
     metrics = dict(found.metrics)
     if found.calibration is not None:
         metrics["ece"] = found.calibration.error
+        if found.calibration.untold:
+            metrics["not_predicted"] = float(found.calibration.untold)
     if found.uncertainty is not None and found.right is not None:
         for name, values in vars(found.uncertainty).items():
             for kind, chosen in (("right", found.right), ("wrong", ~found.right)):

@@ -285,7 +285,7 @@ def compare(
             )
         candidates["ensemble, uniform"] = _ensemble(fused, alike)
         if counts is not None:
-            shares = torch.as_tensor(counts / np.maximum(counts.sum(0), 1), dtype=torch.float32)
+            shares = class_shares(counts)
             candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
             candidates["ensemble, as fuse learns it"] = _taught(fused, alike, counts)
     scores = []
