@@ -18,6 +18,7 @@ from fedbayes.lazy import attributes
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
+    from fedbayes.estimators import FederatedClassifier, FederatedRegressor
     from fedbayes.fusion import Fusion, fuse
     from fedbayes.runs.config import Config
     from fedbayes.runs.result import Result
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "Fusion",
     "Result",
     "SeedRuns",
@@ -44,6 +47,8 @@ __getattr__, __dir__ = attributes(
     __name__,
     {
         "Config": "fedbayes.runs.config",
+        "FederatedClassifier": "fedbayes.estimators.classifier",
+        "FederatedRegressor": "fedbayes.estimators.regressor",
         "Fusion": "fedbayes.fusion",
         "Result": "fedbayes.runs.result",
         "SeedRuns": "fedbayes.tools.seed_runs",
