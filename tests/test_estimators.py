@@ -31,6 +31,7 @@ QUICK = {"rounds": 2, "model": {"hidden": [8]}, "random_state": 0}
 def nothing_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ResourceWarning)  # temporary folders of runs elsewhere
         yield
 
 
@@ -279,7 +280,7 @@ def test_settings_in_tables_can_be_searched():
     assert found["training__batch_size"] == 16
     model = FederatedClassifier().set_params(model__hidden=[3], likelihood__likelihood="auto")
     assert model.model == {"name": "mlp", "hidden": [3]}
-    with pytest.raises(ValueError, match="Invalid parameter 'rounds'|Invalid parameter"):
+    with pytest.raises(ValueError, match="Invalid parameter 'random'"):
         model.set_params(random__state=1)
     piped = make_pipeline(StandardScaler(), FederatedClassifier(**QUICK)).fit(X, Y)
     assert piped.score(X, Y) > 0.8
@@ -344,7 +345,7 @@ def test_bad_input_is_named():
         model.fit(X[17:20], Y[17:20])
     with pytest.raises(DataError, match="nothing to learn"):
         FederatedRegressor(**QUICK).fit(X, np.ones(len(Y)))
-    with pytest.raises(RunError, match="a smaller\\s+learning rate"):
+    with pytest.raises(RunError, match="a smaller learning rate"):
         model.set_params(rounds=9, training={"lr": 1e30, "epochs": 3}).fit(X, Y)
     with pytest.raises(RunError, match="no round had an update: client 0: "):
         model.set_params(rounds=1).fit(X, Y)

@@ -20,8 +20,8 @@ from fedbayes.version import __version__
 if TYPE_CHECKING:
     from fedbayes.estimators import FederatedClassifier, FederatedRegressor
     from fedbayes.fusion import Fusion, fuse
+    from fedbayes.reports.result import Result
     from fedbayes.runs.config import Config
-    from fedbayes.runs.result import Result
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.start import resume, run
     from fedbayes.tools.seed_runs import SeedRuns, resume_seeds, run_seeds
@@ -50,7 +50,7 @@ __getattr__, __dir__ = attributes(
         "FederatedClassifier": "fedbayes.estimators.classifier",
         "FederatedRegressor": "fedbayes.estimators.regressor",
         "Fusion": "fedbayes.fusion",
-        "Result": "fedbayes.runs.result",
+        "Result": "fedbayes.reports.result",
         "SeedRuns": "fedbayes.tools.seed_runs",
         "Simulation": "fedbayes.runs.simulation",
         "Step": "fedbayes.runs.simulation",

@@ -23,8 +23,8 @@ def rounds_frame(lines: Iterable[Metrics], classes: Sequence[str] = ()) -> "pd.D
 
     Returns:
         A row for each round, by its number; a column for each metric, such as `global_accuracy`,
-        `class_accuracy/NAME`, `loss`, `bytes_up`; missing where a round does not tell it. `refused`,
-        `lost`, `troubles` and `outliers` are numbers of clients.
+        `class_accuracy/NAME`, `loss`, `bytes_up`; missing where a round does not tell it. Of
+        `refused`, `lost`, `troubles` and `outliers` it is the number of clients.
     """
     import pandas as pd
 

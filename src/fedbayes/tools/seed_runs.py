@@ -22,11 +22,11 @@ import tomli_w
 from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.files import parse_json, parse_toml, read_text, write_beside
+from fedbayes.reports.result import Result
 from fedbayes.runs.activity import Notify, unnoticed
 from fedbayes.runs.config import Config, renewed
 from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder
 from fedbayes.runs.inventory import FREE, Inventory
-from fedbayes.runs.result import Result
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
 from fedbayes.runs.tracking import check
