@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbayes.data.dataset import Array
 from fedbayes.data.wording import listed
-from fedbayes.estimators.federation import Trained
+from fedbayes.estimators.federation import Federation
 from fedbayes.estimators.samples import gathered, in_samples, owners
 from fedbayes.estimators.settings import config_of
 from fedbayes.runs.config import Config
@@ -108,12 +108,12 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         samples = in_samples(x, self.shape)
         names = getattr(self, "feature_names_in_", ()) if self.shape is None else ()
         data = gathered(samples, y, target, config, features=tuple(names), whose=whose)
-        self._trained = Trained(config, data)
+        self._federation = Federation(config, data)
         self.clients_ = np.arange(data.clients) if whose is None else whose[0]
         self.config_ = config
-        self.n_iter_ = len(self._trained.lines)
-        self.history_ = rounds_frame(self._trained.lines)
-        self.privacy_ = self._trained.privacy
+        self.n_iter_ = len(self._federation.lines)
+        self.history_ = rounds_frame(self._federation.lines)
+        self.privacy_ = self._federation.privacy
         return self
 
     def _asked(self, X: Any, ask: Callable[[Tensor], Tensor], client: Any) -> Array:
@@ -124,17 +124,17 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             ask: makes of outputs [draws, n, width] what is wanted, [n, ...].
             client: None for the global model, the id of a client, or an id for each row.
         """
-        check_is_fitted(self, "_trained")
+        check_is_fitted(self, "_federation")
         x = validate_data(self, X, reset=False, ensure_all_finite="allow-nan")
         samples = in_samples(x, self.shape)
         if client is None or np.ndim(client) == 0:
             index = None if client is None else self._index(client)
-            return self._trained.predict(samples, ask, index).numpy()
+            return self._federation.predict(samples, ask, index).numpy()
         ids, owner = owners(client, len(x))
         answer: Array | None = None
         for place, one in enumerate(ids):
             rows = owner == place
-            part = self._trained.predict(samples[rows], ask, self._index(one)).numpy()
+            part = self._federation.predict(samples[rows], ask, self._index(one)).numpy()
             if answer is None:
                 answer = np.empty((len(x), *part.shape[1:]))
             answer[rows] = part

@@ -106,7 +106,7 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         """
 
         def ask(outputs: Any) -> Any:
-            likelihood = self._trained.run.likelihood
+            likelihood = self._federation.run.likelihood
             assert isinstance(likelihood, Classes)
             return likelihood.log_probabilities(outputs).exp()
 

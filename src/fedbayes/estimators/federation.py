@@ -37,7 +37,7 @@ _ONE_AT_A_TIME = threading.Lock()
 """PyTorch's global random state, which networks are built with, is the process's."""
 
 
-class Trained:
+class Federation:
     """What a federation has learnt, and what it takes to predict with it.
 
     It can be pickled; the network is built again where it is loaded. Several threads may predict.

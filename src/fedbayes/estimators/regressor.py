@@ -156,8 +156,8 @@ class FederatedRegressor(RegressorMixin, FederatedEstimator):  # type: ignore[mi
         return float(r2_score(y, predicted, sample_weight=sample_weight))
 
     def _likelihood(self) -> Numeric:
-        check_is_fitted(self, "_trained")
-        likelihood = self._trained.run.likelihood
+        check_is_fitted(self, "_federation")
+        likelihood = self._federation.run.likelihood
         assert isinstance(likelihood, Numeric)
         return likelihood
 
