@@ -25,6 +25,13 @@ from fedbayes.methods import METHODS
 X, Y = load_breast_cancer(return_X_y=True)
 SITE = np.array(["north", "south", "west"])[np.arange(len(Y)) % 3]
 QUICK = {"rounds": 2, "model": {"hidden": [8]}, "random_state": 0}
+CHECKED = {
+    "rounds": 4,
+    "training": {"batch_size": 16},
+    "n_clients": 2,
+    "model": {"hidden": [20]},
+    "random_state": 0,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +49,8 @@ def expected_failures(estimator):
 
 @parametrize_with_checks(
     [
-        FederatedClassifier(rounds=10, n_clients=2, model={"hidden": [20]}, random_state=0),
-        FederatedRegressor(rounds=10, n_clients=2, model={"hidden": [20]}, random_state=0),
+        FederatedClassifier(**CHECKED),
+        FederatedRegressor(**CHECKED),
     ],
     expected_failed_checks=expected_failures,
 )
@@ -225,8 +232,8 @@ def test_pictures_go_into_a_network_of_pictures():
         rounds=10,
         partition={"partition": "dirichlet", "alpha": 1.0},
         random_state=0,
-    ).fit(x[:600], y[:600])
-    assert model.score(x[:600], y[:600]) > 0.3
+    ).fit(x[:400], y[:400])
+    assert model.score(x[:400], y[:400]) > 0.3
     with pytest.raises(DataError, match="81 values in a sample, and X has 64"):
         clone(model).set_params(shape=(1, 9, 9)).fit(x, y)
 
