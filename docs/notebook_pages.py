@@ -14,7 +14,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-_LINK = re.compile(r"\]\(([\w/.-]+)\.ipynb\)")
+_LINK = re.compile(r"\]\(([\w/.-]+)\.ipynb\)(?!\{)")
 _STYLE = re.compile(r"<style.*?</style>", re.DOTALL)
 _TABLE = re.compile(r'<table border="1" class="dataframe">')
 
@@ -29,6 +29,11 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to notebooks lead to their pages, but for those to download them."""
+    return _LINK.sub(r"](\1.md)", markdown)
+
+
 def page(path: Path) -> str:
     """A notebook as Markdown."""
     parts = [part for cell in json.loads(path.read_text())["cells"] for part in _parts(cell)]
@@ -41,7 +46,7 @@ def _parts(cell: dict[str, Any]) -> list[str]:
     """A cell and its outputs, each as Markdown."""
     text = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
-        return [_LINK.sub(r"](\1.md)", text)]
+        return [text]
     return [f"```python\n{text}\n```", *map(_output, cell["outputs"])]
 
 

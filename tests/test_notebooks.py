@@ -71,9 +71,9 @@ def test_the_pages_show_what_is_stored():
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 assert f"```python\n{cell.source}\n```" in page
-        for link in re.findall(r"\]\(([\w/.-]+\.md)\)", page):
-            target = (path.parent / link).resolve()
-            assert target.exists() or target.with_suffix(".ipynb").exists(), link
+        shown = module.on_page_markdown(page)
+        assert f"]({path.name}){{ download }}" in shown
+        assert set(re.findall(r"\(([\w/.-]+\.ipynb)\)", shown)) == {path.name}
         for block in re.findall(r"^<div>.*?^</div>$", page, re.DOTALL | re.MULTILINE):
             assert "\n\n" not in block
             assert "<style" not in block
