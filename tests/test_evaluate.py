@@ -49,7 +49,7 @@ def networks(tests, *widths, inputs=64):
 
 def test_ensembles_by_hand(tests):
     models = networks(tests, 5, 6)
-    counts = np.array([[1] * 10, [3] * 5 + [0] * 5])
+    counts = np.array([[1] * 9 + [0], [3] * 5 + [0] * 5])
     scores = {s.name: s for s in compare(models, tests, inputs=["0", "1"], counts=counts)}
     x, y = tests.samples
     mean, std = tests.preprocessing.mean[0], tests.preprocessing.std[0]
@@ -59,9 +59,20 @@ def test_ensembles_by_hand(tests):
         hidden = torch.relu(x.flatten(1) @ model.layers[0].weight.T + model.layers[0].bias)
         soft.append((hidden @ model.layers[1].weight.T + model.layers[1].bias).softmax(1))
     uniform = (soft[0] + soft[1]) / 2
-    shares = torch.tensor([[0.25] * 5 + [1.0] * 5, [0.75] * 5 + [0.0] * 5])
+    # Nobody saw the last class, and says as much of it as the other.
+    shares = torch.tensor([[0.25] * 5 + [1.0] * 4 + [0.5], [0.75] * 5 + [0.0] * 4 + [0.5]])
     weighted = soft[0] * shares[0] + soft[1] * shares[1]
-    for name, p in (("uniform", uniform), ("by class share", weighted)):
+    # Freed of each client's frequencies of classes (one more sample of each), T = 3.
+    level = [3 * p.pow(1 / 3).sum(1, keepdim=True).log() for p in soft]
+    own = (torch.tensor(counts) + 1.0) / (torch.tensor(counts) + 1.0).sum(1, keepdim=True)
+    of_all = (counts + 1.0).sum(0) / (counts + 1.0).sum()
+    freed = torch.as_tensor(of_all).log() + sum(
+        share * (p.log() - whose - frequency.log())
+        for share, p, whose, frequency in zip(shares, soft, level, own, strict=True)
+    )
+    learnt = freed.softmax(1).float()
+    found = ("uniform", uniform), ("by class share", weighted), ("as fuse learns it", learnt)
+    for name, p in found:
         p = p / p.sum(1, keepdim=True)
         score = scores[f"ensemble, {name}"]
         assert score.metrics["accuracy"] == pytest.approx(float((p.argmax(1) == y).double().mean()))

@@ -44,9 +44,12 @@ def test_a_frame_of_clients_has_each_ones_metrics(run):
     assert frame.index.tolist() == list(record.clients)
     assert frame["train_samples"].tolist() == record.train_sizes.tolist()
     assert frame["test_samples"].tolist() == record.test_sizes.tolist()
-    assert frame["accuracy"].dropna().to_dict() == record.values
-    # Local accuracy is their mean, the refused reports are none.
-    assert frame["accuracy"].mean() == pytest.approx(run.summary["local_accuracy"], rel=1e-12)
+    assert frame["local_accuracy"].dropna().to_dict() == record.values
+    # Local accuracy is their mean, the global one the mean over all test samples.
+    local = frame["local_accuracy"].mean()
+    assert local == pytest.approx(run.summary["local_accuracy"], rel=1e-12)
+    whole = np.average(frame["global_accuracy"], weights=frame["test_samples"])
+    assert whole == pytest.approx(run.summary["global_accuracy"], rel=1e-12)
     assert frame["refused"].tolist() == [0] * 4
     assert len(run.frame("troubles")) == 0
     with pytest.raises(RunError, match="no frame 'client'; there are rounds, clients and troubles"):

@@ -1,6 +1,7 @@
 """What a method is, and what it works with."""
 
 from fedbayes.contracts.changes import Changes, Clips, Total
+from fedbayes.contracts.counted import Counted
 from fedbayes.contracts.method import (
     AnyMethod,
     ClientState,
@@ -14,6 +15,7 @@ from fedbayes.contracts.method import (
     units_remarks,
 )
 from fedbayes.contracts.point import PointEstimate, Weighting
+from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
@@ -24,6 +26,7 @@ __all__ = [
     "Changes",
     "ClientState",
     "Clips",
+    "Counted",
     "Gathered",
     "Info",
     "Loss",
@@ -31,6 +34,7 @@ __all__ = [
     "Noise",
     "Nothing",
     "PointEstimate",
+    "Prior",
     "Problem",
     "Report",
     "Run",

@@ -132,7 +132,7 @@ class Federation:
             likelihood = build_likelihood(self.config, self.preprocessing.target, quiet=True)
             network = build_network(self.config, self.preprocessing.shape, likelihood)
             network.adopt(self._constants)
-            return build_run(self.config, network, likelihood, self.clients)
+            return build_run(self.config, network, likelihood, self.clients, self.preprocessing)
 
     @cached_property
     def method(self) -> AnyMethod:

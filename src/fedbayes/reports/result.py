@@ -15,7 +15,7 @@ from fedbayes.likelihoods import Likelihood, Numeric, predictor
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.config import Config
 from fedbayes.runs.display import outcome_rows
-from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.notebook import outline
 from fedbayes.runs.personal import own_models, require_global
@@ -67,8 +67,9 @@ class Result:
 
         Args:
             of: `rounds`, a row for each round: metrics of the models, bytes, loss, how many clients
-                were refused; `clients`, a row for each client: its samples, metrics of the model
-                that it last reported on its own test samples, how often its report was refused;
+                were refused; `clients`, a row for each client: its samples, metrics of the global
+                model and of the one that it last reported on its own test samples, how often its
+                report was refused;
                 `troubles`, a row for each report that was refused, lost or odd, with the reason.
 
         Raises:
@@ -79,7 +80,7 @@ class Result:
             return rounds_frame(lines, self.preprocessing.classes)
         if of not in ("clients", "troubles"):
             raise RunError(f"there is no frame {of!r}; there are rounds, clients and troubles")
-        division, progress = self.folder.partition(), self.folder.progress()
+        division = self.folder.partition()
         if division is None:
             raise RunError(f"there is no partition file {self.folder.partition_file}")
         if of == "troubles":
@@ -88,8 +89,16 @@ class Result:
             "train_samples": np.diff(division.train_offsets).tolist(),
             "test_samples": np.diff(division.test_offsets).tolist(),
         }
+        return clients_frame(division.names, sizes, self._per_client(division.names), lines)
+
+    def _per_client(self, names: Sequence[str]) -> Metrics:
+        """Metrics of each client by model; those of its own alone in folders of older versions."""
+        if "per_client" in self.summary:
+            told: Metrics = self.summary["per_client"]
+            return told
+        progress = self.folder.progress()
         each = {} if progress is None else progress.clients.each(self.likelihood)
-        return clients_frame(division.names, sizes, each, lines)
+        return {"local": {names[client]: found for client, found in each.items()}} if each else {}
 
     def plot(
         self, figure: str = "headline", *others: "Result", names: Sequence[str] = ()

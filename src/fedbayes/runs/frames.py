@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 WHOSE = ("refused", "lost", "troubles", "outliers")
 """Entries of a line that say of clients what went wrong: their number is told."""
+OF_CLIENTS = ("by_client", "undefined")
+"""Entries of a line that are metrics of each client: `clients_frame` has them."""
 
 
 def rounds_frame(lines: Iterable[Metrics], classes: Sequence[str] = ()) -> "pd.DataFrame":
@@ -35,6 +37,8 @@ def rounds_frame(lines: Iterable[Metrics], classes: Sequence[str] = ()) -> "pd.D
 def _row(line: Metrics, classes: Sequence[str]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in flat(line).items():
+        if name in OF_CLIENTS:
+            continue
         if name in WHOSE:
             row[name] = len(value)
         elif name == "class_accuracy":
@@ -60,7 +64,7 @@ def _leaves(name: str, table: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 def clients_frame(
     names: Sequence[str],
     sizes: Mapping[str, Sequence[int]],
-    metrics: Mapping[int, Mapping[str, float]],
+    metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]],
     lines: Sequence[Metrics],
 ) -> "pd.DataFrame":
     """What is known of single clients.
@@ -68,19 +72,20 @@ def clients_frame(
     Args:
         names: of the clients [S].
         sizes: numbers of each client [S], by the name of the column.
-        metrics: by index of a client, those of the model that it last reported.
+        metrics: by model, `global` or `local`, client and name, as `per_client` of a summary.
         lines: of `metrics.jsonl`.
 
     Returns:
-        A row for each client, by name: numbers of samples, metrics on its own test samples
-        (missing where it was never tested), and rounds in which its report was refused or lost.
+        A row for each client, by name: numbers of samples, metrics of the models on its own test
+        samples (missing where there are none), as in `global_rmse`, and the number of rounds in
+        which its report was refused or lost.
     """
     import pandas as pd
 
     frame = pd.DataFrame(dict(sizes), index=pd.Index(names, name="client"))
-    told = pd.DataFrame.from_dict(dict(metrics), orient="index").reindex(range(len(names)))
-    for name in told:
-        frame[name] = told[name].to_numpy()
+    for whose, each in metrics.items():
+        told = pd.DataFrame.from_dict(dict(each), orient="index", dtype=float)
+        frame = frame.join(told.add_prefix(f"{whose}_"))
     for kind in ("refused", "lost"):
         counts = [0] * len(names)
         for entry in troubles_of(list(lines), kind):
