@@ -132,7 +132,7 @@ class Federation:
             likelihood = build_likelihood(self.config, self.preprocessing.target, quiet=True)
             network = build_network(self.config, self.preprocessing.shape, likelihood)
             network.adopt(self._constants)
-            return build_run(self.config, network, likelihood, self.clients, self.preprocessing)
+            return build_run(self.config, network, self.preprocessing, likelihood, self.clients)
 
     @cached_property
     def method(self) -> AnyMethod:
