@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbayes.contracts import Sampler
 from fedbayes.data import Preprocessing
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
-from fedbayes.runs.result import Result
+from fedbayes.reports.result import Result
 from fedbayes.runs.trained import TrainedModel, together
 from fedbayes.tools.compare import open_model
 from fedbayes.tools.evaluation_set import is_program, of_card
