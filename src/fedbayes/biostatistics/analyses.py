@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 from fedbayes.biostatistics.client import Client, LocalClients
 from fedbayes.biostatistics.columns import Wanted, agree
-from fedbayes.biostatistics.hazards import Ties, fit_cox
 from fedbayes.biostatistics.curves import Survival, fit_curves
 from fedbayes.biostatistics.exchange import Carrier, Exchange
 from fedbayes.biostatistics.families import FAMILIES, FamilyName
 from fedbayes.biostatistics.generalized import fit_glm
+from fedbayes.biostatistics.hazards import Ties, fit_cox
 from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
 from fedbayes.biostatistics.results import Regression
 from fedbayes.errors import ConfigError, DataError
@@ -125,9 +125,7 @@ def cox(
             "references": tuple((references or {}).items()),
         }
     )
-    return fit_cox(
-        Exchange(way), wanted, ties, tuple(drop), strata_by_client=strata == CLIENT
-    )
+    return fit_cox(Exchange(way), wanted, ties, tuple(drop), strata_by_client=strata == CLIENT)
 
 
 def kaplan_meier(

@@ -5,7 +5,7 @@ are missing, and the categories of text. The server puts these together: one `Co
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -113,8 +113,11 @@ def texts(column: Any) -> Any:
         whole = isinstance(value, float | np.floating) and float(value).is_integer()
         return str(int(value)) if whole else str(value).strip()
 
-    return pd.Series([text(v) if k else np.nan for v, k in zip(values, kept, strict=True)],
-                     index=column.index, dtype=object)
+    return pd.Series(
+        [text(v) if k else np.nan for v, k in zip(values, kept, strict=True)],
+        index=column.index,
+        dtype=object,
+    )
 
 
 def kind_of(column: Any) -> str:

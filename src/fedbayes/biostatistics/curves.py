@@ -49,9 +49,7 @@ class Curve:
         with np.errstate(divide="ignore", invalid="ignore"):
             log = np.log(self.survival)
             half = z * np.sqrt(self._sum) / log
-            bounds = np.stack(
-                [np.exp(log * np.exp(-half)), np.exp(log * np.exp(half))], axis=1
-            )
+            bounds = np.stack([np.exp(log * np.exp(-half)), np.exp(log * np.exp(half))], axis=1)
         bounds[self.survival <= 0] = 0.0
         return np.asarray(bounds)
 
@@ -162,8 +160,7 @@ class Survival:
         for name, curve in self.curves.items():
             median, low, high = curve.median()
             lines.append(
-                f"{name}: {curve.events.sum():,.0f} events, median {median:g} "
-                f"({low:g} to {high:g})"
+                f"{name}: {curve.events.sum():,.0f} events, median {median:g} ({low:g} to {high:g})"
             )
         if self.test is not None:
             test = self.test

@@ -36,19 +36,19 @@ class Family:
 
 
 def _bernoulli(y: Array, eta: Array) -> Array:
-    return y * eta - np.logaddexp(0.0, eta)
+    return np.asarray(y * eta - np.logaddexp(0.0, eta))
 
 
 def _bernoulli_deviance(y: Array, mu: Array) -> Array:
-    return -2 * (xlogy(y, mu) + xlogy(1 - y, 1 - mu))
+    return np.asarray(-2 * (xlogy(y, mu) + xlogy(1 - y, 1 - mu)))
 
 
 def _poisson(y: Array, eta: Array) -> Array:
-    return y * eta - np.exp(eta) - gammaln(y + 1)
+    return np.asarray(y * eta - np.exp(eta) - gammaln(y + 1))
 
 
 def _poisson_deviance(y: Array, mu: Array) -> Array:
-    return 2 * (xlogy(y, y) - xlogy(y, mu) - (y - mu))
+    return np.asarray(2 * (xlogy(y, y) - xlogy(y, mu) - (y - mu)))
 
 
 FAMILIES: dict[str, Family] = {

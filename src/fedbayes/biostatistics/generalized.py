@@ -98,9 +98,7 @@ def _check_outcome(scales: Moments, family: str, outcome: str) -> None:
         )
 
 
-def refuse_empty_levels(
-    agreed: Agreement, scales: Moments, *, all_too: bool, outcome: str
-) -> None:
+def refuse_empty_levels(agreed: Agreement, scales: Moments, *, all_too: bool, outcome: str) -> None:
     """See that the outcome occurs in every category.
 
     Args:
@@ -121,8 +119,9 @@ def refuse_empty_levels(
         rows, events = scales.total * scales.mean[part], scales.xy[part]
         rows = np.concatenate([[scales.total - rows.sum()], rows])
         events = np.concatenate([[scales.y_sum - events.sum()], events])
-        for level, count, happened in zip(term.levels or ("False", "True"), rows, events,
-                                          strict=True):
+        for level, count, happened in zip(
+            term.levels or ("False", "True"), rows, events, strict=True
+        ):
             never, always = abs(happened) < 1e-9, all_too and abs(count - happened) < 1e-6
             if count > 0.5 and (never or always):
                 raise DataError(

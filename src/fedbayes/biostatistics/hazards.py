@@ -12,6 +12,7 @@ from fedbayes.biostatistics.generalized import refuse_empty_levels
 from fedbayes.biostatistics.newton import Evaluation, maximize, unpacked
 from fedbayes.biostatistics.partial import partial_likelihood
 from fedbayes.biostatistics.results import Regression
+from fedbayes.biostatistics.risk_sets import tied_times
 from fedbayes.biostatistics.times import EventTimes, event_times
 from fedbayes.errors import DataError
 
@@ -84,8 +85,7 @@ def _together(
     """What asks for the partial likelihood at coefficients, and for the hazard at each time."""
     p = len(coding.names)
     q = 1 + p + p * (p + 1) // 2
-    tied = np.flatnonzero(times.events > 1) if ties == "efron" else np.zeros(0, np.int64)
-    tied = tied.astype(np.float64)
+    tied = tied_times(times.events, ties)
     told = {"coding": coding.model_dump()}
     numbers = {**numbers, "times": times.times, "groups": times.groups, "tied": tied}
     shapes = {"risk": (len(times.times), q), "ties": (len(tied), q), "events": (1 + p,)}
@@ -100,7 +100,7 @@ def _together(
         return Evaluation(at, value, gradient, information)
 
     def hazards(at: Array) -> Array:
-        """d / S at each time, with features at their means (Breslow's estimate) [K]."""
+        """D / S at each time, with features at their means (Breslow's estimate) [K]."""
         if not np.array_equal(last["at"], at):
             evaluate(at)
         return np.asarray(times.events / last["risk"])

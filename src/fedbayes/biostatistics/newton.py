@@ -66,7 +66,7 @@ def maximize(
     refuse_dependent(here.information, names)
     for _ in range(MOST_STEPS):
         try:
-            step = np.linalg.solve(here.information, here.gradient)
+            step: Array = np.asarray(np.linalg.solve(here.information, here.gradient), np.float64)
         except np.linalg.LinAlgError:
             break
         if np.abs(step).max() < TOLERANCE:

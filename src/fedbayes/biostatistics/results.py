@@ -75,7 +75,7 @@ class Regression:
 
     @property
     def bic(self) -> float:
-        """p log n − 2 log L; of a Cox model n is the number of events."""
+        """P log n − 2 log L; of a Cox model n is the number of events."""
         count = self.events if self.model == "cox" and self.events else self.total
         return len(self.names) * float(np.log(count)) - 2 * self.loglik
 

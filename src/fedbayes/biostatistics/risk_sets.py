@@ -1,11 +1,16 @@
 """A client's sums over who is at risk at each event time, in one pass over sorted rows."""
 
+from itertools import pairwise
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbayes.biostatistics.design import Design
 from fedbayes.biostatistics.exchange import Array, Packet
 from fedbayes.biostatistics.newton import packed
 from fedbayes.biostatistics.partial import partial_likelihood
+
+Indices = NDArray[np.int64]
 
 _PIECE = 1 << 14
 """Rows whose products are held at once."""
@@ -21,7 +26,7 @@ def tell_event_times(data: Design, groups: int) -> Packet:
     )
 
 
-def places(data: Design, times: Array, groups: Array) -> tuple[Array, Array]:
+def places(data: Design, times: Array, groups: Array) -> tuple[Indices, Indices]:
     """Where the rows are among the event times.
 
     Args:
@@ -36,7 +41,7 @@ def places(data: Design, times: Array, groups: Array) -> tuple[Array, Array]:
     starts = np.searchsorted(groups, np.arange(int(groups[-1]) + 2 if len(groups) else 1))
     reach = np.zeros(len(data.y), np.int64)
     first = np.zeros(len(data.y), np.int64)
-    for group, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for group, (start, stop) in enumerate(pairwise(starts)):
         mine = data.group == group
         reach[mine] = np.searchsorted(times[start:stop], data.time[mine], side="right")
         first[mine] = start
@@ -98,7 +103,7 @@ class _Products:
         self._upper = np.triu_indices(x.shape[1])
         self.width = 1 + x.shape[1] + len(self._upper[0])
 
-    def at(self, rows: Array) -> Array:
+    def at(self, rows: Indices) -> Array:
         x, r = self._x[rows], self._r[rows][:, None]
         return np.concatenate([r, r * x, r * x[:, self._upper[0]] * x[:, self._upper[1]]], axis=1)
 
@@ -106,11 +111,11 @@ class _Products:
         return len(self._x)
 
 
-def _pieces(rows: Array) -> list[Array]:
+def _pieces(rows: Indices) -> list[Indices]:
     return [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
 
 
-def _from_right(rows: "_Products | Array", reach: Array, first: Array, groups: Array) -> Array:
+def _from_right(rows: "_Products | Array", reach: Indices, first: Indices, groups: Array) -> Array:
     """At every entry of the event times, the sum of the rows that reach it [K, q]."""
     width = rows.width if isinstance(rows, _Products) else rows.shape[1]
     sums = np.zeros((len(groups), width))
@@ -123,6 +128,11 @@ def _from_right(rows: "_Products | Array", reach: Array, first: Array, groups: A
     return sums
 
 
+def tied_times(events: Array, ties: str) -> Array:
+    """Entries of the event times [K] at which ties are shared out; none after Breslow."""
+    return np.flatnonzero(events > 1 if ties == "efron" else events < 0).astype(np.float64)
+
+
 def tell_own_likelihood(data: Design, numbers: dict[str, Array], ties: str) -> Packet:
     """A client's answer where it is a stratum of its own: log-likelihood, gradient and Hessian of
     the partial likelihood of its rows alone.
@@ -131,7 +141,7 @@ def tell_own_likelihood(data: Design, numbers: dict[str, Array], ties: str) -> P
     mine["times"] = np.unique(data.time[data.y > 0])
     mine["groups"] = np.zeros(len(mine["times"]))
     counts = tell_counts(data, mine["times"], mine["groups"]).numbers["events"]
-    mine["tied"] = np.flatnonzero(counts > 1) if ties == "efron" else np.zeros(0, np.int64)
+    mine["tied"] = tied_times(counts, ties)
     found = tell_risk_sets(data, mine).numbers
     value, gradient, information = partial_likelihood(
         numbers["at"], counts, mine["tied"], found["risk"], found["ties"], found["events"]

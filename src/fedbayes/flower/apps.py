@@ -72,6 +72,7 @@ def find_node(project: Path, context: Context) -> Node:
     data-dir: folder with data sets; else FEDBAYES_DATA.
     state: folder for its private states.
     weights: the file that `model.weights` names, where it lies elsewhere on this machine.
+    min-count: of biostatistics alone, see `fedbayes.flower.sums`.
 
     Raises:
         ConfigError: it does not say who it is.
@@ -80,10 +81,10 @@ def find_node(project: Path, context: Context) -> Node:
     client = given.get("client")
     if type(client) is not int or client < 0:
         raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
-    if unknown := given.keys() - _NODE_CONFIG:
+    if unknown := given.keys() - NODE_CONFIG:
         raise ConfigError(
             f"unknown in the node config: {', '.join(sorted(unknown))}; it has "
-            f"{', '.join(_NODE_CONFIG)}"
+            f"{', '.join(NODE_CONFIG)}"
         )
     config = _config(project, context)
     if "data-dir" in given:
@@ -103,7 +104,8 @@ def find_node(project: Path, context: Context) -> Node:
     return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
 
 
-_NODE_CONFIG = ("client", "data", "data-dir", "state", "weights")
+NODE_CONFIG = ("client", "data", "data-dir", "state", "weights", "min-count")
+"""What a node's config may say; each app takes what concerns it."""
 
 
 def _with_weights(config: Config, given: object) -> Config:
