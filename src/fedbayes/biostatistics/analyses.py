@@ -64,6 +64,7 @@ def glm(
     wanted = Wanted(
         outcome=outcome,
         two_valued=family == "binomial",
+        counts=family == "poisson",
         happened=happened,
         features=tuple(features),
         categories=tuple(categories),
@@ -209,6 +210,7 @@ def meta_analysis(
     wanted = Wanted(
         outcome=outcome,
         two_valued=family == "binomial",
+        counts=family == "poisson",
         time=time,
         event=event,
         happened=happened,

@@ -28,6 +28,8 @@ class Wanted(BaseModel):
     """What is explained."""
     two_valued: bool = False
     """Whether the outcome is an event that happens or does not."""
+    counts: bool = False
+    """Whether the outcome is a number of events, 0 or more."""
     time: str = ""
     event: str = ""
     """Survival: the column that says whether the event happened at `time`, or observation ended."""

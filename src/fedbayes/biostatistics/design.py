@@ -56,6 +56,11 @@ def design(frame: Any, coding: Coding) -> Design:
         y = (texts(rows[wanted.binary]) == coding.happened).to_numpy(np.float64)
     elif wanted.outcome:
         y = _numbers(rows, wanted.outcome)
+        if wanted.counts and (y < 0).any():
+            raise DataError(
+                f"the outcome '{wanted.outcome}' is negative in {int((y < 0).sum()):,} rows, and "
+                "counts are 0 or more"
+            )
     weights = _numbers(rows, wanted.weights) if wanted.weights else np.ones(count)
     if (weights < 0).any():
         raise DataError(f"column '{wanted.weights}' has negative weights")

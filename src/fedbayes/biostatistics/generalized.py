@@ -67,7 +67,8 @@ def fit_glm(
     agreed = agree(exchange, wanted, drop)
     scales = moments(exchange, agreed.coding)
     _check_outcome(scales, family, wanted.outcome)
-    refuse_empty_levels(agreed, scales, all_too=family == "binomial", outcome=wanted.outcome)
+    if family != "gaussian":
+        refuse_empty_levels(agreed, scales, all_too=family == "binomial", outcome=wanted.outcome)
     p = len(agreed.coding.names) + 1
     if scales.total <= p:
         raise DataError(

@@ -77,7 +77,7 @@ def maximize(
                 return first, here  # as far up as float64 tells
             break
         here = following
-    reached = np.abs(here.at - start)
+    reached = np.abs(here.at - start) * [name != "intercept" for name in names]
     far = [name for name, way in zip(names, reached, strict=True) if way > 0.1 * reached.max()]
     raise DataError(
         f"the fit does not settle within {MOST_STEPS} rounds: the coefficients of "

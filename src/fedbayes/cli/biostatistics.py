@@ -370,13 +370,13 @@ def _show_regression(found: "Regression", level: float) -> None:
         names[2:3] = []
         names[-1:] = [found.ratio.replace("_", " "), f"{_percent(level)} interval"]
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=name == names[-1])
     for term, row in found.frame(level).iterrows():
         cells = [f"{row['coefficient']:.5g}", f"{row['std_error']:.4g}"]
         if found.ratio:
             first = term == "intercept"
             shown = (row[name] for name in (found.ratio, "ratio_low", "ratio_high"))
-            ratio, low, high = ("" if first else f"{value:.4g}" for value in shown)
+            ratio, low, high = ("" if first else _ratio(value) for value in shown)
             cells += [_p(row["p"]), ratio, "" if first else f"{low}, {high}"]
         else:
             cells += [f"{row[found.statistic]:.3f}", _p(row["p"])]
@@ -450,6 +450,10 @@ def _percent(level: float) -> str:
 
 def _p(value: float) -> str:
     return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.4f}" if 0.01 <= value < 1000 else f"{value:.4g}"
 
 
 def _reached(time: float) -> str:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TICKS = 6
-"""Times at which numbers at risk are written."""
-
 
 def plot_survival(survival: Survival, path: Path, level: float = 0.95) -> None:
     """Draw Kaplan-Meier curves, their intervals and the numbers at risk.
@@ -32,52 +29,55 @@ def plot_survival(survival: Survival, path: Path, level: float = 0.95) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    figure, axes = _figure(path, 7.0, 4.2 + 0.25 * len(survival.curves))
+    figure, axes = _figure(path, 7.0, 4.0 + 0.22 * len(survival.curves))
     last = max(curve.times[-1] for curve in survival.curves.values() if len(curve.times))
-    ticks = np.linspace(0, last, _TICKS)
-    lines = []
     for number, (name, curve) in enumerate(survival.curves.items()):
         colour = LIGHT.runs[number % len(LIGHT.runs)]
         times = np.concatenate([[0.0], curve.times, [last]])
-        steps = np.concatenate([[1.0], curve.survival])
-        low, high = np.concatenate([[[1.0, 1.0]], curve.intervals(level)]).T
+        survived = np.concatenate([[1.0], curve.survival, curve.survival[-1:]])
+        bounds = curve.intervals(level)
+        low, high = np.concatenate([[[1.0, 1.0]], bounds, bounds[-1:]]).T
         label = f"{survival.by}={name}" if survival.by else "all"
-        axes.stairs(steps, times, color=colour, label=label, baseline=None, linewidth=1.5)
-        band = {"step": "post", "color": colour, "alpha": 0.15, "linewidth": 0}
-        axes.fill_between(
-            times,
-            np.append(low, low[-1]),
-            np.append(high, high[-1]),
-            **band,  # type: ignore[arg-type]
-        )
-        following = np.minimum(np.searchsorted(curve.times, ticks), len(curve.times) - 1)
-        counts = [
-            f"{curve.at_risk[i]:,.0f}" if curve.times[i] >= t else "-"
-            for i, t in zip(following, ticks, strict=True)
-        ]
-        lines.append((label, counts))
-    axes.set(xlim=(0, last), ylim=(0, 1.02), ylabel="survival", xticks=ticks)
-    axes.set_xticklabels([f"{tick:,.4g}" for tick in ticks])
-    axes.set_xlabel("time\n\nat risk at the next event")
-    table: Any = axes.table(
-        cellText=[counts for _, counts in lines],
-        rowLabels=[label for label, _ in lines],
-        loc="bottom",
-        edges="open",
-        cellLoc="center",
-        bbox=(  # type: ignore[arg-type]
-            -0.1,
-            -0.34 - 0.07 * len(lines),
-            1.2,
-            0.07 * len(lines),
-        ),
-    )
-    table.auto_set_font_size(False)
-    table.set_fontsize(8)
+        axes.step(times, survived, where="post", color=colour, label=label, linewidth=1.5)
+        axes.fill_between(times, low, high, step="post", color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlim=(0, last), ylim=(0, 1.02), ylabel="survival")
     axes.legend(frameon=False)
     if survival.test is not None:
-        axes.set_title(f"log-rank p = {survival.test.p:.3g}", fontsize=10)
+        axes.set_title(f"log-rank test: p = {survival.test.p:.3g}", fontsize=10)
+    _numbers_at_risk(axes, survival)
     _save(figure, path)
+
+
+def _numbers_at_risk(axes: "Axes", survival: Survival) -> None:
+    """Below the axis of times, how many are at risk at the first event from each tick on."""
+    ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= axes.get_xlim()[1]]
+    lines = ["at risk at the next event"]
+    axes.set_xticks(ticks)
+    for row, (name, curve) in enumerate(survival.curves.items()):
+        lines.append("")
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        height = -55 - 13 * row
+        for tick in ticks:
+            following = int(np.searchsorted(curve.times, tick))
+            there = following < len(curve.times)
+            count = f"{curve.at_risk[following]:,.0f}" if there else "–"
+            axes.annotate(
+                count,
+                (tick, 0),
+                (0, height),
+                ha="center",
+                fontsize=8,
+                **place,  # type: ignore[arg-type]
+            )
+        axes.annotate(
+            name,
+            (0, 0),
+            (-34, height),
+            ha="right",
+            fontsize=8,
+            **place,  # type: ignore[arg-type]
+        )
+    axes.set_xlabel("time\n" + "\n".join(lines), fontsize=9)
 
 
 def plot_forest(found: Regression | MetaAnalysis, path: Path, level: float = 0.95) -> None:
