@@ -130,6 +130,17 @@ class TestPfnm(MethodContract):
     method = "pfnm"
 
 
+class TestFedFuse(MethodContract):
+    method = "fedfuse"
+    parameters: ClassVar = {"steps": 4, "drawn": 64}
+
+
+class TestFedFuseOfRates(MethodContract):
+    method = "fedfuse"
+    parameters: ClassVar = {"steps": 4, "drawn": 64, "class_shares": False, "keep": 0.25}
+    settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
+
+
 class TestLocal(MethodContract):
     method = "local"
 
@@ -140,8 +151,7 @@ class TestGlobal(MethodContract):
 
 PARAMETERS = {
     "virtual": {"samples": 3, "predictions": 4},
-    "gpi-fnm": {"class_shares": False},
-    "pfnm": {"class_shares": False},
+    "fedfuse": {"steps": 4, "drawn": 64},
 }
 """What methods need where there are no classes."""
 NOISE = {"gpi-fnm": "each", "pfnm": 0.5}
