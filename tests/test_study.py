@@ -67,8 +67,9 @@ def test_a_config_says_where_the_data_are(file, capsys):
     )
     found = told(capsys, "glm", "study.toml", "--family", "binomial", "--drop", "days")
     assert list(found["coefficients"]) == NAMES
-    given = told(capsys, "glm", "--set", "data.path=patients.csv", "--set", "data.group=hospital",
-                 "--set", "data.label=died", "--family", "binomial", "--drop", "days,ward")  # fmt: skip
+    data = ["data.path=patients.csv", "data.group=hospital", "data.label=died"]
+    named = [word for setting in data for word in ("--set", setting)]
+    given = told(capsys, "glm", *named, "--family", "binomial", "--drop", "days,ward")
     assert given == found
 
 
@@ -202,7 +203,7 @@ def test_a_node_says_too_few_rows_and_keeps_its_data_to_itself(patients):
 
 def test_packets_come_back_as_they_were():
     pytest.importorskip("flwr")
-    from fedbayes.flower.sums import read_packet, write_packet
+    from fedbayes.flower.sums_node import read_packet, write_packet
 
     numbers = {"words": np.arange(3.0), "empty": np.zeros((0, 4)), "one": np.eye(2)}
     packet = Packet({"ask": "glm", "names": ["ü", "words"]}, numbers)
@@ -217,7 +218,7 @@ def test_packets_come_back_as_they_were():
 def test_what_is_no_packet_is_refused():
     torch = pytest.importorskip("torch")
     pytest.importorskip("flwr")
-    from fedbayes.flower.sums import read_packet
+    from fedbayes.flower.sums_node import read_packet
     from fedbayes.messages import encode
 
     words = torch.tensor(list(b"{}"), dtype=torch.uint8)
@@ -255,8 +256,8 @@ def test_nodes_of_a_superlink_give_the_same_numbers(file, tmp_path, patients, ca
 
     names = ("north", "south", "west")
     here = told(capsys, "glm", *[f"{name}.csv" for name in names], *FIT)
-    days = ["--time", "days", "--event", "died", "--features", "age,sex"]
-    cox_here = told(capsys, "survival", "cox", *[f"{name}.csv" for name in names], *days)
+    days = ["--time", "days", "--event", "died", "--by", "sex"]
+    curves = told(capsys, "survival", "km", *[f"{name}.csv" for name in names], *days)
     with Deployment(tmp_path) as deployment:
         for client, name in enumerate(names):
             deployment.start_node(client, data=str(tmp_path / f"{name}.csv"))
@@ -264,8 +265,8 @@ def test_nodes_of_a_superlink_give_the_same_numbers(file, tmp_path, patients, ca
         there = told(capsys, "glm", *at, *FIT)
         assert there["coefficients"] == here["coefficients"]
         assert there["std_errors"] == here["std_errors"]
-        assert there["rows"] == {str(i): here["rows"][name] for i, name in enumerate(names)}
-        there = told(capsys, "survival", "cox", *at, *days)
-        assert there["coefficients"] == cox_here["coefficients"]
+        assert there["rows"] == {f"{i}": here["rows"][name] for i, name in enumerate(names)}
+        there = told(capsys, "survival", "km", *at, *days)
+        assert there["curves"] == curves["curves"]
         assert command("glm", *at, *FIT, "--min-count", "200") == 2
         assert "fewer than 200" in capsys.readouterr().err

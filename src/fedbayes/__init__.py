@@ -18,11 +18,13 @@ from fedbayes.lazy import attributes
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
+    from fedbayes.biostatistics import cox, glm, kaplan_meier, meta_analysis
     from fedbayes.fusion import Fusion, fuse
     from fedbayes.runs.config import Config
     from fedbayes.runs.result import Result
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.start import resume, run
+    from fedbayes.tools.client_tables import client_tables
     from fedbayes.tools.seed_runs import SeedRuns, resume_seeds, run_seeds
 
 __all__ = [
@@ -33,7 +35,12 @@ __all__ = [
     "Simulation",
     "Step",
     "__version__",
+    "client_tables",
+    "cox",
     "fuse",
+    "glm",
+    "kaplan_meier",
+    "meta_analysis",
     "resume",
     "resume_seeds",
     "run",
@@ -49,7 +56,12 @@ __getattr__, __dir__ = attributes(
         "SeedRuns": "fedbayes.tools.seed_runs",
         "Simulation": "fedbayes.runs.simulation",
         "Step": "fedbayes.runs.simulation",
+        "client_tables": "fedbayes.tools.client_tables",
+        "cox": "fedbayes.biostatistics",
         "fuse": "fedbayes.fusion",
+        "glm": "fedbayes.biostatistics",
+        "kaplan_meier": "fedbayes.biostatistics",
+        "meta_analysis": "fedbayes.biostatistics",
         "resume": "fedbayes.start",
         "resume_seeds": "fedbayes.tools.seed_runs",
         "run": "fedbayes.start",

@@ -20,7 +20,7 @@ from fedbayes.federation import secure
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.state_store import StateStore
 from fedbayes.flower.engine import Flower
-from fedbayes.flower.node import Node, complaint
+from fedbayes.flower.node import NODE_CONFIG, Node, complaint
 from fedbayes.flower.own_data import own_data
 from fedbayes.flower.project import read_schema
 from fedbayes.flower.secagg import SecureFlower
@@ -102,10 +102,6 @@ def find_node(project: Path, context: Context) -> Node:
         return build_runtime(config, own_data(config, Path(str(given["data"])), wanted))
 
     return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
-
-
-NODE_CONFIG = ("client", "data", "data-dir", "state", "weights", "min-count")
-"""What a node's config may say; each app takes what concerns it."""
 
 
 def _with_weights(config: Config, given: object) -> Config:

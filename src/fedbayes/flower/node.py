@@ -16,6 +16,9 @@ from fedbayes.federation.client_runtime import ClientRuntime, Outcome, Task
 from fedbayes.federation.state_store import StateStore
 from fedbayes.flower.wire import HELLO, read_task, write_complaint, write_hello, write_reply
 
+NODE_CONFIG = ("client", "data", "data-dir", "state", "weights", "min-count")
+"""What a node's config may say; each app takes what concerns it."""
+
 
 @dataclass(frozen=True)
 class Node:

@@ -30,7 +30,13 @@ class ClientTables:
     drop: tuple[str, ...] = ()
 
 
-def client_tables(files: Sequence[Path], settings: DataSettings, seed: int = 0) -> ClientTables:
+def client_tables(
+    files: Path | str | Sequence[Path | str] = (),
+    settings: DataSettings | None = None,
+    seed: int = 0,
+    *,
+    group: str | None = None,
+) -> ClientTables:
     """Read the clients' tables.
 
     Args:
@@ -39,14 +45,19 @@ def client_tables(files: Sequence[Path], settings: DataSettings, seed: int = 0) 
         settings: how the files are read, and what their columns are; every row counts, whichever
             part it is of.
         seed: of the division of a built-in set.
+        group: the column that says whose a row is, in place of the settings'.
 
     Raises:
         DataError: a file cannot be read, or has no such column.
         ConfigError: a setting has no effect on such data.
     """
-    if not files and settings.path is None:
+    paths = [Path(file) for file in ([files] if isinstance(files, Path | str) else files)]
+    settings = DataSettings(path=paths[0] if paths else None) if settings is None else settings
+    if group is not None:
+        settings = settings.model_copy(update={"group": group})
+    if not paths and settings.path is None:
         return _built_in(settings, seed)
-    files = list(files) or [_only(settings.path)]
+    paths = paths or [_only(settings.path)]
     given = settings.model_fields_set
     idle = [name for name in _DIVIDING if name in given]
     if "partition" in idle and settings.partition in ("natural", "default"):
@@ -56,7 +67,7 @@ def client_tables(files: Sequence[Path], settings: DataSettings, seed: int = 0) 
             f"data.{idle[0]} has no effect here: the rows of a client are those of its file, or of "
             "its value in the column that --group (data.group) names; leave it out"
         )
-    paths = [path for file in files for path in _expanded(file)]
+    paths = [path for file in paths for path in _expanded(file)]
     if len(paths) == 1:
         tables = _by_group(paths[0], settings.group)
     elif settings.group is not None:
