@@ -347,6 +347,37 @@ def over(tmp_path, monkeypatch):
     return run_over
 
 
+def test_a_client_whose_node_is_away_is_named_while_the_round_waits(tmp_path, monkeypatch):
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
+    told = []
+
+    def engine(simulation):
+        wire = Wire({10: 0, 12: 2, 13: 7}, simulation.runtime, tmp_path / "states")
+
+        def breaks(wire, message):
+            if message.metadata.message_type == TRAIN:
+                told.append((client_of(message), made.at_work()))
+
+        wire.breaks = breaks
+        made = Flower(lambda: wire, simulation.runtime, clients=3, timeout=3.0, poll=0.01)
+        return made
+
+    config = Config.create(**settings("scaffold", rounds=1))
+    with Simulation(config, tmp_path / "run", engine=engine) as simulation:
+        (step,) = simulation
+        waiting = {
+            1: "not connected; the round waits for it; node 13 says: it is client 7, of "
+            "clients 0 to 2"
+        }
+        assert {client for client, _ in told} == {0, 2}
+        assert all(client in one.working for client, one in told)
+        assert [one.away for _, one in told] == [waiting] * len(told)
+        assert list(step.metrics["lost"]) == ["1"]
+        assert simulation.at_work().away == {1: "not connected"}
+        assert simulation._work().away == {"client-1": "not connected"}
+
+
 def test_a_reply_that_flower_cannot_read_is_refused(over):
     def breaks(wire, message):
         if wire.trains(message, 1):

@@ -99,8 +99,10 @@ def class_shares(counts: Array | None, clients: int, outputs: int) -> Array:
     """
     if counts is None:
         return np.full((clients, outputs), 1 / clients)
-    totals = counts.sum(axis=0)
-    return np.where(totals > 0, counts / np.maximum(totals, 1), 1 / clients)
+    totals = np.broadcast_to(counts.sum(axis=0), counts.shape)
+    shares = np.full(counts.shape, 1 / clients)
+    np.divide(counts, totals, out=shares, where=totals > 0)
+    return shares
 
 
 class _Networks(Passes[LayerMatching]):

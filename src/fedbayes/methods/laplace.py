@@ -12,6 +12,7 @@ from fedbayes.contracts import (
     Info,
     Method,
     Nothing,
+    Prior,
     Problem,
     Report,
     Run,
@@ -27,11 +28,11 @@ from fedbayes.tensors import Samples, Tensors
 
 
 class Laplace(Method[Weights, Nothing, Gathered]):
-    """Hard EM on p(φ_s | w) = Lap(w, 1/λ) (EM paper, appendix J.1).
+    """Hard EM on p(φ_s | w) = Lap(w, 1/(λ N_s)) (EM paper, appendix J.1).
 
-    A client minimizes nll(φ) + λ ‖φ − w‖₁ by proximal steps (Eq. 43), which leave many entries
-    exactly equal to the server's; only the others are sent. The server takes the median of the
-    clients, coordinate by coordinate (Eq. 46), or a step along the mean of the signs (Eq. 45).
+    A client minimizes its mean nll(φ) + λ ‖φ − w‖₁ by proximal steps (Eq. 43), which leave many
+    entries exactly equal to the server's; only the others are sent. The server takes the median of
+    the clients, coordinate by coordinate (Eq. 46), or a step along the mean of the signs (Eq. 45).
     """
 
     name = "laplace"
@@ -42,7 +43,10 @@ class Laplace(Method[Weights, Nothing, Gathered]):
     absent = "unchanged"
 
     scale: float = Field(
-        1e-4, ge=0, description="λ, inverse scale of the prior; the price of leaving the server"
+        1e-4,
+        ge=0,
+        description="λ, the price of leaving the server: factor of ‖φ − w‖₁ beside the mean loss "
+        "of a client; the inverse scale of the prior is λ N_s",
     )
     m_step: Literal["median", "sign"] = Field(
         "median", description="server update: the median (Eq. 46) or a sign gradient step (45)"
@@ -50,6 +54,10 @@ class Laplace(Method[Weights, Nothing, Gathered]):
     server_lr: Annotated[float, Only("m_step", "sign")] = Field(
         1e-3, gt=0, description="step along the mean sign (m_step = sign)"
     )
+
+    def prior(self, samples: int) -> Prior | None:
+        """A Laplace distribution of inverse scale λ N_s."""
+        return Prior("inverse scale", self.scale * samples) if self.scale else None
 
     def init(self, run: Run) -> Weights:
         """The network's initialization."""

@@ -11,6 +11,7 @@
     model.safetensors    the global model, of the last round or of the best
     summary.json         what came of it
     SHA256SUMS           digests of the files of a run that has ended, for `sha256sum -c`
+    activity.json        what it is busy with, while it goes (see `fedbayes.runs.heartbeat`)
     .lock                held by the process that goes on with the run
 
 A round counts once its checkpoint is there. Every file is written beside and renamed, and what
@@ -39,6 +40,7 @@ from fedbayes.messages import decode_file, metadata
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
+from fedbayes.runs.heartbeat import ACTIVITY_FILE
 from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
 from fedbayes.runs.lock import RunLock
 from fedbayes.runs.private_states import START_AGAIN
@@ -703,6 +705,7 @@ _OURS = {
     "model.safetensors",
     "summary.json",
     SUMS_FILE,
+    ACTIVITY_FILE,
 }
 
 
