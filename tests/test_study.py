@@ -128,6 +128,24 @@ def test_rows_left_out_are_said(patients, file, capsys):
     assert "7 of 'age'" in capsys.readouterr().err
     assert command(*given, "--drop-missing") == 0
     assert "7 rows are left out" in capsys.readouterr().err
+    assert command(*given, "--set", "data.missing=drop") == 0
+    assert "7 rows are left out" in capsys.readouterr().err
+
+
+def test_settings_that_say_nothing_here_are_said_or_refused(file, capsys):
+    given = ["glm", file, "--group", "hospital", *FIT]
+    assert command(*given, "--set", "data.test=0.5") == 0
+    assert "data.test is not looked at" in capsys.readouterr().err
+    assert command(*given, "--set", "data.missing=impute") == 2
+    assert "--drop-missing" in capsys.readouterr().err
+
+
+def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, capsys):
+    patients.rename(columns={"died": "label"}).to_csv("labelled.csv", index=False)
+    found = told(capsys, "glm", "labelled.csv", "--group", "hospital", *FIT[:2], "-x", "age")
+    assert found["outcome"] == "label"
+    assert command("glm", file, "--group", "hospital", *FIT[:2]) == 2
+    assert "--outcome" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ class Curve:
     @property
     def std_errors(self) -> Array:
         """Greenwood's (1926) S √Σ d / (n (n − d)) [K]; 0 where the curve has come to 0."""
-        return np.asarray(np.where(self.survival > 0, self.survival * np.sqrt(self._sum), 0.0))
+        left = self.survival > 0
+        return np.where(left, self.survival * np.sqrt(np.where(left, self._sum, 0.0)), 0.0)
 
     @property
     def _sum(self) -> Array:

@@ -16,6 +16,8 @@ from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning
 
 _DIVIDING = ("partition", "alpha", "clients", "class_counts", "limit", "samples_per_client")
 """Settings of how rows are divided among clients, which tables of one's own say themselves."""
+_PARTS = ("test", "limit_test", "test_counts", "min_samples")
+"""Settings of how rows are divided into parts, all of which count here."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class ClientTables:
     """The column that is to be predicted, if the settings name one."""
     features: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
+    drop_missing: bool = False
+    """Whether the settings leave rows with missing values out."""
 
 
 def client_tables(
@@ -55,10 +59,21 @@ def client_tables(
     settings = DataSettings(path=paths[0] if paths else None) if settings is None else settings
     if group is not None:
         settings = settings.model_copy(update={"group": group})
+    given = settings.model_fields_set
+    if settings.missing == "impute":
+        raise ConfigError(
+            "data.missing = 'impute' has no effect here, since imputed values would count as if "
+            "they had been seen; fill them in first, or leave such rows out with --drop-missing"
+        )
+    if parts := [f"data.{name}" for name in _PARTS if name in given]:
+        warnings.warn(
+            f"every row counts, whatever part it is of: {listed(parts)} is not looked at",
+            FedbayesWarning,
+            stacklevel=2,
+        )
     if not paths and settings.path is None:
         return _built_in(settings, seed)
     paths = paths or [_only(settings.path)]
-    given = settings.model_fields_set
     idle = [name for name in _DIVIDING if name in given]
     if "partition" in idle and settings.partition in ("natural", "default"):
         idle.remove("partition")
@@ -86,11 +101,13 @@ def client_tables(
         drop.append(settings.split)
     if UNNAMED in first.columns and all(has_row_numbers(table) for table in tables.values()):
         drop.append(UNNAMED)
+    known = "label" in given or settings.label[0] in first.columns
     return ClientTables(
         tables,
-        settings.label[0] if "label" in given else "",
+        settings.label[0] if known and len(settings.label) == 1 else "",
         settings.features,
         tuple(dict.fromkeys(drop)),
+        settings.missing == "drop",
     )
 
 
@@ -193,4 +210,5 @@ def _built_in(settings: DataSettings, seed: int) -> ClientTables:
     for client, name in enumerate(divided.names):
         rows = np.sort(np.concatenate([divided.train_rows(client), divided.test_rows(client)]))
         tables[name] = whole.iloc[rows].reset_index(drop=True)
-    return ClientTables(tables, outcome, settings.features, settings.drop)
+    drops = settings.drops_incomplete
+    return ClientTables(tables, outcome, settings.features, settings.drop, drops)

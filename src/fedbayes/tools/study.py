@@ -115,6 +115,8 @@ class Study:
         self, clients: Carrier, tables: ClientTables | None
     ) -> Regression | Survival | MetaAnalysis:
         columns = dict(self.columns)
+        if tables is not None and tables.drop_missing:
+            columns["drop_missing"] = True
         if tables is not None and self.kind != "km":
             columns["features"] = columns["features"] or tables.features
             columns["drop"] = tuple(dict.fromkeys([*columns["drop"], *tables.drop]))
