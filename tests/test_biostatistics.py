@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes.biostatistics import cox, glm, kaplan_meier, meta_analysis, pool
-from fedbayes.errors import ColumnError, ConfigError, DataError
+from fedbayes.errors import ColumnError, ConfigError, DataError, MessageError
 
 sm = pytest.importorskip("statsmodels.api")
 lifelines = pytest.importorskip("lifelines")
@@ -399,6 +399,38 @@ def test_monotone_survival_is_refused():
         kaplan_meier({"s0": table.assign(t=-table.t)[:6]}, "t", "d")
     with pytest.raises(DataError, match="'d' is '0' in all 12 rows"):
         kaplan_meier({"s0": table.assign(d=0)}, "t", "d")
+
+
+def test_a_client_without_a_whole_row_adds_nothing(cancer):
+    clients = parted(cancer, 2)
+    empty = cancer.head(5).assign(age=np.nan, horTh=None)
+    columns = ["age", "horTh"]
+    given = {"family": "binomial", "drop_missing": True}
+    found = glm(clients | {"empty": empty}, "many", columns, **given)
+    assert (found.estimates == glm(clients, "many", columns, **given).estimates).all()
+    assert found.dropped["empty"] == 5
+    with pytest.raises(DataError, match="no row has all values"):
+        glm({"empty": empty}, "many", columns, **given)
+
+
+def test_an_intercept_alone_is_the_mean(cancer):
+    found = glm(parted(cancer[["many"]], 3), "many", family="binomial")
+    assert found.names == ("intercept",)
+    rate = cancer.many.mean()
+    assert found.estimates[0] == pytest.approx(np.log(rate / (1 - rate)))
+    assert found.std_errors[0] == pytest.approx((len(cancer) * rate * (1 - rate)) ** -0.5)
+
+
+def test_coefficients_have_names_of_their_own():
+    table = BASE.rename(columns={"a": "intercept"})
+    with pytest.raises(DataError, match="two coefficients would be called 'intercept'"):
+        glm({"s0": table}, "y", ["intercept"], family="binomial")
+
+
+def test_numbers_too_large_are_refused():
+    table = BASE.assign(off=BASE.a * 1e6)
+    with pytest.raises((DataError, MessageError), match="not finite"):
+        glm({"s0": table[:6], "s1": table[6:]}, "n", ["a"], family="poisson", offset="off")
 
 
 def test_sums_travel_and_no_rows(cancer):

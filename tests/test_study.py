@@ -251,20 +251,38 @@ def test_what_is_no_packet_is_refused():
             read_packet(bad)
 
 
-def test_sums_of_another_shape_are_refused(patients):
-    from fedbayes.biostatistics import Client, LocalClients
+@pytest.mark.parametrize(
+    ("ask", "words", "numbers", "message"),
+    [
+        ("glm", {}, {"gradient": np.zeros(9)}, "client b answered with other sums"),
+        ("moments", {}, {"total": np.array([np.nan])}, "client b answered with sums that are not"),
+        ("names", {"columns": 3}, {}, "client b did not say what was asked: names"),
+        ("columns", {"rows": -1}, {}, "client b did not say what was asked: columns"),
+        ("columns", {"columns": {}}, {}, "client b spoke of other columns"),
+        ("event_times", {}, {"0": np.array([np.inf])}, "client b did not say its event times"),
+        ("fit", {"rows": "many"}, {}, "client b did not say what was asked: fit"),
+        ("fit", {}, {"estimates": np.zeros(9)}, "client b did not say what was asked: fit"),
+    ],
+)
+def test_what_a_client_may_not_say_is_refused(patients, ask, words, numbers, message):
+    from fedbayes.biostatistics import Client, LocalClients, meta_analysis
 
     class Odd(LocalClients):
         def ask(self, question, most):
             answers = super().ask(question, most)
-            if question.told["ask"] == "glm":
-                numbers = {**answers["b"].numbers, "gradient": np.zeros(9)}
-                answers["b"] = Packet({}, numbers)
+            if question.told["ask"] == ask:
+                honest = answers["b"]
+                answers["b"] = Packet({**honest.told, **words}, {**honest.numbers, **numbers})
             return answers
 
     clients = Odd({"a": Client(patients[:150]), "b": Client(patients[150:])})
-    with pytest.raises(MessageError, match="client b answered with other sums"):
-        glm(clients, "died", ["age"], family="binomial")
+    fits = {
+        "event_times": lambda: cox(clients, "days", "died", ["age"]),
+        "fit": lambda: meta_analysis(clients, "died", ["age"], family="binomial"),
+    }
+    fit = fits.get(ask, lambda: glm(clients, "died", ["age"], family="binomial"))
+    with pytest.raises(MessageError, match=message):
+        fit()
 
 
 @pytest.mark.slow

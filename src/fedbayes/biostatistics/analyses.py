@@ -3,16 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from pydantic import BaseModel, Field, ValidationError
+
 from fedbayes.biostatistics.client import Client, LocalClients
 from fedbayes.biostatistics.columns import Wanted, agree
 from fedbayes.biostatistics.curves import Survival, fit_curves
-from fedbayes.biostatistics.exchange import Carrier, Exchange
+from fedbayes.biostatistics.exchange import Carrier, Exchange, Packet
 from fedbayes.biostatistics.families import FAMILIES, FamilyName
 from fedbayes.biostatistics.generalized import fit_glm
 from fedbayes.biostatistics.hazards import Ties, fit_cox
 from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
 from fedbayes.biostatistics.results import Regression
-from fedbayes.errors import ConfigError, DataError
+from fedbayes.errors import ConfigError, DataError, MessageError
 
 Clients = Mapping[str, Any] | Carrier
 """A DataFrame for each client by its name, or whatever carries questions to clients."""
@@ -235,26 +237,50 @@ def meta_analysis(
         }
     )
     answers = exchange.each("fit", {"wanted": same.model_dump(), "family": family, "ties": ties})
-    left_out = {name: str(a.told["none"]) for name, a in answers.items() if "none" in a.told}
-    fits = {name: a for name, a in answers.items() if name not in left_out}
+    fits, left_out = {}, {}
+    for name, answer in answers.items():
+        own = _own_fit(name, answer)
+        if own.none:
+            left_out[name] = own.none
+        else:
+            fits[name] = own
     if len(fits) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise DataError(f"fewer than two clients have a fit of their own. {why}")
     intercept = () if family == "cox" else ("intercept",)
     coefficients = {}
     for term in (*intercept, *coding.names):
-        having = {
-            name: list(a.told["names"]).index(term)
-            for name, a in fits.items()
-            if term in a.told["names"]
-        }
+        having = {name: fit.terms[term] for name, fit in fits.items() if term in fit.terms}
         if len(having) > 1:
-            values = [fits[name].numbers["estimates"][i] for name, i in having.items()]
-            errors = [fits[name].numbers["std_errors"][i] for name, i in having.items()]
-            coefficients[term] = pool(list(having), values, errors)
+            estimates, errors = zip(*having.values(), strict=True)
+            coefficients[term] = pool(list(having), estimates, errors)
     ratio = "hazard_ratio" if family == "cox" else FAMILIES[family].ratio
-    rows = {name: int(a.told["rows"]) for name, a in fits.items()}
+    rows = {name: fit.rows for name, fit in fits.items()}
     return MetaAnalysis(family, ratio, coefficients, left_out, rows)
+
+
+class _OwnFit(BaseModel):
+    """What a client says of a fit of its own rows."""
+
+    none: str = ""
+    """Why there is none."""
+    names: list[str] = Field(default_factory=list)
+    rows: int = Field(0, ge=0)
+    terms: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Estimate and standard error of each coefficient."""
+
+
+def _own_fit(name: str, answer: Packet) -> _OwnFit:
+    try:
+        own = _OwnFit.model_validate({**answer.told, "terms": {}})
+        pairs = zip(
+            answer.numbers.get("estimates", ()), answer.numbers.get("std_errors", ()), strict=True
+        )
+        values = [(float(estimate), float(error)) for estimate, error in pairs]
+        terms = dict(zip(own.names, values, strict=True))
+    except (ValidationError, ValueError, TypeError):
+        raise MessageError(f"client {name} did not say what was asked: fit") from None
+    return own.model_copy(update={"terms": terms})
 
 
 def carrier(clients: Clients, least: int = 0) -> Carrier:

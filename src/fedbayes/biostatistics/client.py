@@ -81,7 +81,7 @@ class Client:
                 found = fit_glm(exchange, wanted, told["family"])
         except DataError as error:
             return Packet({"none": str(error).removeprefix("client its own: ")})
-        told = {"names": found.names, "references": found.references, "rows": found.rows["its own"]}
+        told = {"names": list(found.names), "rows": found.rows["its own"]}
         return Packet(told, {"estimates": found.estimates, "std_errors": found.std_errors})
 
     @property

@@ -5,13 +5,13 @@ are missing, and the categories of text. The server puts these together: one `Co
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedbayes.biostatistics.exchange import Exchange, Packet
-from fedbayes.errors import ColumnError, DataError, EngineError, did_you_mean
+from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
 
 MOST_LEVELS = 50
 """Categories that a column may have, unless it is named as a category."""
@@ -102,6 +102,35 @@ class Coding(BaseModel):
     def names(self) -> tuple[str, ...]:
         """Names of the coefficients, without the intercept."""
         return tuple(name for term in self.terms for name in term.names)
+
+
+class Named(BaseModel):
+    """What a client says of its table."""
+
+    columns: list[str]
+
+
+class Column(BaseModel):
+    """What a client says of one column."""
+
+    kind: Literal["number", "flag", "text", "date", "empty"]
+    missing: int = Field(ge=0)
+    infinite: int = Field(0, ge=0)
+    levels: list[str] | int = Field(default_factory=list)
+    """Categories; of too many their number."""
+
+
+class Described(BaseModel):
+    """What a client says of the columns that are used."""
+
+    rows: int = Field(ge=0)
+    whole: int = Field(ge=0)
+    """Rows without a missing value."""
+    columns: dict[str, Column]
+
+
+Told = Mapping[str, Described]
+"""By client."""
 
 
 def texts(column: Any) -> Any:
@@ -212,8 +241,7 @@ def agree(
         DataError: columns differ between clients, values are missing, or the outcome is not of
             its kind; the text names column and client.
     """
-    found = {name: answer.told for name, answer in exchange.each("names", {}).items()}
-    names = {name: _strings(told.get("columns")) for name, told in found.items()}
+    names = {c: named.columns for c, named in exchange.words("names", {}, Named).items()}
     wanted = _with_features(wanted, drop, names, every)
     for client, columns in names.items():
         for role in (*ROLES, "features"):
@@ -228,8 +256,10 @@ def agree(
                         role,
                         like,
                     )
-    answers = exchange.each("columns", {"wanted": wanted.model_dump()})
-    told = {name: answer.told for name, answer in answers.items()}
+    told = exchange.words("columns", {"wanted": wanted.model_dump()}, Described)
+    for client, described in told.items():
+        if set(described.columns) != set(wanted.used):
+            raise MessageError(f"client {client} spoke of other columns than were asked for")
     _refuse_missing(wanted, told)
     terms = tuple(_term(column, wanted, told) for column in wanted.features)
     group = wanted.strata or wanted.by
@@ -243,8 +273,11 @@ def agree(
         column = getattr(wanted, role)
         if column and column != wanted.binary:
             _number(column, role, told)
-    rows = {name: int(t["whole"]) for name, t in told.items()}
-    dropped = {name: int(t["rows"]) - rows[name] for name, t in told.items()}
+    all_names = ("intercept", *coding.names)
+    if twice := [name for name in all_names if all_names.count(name) > 1]:
+        raise DataError(f"two coefficients would be called '{twice[0]}'; rename a column")
+    rows = {name: t.whole for name, t in told.items()}
+    dropped = {name: t.rows - t.whole for name, t in told.items()}
     return Agreement(coding=coding, rows=rows, dropped=dropped)
 
 
@@ -256,12 +289,6 @@ class Agreement(BaseModel):
     """Rows that count, by client."""
     dropped: dict[str, int]
     """Rows left out because a value is missing, by client."""
-
-
-def _strings(value: object) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise DataError("a client did not say the names of its columns")
-    return value
 
 
 def _with_features(
@@ -290,21 +317,21 @@ def _with_features(
     return wanted
 
 
-def _refuse_missing(wanted: Wanted, told: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_missing(wanted: Wanted, told: Told) -> None:
     """See that no value is missing, unless such rows are left out, nor infinite."""
     lacking = []
     for column in wanted.used:
-        by_client = {c: t["columns"][column]["missing"] for c, t in told.items()}
+        by_client = {c: t.columns[column].missing for c, t in told.items()}
         if count := sum(by_client.values()):
             where = ", ".join(f"{client}: {n:,}" for client, n in by_client.items() if n)
             lacking.append(f"{count:,} of '{column}' ({where})")
         for client, entry in told.items():
-            if infinite := entry["columns"][column].get("infinite", 0):
+            if infinite := entry.columns[column].infinite:
                 raise DataError(
                     f"client {client}: column '{column}' is infinite in {infinite:,} rows; mend "
                     "them, or leave the column out"
                 )
-    rows, whole = (sum(t[key] for t in told.values()) for key in ("rows", "whole"))
+    rows, whole = (sum(getattr(t, key) for t in told.values()) for key in ("rows", "whole"))
     if lacking and not wanted.drop_missing:
         raise DataError(
             f"values are missing: {'; '.join(lacking)}. Leave out the {rows - whole:,} of "
@@ -315,13 +342,13 @@ def _refuse_missing(wanted: Wanted, told: Mapping[str, Mapping[str, Any]]) -> No
         raise DataError("no row has all values; leave out the columns that are mostly empty")
 
 
-def _kinds(column: str, told: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _kinds(column: str, told: Told) -> dict[str, str]:
     """Kind of a column by client, where it has values."""
-    kinds = {client: t["columns"][column]["kind"] for client, t in told.items()}
+    kinds = {client: t.columns[column].kind for client, t in told.items()}
     return {client: kind for client, kind in kinds.items() if kind != "empty"}
 
 
-def _number(column: str, role: str, told: Mapping[str, Mapping[str, Any]]) -> None:
+def _number(column: str, role: str, told: Told) -> None:
     for client, kind in _kinds(column, told).items():
         if kind not in ("number", "flag"):
             raise DataError(
@@ -330,7 +357,7 @@ def _number(column: str, role: str, told: Mapping[str, Mapping[str, Any]]) -> No
             )
 
 
-def _term(column: str, wanted: Wanted, told: Mapping[str, Mapping[str, Any]]) -> Term:
+def _term(column: str, wanted: Wanted, told: Told) -> Term:
     kinds = _kinds(column, told)
     if "date" in kinds.values():
         raise DataError(
@@ -362,39 +389,39 @@ def _term(column: str, wanted: Wanted, told: Mapping[str, Mapping[str, Any]]) ->
     return Term(column=column, flag=set(kinds.values()) == {"flag"})
 
 
-def _union(column: str, told: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+def _union(column: str, told: Told) -> tuple[str, ...]:
     """The categories of a column at all clients."""
     levels: set[str] = set()
     for client, entry in told.items():
-        own = entry["columns"][column].get("levels", [])
+        own = entry.columns[column].levels
         if isinstance(own, int):
             raise DataError(
                 f"column '{column}' has {own:,} different texts at client {client}, and a "
                 f"category has at most {MOST_LEVELS}; leave it out (--drop {column}), or name it "
                 f"as a category (--category {column})"
             )
-        levels |= set(_strings(own))
+        levels |= set(own)
     return ordered(levels)
 
 
-def _happened(wanted: Wanted, told: Mapping[str, Mapping[str, Any]]) -> str:
+def _happened(wanted: Wanted, told: Told) -> str:
     """Which text of the outcome means that the event happened; empty where it is 1.
 
     Raises:
         DataError: it has more than two values, or one alone.
     """
     column = wanted.binary
-    entries = {client: t["columns"][column] for client, t in told.items()}
-    many = next((c for c, e in entries.items() if isinstance(e.get("levels"), int)), None)
+    entries = {client: t.columns[column] for client, t in told.items()}
+    many = next((c for c, e in entries.items() if isinstance(e.levels, int)), None)
     if many is not None:
         raise DataError(
-            f"client {many}: column '{column}' has {entries[many]['levels']:,} different values, "
+            f"client {many}: column '{column}' has {entries[many].levels:,} different values, "
             "and an event happens or does not: two values"
         )
     levels = _union(column, told)
     if len(levels) == 1 and not (wanted.event and levels[0] in ("1", "True")):
         raise DataError(
-            f"'{column}' is {levels[0]!r} in all {sum(t['whole'] for t in told.values()):,} rows, "
+            f"'{column}' is {levels[0]!r} in all {sum(t.whole for t in told.values()):,} rows, "
             "so there is nothing to explain; take another column"
         )
     if len(levels) > 2:

@@ -7,14 +7,16 @@ carries a question to clients and brings their answers back is a `Carrier`: tabl
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
 from fedbayes.errors import MessageError
 
 Array = NDArray[np.float64]
+Words = TypeVar("Words", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,33 @@ class Exchange:
         """Every client's own answer, by name."""
         return self._ask(Packet({"ask": ask, **told}), most)
 
+    def words(self, ask: str, told: Mapping[str, Any], kind: type[Words]) -> dict[str, Words]:
+        """The words of every client's own answer, by name.
+
+        Args:
+            ask: what is asked.
+            told: words of the question.
+            kind: what a proper answer says.
+
+        Raises:
+            MessageError: an answer says something else.
+        """
+        found = {}
+        for name, answer in self.each(ask, told).items():
+            try:
+                found[name] = kind.model_validate(answer.told)
+            except ValidationError:
+                raise MessageError(f"client {name} did not say what was asked: {ask}") from None
+        return found
+
     def sum(
         self,
         ask: str,
         told: Mapping[str, Any],
         numbers: Mapping[str, Array],
         shapes: Mapping[str, tuple[int, ...]],
+        *,
+        finite: bool = True,
     ) -> dict[str, Array]:
         """The sum of all clients' answers.
 
@@ -83,9 +106,10 @@ class Exchange:
             told: words of the question.
             numbers: arrays of the question.
             shapes: of the arrays that a proper answer has, by name.
+            finite: whether a proper answer is finite; at bad coefficients none is.
 
         Raises:
-            MessageError: an answer has others, or is not finite.
+            MessageError: an answer is not proper.
         """
         most = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes.values())
         answers = self._ask(Packet({"ask": ask, **told}, numbers), 8 * most + 4096)
@@ -93,6 +117,8 @@ class Exchange:
             found = {key: np.shape(array) for key, array in answer.numbers.items()}
             if found != dict(shapes):
                 raise MessageError(f"client {name} answered with other sums than were asked for")
+            if finite and not all(np.isfinite(array).all() for array in answer.numbers.values()):
+                raise MessageError(f"client {name} answered with sums that are not finite")
         return {key: np.sum([a.numbers[key] for a in answers.values()], axis=0) for key in shapes}
 
     def _ask(self, question: Packet, most: int) -> dict[str, Packet]:

@@ -80,7 +80,7 @@ def fit_glm(
     shapes = {"loglik": (2,), "gradient": (p,), "hessian": (p * (p + 1) // 2,)}
 
     def evaluate(at: Array) -> Evaluation:
-        found = exchange.sum("glm", told, {**numbers, "at": at}, shapes)
+        found = exchange.sum("glm", told, {**numbers, "at": at}, shapes, finite=False)
         loglik, deviance = found["loglik"]
         hessian = unpacked(found["hessian"], p)
         return Evaluation(at, float(loglik), found["gradient"], hessian, float(deviance))

@@ -72,7 +72,7 @@ def _each_alone(
     shapes = {"loglik": (1,), "gradient": (p,), "hessian": (p * (p + 1) // 2,), "events": (1,)}
 
     def evaluate(at: Array) -> Evaluation:
-        found = exchange.sum("own_likelihood", told, {**numbers, "at": at}, shapes)
+        found = exchange.sum("own_likelihood", told, {**numbers, "at": at}, shapes, finite=False)
         hessian = unpacked(found["hessian"], p)
         return Evaluation(at, float(found["loglik"][0]), found["gradient"], hessian)
 
@@ -92,7 +92,7 @@ def _together(
     last: dict[str, Any] = {}
 
     def evaluate(at: Array) -> Evaluation:
-        found = exchange.sum("risk_sets", told, {**numbers, "at": at}, shapes)
+        found = exchange.sum("risk_sets", told, {**numbers, "at": at}, shapes, finite=False)
         last.update(at=at, risk=found["risk"][:, 0])
         value, gradient, information = partial_likelihood(
             at, times.events, tied, found["risk"], found["ties"], found["events"]

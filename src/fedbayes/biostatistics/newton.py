@@ -61,6 +61,11 @@ def maximize(
             the columns.
     """
     first = here = evaluate(start)
+    if not np.isfinite(here.loglik):
+        raise DataError(
+            "the log-likelihood is not finite at the start: some value of the outcome, the offset "
+            "or the weights is far too large; mend it"
+        )
     if not len(start):
         return first, here
     refuse_dependent(here.information, names)

@@ -142,7 +142,9 @@ class Regression:
         name = "Cox" + (f" ({self.ties} ties)" if self.ties else "")
         name = kind.get(self.model, name)
         events = "" if self.events is None else f", {self.events:,.0f} events"
-        explained = self.outcome + (f" = {self.happened}" if self.happened not in "1True" else "")
+        explained = self.outcome + (
+            f" = {self.happened}" if self.happened not in ("", "1", "True") else ""
+        )
         return (
             f"{name} regression of {explained}: {sum(self.rows.values()):,} rows of "
             f"{len(self.rows)} clients{events}, {self.rounds} rounds"
