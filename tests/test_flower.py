@@ -378,7 +378,7 @@ def test_a_client_whose_node_is_away_is_named_while_the_round_waits(tmp_path, mo
         assert [one.away for _, one in told] == [waiting] * len(told)
         assert list(step.metrics["lost"]) == ["1"]
         assert simulation.at_work().away == {1: "not connected"}
-        assert simulation._work().away == {"client-1": "not connected"}
+        assert simulation.work().away == {"client-1": "not connected"}
 
 
 def test_a_reply_that_flower_cannot_read_is_refused(over):

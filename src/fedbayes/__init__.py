@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from fedbayes.runs.config import Config
     from fedbayes.runs.result import Result
     from fedbayes.runs.simulation import Simulation, Step
+    from fedbayes.runs.trained import TrainedModel
     from fedbayes.start import resume, run
+    from fedbayes.tools.prediction import predict_file
     from fedbayes.tools.seed_runs import SeedRuns, resume_seeds, run_seeds
+    from fedbayes.tools.trained_models import load
 
 __all__ = [
     "Config",
@@ -32,8 +35,11 @@ __all__ = [
     "SeedRuns",
     "Simulation",
     "Step",
+    "TrainedModel",
     "__version__",
     "fuse",
+    "load",
+    "predict_file",
     "resume",
     "resume_seeds",
     "run",
@@ -49,7 +55,10 @@ __getattr__, __dir__ = attributes(
         "SeedRuns": "fedbayes.tools.seed_runs",
         "Simulation": "fedbayes.runs.simulation",
         "Step": "fedbayes.runs.simulation",
+        "TrainedModel": "fedbayes.runs.trained",
         "fuse": "fedbayes.fusion",
+        "load": "fedbayes.tools.trained_models",
+        "predict_file": "fedbayes.tools.prediction",
         "resume": "fedbayes.start",
         "resume_seeds": "fedbayes.tools.seed_runs",
         "run": "fedbayes.start",

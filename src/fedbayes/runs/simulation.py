@@ -56,6 +56,8 @@ EVALUATION_ROWS = 1000
 """Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
 MOST_UNASKED = 100
 """Clients each of which has metrics that were not asked for by name: for more it takes a while."""
+MOST_UNASKED_VALUES = 10_000_000
+"""Predicted numbers that are held for such metrics: test samples times classes or columns."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Simulation:
             if config is not None:
                 self.folder.refuse_second_run()  # nobody else was quicker
             self._open(first)
-            self._heartbeat.begin(self.config.rounds, self._work)
+            self._heartbeat.begin(self.config.rounds, self.work)
         except BaseException:
             self.close()
             raise
@@ -547,7 +549,9 @@ class Simulation:
         nothing is told of how metrics differ between clients either.
         """
         if AUTO in self.config.metrics:
-            return default_measures(self.likelihood) if last else None
+            held = self.data.test_total * len(self.data.target.names)
+            few = held <= MOST_UNASKED_VALUES
+            return None if not last else default_measures(self.likelihood) if few else ()
         return self.run.measures if self.config.metrics else None
 
     def _evaluated(
@@ -593,7 +597,7 @@ class Simulation:
         """What goes on at the clients now; for other threads too."""
         return at_work(self._engine)
 
-    def _work(self) -> Work:
+    def work(self) -> Work:
         """The same by names, as whoever may read the run folder may know it."""
         now, names = self.at_work(), dict(enumerate(self.data.partition.names))
         working, away = now.working, dict(now.away)

@@ -12,7 +12,10 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
+from fedbayes.data.columns import reading
 from fedbayes.data.differences import SCALE
+from fedbayes.data.fitting import fitted, raw, unlike_training
+from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
@@ -269,9 +272,9 @@ def _new_rows(
     """
     settings = config.data
     asked = settings.model_fields_set - {"name"}
-    used = {"path", "dir", "label", "group", "split", "missing", "scale"}
+    used = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
     if card is None:
-        used |= {"classes", "drop", "features"}
+        used = set(SourceSettings.model_fields)
     idle = sorted(asked - used)
     if idle:
         by = f", with the features and classes that {source} names" if card is not None else ""
@@ -284,7 +287,7 @@ def _new_rows(
         read["classes"] = before.classes
         if has_columns(path):
             label = [before.label or "label"] if before.classes else before.target.names
-            read = {"label": label, **read, "features": before.features}
+            read = {"label": label, **read, **reading(before.table)}
     try:
         dataset = load_dataset(DataSettings(**read), kinds)
     except ValidationError as error:
@@ -292,27 +295,14 @@ def _new_rows(
     except ColumnError as error:
         if card is None or error.setting != "features":
             raise
-        raise DataError(
-            f"{path} has no column '{error.column}', which the model of {source} "
-            f"needs{error.like}; values that are not known may be left empty"
-        ) from None
+        raise absent_feature(path, source, error) from None
     for note in dataset.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
     last = dataset.official_train or dataset.samples
     rows = slice(0, last) if training else slice(dataset.official_train or 0, dataset.samples)
     if card is None:
         whose = _UNKNOWN
-        preprocessing = Preprocessing(
-            shape=dataset.shape,
-            scale=float(dataset.scale),
-            mean=tuple(dataset.mean.tolist()),
-            std=tuple(dataset.std.tolist()),
-            target=dataset.target,
-            features=dataset.features,
-            dataset=dataset.name,
-            digest=dataset.digest,
-            samples=dataset.samples,
-        )
+        preprocessing = fitted(dataset, np.arange(last), dataset.target)
     else:
         preprocessing, whose = card.preprocessing, trained_in(source)
         _fit(dataset, preprocessing, str(path))
@@ -329,13 +319,54 @@ def _new_rows(
                 FedbayesWarning,
                 stacklevel=3,
             )
-    x, y = np.array(dataset.x[rows]), np.array(dataset.y[rows])
+    for odd in unlike_training(dataset, rows, preprocessing):
+        told = odd.told(str(path), numbered=dataset.official_train is None)
+        warnings.warn(told, FedbayesWarning, stacklevel=3)
+    x, y = np.array(raw(dataset, rows, preprocessing)), np.array(dataset.y[rows])
     part = "training" if training else "test"
     parted = dataset.official_train is not None
     kind = f"the {len(y):,} {part} rows" if parted else f"all {len(y):,} rows"
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
     likelihood = _likelihood(config, card, preprocessing)
     return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose, likelihood)
+
+
+def absent_feature(path: Path, source: str, error: ColumnError) -> DataError:
+    """The error of a table that lacks a feature of a model.
+
+    Args:
+        path: the table.
+        source: the model.
+        error: that of who read the table.
+    """
+    return DataError(
+        f"{path} has no column '{error.column}', which the model of {source} needs{error.like}; "
+        "values that are not known may be left empty"
+    )
+
+
+def of_card(path: Path, trusted: frozenset[str] = frozenset()) -> tuple[EvaluationSet, Card]:
+    """No samples, but how a model file says that samples are read, and all else that it says.
+
+    Args:
+        path: the file.
+        trusted: what may be imported if it names it.
+
+    Raises:
+        ModelError: it cannot be read, or does not say.
+    """
+    card, source = _known(path, None, trusted)
+    if card is None:
+        raise ModelError(
+            f"{path} says of its model neither what its inputs are nor what it predicts: it has no "
+            "card. Predict with the run folder, or with a file that fedbayes export wrote"
+        )
+    nothing = Samples(torch.empty(0, *card.preprocessing.shape), torch.empty(0))
+    whose = trained_in(source)
+    tests = EvaluationSet(
+        nothing, "no samples", card.preprocessing, whose, card.likelihood, trusted=trusted
+    )
+    return tests, card
 
 
 def _likelihood(config: Config, card: Card | None, preprocessing: Preprocessing) -> Likelihood:
