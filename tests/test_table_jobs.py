@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 import fedbayes
 from fedbayes import Config
 from fedbayes.cli import main
-from fedbayes.data import DataSettings, load_dataset
+from fedbayes.data import DataSettings, Preprocessing, load_dataset
 from fedbayes.data.summaries import add_summaries, read_summary, summarize
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning
 from fedbayes.inputs import add_sums, read_sums
@@ -258,6 +258,19 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
         warnings.simplefilter("ignore")
         answered = whole.predictor()(new).argmax(-1).numpy()
     assert json.loads(said.out)[0]["accuracy"] == pytest.approx((answered == truth).mean())
+    for like in ("whole", "m.safetensors"):
+        assert run("data", "check", "new.csv", "--like", like, "--json") == 0
+        said = json.loads(capsys.readouterr().out)
+        columns = {column["name"]: column for column in said["columns"]}
+        assert said["width"] == whole.preprocessing.shape[0]
+        assert "in no training row, in 40 rows (first in row 1)" in columns["ward"]["hint"]
+    new.drop(columns="label").assign(age="old").to_csv("bare.csv", index=False)
+    assert run("data", "check", "bare.csv", "--like", "whole", "--json") == 1
+    assert "holds what is no number ('old' in row 1, of 40" in capsys.readouterr().out
+    new.drop(columns="sex").to_csv("bare.csv", index=False)
+    assert run("data", "check", "bare.csv", "--like", "whole") == 2
+    assert "has no column 'sex'" in capsys.readouterr().err
+    assert run("data", "check", "bare.csv", "--like", "all.csv") == 2
     new.assign(age="old").to_csv("new.csv", index=False)
     assert run("evaluate", "m.safetensors", "-s", "data.path=new.csv") == 2
     assert "column 'age' holds what is no number ('old' in row 1" in capsys.readouterr().err
@@ -294,3 +307,24 @@ def test_sums_for_fusion_are_of_what_networks_see(place):
     assert [whole.features[k] for k in whole.categories] == [
         name for name in whole.features if name != "age"
     ]
+
+
+def test_runs_of_older_versions_have_plain_numbers(place):
+    """Their preprocessing has no columns, and a gap no feature of its own."""
+    frame = patients(60).assign(dose=np.arange(60.0)).drop(columns=["sex", "ward"])
+    frame.to_csv("numbers.csv", index=False)
+    config = Config.create(data={"path": "numbers.csv", "clients": 2}, rounds=1)
+    fedbayes.run(
+        Config.create(data={"path": "numbers.csv", "clients": 2, "missing": "impute"}, rounds=1),
+        folder=place / "r",
+    )
+    folder = RunFolder(place / "r")
+    stored = json.loads(folder.preprocessing_file.read_text())
+    assert stored.pop("columns") == []
+    assert Preprocessing.load(json.dumps(stored)) == folder.preprocessing()
+    # Their config says nothing of missing values either, which now would be indicated.
+    assert build_data(config).shape == (3,)
+    again = stored_data(config, folder)
+    assert again.shape == (2,)
+    before = stored_data(folder.config(), folder)
+    assert torch.equal(again.all_train().x, before.all_train().x)
