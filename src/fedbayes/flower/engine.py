@@ -61,7 +61,8 @@ class Flower:
     Args:
         connect: opens a grid; is called again when that one has broken. It may raise
             `EngineError`.
-        runtime: the server's own side, which evaluates global models on the server's test samples.
+        runtime: the server's own side, which evaluates global models on the server's test samples;
+            None where there are none to evaluate.
         clients: how many there are.
         timeout: seconds that a round waits for its reports.
         poll: seconds between two looks at the grid.
@@ -71,7 +72,7 @@ class Flower:
     def __init__(
         self,
         connect: Callable[[], Grid],
-        runtime: ClientRuntime,
+        runtime: ClientRuntime | None,
         *,
         clients: int,
         timeout: float,
@@ -117,6 +118,12 @@ class Flower:
                 time.sleep(self.poll)
         self._answered = 0
 
+    def deliver(self, copies: Iterable[Task]) -> dict[int, str]:
+        """Hand clients copies of the last global model; those that got none, each with why."""
+        copies = list(copies)
+        outcomes = zip(copies, Flower.train(self, copies), strict=True)
+        return {task.client: o.reason for task, o in outcomes if isinstance(o, NoReport)}
+
     def at_work(self) -> AtWork:
         """Who works on a task, and whose node is away."""
         pending = self._pending.copy()
@@ -141,6 +148,7 @@ class Flower:
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations on the server's own test samples."""
+        assert self._runtime is not None
         return map(self._runtime.evaluate, evaluations)
 
     def close(self) -> None:
