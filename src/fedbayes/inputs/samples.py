@@ -11,17 +11,20 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from fedbayes.data.cells import code
+from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array
 from fedbayes.data.progress import progress
+from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import (
     SUFFIXES,
     as_pictures,
-    holds_pictures,
     own_files,
     plain_array,
 )
-from fedbayes.data.sources.tables import numbers, read_tables
+from fedbayes.data.sources.rows import holds_pictures
+from fedbayes.data.sources.tables import read_tables
 from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError, did_you_mean
 from fedbayes.inputs.prior import InputPrior
@@ -101,7 +104,7 @@ def _array(file: Path, shape: tuple[int, ...]) -> Array:
 def _table(
     files: list[Path], shape: tuple[int, ...], features: tuple[str, ...], notes: list[str]
 ) -> Array:
-    frame, _ = read_tables({"train": files}, notes)
+    frame, _ = read_tables({"train": files}, SourceSettings(), notes)
     where = str(files[0])
     for name in features:
         if name not in frame.columns:
@@ -123,7 +126,7 @@ def _table(
             f"{where} has {len(names)} columns, and an input has {prod(shape)} values; name the "
             f"columns to take, of {listed(names)}"
         )
-    return numbers(frame, names, where, notes).reshape(-1, *shape)
+    return code(frame, [Column(name) for name in names], where).reshape(-1, *shape)
 
 
 def _checked(x: Array, shape: tuple[int, ...], where: str, notes: list[str]) -> Array:

@@ -16,7 +16,7 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.conformal import read_conformal
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models, require_global
-from fedbayes.runs.trained import TrainedModel
+from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.tensors import Tensors, to, unpack
 
 RawPredictor = Callable[[Any], Tensor]
@@ -167,13 +167,8 @@ class Result:
                 )
         if client is not None:
             source = f"the model of client {client} of {source}"
-        return TrainedModel(
-            self.draws(client),
-            self.likelihood,
-            self.preprocessing,
-            source,
-            conformal=threshold,
-        )
+        members = (Member(self.draws(client), self.preprocessing),)
+        return TrainedModel(members, self.likelihood, source, conformal=threshold)
 
     def draws(self, client: str | int | None = None) -> "RawPredictor":
         """A model as a function from raw samples to what its network says, [draws, n, width], for

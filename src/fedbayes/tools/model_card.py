@@ -122,6 +122,7 @@ def _inputs(card: Card) -> Facts:
     )
     return {
         "scale": preprocessing.scale,
+        "columns": [asdict(column) for column in preprocessing.columns],
         "features": [
             {"name": name, "mean": mean, "std": std}
             for name, mean, std in zip(names, preprocessing.mean, preprocessing.std, strict=True)
@@ -186,6 +187,7 @@ def markdown(found: Facts) -> str:
         "itself standardizes: x / "
         f"{found['inputs']['scale']:g}, less the mean, by the standard deviation; a missing value "
         "counts as the mean.",
+        _columns(found["inputs"]["columns"]),
         _table(
             ("input", "mean", "standard deviation"),
             ((one["name"], one["mean"], one["std"]) for one in found["inputs"]["features"]),
@@ -207,6 +209,23 @@ def markdown(found: Facts) -> str:
     if found["attack"]:
         parts.insert(2, f"**Clients attacked this run**: {_cell(json.dumps(found['attack']))}.")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _columns(columns: Sequence[Facts]) -> str:
+    """How raw columns of a table become inputs; empty where they are the inputs."""
+    if not columns:
+        return ""
+    rows = (
+        (
+            one["name"],
+            one["kind"],
+            ", ".join(one["categories"]),
+            "0 or 1 if empty" if one["gaps"] else "",
+        )
+        for one in columns
+    )
+    told = "Inputs are encoded columns of a table, which `fedbayes predict` encodes itself:"
+    return f"{told}\n\n{_table(('column', 'kind', 'categories', 'another input'), rows)}"
 
 
 def _data(data: Facts) -> str:
