@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -266,6 +267,17 @@ class Classes(Likelihood):
     def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
         """The accuracy, and the mean negative log-likelihood in nats."""
         return {"accuracy": mean_of(scores, "correct"), **super().metrics(scores)}
+
+
+@lru_cache(maxsize=8)
+def example_scores(likelihood: Likelihood) -> Mapping[str, float]:
+    """The scores of a single sample of zeros."""
+    head, target = likelihood.head(), likelihood.target
+    f = torch.zeros(1, likelihood.outputs)
+    shape = (1,) if target.classes else (1, target.columns)
+    y = torch.zeros(shape, dtype=torch.int64 if target.classes else torch.float32)
+    terms = likelihood.terms((f if head is None else head(f))[None], y)
+    return {name: float(values.sum()) for name, values in terms.items()}
 
 
 def finite(draws: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from fedbayes.errors import RunError
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE
 from fedbayes.metrics import Calibration, Coverage
 from fedbayes.reports.gather import Record
+from fedbayes.runs.between import BETWEEN
 from fedbayes.runs.display import words
 
 
@@ -183,12 +184,25 @@ def others(records: Sequence[Record]) -> list[Chart]:
     charts: list[Chart] = []
     for group in _groups(records):
         known = {"global_nll", "global_ece", f"global_{group.metric}"}
-        own = [records[run] for run in group.runs if not records[run].classes]
+        own = [records[run] for run in group.runs]
         for name in round_metrics(own):
-            if name.startswith("global_") and "/" not in name and name not in known:
+            if name.startswith("global_") and not name.startswith(_BETWEEN) and name not in known:
+                if "/" in name or not any(_in_rounds(record, name) for record in own):
+                    continue
                 metric = name.removeprefix("global_")
                 charts.append(_global(records, replace(group, metric=metric, note=""), "metrics"))
     return charts
+
+
+_BETWEEN = tuple(f"global_{kind}_" for kind in BETWEEN)
+
+
+def _in_rounds(record: Record, name: str) -> bool:
+    """Whether a metric is told as often as the headline: others are of the last round alone."""
+    told = sum(line.get(name) is not None for line in record.metrics)
+    return told > 0 and told >= sum(
+        line.get(f"global_{record.metric}") is not None for line in record.metrics
+    )
 
 
 def _global(records: Sequence[Record], group: _Group, key: str) -> Lines:

@@ -20,6 +20,7 @@ from fedbayes.files import parse_toml, read_text
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.trust import examine
 from fedbayes.metrics import Calibration, Coverage
+from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, RunFolder
@@ -49,6 +50,9 @@ class Record:
     """Whether a higher value of it is a better one."""
     values: dict[str, float] = field(default_factory=dict)
     """Of each client that was tried, the headline metric of the model it last reported, by name."""
+    between: dict[str, Any] = field(default_factory=dict)
+    """Metrics of each client and how they differ, as a summary has them (`runs.between`):
+    `metrics`, `per_client`, `undefined`; empty where no round tells."""
     clients: tuple[str, ...] = ()
     """Names of the clients [S]."""
     train_sizes: Rows | None = None
@@ -186,7 +190,8 @@ def rounds_of(run: RunFolder, label: str) -> Record:
         RunError: its config or its lines are damaged.
     """
     settings = _settings(run)
-    metrics = [flat(line) for line in run.metrics()]
+    lines = run.metrics()
+    metrics = [flat(line) for line in lines]
     notes = []
     rounds, planned = metrics[-1]["round"] if metrics else 0, settings.get("rounds", 0)
     if not rounds:
@@ -262,6 +267,8 @@ def deepened(run: RunFolder, record: Record) -> Record:
             "train_sizes": np.diff(division.train_offsets),
             "test_sizes": np.diff(division.test_offsets),
         }
+        if "target" in fields:
+            fields["between"] = _between(run.metrics(), names, fields["target"])
         progress = run.progress()
         if progress is not None and likelihood is not None:
             each = progress.clients.each(likelihood)
@@ -313,6 +320,18 @@ def deepened(run: RunFolder, record: Record) -> Record:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
     return replace(record, notes=tuple(notes), **fields)
+
+
+def _between(lines: list[Metrics], names: Sequence[str], target: Target) -> dict[str, Any]:
+    """Metrics of each client and how they differ, in the newest lines that tell."""
+    each = per_client(lines, names, target)
+    if not each:
+        return {}
+    whole: dict[str, Any] = {
+        whose: next((m for x in reversed(lines) if (m := x["metrics"].get(whose))), {})
+        for whose in ("global", "local")
+    }
+    return {"metrics": {**whole, **tables(lines)}, **each}
 
 
 _NAMES = ("method.name", "model.name", "task.likelihood")

@@ -22,6 +22,7 @@ from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.likelihoods import Likelihood
+from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models import Network, read_model
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
@@ -277,6 +278,7 @@ def build_run(
         rounds=config.rounds,
         seed=config.seed,
         clips=Clips(config.aggregation.clip, config.privacy.clips if config.privacy.noise else {}),
+        measures=() if AUTO in config.metrics else fitting(config.metrics, likelihood),
     )
 
 

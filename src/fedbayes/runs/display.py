@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
 import rich
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.live import Live
 from rich.markup import escape
@@ -24,11 +24,16 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from fedbayes.likelihoods.measures import MEASURES, Measure
 from fedbayes.runs.activity import TRAINING, Activity
+from fedbayes.runs.between import rows
 from fedbayes.runs.pace import Pace
 from fedbayes.runs.standing import flat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedbayes.runs.between import Row
     from fedbayes.runs.folder import Metrics
     from fedbayes.runs.simulation import Simulation, Step
 
@@ -65,6 +70,8 @@ def number(value: float | None) -> str:
     """A metric for people, in any unit, or a dash where there is none yet."""
     if value is None:
         return "–"
+    if math.isnan(value):
+        return "undefined"
     size = abs(value)
     if size == 0 or 1e-3 <= size < 10:
         return f"{value:.4f}"
@@ -264,7 +271,9 @@ def _row(
 
 
 def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, str]]:
-    """The headline metric of the global model and of clients' own, the method's own first."""
+    """The headline metric of the global model and of clients' own, the method's own first; then
+    those that were asked for by name, of all rows (or the mean of clients' own) and worst client.
+    """
     metric, method = simulation.likelihood.metric, simulation.method
     shown = []
     for whose in sorted(("global", "local"), key=method.headline.__ne__):
@@ -272,6 +281,11 @@ def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, 
             # Accuracy goes without saying.
             name = whose if metric == "accuracy" else words(f"{whose}_{metric}")
             shown.append((name, number(metrics.get(f"{whose}_{metric}"))))
+    for name in simulation.config.metrics:
+        value = metrics.get(f"{method.headline}_{name}")
+        if name != metric and value is not None:
+            worst = metrics.get(f"{method.headline}_worst_{name}")
+            shown.append((words(name), f"{number(value)} (worst {number(worst)})"))
     return shown
 
 
@@ -306,7 +320,73 @@ def _troubles(metrics: "Metrics") -> list[str]:
     return lines
 
 
-def outcome(summary: "Metrics") -> Table:
+def outcome(summary: "Metrics") -> Group:
+    """The summary as a table, and how metrics differ between clients where it tells that."""
+    own = summary["headline"].partition("_")[0]
+    shown = sorted(("global", "local"), key=own.__ne__)
+    between = [table for whose in shown if (table := between_clients(summary, whose))]
+    return Group(_outcome(summary), *(part for table in between for part in ("", table)))
+
+
+def between_clients(summary: "Metrics", whose: str = "global") -> Table | None:
+    """How metrics of a model differ between clients; None if that is not told, or is of another
+    model than the method is judged by and of no metric that was asked for.
+
+    Args:
+        summary: of a run.
+        whose: `global` or `local`.
+    """
+    found = rows(summary, whose)
+    headline = summary.get("headline", whose).startswith(whose)
+    if not found or not (headline or any(MEASURES.get(_base(r.metric), _OWN).value for r in found)):
+        return None
+    first = [] if whose == "local" else ["all rows"]
+    title = "global model" if whose == "global" else "clients' own models"
+    table = Table(title, *first, "mean of clients", "spread", "worst client", box=None)
+    table.pad_edge = False
+    for row in found:
+        worst = f"{number(row.worst)} ({row.client})" if row.client else number(row.worst)
+        whole = [number(row.whole)] if first else []
+        cells = [*whole, number(row.mean), number(row.spread), worst]
+        table.add_row(f"[bold]{escape(words(row.metric))}", *map(escape, cells))
+    notes = notes_of(summary, found)
+    if notes:
+        table.caption, table.caption_justify = "\n".join(map(escape, notes)), "left"
+    return table
+
+
+def notes_of(summary: "Metrics", found: "Sequence[Row]") -> list[str]:
+    """Which class is the positive one, and at which clients metrics are undefined."""
+    from fedbayes.data.wording import listed
+
+    names = {_base(row.metric) for row in found}
+    ranked = any(name in MEASURES and MEASURES[name].two_classes for name in names) or (
+        "auroc" in names
+    )
+    notes = []
+    if ranked and "positive_class" in summary:
+        notes.append(f"positive: {summary['positive_class']}")
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for row in found:
+        if row.undefined:
+            lacking.setdefault(row.undefined, []).append(words(row.metric))
+    for clients, metrics in lacking.items():
+        notes.append(
+            f"{listed(metrics, 8)} undefined, and in no mean: {listed(clients, 5)} (test rows of "
+            "one class alone, or too few)"
+        )
+    return notes
+
+
+_OWN = Measure("", (), None)
+
+
+def _base(name: str) -> str:
+    """A metric without its threshold."""
+    return name.partition("@")[0]
+
+
+def _outcome(summary: "Metrics") -> Table:
     """The summary as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
     metrics, headline = flat(summary), summary["headline"]
@@ -389,12 +469,18 @@ def outcome_of_seeds(summary: "Metrics") -> Table:
         pad_edge=False,
     )
     for name, metric in summary["metrics"].items():
+        if name.startswith(_BESIDE):
+            continue
         values = (metric["mean"], metric["std"])
         table.add_row(
             f"[bold]{escape(words(name))}",
             *("–" if value is None else _written(name, value) for value in values),
         )
     return table
+
+
+_BESIDE = ("global_mean_", "global_spread_", "local_spread_")
+"""Beginnings of metrics of several seeds that are in the file alone."""
 
 
 def _written(name: str, value: float) -> str:

@@ -27,6 +27,7 @@ from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.sampling import poisson_cohort
 from fedbayes.federation.round import Round, run_round, sample_cohort
 from fedbayes.federation.weights import Weights, none_yet
+from fedbayes.likelihoods.measures import AUTO, default_measures
 from fedbayes.messages import encode
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.runs.build import build_data, build_runtime, note_start, stored_data
@@ -53,6 +54,8 @@ from fedbayes.tensors import Tensors, pack, unpack
 
 EVALUATION_ROWS = 1000
 """Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
+MOST_UNASKED = 100
+"""Clients each of which has metrics that were not asked for by name: for more it takes a while."""
 
 
 @dataclass(frozen=True)
@@ -383,7 +386,9 @@ class Simulation:
         model = self.method.model(self.server, self.run)
         clients = self.progress.clients.after(result.ledger.scores)
         last = self._over(number, self.server)
-        evaluated = self._evaluated(model, number) if last or self._evaluates(number) else None
+        told = self._measures(last)
+        evaluates = last or self._evaluates(number)
+        evaluated = self._evaluated(model, number, told) if evaluates else None
         if evaluated and self.method.centralized:
             clients = evaluated.clients
         line = {**evaluation_line(self.likelihood, evaluated, clients), "round": number}
@@ -393,7 +398,9 @@ class Simulation:
                 f"no better {self.headline.replace('_', ' ')} in {self.config.stop_after} "
                 "evaluations"
             )
-            evaluated = evaluated or self._evaluated(model, number)
+            if evaluated is None or told != self._measures(last):
+                told = self._measures(last)
+                evaluated = self._evaluated(model, number, told)
         if last and self.method.sends_final_model and evaluated:
             clients = evaluated.clients
             copies = self.clients * len(encode(dict(model)))
@@ -415,7 +422,7 @@ class Simulation:
             privacy=result.privacy or past.privacy,
             weights=past.weights if first is None else first.clone(),
         )
-        evaluation = evaluation_line(self.likelihood, evaluated, clients)
+        evaluation = evaluation_line(self.likelihood, evaluated, clients, between=told is not None)
         metrics = round_line(result, evaluation, model, self.network, seconds)
         if result.privacy is not None:
             metrics["privacy"] = round_summary(result.privacy)
@@ -508,23 +515,41 @@ class Simulation:
         every = self.config.evaluate_every
         return every > 0 and number % every == 0
 
-    def _evaluated(self, model: Tensors, number: int) -> GlobalEvaluation | None:
+    def _measures(self, last: bool) -> tuple[str, ...] | None:
+        """Metrics beside the likelihood's own that a round tells of the global model; None where
+        nothing is told of how metrics differ between clients either.
+        """
+        if AUTO in self.config.metrics:
+            return default_measures(self.likelihood) if last else None
+        return self.run.measures if self.config.metrics else None
+
+    def _evaluated(
+        self, model: Tensors, number: int, measures: tuple[str, ...] | None
+    ) -> GlobalEvaluation | None:
         """As `evaluate`; nothing where there is no global model, or nothing to evaluate it on."""
         if not (self.method.has_global_model and self.data.test_total):
             return None
         self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
-        return self.evaluate(model)
+        return self.evaluate(model, measures or ())
 
-    def evaluate(self, model: Tensors) -> GlobalEvaluation:
-        """The global model on the union of the clients' test sets, which must not be empty."""
+    def evaluate(self, model: Tensors, measures: tuple[str, ...] = ()) -> GlobalEvaluation:
+        """The global model on the union of the clients' test sets, which must not be empty.
+
+        Args:
+            model: as the method gives it.
+            measures: metrics beside the likelihood's own, as `likelihoods.measures.fitting` gives
+                them. Those of `auto` are of each client alone where there are at most
+                `MOST_UNASKED`.
+        """
         rows, data = self.data.test_total, encode(dict(model))
         evaluations = (
-            Evaluation(data, start, min(start + EVALUATION_ROWS, rows))
+            Evaluation(data, start, min(start + EVALUATION_ROWS, rows), measures)
             for start in range(0, rows, EVALUATION_ROWS)
         )
         pieces = list(self.engine.evaluate(evaluations))
         terms = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-        return GlobalEvaluation.of(self.likelihood, terms, self.data)
+        each = AUTO not in self.config.metrics or self.data.clients <= MOST_UNASKED
+        return GlobalEvaluation.of(self.likelihood, terms, self.data, measures, each=each)
 
     @property
     def headline(self) -> str:

@@ -7,6 +7,7 @@ import torch
 
 from fedbayes.data.plot import save_figure
 from fedbayes.errors import DataError, RunError
+from fedbayes.likelihoods.measures import AUTO, check_names, fitting
 from fedbayes.likelihoods.trust import Trust, examine
 from fedbayes.reports.charts import coverage_curve, diagram
 from fedbayes.reports.draw import draw_lines, reliability
@@ -16,17 +17,26 @@ from fedbayes.runs.personal import own_models, require_global
 from fedbayes.tensors import to
 
 
-def trust(folder: Path, *, personal: bool = False, client: str | int | None = None) -> Trust:
+def trust(
+    folder: Path,
+    *,
+    personal: bool = False,
+    client: str | int | None = None,
+    metrics: Sequence[str] = (AUTO,),
+) -> Trust:
     """Try the global model of a run that has ended, or clients' own on their own test sets.
 
     Args:
         folder: the run folder.
         personal: every client's own model.
         client: the own model of this one, by name or index.
+        metrics: names of those beside the likelihood's own (`likelihoods.measures`).
 
     Raises:
+        ConfigError: there is no such metric, or it is not for what is predicted.
         RunError: it has not ended, there are no test samples, or clients keep no own models.
     """
+    check_names(metrics)
     folder_of_run = RunFolder(folder)
     folder_of_run.require_run()
     folder_of_run.summary()  # it has ended
@@ -52,7 +62,8 @@ def trust(folder: Path, *, personal: bool = False, client: str | int | None = No
     else:
         model = to(folder_of_run.model(), device)
         pairs = [(model, data.test_union(0, data.test_total))]
-    found = examine(run.likelihood, [(method.draws(m, run), s.to(device)) for m, s in pairs])
+    tests = [(method.draws(m, run), s.to(device)) for m, s in pairs]
+    found = examine(run.likelihood, tests, fitting(metrics, run.likelihood))
     if found is None:
         raise RunError(f"the clients asked for in {folder} hold no test samples")
     return found

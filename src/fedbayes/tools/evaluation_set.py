@@ -47,6 +47,11 @@ class EvaluationSet:
     """The network of models that do not say theirs, where a run is known that they are of."""
     trusted: frozenset[str] = frozenset()
     """What may be imported if a model file names it, as `package.module:name`."""
+    clients: tuple[str, ...] = ()
+    """Names of the clients whose test rows these are, one after the other; none where it is not
+    known."""
+    sizes: tuple[int, ...] = ()
+    """Rows of each of them."""
 
 
 def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> EvaluationSet:
@@ -205,6 +210,8 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
         trained_in(str(run)),
         build_likelihood(config, data.target, quiet=True),
         config.model,
+        clients=data.partition.names,
+        sizes=tuple(data.test_sizes().tolist()),
     )
 
 

@@ -226,7 +226,12 @@ class Workers:
         return Outcome(blobs[0], blobs[1], reply["info"], reply["scores"])
 
     def _evaluate(self, evaluation: Evaluation) -> Tensors:
-        header = {"kind": "evaluate", "start": evaluation.start, "stop": evaluation.stop}
+        header = {
+            "kind": "evaluate",
+            "start": evaluation.start,
+            "stop": evaluation.stop,
+            "measures": evaluation.measures,
+        }
         _, blobs = self._call("the evaluation", header, [evaluation.model])
         return decode_file(blobs[0])
 
