@@ -89,6 +89,15 @@ def ordered(categories: Iterable[str]) -> list[str]:
         return names
 
 
+def flags(columns: Iterable[Column]) -> list[str]:
+    """Names of the features that are 0 or 1: of categories and of empty cells."""
+    found = []
+    for column in columns:
+        names = column.features
+        found += names if column.kind == "category" else names[len(column.codes) :]
+    return found
+
+
 def described(columns: Iterable[Column]) -> str:
     """Names of columns, and what they are where that is no number."""
     return listed(

@@ -111,16 +111,21 @@ class Unknown:
     first: int
     """The row of the first of them, from 0."""
 
-    def told(self, where: str = "") -> str:
-        """What to say of them, and of what is taken in their place."""
+    def told(self, where: str = "", *, numbered: bool = True) -> str:
+        """What to say of them, and of what is taken in their place.
+
+        Args:
+            where: what the rows are of.
+            numbered: whether rows are in an order that a user knows.
+        """
         what = "is empty" if self.empty else "has a category"
+        first = f" (first in row {self.first + 1:,})" if numbered else ""
         then = "0 in all features of the column"
         if self.empty and self.column.measured:
             then = "the mean"
         return (
             f"{where}{': ' if where else ''}column '{self.column.name}' {what}, as in no training "
-            f"row, in {self.rows:,} {'row' if self.rows == 1 else 'rows'} (first in row "
-            f"{self.first + 1:,}); taken as {then}"
+            f"row, in {self.rows:,} {'row' if self.rows == 1 else 'rows'}{first}; taken as {then}"
         )
 
 

@@ -1,15 +1,17 @@
 """What each client holds, as tensors ready for a network."""
 
+import warnings
+
 import numpy as np
 import torch
 
 from fedbayes import seeds
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset, Rows, standardized
-from fedbayes.data.fitting import fitted, raw
+from fedbayes.data.fitting import fitted, raw, unlike_training
 from fedbayes.data.partition import Partition
 from fedbayes.data.schemes import Division
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 
@@ -71,6 +73,9 @@ class FederatedData:
             label=label,
         )
         self.mean, self.std = self.preprocessing.statistics
+        rows = np.concatenate([partition.train, partition.test])
+        for odd in unlike_training(dataset, rows, self.preprocessing):
+            warnings.warn(odd.told(dataset.name, numbered=False), FedbayesWarning, stacklevel=2)
 
     @property
     def clients(self) -> int:

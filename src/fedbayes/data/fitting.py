@@ -4,7 +4,7 @@ import numpy as np
 
 from fedbayes.data.columns import Column, features_of, plain
 from fedbayes.data.dataset import Array, Dataset, Rows, moments
-from fedbayes.data.encoding import encode, fit, recode, spread
+from fedbayes.data.encoding import Unknown, encode, fit, recode, spread, unknown
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.targets import Target
 
@@ -72,3 +72,11 @@ def raw(dataset: Dataset, rows: Rows | slice, seen: Preprocessing) -> Array:
     if not seen.columns or not dataset.columns:
         return x
     return encode(recode(x, dataset.columns, seen.columns), seen.columns)
+
+
+def unlike_training(dataset: Dataset, rows: Rows | slice, seen: Preprocessing) -> list[Unknown]:
+    """Cells of a table as none of the training rows had: see `raw`."""
+    if not seen.columns or not dataset.columns:
+        return []
+    x = np.asarray(dataset.x)[rows]
+    return unknown(recode(x, dataset.columns, seen.columns), seen.columns)

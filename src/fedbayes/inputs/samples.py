@@ -14,6 +14,7 @@ from torch import Tensor
 from fedbayes.data.cells import code
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array
+from fedbayes.data.encoding import encode
 from fedbayes.data.progress import progress
 from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.files import reading
@@ -49,6 +50,7 @@ class RealSamples(InputPrior):
             or a folder with a file named train of these kinds.
         shape: of one input.
         features: columns of a table to take, in this order; by default all but one called label.
+        columns: those that are encoded as the features, where they are no plain numbers.
 
     Raises:
         DataError: there is nothing of a known format, it is damaged, or of another shape.
@@ -56,10 +58,16 @@ class RealSamples(InputPrior):
 
     name = "samples"
 
-    def __init__(self, path: Path, shape: tuple[int, ...], features: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        shape: tuple[int, ...],
+        features: Sequence[str] = (),
+        columns: Sequence[Column] = (),
+    ) -> None:
         super().__init__(shape)
         notes: list[str] = []
-        self._x = _read(path, shape, tuple(features), notes)
+        self._x = _read(path, shape, tuple(features), tuple(columns), notes)
         self.notes = tuple(notes)
         self.assumes = f"as {len(self._x):,} unlabelled samples of {path.name}"
 
@@ -70,18 +78,27 @@ class RealSamples(InputPrior):
         return x / 255 if self._x.dtype == np.uint8 else x
 
 
-def _read(path: Path, shape: tuple[int, ...], features: tuple[str, ...], notes: list[str]) -> Array:
+def _read(
+    path: Path,
+    shape: tuple[int, ...],
+    features: tuple[str, ...],
+    columns: tuple[Column, ...],
+    notes: list[str],
+) -> Array:
     if path.is_dir():
         files = sorted(f for f in path.rglob("*") if f.suffix.lower() in PICTURES and f.is_file())
         if files:
             return _pictures(files, shape, str(path), notes)
     found = own_files(path)["train"]
-    suffix = found[0].suffix.lower()
-    if suffix not in SUFFIXES:
+    name = found[0].name.lower()
+    if not name.endswith(SUFFIXES):
         raise DataError(
             f"{path}: samples are read from {listed(SUFFIXES)}, or a folder of pictures"
         )
-    x = _array(found[0], shape) if suffix == ".npz" else _table(found, shape, features, notes)
+    if name.endswith(".npz"):
+        x = _array(found[0], shape)
+    else:
+        x = _table(found, shape, features, columns, notes)
     return _checked(x, shape, str(found[0]), notes)
 
 
@@ -102,16 +119,22 @@ def _array(file: Path, shape: tuple[int, ...]) -> Array:
 
 
 def _table(
-    files: list[Path], shape: tuple[int, ...], features: tuple[str, ...], notes: list[str]
+    files: list[Path],
+    shape: tuple[int, ...],
+    features: tuple[str, ...],
+    columns: tuple[Column, ...],
+    notes: list[str],
 ) -> Array:
     frame, _ = read_tables({"train": files}, SourceSettings(), notes)
     where = str(files[0])
-    for name in features:
+    for name in [column.name for column in columns] or features:
         if name not in frame.columns:
             raise DataError(
                 f"{where} has no column '{name}'{did_you_mean(name, frame.columns)}; it has "
                 f"{listed(frame.columns)}"
             )
+    if columns:
+        return encode(code(frame, columns, where), columns)
     pictured = [name for name in features or frame.columns if holds_pictures(frame[name])]
     if pictured:
         cells = frame[pictured[0]]

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
 from fedbayes.data.columns import reading
 from fedbayes.data.differences import SCALE
-from fedbayes.data.fitting import fitted, raw
+from fedbayes.data.fitting import fitted, raw, unlike_training
 from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import describe, listed
@@ -319,6 +319,9 @@ def _new_rows(
                 FedbayesWarning,
                 stacklevel=3,
             )
+    for odd in unlike_training(dataset, rows, preprocessing):
+        told = odd.told(str(path), numbered=dataset.official_train is None)
+        warnings.warn(told, FedbayesWarning, stacklevel=3)
     x, y = np.array(raw(dataset, rows, preprocessing)), np.array(dataset.y[rows])
     part = "training" if training else "test"
     parted = dataset.official_train is not None
