@@ -13,6 +13,7 @@ from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.files import write_beside
 from fedbayes.likelihoods import evaluate
 from fedbayes.likelihoods.conformal import SCORES, Conformal
+from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.likelihoods.trust import examine
 from fedbayes.runs.card import Card
 from fedbayes.runs.scores import GlobalEvaluation
@@ -41,14 +42,15 @@ def measured(
         return {}, {}, {}
     tests = data.test_union(0, data.test_total) if client is None else data.test(client)
     tests = Samples(*(part.to(run.network.device) for part in tests))
-    found = examine(run.likelihood, [(draw, tests)])
+    measures = fitting((AUTO,), run.likelihood)
+    found = examine(run.likelihood, [(draw, tests)], measures)
     if found is None:
         return {}, {}, {}
     calibration = {k: v for k, v in of_trust(found).items() if k not in found.metrics}
     each: Facts = {}
     if client is None:
-        terms = evaluate(run.likelihood, draw, tests)
-        clients = GlobalEvaluation.of(run.likelihood, terms, data).clients
+        terms = evaluate(run.likelihood, draw, tests, measures=measures)
+        clients = GlobalEvaluation.of(run.likelihood, terms, data, measures).clients
         sizes = data.test_sizes().tolist()
         each = {
             data.partition.names[number]: {"test_rows": sizes[number], **metrics}

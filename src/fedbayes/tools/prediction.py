@@ -4,6 +4,7 @@ import gzip
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -182,7 +183,7 @@ def _csv(file: Any) -> Iterator[Write]:
         nonlocal first
         names = ["" if name == UNNAMED else name for name in frame.columns]
         if "set" in frame:
-            frame = frame.assign(set=[_spelled(names) for names in frame["set"]])
+            frame = frame.assign(set=frame["set"].map(_spelled))
         frame.to_csv(text, index=False, header=names if first else False, lineterminator="\n")
         first = False
 
@@ -191,7 +192,8 @@ def _csv(file: Any) -> Iterator[Write]:
     text.detach()
 
 
-def _spelled(names: Sequence[str]) -> str:
+@cache
+def _spelled(names: tuple[str, ...]) -> str:
     """A set as text, as in `yes|no`."""
     if odd := [name for name in names if "|" in name]:
         raise DataError(
