@@ -111,7 +111,7 @@ def _sets(likelihood: Classes, draws: Tensor, conformal: Conformal) -> npt.NDArr
     sets = np.empty(len(distinct), object)
     for place, row in enumerate(distinct.tolist()):
         sets[place] = tuple(likelihood.target.names[k] for k in row if k >= 0)
-    return sets[which.cpu().numpy()]
+    return np.asarray(sets[which.cpu().numpy()])
 
 
 def _numbers(
