@@ -91,7 +91,7 @@ def ordered(categories: Iterable[str]) -> list[str]:
 
 def flags(columns: Iterable[Column]) -> list[str]:
     """Names of the features that are 0 or 1: of categories and of empty cells."""
-    found = []
+    found: list[str] = []
     for column in columns:
         names = column.features
         found += names if column.kind == "category" else names[len(column.codes) :]

@@ -107,6 +107,8 @@ def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> C
     if kind == "bytes":
         raise DataError(f"{where}: column '{name}' holds bytes; leave it out with drop")
     _, names = values(column, name, where)
+    if isinstance(column.dtype, pd.CategoricalDtype):  # the file itself says so
+        return _category(name, names, where, MOST_CATEGORIES)
     numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce").notna()
     if len(names) and numbers.any() and not (numbers.all() and kind == "string"):
         raise no_number(
@@ -148,7 +150,8 @@ def _category(name: str, names: Sequence[str], where: str, most: int, rows: int 
             "leave it out with drop, or hash its words with text"
             if most == MOST_CATEGORIES
             else "leave it out with drop (names and numbers of patients tell a model nothing), "
-            "name it in categorical if these are categories, or in text to hash its words"
+            "name it in categorical if these are categories, in numeric if they are numbers that "
+            "are stored as text, or in text to hash its words"
         )
         raise DataError(
             f"{where}: column '{name}' has {len(names):,} different texts"

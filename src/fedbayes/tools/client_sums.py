@@ -67,7 +67,7 @@ class SumsJob:
             )
         seen = found.preprocessing
         if seen.columns:  # as a network sees them: a mean, and a feature that says so
-            x = np.where(np.isnan(x), np.float32(seen.mean) * seen.scale, x)
+            x = np.where(np.isnan(x), seen.statistics[0] * seen.scale, x)
         whole = np.isfinite(x).all(1)
         if not whole.all():
             warnings.warn(
