@@ -18,9 +18,10 @@ from fedbayes.lazy import attributes
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
+    from fedbayes.estimators import FederatedClassifier, FederatedRegressor
     from fedbayes.fusion import Fusion, fuse
+    from fedbayes.reports.result import Result
     from fedbayes.runs.config import Config
-    from fedbayes.runs.result import Result
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.runs.trained import TrainedModel
     from fedbayes.start import resume, run
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "Fusion",
     "Result",
     "SeedRuns",
@@ -50,8 +53,10 @@ __getattr__, __dir__ = attributes(
     __name__,
     {
         "Config": "fedbayes.runs.config",
+        "FederatedClassifier": "fedbayes.estimators.classifier",
+        "FederatedRegressor": "fedbayes.estimators.regressor",
         "Fusion": "fedbayes.fusion",
-        "Result": "fedbayes.runs.result",
+        "Result": "fedbayes.reports.result",
         "SeedRuns": "fedbayes.tools.seed_runs",
         "Simulation": "fedbayes.runs.simulation",
         "Step": "fedbayes.runs.simulation",

@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
-from fedbayes.runs.result import Result
+from fedbayes.reports.result import Result
 from fedbayes.runs.trained import Member, TrainedModel, together
 from fedbayes.tools.compare import open_model
 from fedbayes.tools.evaluation_set import of_card

@@ -1,10 +1,11 @@
 """What came of a run, as its folder tells it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,18 @@ from fedbayes.likelihoods import Likelihood, Numeric, predictor
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.config import Config
 from fedbayes.runs.conformal import read_conformal
-from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.display import outcome_rows
+from fedbayes.runs.folder import Metrics, RunFolder
+from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
+from fedbayes.runs.notebook import outline
 from fedbayes.runs.personal import own_models, require_global
+from fedbayes.runs.standing import flat
 from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.tensors import Tensors, to, unpack
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 RawPredictor = Callable[[Any], Tensor]
 """Raw samples, a tensor, array or DataFrame of n, to predictions [n, ...]."""
@@ -38,6 +47,93 @@ class Result:
         self._keep = keep  # a temporary folder lives as long as the run that is in it
         self.summary = self.folder.summary()
         self.metrics = self.folder.metrics()
+
+    def __repr__(self) -> str:
+        return f"<Result {self._title}, in {self.folder.path}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        headline = self.summary["headline"]
+        values = (flat(line).get(headline) for line in self.metrics)
+        curve = [value for value in values if value is not None]
+        return outline(self._title, outcome_rows(self.summary), curve)
+
+    @property
+    def _title(self) -> str:
+        """What was run, in words."""
+        summary = self.summary
+        return f"{summary['method']} on {summary['dataset']}, round {summary['rounds']}"
+
+    def frame(self, of: str = "rounds") -> "pd.DataFrame":
+        """Metrics as a pandas DataFrame.
+
+        Args:
+            of: `rounds`, a row for each round: metrics of the models, bytes, loss, how many clients
+                were refused; `clients`, a row for each client: its samples, metrics of the global
+                model and of the one that it last reported on its own test samples, how often its
+                report was refused;
+                `troubles`, a row for each report that was refused, lost or odd, with the reason.
+
+        Raises:
+            RunError: there is no such frame, or the files that it is of are damaged.
+        """
+        lines = self.metrics
+        if of == "rounds":
+            return rounds_frame(lines, self.preprocessing.classes)
+        if of not in ("clients", "troubles"):
+            raise RunError(f"there is no frame {of!r}; there are rounds, clients and troubles")
+        division = self.folder.partition()
+        if division is None:
+            raise RunError(f"there is no partition file {self.folder.partition_file}")
+        if of == "troubles":
+            return troubles_frame(division.names, lines)
+        sizes = {
+            "train_samples": np.diff(division.train_offsets).tolist(),
+            "test_samples": np.diff(division.test_offsets).tolist(),
+        }
+        return clients_frame(division.names, sizes, self._per_client(division.names), lines)
+
+    def _per_client(self, names: Sequence[str]) -> Metrics:
+        """Metrics of each client by model; those of its own alone in folders of older versions."""
+        if "per_client" in self.summary:
+            told: Metrics = self.summary["per_client"]
+            return told
+        progress = self.folder.progress()
+        each = {} if progress is None else progress.clients.each(self.likelihood)
+        return {"local": {names[client]: found for client, found in each.items()}} if each else {}
+
+    def plot(
+        self, figure: str = "headline", *others: "Result", names: Sequence[str] = ()
+    ) -> "Figure":
+        """Draw one figure of the run, or of several together, as `fedbayes plot` does.
+
+            run.plot("reliability").savefig("reliability.svg")
+
+        Args:
+            figure: a name in `fedbayes.reports.charts.FIGURES`, or of any column of `frame()`.
+            *others: runs to compare with.
+            names: of this run and the others; their methods if these differ, else the ends of
+                their folders.
+
+        Returns:
+            A Matplotlib figure, which notebooks show.
+
+        Raises:
+            RunError: there is no such figure, it has nothing to show, or there are not as many
+                names as runs.
+        """
+        from fedbayes.reports.charts import charts
+        from fedbayes.reports.draw import figure_of
+        from fedbayes.reports.gather import gather
+
+        results = (self, *others)
+        records = gather([result.folder.path for result in results])
+        methods = [result.summary["method"] for result in results]
+        if len(set(methods)) < len(methods):
+            methods = [record.label for record in records]
+        if names and len(names) != len(results):
+            raise RunError(f"there are {len(names)} names of {len(results)} runs; give one of each")
+        return figure_of(charts(figure, records), list(names) or methods)
 
     @cached_property
     def config(self) -> Config:
