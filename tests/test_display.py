@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -19,13 +20,24 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.errors import RunError
 from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.federation.engines import AtWork
+from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.runs import display as shown
+from fedbayes.runs import pace as pace_of
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
-from fedbayes.runs.display import Display, Pace, clock
+from fedbayes.runs.display import Display, clock
+from fedbayes.runs.heartbeat import Work
 from fedbayes.runs.notebook import Panel, sparkline
+from fedbayes.runs.pace import Pace
 
 SMALL = {"data": {"clients": 4, "partition": "iid"}, "model": {"hidden": [8]}}
+
+
+@pytest.fixture(autouse=True)
+def no_round_is_long(monkeypatch):
+    """However slow the machine that tests run on."""
+    monkeypatch.setattr(pace_of, "LONG", math.inf)
 
 
 def small(**changes):
@@ -139,7 +151,7 @@ def test_the_line_fits_and_the_round_outlives_the_accuracies(width, there, absen
 def test_the_longest_of_rounds_keep_their_time_at_60_columns():
     console = Console(width=60, force_terminal=True, file=io.StringIO())
     simulation = SimpleNamespace(
-        config=SimpleNamespace(rounds=1000),
+        config=SimpleNamespace(rounds=1000, metrics=[]),
         progress=SimpleNamespace(bytes_down=10**12, bytes_up=10**12),
         method=FedAvg(),
         likelihood=SimpleNamespace(metric="accuracy"),
@@ -156,6 +168,72 @@ def test_the_longest_of_rounds_keep_their_time_at_60_columns():
     assert "1:06:40, " in line
     assert "  7/100 clients" in line
     assert "global" not in line
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_long_round_has_a_bar_of_its_clients_and_names_who_is_away(width, monkeypatch):
+    monkeypatch.setattr(pace_of, "LONG", 5.0)
+    console = Console(width=width, force_terminal=True, file=io.StringIO())
+    pace = Pace(9, 0.0)
+    pace.heard(30.0)
+    busy = Activity(TRAINING, 1, 100, 500)
+    work = Work(tuple("abcde"), 40, {"Ward 7": "not connected"}, 1, 100)
+    assert not pace.is_long(4.0)
+    assert pace.is_long(30.0)
+    with console.capture() as captured:
+        console.print(shown._clients_row(width, 9, busy, work, pace, 30.0))
+    (line,) = captured.get().splitlines()
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip()
+    # A fifth of them in half a minute: two minutes for the others.
+    assert line.startswith("clients    ━━━━╸━" if width > 80 else "clients    ━╸━")
+    assert len(line) <= width
+    if width == 120:
+        told = "2:00 left in the round  away: Ward 7  at work: a, b, c and 37 more"
+        assert line.endswith(told)
+    elif width >= 60:
+        assert "2:00 left in the round  away: " in line
+
+
+def test_clients_that_answered_out_of_turn_are_counted_where_rounds_wait(monkeypatch):
+    """The first client of the round is the last to answer, which the cohort's order would hide."""
+    monkeypatch.setattr(shown, "QUIET", 0.1)
+    monkeypatch.setattr(shown, "_TICK", 0.02)
+    console = Console(file=io.StringIO(), width=80)
+    answered = threading.Event()
+
+    class Late(Sequential):
+        count = 0
+
+        def train(self, tasks):
+            first, *others = tasks
+            outcomes = []
+            for outcome in super().train(others):
+                outcomes.append(outcome)
+                self.count += 1
+            answered.wait(60)
+            yield from super().train([first])
+            yield from outcomes
+
+        def at_work(self):
+            return AtWork(super().at_work().working, self.count, {0: "not connected"})
+
+    def end():
+        while "3 of 4 clients" not in console.file.getvalue():
+            time.sleep(0.02)
+        answered.set()
+
+    threading.Thread(target=end, daemon=True).start()
+    with (
+        Display(console) as display,
+        Simulation(
+            small(rounds=1), engine=lambda run: Late(run.runtime), notify=display.notify
+        ) as simulation,
+    ):
+        display.begin(simulation)
+        for step in simulation:
+            display.show(simulation, step)
+    pattern = r"round 1/1: 3 of 4 clients, .* elapsed, about .* left; away: client-0"
+    assert re.search(pattern, console.file.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,22 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 import fedbayes
-from fedbayes.contracts import Gathered, Nothing, Report, Weights
+from fedbayes.contracts import Gathered, Nothing, Report
 from fedbayes.contracts.prior import in_words
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, MessageError
 from fedbayes.federation.round import sample_cohort
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.problem import Problem, Solved
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
+from fedbayes.likelihoods import build_likelihood
 from fedbayes.messages import Masked
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedprox import FedProx
-from fedbayes.methods.laplace import Laplace, median, proximal
+from fedbayes.methods.laplace import Laplace, Server, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.runs.build import build_data
+from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from tests.methods.places import at, difference, network, run_of, samples
 
@@ -57,6 +59,86 @@ def test_the_median_is_numpys(values):
     np.testing.assert_allclose(found.numpy(), np.median(values, axis=0), atol=1e-12)
 
 
+@given(
+    values=st.lists(st.integers(-5, 5), min_size=1, max_size=7),
+    data=st.data(),
+)
+def test_the_weighted_median_is_the_median_of_copies(values, data):
+    counts = data.draw(
+        st.lists(st.integers(0, 4), min_size=len(values), max_size=len(values)).filter(any)
+    )
+    points, votes = torch.tensor(values).double()[:, None], torch.tensor(counts).double()[:, None]
+    found = float(median(points, votes))
+    assert found == np.median(np.repeat(values, counts))
+    costs = [sum(n * abs(x - m) for n, x in zip(counts, values, strict=True)) for m in values]
+    assert sum(n * abs(x - found) for n, x in zip(counts, values, strict=True)) <= min(costs)
+    assert median(points, 0 * votes).isnan().all()
+
+
+def test_votes_on_rows_of_classes_by_brute_force():
+    """Row by row: the weighted median over those that have the class; nobody's row stays."""
+    net = network([5])
+    method = Laplace(weighting="samples", class_rows=True)
+    place = at(net)
+    method.check(place.run)
+    server = method.init(place.run)
+    has = np.array([[1, 0, 0], [1, 1, 0], [1, 1, 0], [0, 1, 0]])
+    sizes, reports = [3, 10, 4, 5], Gathered()
+    found = [{n: w + torch.randn_like(w) for n, w in net.initial.items()} for _ in sizes]
+    for client, (own, size) in enumerate(zip(found, sizes, strict=True)):
+        present = {"present": torch.from_numpy(has[client])}
+        reports.add(client, Report({**own, **present}, float(size)))
+    following, _ = method.update(server, reports, place)
+    for name, start in net.initial.items():
+        last = name.startswith("3.")
+        for index in np.ndindex(*start.shape):
+            voters = [s for s in range(4) if not last or has[s][index[0]]]
+            values = [float(found[s][name][index]) for s in voters]
+            copies = np.repeat(values, [sizes[s] for s in voters])
+            expected = np.median(copies) if voters else float(start[index])
+            assert float(following.weights[name][index]) == pytest.approx(expected, abs=1e-6)
+    data = samples(6)
+    data.y[:] = torch.tensor([0, 0, 2, 0, 2, 0])
+    report, _, _ = method.local(method.message(server, place), Nothing(), data, place)
+    assert report.tensors["present"].tolist() == [1, 0, 1]
+    assert report.weight == 6
+    with pytest.raises(MessageError, match="classes"):
+        method.accept(server, Report({**found[0], "present": torch.tensor([0, 2, 1])}), place.run)
+
+
+@pytest.mark.parametrize("m_step", ["median", "sign"])
+def test_steps_towards_the_median_are_pytorchs(m_step):
+    """Adam on w − median, or on minus the mean sign, over three rounds."""
+    net = network(dtype=torch.double)
+    method = Laplace(server_optimizer="adam", server_lr=0.05, m_step=m_step)
+    place = at(net)
+    server = method.init(place.run)
+    leaves = {n: w.clone().requires_grad_() for n, w in net.initial.items()}
+    adam = torch.optim.Adam(leaves.values(), lr=0.05)
+    for _ in range(3):
+        found = [{n: w.detach() + torch.randn_like(w) for n, w in leaves.items()} for _ in range(5)]
+        server, _ = method.update(server, gathered(found), place)
+        for name, leaf in leaves.items():
+            stacked = torch.stack([own[name] for own in found])
+            if m_step == "median":
+                leaf.grad = leaf.detach() - stacked.median(dim=0).values
+            else:
+                leaf.grad = -torch.sign(stacked - leaf.detach()).mean(dim=0)
+        adam.step()
+        for name, leaf in leaves.items():
+            torch.testing.assert_close(server.weights[name], leaf.detach())
+
+
+def test_what_a_median_cannot_do_is_said():
+    run = run_of(network([5]))
+    assert "no effect" in Laplace(server_lr=0.5).remarks(run)[0]
+    assert not Laplace(server_lr=0.5, server_optimizer="sgd").remarks(run)
+    target = Target("real", ("y",), (0.0,), (1.0,))
+    regression = run_of(network([5], classes=1), likelihood=build_likelihood("auto", target))
+    with pytest.raises(ConfigError, match="class_rows"):
+        Laplace(class_rows=True).check(regression)
+
+
 def gathered(tensors):
     reports = Gathered()
     for client, own in enumerate(tensors):
@@ -74,10 +156,10 @@ def test_the_m_steps_of_the_laplace_prior():
     ]
     sent = [{"w": Masked.keep(phi, {(0,): phi != w})} for phi in found]
     assert sent[0]["w"].values.tolist() == [0.5, 3.0]
-    following, _ = Laplace().update(Weights({"w": w}), gathered(sent), at(network()))
+    following, _ = Laplace().update(Server({"w": w}), gathered(sent), at(network()))
     np.testing.assert_allclose(following.weights["w"], np.median(np.stack(found), axis=0))
     method = Laplace(m_step="sign", server_lr=0.3)
-    following, _ = method.update(Weights({"w": w}), gathered(sent), at(network()))
+    following, _ = method.update(Server({"w": w}), gathered(sent), at(network()))
     expected = w + 0.3 * torch.tensor([1 / 3, 2 / 3, 0.0])
     torch.testing.assert_close(following.weights["w"], expected)
 

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import platformdirs
 
+from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset
 from fedbayes.errors import DataError
 from fedbayes.targets import Target
 
 ENVIRONMENT = "FEDBAYES_CACHE"
-_FORMAT = 3
+_FORMAT = 4
 _ARRAYS = ("x", "y", "groups", "mean", "std")
 _LISTS = ("names", "center", "scale")
 _ABANDONED = 24 * 3600
@@ -81,6 +82,10 @@ def _open(place: Path) -> Dataset | None:
         stored = content.pop("arrays")
         for name in ("group_names", "features", "notes"):
             content[name] = tuple(content[name])
+        content["columns"] = tuple(
+            Column(**{**column, "categories": tuple(column["categories"])})
+            for column in content["columns"]
+        )
         target = content["target"]
         content["target"] = Target(target["kind"], *(tuple(target[name]) for name in _LISTS))
         for name in _ARRAYS:
@@ -106,6 +111,7 @@ def _keep(dataset: Dataset, place: Path) -> None:
             if array is not None:
                 np.save(beside / f"{name}.npy", array, allow_pickle=False)
         plain["target"] = asdict(dataset.target)
+        plain["columns"] = [asdict(column) for column in dataset.columns]
         plain["arrays"] = [name for name, array in arrays.items() if array is not None]
         (beside / "dataset.json").write_text(json.dumps(plain), "utf-8")
         if place.exists() and _open(place) is None:

@@ -30,6 +30,8 @@ def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
         DataError: It is neither here nor there, or damaged; the message says where it was
             looked for, and where to get it.
     """
+    if settings.query is not None:
+        return own.read_own_query(settings, kinds)
     if settings.path is not None:
         files = own.own_files(settings.path)
         flat = [file for part in files.values() for file in part]

@@ -12,7 +12,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 
+from fedbayes.data.cells import code
+from fedbayes.data.columns import Column, features_of
 from fedbayes.data.dataset import Array, Rows
+from fedbayes.data.encoding import Unknown, encode, unknown
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.targets import Target
 
@@ -49,11 +52,16 @@ class Preprocessing:
     """Digest of its content; empty if it is not known."""
     samples: int = 0
     """Number of its samples."""
+    columns: tuple[Column, ...] = ()
+    """Columns of a table that are no plain numbers alone: how they are encoded as the features,
+    by the training rows. None: each feature is a column of numbers."""
 
     def __post_init__(self) -> None:
         """See that the parts fit together."""
         if not self.shape or not len(self.mean) == len(self.std) == self.shape[0]:
             raise ValueError("mean and std do not fit the shape of a sample")
+        if self.columns and features_of(self.columns) != self.features:
+            raise ValueError("columns do not fit the features")
 
     @model_validator(mode="before")
     @classmethod
@@ -64,6 +72,11 @@ class Preprocessing:
                 "target": {"kind": "class", "names": values["classes"]}
             }
         return values
+
+    @property
+    def table(self) -> tuple[Column, ...]:
+        """The columns of a table that samples are read from, by name; none if it has no names."""
+        return self.columns or tuple(Column(name) for name in self.features)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -128,11 +141,12 @@ class Preprocessing:
 
         Args:
             x: a tensor or array [n, ...] of samples as the data set has them, NaN for missing
-                values; for tables also a pandas DataFrame, whose columns are taken by name.
+                values; for tables also a pandas DataFrame of raw columns (`table`), which are
+                taken by name and encoded; an array is of encoded rows (`features`).
 
         Raises:
-            DataError: columns are missing or hold no numbers, the shape is another, or values
-                are infinite.
+            DataError: columns are missing or hold other things than in training, the shape is
+                another, or values are infinite. The message names column and row.
         """
         raw = self._tensor(x)
         if raw.dtype.is_floating_point:
@@ -150,7 +164,9 @@ class Preprocessing:
     def _tensor(self, x: Any) -> Tensor:
         """Raw samples [n, ...] of the model's shape."""
         if hasattr(x, "columns"):
-            x = self._columns(x)
+            x, odd = self.encode(x)
+            for one in odd:
+                warnings.warn(one.told(), FedbayesWarning, stacklevel=4)
         try:
             raw = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
         except TypeError as error:
@@ -168,23 +184,34 @@ class Preprocessing:
             f"{', or a DataFrame with its features as columns' if self.features else ''}"
         )
 
-    def _columns(self, frame: Any) -> Array:
-        """The features of a DataFrame, float32 [n, D]."""
+    def encode(self, frame: Any, where: str = "the table") -> tuple[Array, list[Unknown]]:
+        """Rows of a DataFrame of raw columns as `features`, and what training rows did not have.
+
+        Args:
+            frame: the columns of `table` by name, in any order, and any others.
+            where: what it is, for messages.
+
+        Returns:
+            float32 [n, D], NaN where a quantity is missing; and the columns with cells of unknown
+            categories, or that are empty as none was in training.
+
+        Raises:
+            DataError: a column is missing or holds other things; names column and row.
+        """
         if not self.features:
             raise DataError("this model has no named features; give its samples as an array")
         # As in reading a CSV file, blanks around a name do not count.
-        own = set(self.features)
+        wanted = [column.name for column in self.table]
+        own = set(wanted)
         frame = frame.rename(columns=lambda n: str(n) if str(n) in own else str(n).strip())
-        absent = [name for name in self.features if name not in frame.columns]
+        absent = [name for name in wanted if name not in frame.columns]
         if absent:
-            raise DataError(f"the table has no column {', '.join(map(repr, absent))}")
-        frame = frame[list(self.features)]
-        if frame.shape[1] != len(self.features):
-            raise DataError("the table has two columns of one name")
-        for name in self.features:
-            if frame[name].dtype.kind not in "iufb":
-                raise DataError(f"column {name!r} holds what is no number")
-        return np.asarray(frame.to_numpy(np.float32, na_value=np.nan))
+            raise DataError(f"{where} has no column {', '.join(map(repr, absent))}")
+        frame = frame[wanted]
+        if frame.shape[1] != len(wanted):
+            raise DataError(f"{where} has two columns of one name")
+        coded = code(frame, self.table, where)
+        return encode(coded, self.table), unknown(coded, self.columns)
 
     def module(self, order: Rows | None = None) -> nn.Module:
         """The same as a module, for programs that take raw samples.
@@ -202,7 +229,7 @@ class Preprocessing:
 
     def same_inputs(self, other: "Preprocessing") -> bool:
         """Whether networks see the same of a sample under both."""
-        names = ("shape", "scale", "mean", "std", "features", "permuted")
+        names = ("shape", "scale", "mean", "std", "features", "columns", "permuted")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
 

@@ -39,6 +39,8 @@ class Task:
     not sent."""
     most: int = 0
     """Bytes of the longest proper report, which a server asks for at most; not sent."""
+    card: str = ""
+    """Of the last global model, where that is the message: a copy to keep, and no work."""
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,12 @@ class Flower:
                 time.sleep(self.poll)
         self._answered = 0
 
+    def deliver(self, copies: Iterable[Task]) -> dict[int, str]:
+        """Hand clients copies of the last global model; those that got none, each with why."""
+        copies = list(copies)
+        outcomes = zip(copies, Flower.train(self, copies), strict=True)
+        return {task.client: o.reason for task, o in outcomes if isinstance(o, NoReport)}
+
     def at_work(self) -> AtWork:
         """Who works on a task, and whose node is away."""
         pending = self._pending.copy()

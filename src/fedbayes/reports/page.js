@@ -300,6 +300,7 @@ function reliability(chart, host) {
 const printed = wide => wide ? (DATA.runs.length > 1 ? 980 : 670) : 310;  // width of a card on paper
 let printing = false;
 function draw() {
+  const held = document.activeElement.tagName === "svg" && document.activeElement.closest("[data-chart]");
   tip.style.display = "none";
   document.querySelectorAll("[data-chart]").forEach(card => {
     const chart = DATA.charts[card.dataset.chart], place = card.querySelector(".chart");
@@ -310,6 +311,7 @@ function draw() {
     card.hidden = !place.firstChild;
   });
   document.querySelectorAll(".scroll").forEach(box => box.classList.toggle("over", box.scrollWidth > box.clientWidth + 1));
+  if (held) held.querySelector("svg[tabindex]")?.focus({ preventScroll: true });
 }
 function sort(head, down) {
   const body = document.querySelector("#runs tbody"), index = head.cellIndex;

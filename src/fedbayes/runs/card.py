@@ -23,7 +23,7 @@ OWN = ("task.likelihood", "model.name", "method.name")
 """Settings that may name what is in a module of the user's own."""
 _READERS = {"source", "trusted"}
 """What a card does not say of itself."""
-_READING = set(SourceSettings.model_fields) - {"dir", "path"}
+_READING = set(SourceSettings.model_fields) - {"dir", "path", "query", "database"}
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from fedbayes.runs.between import Row
     from fedbayes.runs.folder import Metrics
+    from fedbayes.runs.heartbeat import Work
     from fedbayes.runs.simulation import Simulation, Step
 
 QUIET = 10.0
@@ -49,6 +50,8 @@ _GAP = 2
 """Spaces between two parts of the live line."""
 _BAR = (8, 24)
 """Least and greatest width of its bar."""
+_NAMED = 3
+"""Clients at work, or away, that are named."""
 
 
 def console_for(progress: bool | None) -> Console | None:
@@ -222,12 +225,15 @@ class Display:
         busy, pace, simulation = self._activity, self._pace, self._simulation
         if pace is None or simulation is None or not busy.total:
             return f"{busy.what} ({clock(now - self._since)})"
+        work = simulation.work()
+        busy = pace.noticed(busy, work.answered, now)
         what = f"{busy.done} of {busy.total} clients" if busy.what == TRAINING else busy.what
         left = pace.left(now, busy)
         return (
             f"round {busy.round}/{simulation.config.rounds}: {what}, "
             f"{clock(pace.elapsed(now))} elapsed"
             + ("" if left is None else f", about {clock(left)} left")
+            + (f"; {away}" if (away := _away(work)) else "")
         )
 
     def _sheet(self) -> tuple[str, str]:
@@ -241,7 +247,10 @@ class Display:
         title, *lines = self._lines or [f"{self._title}{busy.what}"]
         if pace is None or simulation is None:
             return panel(title, [clock(now - self._since)], 0.0, [], lines)
+        work = simulation.work()
+        busy = pace.noticed(busy, work.answered, now)
         parts = [part.plain for part in _parts(simulation, self._metrics, busy, pace, now)]
+        parts += filter(None, [_away(work)])
         done = _done(simulation, busy) / simulation.config.rounds
         return panel(title, parts, done, self._curve, lines)
 
@@ -255,7 +264,13 @@ class Display:
             self._simulation,
         )
         if pace is not None and simulation is not None:
-            return _row(self._console.width, simulation, self._metrics, busy, pace, now)
+            work, width = simulation.work(), self._console.width
+            busy = pace.noticed(busy, work.answered, now)
+            row = _row(width, simulation, self._metrics, busy, pace, now)
+            if busy.total > 1 and pace.is_long(now):
+                head = f"round {busy.round}/{simulation.config.rounds}"
+                return Group(row, _clients_row(width, len(head), busy, work, pace, now))
+            return row
         took = now - self._since
         words = busy.what + (f" {clock(took)}" if took >= 1 else "")
         self._spinner.update(text=Text(words, no_wrap=True, overflow="ellipsis"))
@@ -318,6 +333,48 @@ def _parts(
         Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
     ]
     return [part for part in parts if part]
+
+
+def _clients_row(
+    width: int, head: int, busy: Activity, work: "Work", pace: Pace, now: float
+) -> Table:
+    """How far a long round is: its clients as a bar, and who is at work or away.
+
+    Args:
+        width: of the console.
+        head: where the bar of rounds above begins, less the gap.
+        busy: what the run is busy with.
+        work: what goes on at the clients.
+        pace: of the run.
+        now: the time.
+    """
+    left = None if busy.what != TRAINING else pace.left_of_round(now, busy)
+    names = ", ".join(work.working[:_NAMED])
+    if names and (more := work.working_total - _NAMED) > 0:
+        names += f" and {more} more"
+    texts = (
+        "" if left is None else f"{clock(left)} left in the round",
+        _away(work),
+        names and f"at work: {names}",
+    )
+    title, least_or_most = Text("clients".ljust(head)), _BAR[width > 80]
+    bar = ProgressBar(total=busy.total, completed=busy.done, width=least_or_most)
+    said = Text((_GAP * " ").join(filter(None, texts)))
+    said.truncate(max(1, width - title.cell_len - least_or_most - 3 * _GAP), overflow="ellipsis")
+    row = Table.grid(padding=(0, _GAP, 0, 0))
+    for _ in range(3):
+        row.add_column(no_wrap=True)
+    row.add_row(title, bar, said)
+    return row
+
+
+def _away(work: "Work") -> str:
+    """Whose node is away, in a few words; empty if none is."""
+    if not work.away:
+        return ""
+    names = ", ".join(list(work.away)[:_NAMED])
+    more = work.away_total - _NAMED
+    return f"away: {names}" + (f" and {more} more" if more > 0 else "")
 
 
 def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, str]]:

@@ -5,6 +5,9 @@ from dataclasses import replace
 
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
 
+LONG = 5.0
+"""Seconds of a round from which how far it is has a line of its own."""
+
 
 class Pace:
     """How long the rounds of a run took in this process, and how long the rest will take.
@@ -46,19 +49,30 @@ class Pace:
         """Seconds since the first round in this process began."""
         return now - self._began
 
+    def is_long(self, now: float) -> bool:
+        """Whether rounds take so long that one asks how far a single one is."""
+        return max(now - self._round_began, self._usual or 0.0) >= LONG
+
     def left(self, now: float, activity: Activity) -> float | None:
         """Seconds until the last round ends; None while nothing tells."""
-        usual = statistics.median(self._seen) if self._seen else None
-        spent = now - self._round_began
-        if not activity.total or activity.what == EVALUATING:
-            rest = 0.0
-        elif activity.done:
-            each = (self._heard - self._round_began) / activity.done
-            rest = max(0.0, each * (activity.total - activity.done) - (now - self._heard))
-        elif usual is not None:
-            rest = max(0.0, usual - spent)
-        else:
+        rest, usual = self.left_of_round(now, activity), self._usual
+        if rest is None:
             return None
         if usual is None and activity.total:
-            usual = spent + rest
+            usual = now - self._round_began + rest
         return None if usual is None else rest + (self._rounds - activity.round) * usual
+
+    def left_of_round(self, now: float, activity: Activity) -> float | None:
+        """Seconds until the round under way ends; None while nothing tells."""
+        spent = now - self._round_began
+        if not activity.total or activity.what == EVALUATING:
+            return 0.0
+        if activity.done:
+            each = (self._heard - self._round_began) / activity.done
+            return max(0.0, each * (activity.total - activity.done) - (now - self._heard))
+        return None if self._usual is None else max(0.0, self._usual - spent)
+
+    @property
+    def _usual(self) -> float | None:
+        """Seconds that a round takes; None before one was seen."""
+        return statistics.median(self._seen) if self._seen else None

@@ -20,9 +20,9 @@ from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import Lying
-from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
+from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Task
 from fedbayes.federation.engine_table import start
-from fedbayes.federation.engines import NOT_CONNECTED, AtWork, Engine, at_work
+from fedbayes.federation.engines import NOT_CONNECTED, AtWork, Delivers, Engine, at_work
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round, run_round
 from fedbayes.federation.weights import Weights, none_yet
@@ -56,6 +56,8 @@ EVALUATION_ROWS = 1000
 """Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
 MOST_UNASKED = 100
 """Clients each of which has metrics that were not asked for by name: for more it takes a while."""
+MOST_UNASKED_VALUES = 10_000_000
+"""Predicted numbers that are held for such metrics: test samples times classes or columns."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Simulation:
             if config is not None:
                 self.folder.refuse_second_run()  # nobody else was quicker
             self._open(first)
-            self._heartbeat.begin(self.config.rounds, self._work)
+            self._heartbeat.begin(self.config.rounds, self.work)
         except BaseException:
             self.close()
             raise
@@ -401,10 +403,13 @@ class Simulation:
             if evaluated is None or told != self._measures(last):
                 told = self._measures(last)
                 evaluated = self._evaluated(model, number, told)
-        if last and self.method.sends_final_model and evaluated:
-            clients = evaluated.clients
-            copies = self.clients * len(encode(dict(model)))
-            result = replace(result, bytes_down=result.bytes_down + copies)
+        missed: dict[int, str] = {}
+        if last and self.method.sends_final_model:
+            clients = evaluated.clients if evaluated else clients
+            copy = encode(dict(self.network.whole(model)))
+            missed = self._delivered(copy, number)
+            sent = (self.clients - len(missed)) * len(copy)
+            result = replace(result, bytes_down=result.bytes_down + sent)
         seconds = time.perf_counter() - began
         past = self.progress
         first = self._weights.first
@@ -426,10 +431,34 @@ class Simulation:
         metrics = round_line(result, evaluation, model, self.network, seconds)
         if result.privacy is not None:
             metrics["privacy"] = round_summary(result.privacy)
+        if missed:
+            metrics["without_copy"] = {str(client): why for client, why in missed.items()}
         if self.stopped:
             metrics["stopped"] = self.stopped
         self._record(metrics)
         return Step(number, self.server, metrics)
+
+    def _delivered(self, copy: bytes, number: int) -> dict[int, str]:
+        """Hand every client a copy of the last global model; those that got none, and why.
+
+        Clients in this process have it as they have everything.
+        """
+        if not isinstance(self.engine, Delivers):
+            return {}
+        card = Card.of(self.config, self.data.preprocessing, number).dump()
+        missed = self.engine.deliver(
+            Task(client, number, copy, self.states.get(client), card=card)
+            for client in range(self.clients)
+        )
+        if missed:
+            first = min(missed)
+            warnings.warn(
+                f"{len(missed)} of {self.clients} clients did not get their copy of the last model "
+                f"(client {first}: {missed[first]}); give them {self.folder.model_file}",
+                FedbayesWarning,
+                stacklevel=2,
+            )
+        return missed
 
     def _run_round(self, number: int) -> Round:
         """Broadcast, E-steps, reports, M-step."""
@@ -520,7 +549,9 @@ class Simulation:
         nothing is told of how metrics differ between clients either.
         """
         if AUTO in self.config.metrics:
-            return default_measures(self.likelihood) if last else None
+            held = self.data.test_total * len(self.data.target.names)
+            few = held <= MOST_UNASKED_VALUES
+            return None if not last else default_measures(self.likelihood) if few else ()
         return self.run.measures if self.config.metrics else None
 
     def _evaluated(
@@ -566,7 +597,7 @@ class Simulation:
         """What goes on at the clients now; for other threads too."""
         return at_work(self._engine)
 
-    def _work(self) -> Work:
+    def work(self) -> Work:
         """The same by names, as whoever may read the run folder may know it."""
         now, names = self.at_work(), dict(enumerate(self.data.partition.names))
         working, away = now.working, dict(now.away)

@@ -12,7 +12,10 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
+from fedbayes.data.columns import reading
 from fedbayes.data.differences import SCALE
+from fedbayes.data.fitting import fitted, raw, unlike_training
+from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
@@ -269,9 +272,9 @@ def _new_rows(
     """
     settings = config.data
     asked = settings.model_fields_set - {"name"}
-    used = {"path", "dir", "label", "group", "split", "missing", "scale"}
+    used = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
     if card is None:
-        used |= {"classes", "drop", "features"}
+        used = set(SourceSettings.model_fields)
     idle = sorted(asked - used)
     if idle:
         by = f", with the features and classes that {source} names" if card is not None else ""
@@ -284,7 +287,7 @@ def _new_rows(
         read["classes"] = before.classes
         if has_columns(path):
             label = [before.label or "label"] if before.classes else before.target.names
-            read = {"label": label, **read, "features": before.features}
+            read = {"label": label, **read, **reading(before.table)}
     try:
         dataset = load_dataset(DataSettings(**read), kinds)
     except ValidationError as error:
@@ -302,17 +305,7 @@ def _new_rows(
     rows = slice(0, last) if training else slice(dataset.official_train or 0, dataset.samples)
     if card is None:
         whose = _UNKNOWN
-        preprocessing = Preprocessing(
-            shape=dataset.shape,
-            scale=float(dataset.scale),
-            mean=tuple(dataset.mean.tolist()),
-            std=tuple(dataset.std.tolist()),
-            target=dataset.target,
-            features=dataset.features,
-            dataset=dataset.name,
-            digest=dataset.digest,
-            samples=dataset.samples,
-        )
+        preprocessing = fitted(dataset, np.arange(last), dataset.target)
     else:
         preprocessing, whose = card.preprocessing, trained_in(source)
         _fit(dataset, preprocessing, str(path))
@@ -329,7 +322,10 @@ def _new_rows(
                 FedbayesWarning,
                 stacklevel=3,
             )
-    x, y = np.array(dataset.x[rows]), np.array(dataset.y[rows])
+    for odd in unlike_training(dataset, rows, preprocessing):
+        told = odd.told(str(path), numbered=dataset.official_train is None)
+        warnings.warn(told, FedbayesWarning, stacklevel=3)
+    x, y = np.array(raw(dataset, rows, preprocessing)), np.array(dataset.y[rows])
     part = "training" if training else "test"
     parted = dataset.official_train is not None
     kind = f"the {len(y):,} {part} rows" if parted else f"all {len(y):,} rows"

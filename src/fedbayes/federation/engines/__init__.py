@@ -49,3 +49,11 @@ class Telling(Protocol):
 def at_work(engine: Engine | None) -> AtWork:
     """What goes on at the clients of an engine, if there is one yet and it tells."""
     return engine.at_work() if isinstance(engine, Telling) else AtWork()
+
+
+@runtime_checkable
+class Delivers(Protocol):
+    """An engine whose clients are elsewhere, and can be handed what they are to keep."""
+
+    def deliver(self, copies: Iterable[Task]) -> dict[int, str]:
+        """Hand clients copies of the last global model; those that got none, each with why."""
