@@ -14,12 +14,14 @@ from fedbayes.errors import RunError
 from fedbayes.likelihoods import Likelihood, Numeric, predictor
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.config import Config
+from fedbayes.runs.conformal import read_conformal
 from fedbayes.runs.display import outcome_rows
 from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.notebook import outline
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.standing import flat
+from fedbayes.runs.trained import TrainedModel
 from fedbayes.tensors import Tensors, to, unpack
 
 if TYPE_CHECKING:
@@ -210,6 +212,64 @@ class Result:
                 "predictor() gives probabilities"
             )
         return Interval(*likelihood.interval(self.draws(client)(x), level))
+
+    def predict(self, x: Any, client: str | int | None = None) -> Tensor:
+        """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
+        target; arguments and errors as for `predictor`.
+        """
+        return self.trained(client).predict(x)
+
+    def predict_frame(
+        self, x: Any, client: str | int | None = None, *, level: float | None = None
+    ) -> Any:
+        """Predictions as a DataFrame, as `fedbayes predict` writes them; see
+        `fedbayes.runs.trained.TrainedModel.predict_frame`.
+        """
+        return self.trained(client).predict_frame(x, level=level)
+
+    def trained(
+        self,
+        client: str | int | None = None,
+        *,
+        site: str | int | None = None,
+        conformal: bool = True,
+    ) -> TrainedModel:
+        """The model as it predicts, without its run.
+
+        Args:
+            client: as for `predictor`, and so are the errors.
+            site: name or index of the client whose own rows the conformal threshold of the global
+                model is to be of, in place of all clients'.
+            conformal: whether sets and intervals are those of `fedbayes conformal`, if the run
+                was calibrated by it.
+
+        Raises:
+            RunError: the run has no threshold of such a client, though it was calibrated.
+        """
+        names = self.folder.client_names()
+        source, threshold = str(self.folder.path), None
+        if client is not None and site is not None:
+            raise RunError("a client's own model has its own threshold: give no site beside it")
+        if site is not None and not conformal:
+            raise RunError("a site chooses a conformal threshold, which is left out; leave it out")
+        if conformal:
+            whose = client if site is None else site
+            name = None if whose is None else names[self.folder.find_client(whose)]
+            threshold = read_conformal(self.folder, name, personal=client is not None)
+            if site is not None and threshold is None:
+                raise RunError(
+                    f"{source} has no threshold of client {name}: fedbayes conformal {source} "
+                    "--per-client finds them"
+                )
+        if client is not None:
+            source = f"the model of client {client} of {source}"
+        return TrainedModel(
+            self.draws(client),
+            self.likelihood,
+            self.preprocessing,
+            source,
+            conformal=threshold,
+        )
 
     def draws(self, client: str | int | None = None) -> "RawPredictor":
         """A model as a function from raw samples to what its network says, [draws, n, width], for

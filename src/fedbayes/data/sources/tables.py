@@ -18,7 +18,7 @@ from fedbayes.errors import CellError, DataError, did_you_mean
 
 TABLES = (".parquet", ".csv", ".csv.gz", ".xlsx")
 """Suffixes of tables."""
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _HEAD = 1 << 16
 _DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
 UNNAMED = "Unnamed: 0"
@@ -156,7 +156,7 @@ def _refuse_twice(names: list[str], file: Path) -> None:
 def _read_csv(file: Path, notes: list[str]) -> Any:
     import pandas as pd
 
-    delimiter, names = _layout(file)
+    delimiter, names = layout(file)
     if not any(names):
         raise DataError(f"{file} is empty: its first line must name the columns")
     _refuse_twice(names, file)
@@ -170,14 +170,14 @@ def _read_csv(file: Path, notes: list[str]) -> Any:
         raise DataError(
             f"{file} has more values in a row than its first line has names; name every column"
         ) from None
-    commas = [] if delimiter == "," else _mend_decimal_commas(frame)
+    commas = [] if delimiter == "," else mend_decimal_commas(frame)
     if delimiter != ",":
         numbers = f", and numbers with decimal commas in {listed(commas)}" if commas else ""
-        notes.append(f"{file} is read with {_DELIMITERS[delimiter]} between columns{numbers}")
+        notes.append(f"{file} is read with {DELIMITERS[delimiter]} between columns{numbers}")
     return frame
 
 
-def _layout(file: Path) -> tuple[str, list[str]]:
+def layout(file: Path) -> tuple[str, list[str]]:
     """The delimiter of a CSV file, and the names in its first line.
 
     It is the first one of comma, semicolon, tab and bar by which all rows at the beginning have
@@ -193,7 +193,7 @@ def _layout(file: Path) -> tuple[str, list[str]]:
     whole = len(rest) < _HEAD
     head = first + rest
     rows: dict[str, list[list[str]]] = {}
-    for delimiter in _DELIMITERS:
+    for delimiter in DELIMITERS:
         found = [row for row in csv.reader(StringIO(head, newline=""), delimiter=delimiter) if row]
         # The last row may be cut off.
         rows[delimiter] = found if whole or len(found) < 2 else found[:-1]
@@ -204,7 +204,7 @@ def _layout(file: Path) -> tuple[str, list[str]]:
     return ",", [name.strip() for name in rows[","][0]] if rows[","] else []
 
 
-def _mend_decimal_commas(frame: Any) -> list[str]:
+def mend_decimal_commas(frame: Any) -> list[str]:
     """Read columns of text such as 1,5 as numbers, in place; their names."""
     import pandas as pd
 
