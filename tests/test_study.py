@@ -138,6 +138,38 @@ def test_settings_that_say_nothing_here_are_said_or_refused(file, capsys):
     assert "data.test is not looked at" in capsys.readouterr().err
     assert command(*given, "--set", "data.missing=impute") == 2
     assert "--drop-missing" in capsys.readouterr().err
+    assert command(*given, "--set", "data.dates=age") == 2
+    assert "data.dates has no effect here" in capsys.readouterr().err
+
+
+def test_other_kinds_of_tables(patients, file, tmp_path, capsys):
+    found = told(capsys, "glm", file, "--group", "hospital", *FIT)
+    patients.to_csv("patients.csv.gz", index=False)
+    patients.to_parquet("patients.parquet")
+    for name in ("patients.csv.gz", "patients.parquet"):
+        assert told(capsys, "glm", name, "--group", "hospital", *FIT) == found
+    for name, part in patients.groupby("hospital"):
+        part.drop(columns="hospital").to_csv(tmp_path / f"{name}.csv.gz", index=False)
+    given = ["north.csv.gz", "south.csv", "west.csv.gz"]
+    assert told(capsys, "glm", *given, *FIT) == found
+
+
+def test_columns_that_a_config_calls_categories_are(file, capsys):
+    given = [file, "--group", "hospital", "-y", "died", "-x", "age,ward"]
+    found = told(capsys, "glm", *given, "--set", "data.categorical=ward")
+    assert list(found["coefficients"]) == ["intercept", "age", "ward=5", "ward=12"]
+    assert found == told(capsys, "glm", *given, "--category", "ward")
+
+
+def test_rows_of_a_query(patients, file, monkeypatch, capsys):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    url = f"sqlite:///{file.parent / 'hospital.db'}"
+    patients.to_sql("patients", sqlalchemy.create_engine(url), index=False)
+    monkeypatch.setenv("FEDBAYES_DATABASE", url)
+    query = ["--set", "data.query=SELECT * FROM patients", "--group", "hospital"]
+    there = told(capsys, "glm", *query, *FIT)["coefficients"]
+    here = told(capsys, "glm", file, "--group", "hospital", *FIT)["coefficients"]
+    assert list(there.values()) == pytest.approx(list(here.values()), abs=1e-9)
 
 
 def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, capsys):

@@ -11,7 +11,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedbayes.biostatistics import Client, Packet
-from fedbayes.data.sources.tables import read_tables
+from fedbayes.data import DataSettings
+from fedbayes.data.sources.tables import read_table
 from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
 from fedbayes.federation.client_runtime import Outcome
 from fedbayes.flower.node import NODE_CONFIG, complaint
@@ -107,7 +108,7 @@ def find_client(context: Context) -> SumsNode:
     """The client of a SuperNode, whose node config says who it is and what it has:
 
     client: which client it is, from 0.
-    data: its own table, a CSV or Parquet file.
+    data: its own table, a CSV, Parquet or Excel file.
     min-count: fewest rows, in all and of a category, of which it says anything.
 
     Raises:
@@ -124,4 +125,4 @@ def find_client(context: Context) -> SumsNode:
     if type(least) is not int:
         raise ConfigError("min-count in the node config is a whole number")
     path = Path(str(given["data"])).expanduser().absolute()
-    return SumsNode(client, lambda: Client(read_tables({"train": [path]}, [])[0], least))
+    return SumsNode(client, lambda: Client(read_table(path, DataSettings(path=path), []), least))

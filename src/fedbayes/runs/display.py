@@ -305,6 +305,36 @@ def _row(
     return row
 
 
+def _done(simulation: "Simulation", busy: Activity) -> float:
+    """Rounds that are done, the one under way by its clients."""
+    if not busy.total or busy.what != TRAINING:
+        return float(busy.round)
+    return busy.round + busy.done / busy.total - 1
+
+
+def _parts(
+    simulation: "Simulation", metrics: "Metrics", busy: Activity, pace: Pace, now: float
+) -> list[Text]:
+    """How far a run is, in a few words each, the most important first."""
+    rounds, left = simulation.config.rounds, pace.left(now, busy)
+    doing = f"{busy.done:>{len(str(busy.total))}}/{busy.total} clients" if busy.total else ""
+    if busy.what != TRAINING:
+        doing = busy.what.ljust(len(doing))
+    taken, progress = clock(pace.elapsed(now)), simulation.progress
+    going = left is not None and _done(simulation, busy) < rounds
+    parts = [
+        Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
+        Text(f"{taken}, {clock(left or 0)} left" if going else taken),
+        Text(doing),
+        *(
+            Text.assemble(f"{name} ", (value, "bold"))
+            for name, value in _headlines(simulation, metrics)
+        ),
+        Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
+    ]
+    return [part for part in parts if part]
+
+
 def _clients_row(
     width: int, head: int, busy: Activity, work: "Work", pace: Pace, now: float
 ) -> Table:
@@ -345,36 +375,6 @@ def _away(work: "Work") -> str:
     names = ", ".join(list(work.away)[:_NAMED])
     more = work.away_total - _NAMED
     return f"away: {names}" + (f" and {more} more" if more > 0 else "")
-
-
-def _done(simulation: "Simulation", busy: Activity) -> float:
-    """Rounds that are done, the one under way by its clients."""
-    if not busy.total or busy.what != TRAINING:
-        return float(busy.round)
-    return busy.round + busy.done / busy.total - 1
-
-
-def _parts(
-    simulation: "Simulation", metrics: "Metrics", busy: Activity, pace: Pace, now: float
-) -> list[Text]:
-    """How far a run is, in a few words each, the most important first."""
-    rounds, left = simulation.config.rounds, pace.left(now, busy)
-    doing = f"{busy.done:>{len(str(busy.total))}}/{busy.total} clients" if busy.total else ""
-    if busy.what != TRAINING:
-        doing = busy.what.ljust(len(doing))
-    taken, progress = clock(pace.elapsed(now)), simulation.progress
-    going = left is not None and _done(simulation, busy) < rounds
-    parts = [
-        Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
-        Text(f"{taken}, {clock(left or 0)} left" if going else taken),
-        Text(doing),
-        *(
-            Text.assemble(f"{name} ", (value, "bold"))
-            for name, value in _headlines(simulation, metrics)
-        ),
-        Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
-    ]
-    return [part for part in parts if part]
 
 
 def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, str]]:

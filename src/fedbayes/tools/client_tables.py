@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from fedbayes.data import DataSettings, load_dataset, partition
-from fedbayes.data.sources import own
-from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, read_tables
+from fedbayes.data.sources.sql import WHERE, read_query
+from fedbayes.data.sources.tables import TABLES, UNNAMED, has_row_numbers, is_table, read_table
 from fedbayes.data.wording import listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, did_you_mean
 
 _DIVIDING = ("partition", "alpha", "clients", "class_counts", "limit", "samples_per_client")
 """Settings of how rows are divided among clients, which tables of one's own say themselves."""
+_FEATURES = ("numeric", "dates", "date_format", "text", "text_width", "max_categories", "scale")
+"""Settings of how columns become inputs of a network."""
 _PARTS = ("test", "limit_test", "test_counts", "min_samples")
 """Settings of how rows are divided into parts, all of which count here."""
 
@@ -30,6 +32,8 @@ class ClientTables:
     """The column that is to be predicted, if the settings name one."""
     features: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    """Columns that are categories, whatever they hold."""
     drop_missing: bool = False
     """Whether the settings leave rows with missing values out."""
 
@@ -60,10 +64,16 @@ def client_tables(
     if group is not None:
         settings = settings.model_copy(update={"group": group})
     given = settings.model_fields_set
-    if settings.missing == "impute":
+    if settings.missing in ("impute", "indicate"):
         raise ConfigError(
-            "data.missing = 'impute' has no effect here, since imputed values would count as if "
-            "they had been seen; fill them in first, or leave such rows out with --drop-missing"
+            f"data.missing = {settings.missing!r} has no effect here, since imputed values would "
+            "count as if they had been seen; fill them in first, or leave such rows out with "
+            "--drop-missing"
+        )
+    if idle := [name for name in _FEATURES if name in given]:
+        raise ConfigError(
+            f"data.{idle[0]} has no effect here: it is of how columns become inputs of a network. "
+            "Regressions take numbers as they are, and text as categories; leave it out"
         )
     if parts := [f"data.{name}" for name in _PARTS if name in given]:
         warnings.warn(
@@ -71,9 +81,8 @@ def client_tables(
             FedbayesWarning,
             stacklevel=2,
         )
-    if not paths and settings.path is None:
+    if not paths and settings.path is None and settings.query is None:
         return _built_in(settings, seed)
-    paths = paths or [_only(settings.path)]
     idle = [name for name in _DIVIDING if name in given]
     if "partition" in idle and settings.partition in ("natural", "default"):
         idle.remove("partition")
@@ -82,22 +91,27 @@ def client_tables(
             f"data.{idle[0]} has no effect here: the rows of a client are those of its file, or of "
             "its value in the column that --group (data.group) names; leave it out"
         )
+    if not paths and settings.path is not None:
+        paths = [settings.path]
     paths = [path for file in paths for path in _expanded(file)]
-    if len(paths) == 1:
-        tables = _by_group(paths[0], settings.group)
+    where = str(paths[0]) if paths else WHERE
+    if not paths:
+        tables = _by_group(read_query(settings), settings.group, WHERE)
+    elif len(paths) == 1:
+        tables = _by_group(_read(paths[0], settings), settings.group, where)
     elif settings.group is not None:
         raise ConfigError(
             f"{len(paths)} files are a client each, so group = '{settings.group}' has no effect; "
             "leave it out, or put all rows into one file"
         )
     else:
-        tables = _by_file(paths)
+        tables = _by_file(paths, settings)
     first = next(iter(tables.values()))
     drop = list(settings.drop)
     for setting, column in (("drop", c) for c in settings.drop):
-        _require(first, column, setting, paths[0])
+        _require(first, column, setting, where)
     if settings.split is not None:
-        _require(first, settings.split, "split", paths[0])
+        _require(first, settings.split, "split", where)
         drop.append(settings.split)
     if UNNAMED in first.columns and all(has_row_numbers(table) for table in tables.values()):
         drop.append(UNNAMED)
@@ -107,13 +121,9 @@ def client_tables(
         settings.label[0] if known and len(settings.label) == 1 else "",
         settings.features,
         tuple(dict.fromkeys(drop)),
+        settings.categorical,
         settings.missing == "drop",
     )
-
-
-def _only(path: Path | None) -> Path:
-    assert path is not None
-    return path
 
 
 def _expanded(path: Path) -> list[Path]:
@@ -123,38 +133,45 @@ def _expanded(path: Path) -> list[Path]:
         DataError: there is none.
     """
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.suffix.lower() in own.TABLES)
+        found = sorted(file for file in path.iterdir() if is_table(file))
         if not found:
-            raise DataError(f"{path} has no table in it; put {' or '.join(own.TABLES)} files there")
+            raise DataError(
+                f"{path} has no table in it; put files that end in {', '.join(TABLES)} there"
+            )
         return found
     if not path.exists():
         raise DataError(f"there is no file or folder {path}; mend the path")
-    if path.suffix.lower() not in own.TABLES:
+    if not is_table(path):
         raise DataError(
-            f"{path} is no table with named columns; give a {' or '.join(own.TABLES)} file, or a "
-            "folder of them"
+            f"{path} is no table with named columns; give a file that ends in "
+            f"{', '.join(TABLES)}, or a folder of them"
         )
     return [path]
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, settings: DataSettings) -> Any:
     notes: list[str] = []
-    table, _ = read_tables({"train": [path]}, notes)
+    table = read_table(path, settings, notes)
     for note in notes:
         warnings.warn(note, FedbayesWarning, stacklevel=4)
     return table
 
 
-def _by_file(paths: Sequence[Path]) -> dict[str, Any]:
-    names = [path.name.removesuffix("".join(path.suffixes)) for path in paths]
+def _by_file(paths: Sequence[Path], settings: DataSettings) -> dict[str, Any]:
+    names = [_client(path) for path in paths]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"two files are called '{twice}'; a file is named after its client")
-    return {name: _read(path) for name, path in zip(names, paths, strict=True)}
+    return {name: _read(path, settings) for name, path in zip(names, paths, strict=True)}
 
 
-def _by_group(path: Path, group: str | None) -> dict[str, Any]:
-    table = _read(path)
+def _client(path: Path) -> str:
+    """The client that a file is named after."""
+    suffix = max((s for s in TABLES if path.name.lower().endswith(s)), key=len)
+    return path.name[: -len(suffix)]
+
+
+def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
     if group is None:
         warnings.warn(
             f"all rows of {path} are taken for one client's; name the column that says whose they "
@@ -162,7 +179,7 @@ def _by_group(path: Path, group: str | None) -> dict[str, Any]:
             FedbayesWarning,
             stacklevel=3,
         )
-        return {path.stem: table}
+        return {"all": table}
     _require(table, group, "group", path)
     absent = int(table[group].isna().sum())
     if absent:
@@ -178,7 +195,7 @@ def _name(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _require(table: Any, column: str, setting: str, path: Path) -> None:
+def _require(table: Any, column: str, setting: str, path: str) -> None:
     if column not in table.columns:
         like = did_you_mean(column, table.columns)
         raise ColumnError(
@@ -211,4 +228,4 @@ def _built_in(settings: DataSettings, seed: int) -> ClientTables:
         rows = np.sort(np.concatenate([divided.train_rows(client), divided.test_rows(client)]))
         tables[name] = whole.iloc[rows].reset_index(drop=True)
     drops = settings.drops_incomplete
-    return ClientTables(tables, outcome, settings.features, settings.drop, drops)
+    return ClientTables(tables, outcome, settings.features, settings.drop, (), drops)

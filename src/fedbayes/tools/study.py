@@ -120,6 +120,11 @@ class Study:
         if tables is not None and self.kind != "km":
             columns["features"] = columns["features"] or tables.features
             columns["drop"] = tuple(dict.fromkeys([*columns["drop"], *tables.drop]))
+            others = {*columns["drop"], *(v for v in columns.values() if isinstance(v, str))}
+            named = [c for c in tables.categories if c not in others | {tables.outcome}]
+            if columns["features"]:
+                named = [c for c in named if c in columns["features"]]
+            columns["categories"] = tuple(dict.fromkeys([*columns["categories"], *named]))
         if self.kind == "glm":
             columns["outcome"] = columns["outcome"] or (tables.outcome if tables else "")
             if not columns["outcome"]:
