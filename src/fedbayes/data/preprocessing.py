@@ -148,7 +148,7 @@ class Preprocessing:
             DataError: columns are missing or hold other things than in training, the shape is
                 another, or values are infinite. The message names column and row.
         """
-        raw = self._tensor(x)
+        raw = self.raw(x)
         if raw.dtype.is_floating_point:
             if torch.isinf(raw).any():
                 raise DataError("there are infinite values among the samples; NaN means missing")
@@ -161,8 +161,10 @@ class Preprocessing:
                 )
         return self.standardize_(raw.to(torch.float32, copy=True), may_miss=True)
 
-    def _tensor(self, x: Any) -> Tensor:
-        """Raw samples [n, ...] of the model's shape."""
+    def raw(self, x: Any) -> Tensor:
+        """Raw samples [n, ...] of the model's shape, as `apply` and exported programs take them;
+        arguments and errors as for `apply`.
+        """
         if hasattr(x, "columns"):
             x, odd = self.encode(x)
             for one in odd:

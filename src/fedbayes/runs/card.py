@@ -12,6 +12,7 @@ from fedbayes.data.wording import listed
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_likelihood
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.runs.config import Config, complete_task
 from fedbayes.version import __version__
 
@@ -51,6 +52,8 @@ class Card:
     """The `[task]` table of its config, its likelihood by name; empty before 0.2: classes."""
     attack: dict[str, Any] = field(default_factory=dict)
     """The `[attack]` table of its config; empty of an honest run."""
+    conformal: Conformal | None = None
+    """The threshold of its sets or intervals, where it was calibrated by `fedbayes conformal`."""
     fedbayes: str = ""
     """Version of the package that wrote it."""
     source: str = field(default="", compare=False)

@@ -295,10 +295,7 @@ def _new_rows(
     except ColumnError as error:
         if card is None or error.setting != "features":
             raise
-        raise DataError(
-            f"{path} has no column '{error.column}', which the model of {source} "
-            f"needs{error.like}; values that are not known may be left empty"
-        ) from None
+        raise absent_feature(path, source, error) from None
     for note in dataset.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
     last = dataset.official_train or dataset.samples
@@ -332,6 +329,44 @@ def _new_rows(
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
     likelihood = _likelihood(config, card, preprocessing)
     return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose, likelihood)
+
+
+def absent_feature(path: Path, source: str, error: ColumnError) -> DataError:
+    """The error of a table that lacks a feature of a model.
+
+    Args:
+        path: the table.
+        source: the model.
+        error: that of who read the table.
+    """
+    return DataError(
+        f"{path} has no column '{error.column}', which the model of {source} needs{error.like}; "
+        "values that are not known may be left empty"
+    )
+
+
+def of_card(path: Path, trusted: frozenset[str] = frozenset()) -> tuple[EvaluationSet, Card]:
+    """No samples, but how a model file says that samples are read, and all else that it says.
+
+    Args:
+        path: the file.
+        trusted: what may be imported if it names it.
+
+    Raises:
+        ModelError: it cannot be read, or does not say.
+    """
+    card, source = _known(path, None, trusted)
+    if card is None:
+        raise ModelError(
+            f"{path} says of its model neither what its inputs are nor what it predicts: it has no "
+            "card. Predict with the run folder, or with a file that fedbayes export wrote"
+        )
+    nothing = Samples(torch.empty(0, *card.preprocessing.shape), torch.empty(0))
+    whose = trained_in(source)
+    tests = EvaluationSet(
+        nothing, "no samples", card.preprocessing, whose, card.likelihood, trusted=trusted
+    )
+    return tests, card
 
 
 def _likelihood(config: Config, card: Card | None, preprocessing: Preprocessing) -> Likelihood:

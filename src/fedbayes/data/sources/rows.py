@@ -71,7 +71,7 @@ def read_rows(
     clients = None if settings.group is None else frame[settings.group]
     columns: tuple[Column, ...] = ()
     if len(features) == 1 and holds_pictures(frame[features[0]]):
-        x = _decoded(frame[features[0]], where)
+        x = decoded(frame[features[0]], where)
     else:
         for column in features:
             if holds_pictures(frame[column]):
@@ -138,7 +138,7 @@ def holds_pictures(column: Any) -> bool:
     return isinstance(first, dict) and "bytes" in first
 
 
-def _decoded(column: Any, where: str) -> Array:
+def decoded(column: Any, where: str) -> Array:
     """Pictures uint8 [N, C, H, W]; grey ones only if the first one is grey."""
     from PIL import Image
 
