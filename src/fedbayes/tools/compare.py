@@ -117,6 +117,9 @@ def open_model(
             _dense(layers, preprocessing), likelihood, count, preprocessing, whose, layers
         )
     network = _network(settings, preprocessing, likelihood)
+    if card is not None:
+        weights = network.completed(weights, card.frozen, name)
+        count = parameter_count(weights)
     wanted = network.whole(network.initial)
     named = named_as(weights, wanted)
     cut = settings.name == "mlp" or (card is not None and given is None)
