@@ -130,6 +130,17 @@ class TestPfnm(MethodContract):
     method = "pfnm"
 
 
+class TestFedFuse(MethodContract):
+    method = "fedfuse"
+    parameters: ClassVar = {"steps": 4, "drawn": 64}
+
+
+class TestFedFuseOfRates(MethodContract):
+    method = "fedfuse"
+    parameters: ClassVar = {"steps": 4, "drawn": 64, "class_shares": False, "keep": 0.25}
+    settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
+
+
 class TestLocal(MethodContract):
     method = "local"
 
@@ -142,9 +153,10 @@ PARAMETERS = {
     "virtual": {"samples": 3, "predictions": 4},
     "gpi-fnm": {"class_shares": False},
     "pfnm": {"class_shares": False},
+    "fedfuse": {"class_shares": False, "steps": 4, "drawn": 64},
 }
 """What methods need where there are no classes."""
-NOISE = {"gpi-fnm": "each", "pfnm": 0.5}
+NOISE = {"gpi-fnm": "each", "pfnm": 0.5, "fedfuse": "each"}
 """Deviations that are no parameters behind the network, for methods that have no place for them."""
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from fedbayes.contracts import At, Run
+from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import Network
@@ -20,8 +21,11 @@ def network(hidden=(), inputs=4, classes=3, seed=0, dtype=torch.float32):
 def run_of(net, *, clients=4, cohort=3, rounds=5, seed=7, classes=3, likelihood=None, **training):
     """A run of some classes, or under another likelihood."""
     target = Target("class", tuple(str(k) for k in range(classes)))
+    shape = net.shape or (1,)
+    seen = Preprocessing(shape, 1.0, (0.0,) * shape[0], (1.0,) * shape[0], target)
     return Run(
         network=net,
+        preprocessing=seen,
         likelihood=likelihood or build_likelihood("auto", target),
         training=LocalTraining(**training),
         clients=clients,

@@ -1,6 +1,7 @@
 """What a method is, and what it works with."""
 
 from fedbayes.contracts.changes import Changes, Clips, Total
+from fedbayes.contracts.counted import Counted
 from fedbayes.contracts.method import (
     AnyMethod,
     ClientState,
@@ -24,6 +25,7 @@ __all__ = [
     "Changes",
     "ClientState",
     "Clips",
+    "Counted",
     "Gathered",
     "Info",
     "Loss",

@@ -7,6 +7,7 @@ import torch
 
 from fedbayes import seeds
 from fedbayes.contracts.changes import Clips
+from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.inference.problem import Loss, Problem, Solved
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
@@ -21,6 +22,8 @@ class Run:
 
     network: Network
     """The network that all clients share, as a function of its weights."""
+    preprocessing: Preprocessing
+    """What is done to a sample before the network sees it."""
     likelihood: Likelihood
     """The distribution of a target given the network's outputs."""
     training: LocalTraining

@@ -29,6 +29,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "combined": ("combined", "Combined"),
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),
+        "fedfuse": ("fedfuse", "FedFuse"),
         "local": ("local", "Local"),
         "global": ("centralized", "Global"),
     },

@@ -10,9 +10,9 @@ from pydantic import Field
 from fedbayes import seeds
 from fedbayes.contracts import (
     At,
+    Counted,
     Gathered,
     Info,
-    Method,
     Nothing,
     Problem,
     Report,
@@ -20,7 +20,7 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
-from fedbayes.errors import ConfigError, MessageError, ModelError
+from fedbayes.errors import ModelError
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.messages import Message, dense
 from fedbayes.models import DenseLayer, dense_layers
@@ -39,7 +39,7 @@ class Server:
     """Global neuron of each neuron of such a client, int64: `client/hidden layer`."""
 
 
-class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
+class GpiFnm(MatchingSettings, Counted[Server]):
     """Global-posterior-incorporated federated neural matching over rounds (paper, section 4.3).
 
     A client of round 1 trains from an initialization of its own. The server matches the neurons
@@ -53,16 +53,6 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
     summary = "neurons matched as by pfnm, and with the global posterior"
     paper = "GPI-FNM, sections 4.2 and 4.3"
     server_state = Server
-    reduction = Gathered
-
-    class_shares: bool = Field(
-        True, description="clients tell their samples of each class, which weights their outputs"
-    )
-
-    @property
-    def weighted(self) -> bool:
-        """By numbers of samples, which its counts of classes add up to."""
-        return True
 
     def check(self, run: Run) -> None:
         """Fully connected networks with a hidden layer, all of it trained; shares need classes.
@@ -77,19 +67,8 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
                 f"{self.name} matches the neurons of whole networks, but frozen are "
                 f"{', '.join(run.network.constants)}"
             )
-        if run.likelihood.head() is not None:
-            raise ConfigError(
-                f"{self.name} matches neurons, and has no place for noise that is learnt behind "
-                f"the network; set task.likelihood = '{run.likelihood.name}', and task.noise = "
-                "'each', or to a number"
-            )
+        super().check(run)
         _layers(run)
-        if self.class_shares and run.likelihood.outputs != run.likelihood.target.classes:
-            raise ConfigError(
-                f"{self.name} weights clients' outputs by their samples of each class, and under "
-                f"the likelihood {run.likelihood.name} there is no output for each class; set "
-                "method.class_shares = false"
-            )
 
     def init(self, run: Run) -> Server:
         """The network's initialization, and nobody heard."""
@@ -117,19 +96,12 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
     def expected(self, message: Message, run: Run) -> Message:
         """Weights of the client's widths, and its counts of classes."""
         pattern = _numbered(run.network.initial, _layers(run))
-        if self.class_shares:
-            pattern["counts"] = torch.zeros(1, dtype=torch.int64).expand(
-                run.likelihood.target.classes
-            )
-        return pattern
+        return {**pattern, **self.count_pattern(run)}
 
     def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
         """Train from the own columns, or from an own initialization."""
         start = _named(dense(message), _layers(at.run)) if message else at.own_network().initial
-        given: Tree = {}
-        if self.class_shares:
-            classes = at.run.likelihood.target.classes
-            given["counts"] = torch.bincount(samples.y.cpu(), minlength=classes)
+        given: Tree = {**self.counted(samples, at.run)}
         return Problem(at.run.network.prepare(start), given=given)
 
     def report(
@@ -140,30 +112,6 @@ class GpiFnm(MatchingSettings, Method[Server, Nothing, Gathered]):
         if self.class_shares:
             report["counts"] = problem.given["counts"]
         return Report(report, float(solved.count)), client, solved.info
-
-    def accept(self, server: Server, report: Report, run: Run) -> None:
-        """Counts of classes are not negative, and those of its samples."""
-        if not self.class_shares:
-            return
-        counts = dense(report.tensors)["counts"]
-        if bool((counts < 0).any()):
-            raise MessageError("its counts of classes are negative")
-        if (total := sum(counts.tolist())) > report.weight:
-            raise MessageError(
-                f"its counts of classes come to {total}, and its weight is {report.weight:g}"
-            )
-
-    def reweighted(self, report: Report, weight: float) -> Report:
-        """Counts of classes are lowered in proportion."""
-        tensors = dict(report.tensors)
-        if self.class_shares:
-            counts = dense(report.tensors)["counts"].double()
-            tensors["counts"] = (counts * (weight / report.weight)).to(torch.int64)
-        return Report(tensors, weight)
-
-    def compared(self, report: Report, run: Run) -> Tensors:
-        """Weights and biases by depth: norms are the same in whatever order neurons are."""
-        return {n: t for n, t in dense(report.tensors).items() if n != "counts"}
 
     def origin(self, server: Server, run: Run) -> Tensors:
         """Nothing: neurons of different networks are not measured from one another."""

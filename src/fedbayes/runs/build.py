@@ -206,7 +206,8 @@ def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) 
     likelihood = build_likelihood(config, preprocessing.target, quiet=True)
     network = build_network(config, preprocessing.shape, likelihood)
     bind_frozen(folder, network)
-    return build_run(config, network, likelihood, len(folder.client_names()))
+    clients = len(folder.client_names())
+    return build_run(config, network, preprocessing, likelihood, clients)
 
 
 def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -> ClientRuntime:
@@ -223,7 +224,7 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
         return build_network(config, data.shape, likelihood, client)
 
     return ClientRuntime(
-        build_run(config, network(), likelihood, data.clients),
+        build_run(config, network(), data.preprocessing, likelihood, data.clients),
         method=config.build_method(),
         own_network=network,
         data=data,
@@ -232,18 +233,26 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
     )
 
 
-def build_run(config: Config, network: Network, likelihood: Likelihood, clients: int) -> Run:
+def build_run(
+    config: Config,
+    network: Network,
+    preprocessing: Preprocessing,
+    likelihood: Likelihood,
+    clients: int,
+) -> Run:
     """What no round of a run changes.
 
     Args:
         config: the settings.
         network: all clients' network.
+        preprocessing: what it sees of a sample.
         likelihood: of the targets.
         clients: how many have data.
     """
     centralized = config.build_method().centralized
     return Run(
         network=network,
+        preprocessing=preprocessing,
         likelihood=likelihood,
         training=config.training,
         clients=1 if centralized else clients,

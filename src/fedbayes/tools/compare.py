@@ -136,7 +136,8 @@ def open_model(
     elif card is not None and given is None:
         card.require_trusted("method.name")
         config = Config.create(method=card.method)
-        method, run = config.build_method(), build_run(config, network, likelihood, 1)
+        method = config.build_method()
+        run = build_run(config, network, preprocessing, likelihood, 1)
 
         def rebuild(tensors: Tensors) -> Sampler:
             return _raw(method.draws(tensors, run), preprocessing)

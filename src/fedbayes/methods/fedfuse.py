@@ -1,0 +1,172 @@
+"""Fusion in function space, round after round: the clients' ensemble, learnt on drawn inputs."""
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from fedbayes import seeds
+from fedbayes.contracts import At, Counted, Gathered, Info, Nothing, Problem, Report, Run, Solved
+from fedbayes.contracts import Weights as Server
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.combining import combine
+from fedbayes.fusion.distillation import distill
+from fedbayes.fusion.draws import Draws, Kept
+from fedbayes.fusion.function import teacher_of
+from fedbayes.fusion.seeking import Seeker
+from fedbayes.fusion.settings import DistillationSettings, SeekingSettings
+from fedbayes.inputs import InputPrior, Inputs, build_prior
+from fedbayes.likelihoods import Classes
+from fedbayes.messages import Message, dense
+from fedbayes.models.resize import with_weights
+from fedbayes.tensors import Samples, Tensors
+
+
+class FedFuse(Counted[Server]):
+    """The server averages the clients' networks, learns from there what they say together, and goes
+    on from between the two:
+
+        w ← keep w̄ + (1 − keep) argmin_w E_{x ~ prior} D(t(x) ‖ f_w(x)),   w̄ = Σ n_s φ_s / Σ n_s.
+
+    As FedDF does, but on inputs that a prior draws, with no data at the server, from a teacher t
+    who knows how many samples of each class a client has, and held near the average: without that
+    rounds stand still, for an ensemble of clients that started from one network says hardly more
+    than that network. `keep = 1` would be FedAvg.
+    """
+
+    name = "fedfuse"
+    summary = "the clients' ensemble, learnt at the server on inputs that are drawn"
+    paper = "after FedDF, Lin et al. 2020; drawn inputs and teacher: fusion in function space"
+    server_state = Server
+
+    inputs: str = Field(
+        "auto",
+        description="what inputs are drawn: auto (by their shape), leaves, strokes, noise, "
+        "gaussian, package.module:function, or a folder or file of real samples at the server",
+    )
+    keep: float = Field(0.5, ge=0, lt=1, description="share of the average in what goes out again")
+    steps: int = Field(1500, ge=1, description="steps of the server's training in a round")
+    drawn: int = Field(4096, ge=64, description="different inputs in a round")
+    server_lr: float = Field(5e-4, gt=0, description="highest learning rate at the server")
+    seek: float = Field(
+        0.7, ge=0, le=1, description="share of the inputs that are moved toward classes"
+    )
+
+    def check(self, run: Run) -> None:
+        """Inputs must be such as can be drawn.
+
+        Raises:
+            ConfigError: they are not.
+            ModelError: a weight has the name of what clients report beside the network.
+        """
+        super().check(run)
+        if run.preprocessing.permuted:
+            raise ConfigError(
+                f"{self.name} asks all clients' networks about the same inputs, and with permuted "
+                "pixels each client has an order of its own; choose other data, or another method"
+            )
+        taken = self.count_pattern(run).keys() & run.network.initial.keys()
+        if taken:
+            raise ModelError(
+                f"{self.name} reports {taken.pop()!r} beside the network, which has a weight of "
+                "that name; rename it, or set method.class_shares = false"
+            )
+        self._prior(run)
+
+    def remarks(self, run: Run) -> list[str]:
+        """What inputs are taken for."""
+        prior = self._prior(run)
+        return [*prior.notes, f"{self.name} assumes of inputs: {prior.assumes}"]
+
+    def _prior(self, run: Run) -> InputPrior:
+        seen = run.preprocessing
+        return build_prior(self.inputs, seen.shape, features=seen.features)
+
+    def _draws(self, at: At) -> Draws:
+        """The inputs of a round, as networks see them."""
+        prior, seen = self._prior(at.run), at.run.preprocessing
+        seed = seeds.integer(at.run.seed, "inputs", round=at.round)
+        if prior.name == "gaussian":  # rows as networks see them
+            return Inputs(prior, torch.tensor(0.0), torch.tensor(1.0), seed)
+        mean, std = torch.tensor(seen.mean), torch.tensor(seen.std)
+        if len(seen.shape) == 1:  # rows are in their own units, images in [0, 1]
+            mean, std = mean * seen.scale, std * seen.scale
+        return Inputs(prior, mean, std, seed)
+
+    def init(self, run: Run) -> Server:
+        """The network's initialization."""
+        return Server(run.network.initial)
+
+    def message(self, server: Server, at: At) -> Message:
+        """The network, the same to all."""
+        return {**server.weights}
+
+    def expected(self, message: Message, run: Run) -> Message:
+        """A network, and counts of classes."""
+        return {**message, **self.count_pattern(run)}
+
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+        """Train from the server's network."""
+        start = at.run.network.prepare(dense(message))
+        return Problem(start, given={**self.counted(samples, at.run)})
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
+    ) -> tuple[Report, Nothing, Info]:
+        """Report the network, and the samples of each class."""
+        tensors: Message = {**solved.parameters, **problem.given}
+        return Report(tensors, float(solved.count)), client, solved.info
+
+    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
+        """Average, learn, and go back by `keep`."""
+        run, names = at.run, at.run.network.initial
+        found = {client: dense(report.tensors) for client, report in reports.reports.items()}
+        sizes = torch.tensor([r.weight for r in reports.reports.values()], dtype=torch.float64)
+        states = [{name: tensors[name] for name in names} for tensors in found.values()]
+        average = combine(states, (sizes / sizes.sum()).tolist())
+        counts = sizes
+        if self.class_shares:
+            counts = torch.stack([tensors["counts"] for tensors in found.values()])
+        clients = {
+            f"client {client}": self._module(state, run)
+            for client, state in zip(found, states, strict=True)
+        }
+        teacher, _ = teacher_of(clients, counts, run.likelihood)
+        draws: Draws = Kept(self._draws(at))
+        if self.seek and isinstance(run.likelihood, Classes):
+            draws = Kept(Seeker(draws, teacher, SeekingSettings(share=self.seek)))
+        settings = DistillationSettings(
+            steps=self.steps, draws=self.drawn, lr=self.server_lr, held_out=_HELD_OUT
+        )
+        learnt = distill(self._module(average, run), teacher, draws, settings)
+        state = learnt.module.state_dict()
+        own = {name: state[name].cpu() for name in names}
+        weights = combine([average, own], [self.keep, 1 - self.keep])
+        info = {
+            "divergence_of_average": learnt.checks[0].divergence,
+            "divergence": learnt.divergence,
+        }
+        return Server(weights), info
+
+    def _module(self, weights: Tensors, run: Run) -> nn.Module:
+        """The network with these weights, what is frozen frozen."""
+        module = with_weights(run.network.module, run.network.whole(weights))
+        for name in run.network.constants:
+            module.get_parameter(name).requires_grad_(False)
+        return module.to(run.network.device)
+
+    def model(self, server: Server, run: Run) -> Tensors:
+        """The server's network."""
+        return server.weights
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
+        """The network as the client reported it."""
+        if report is None:
+            return None
+        tensors = dense(report.tensors)
+        return {name: tensors[name] for name in run.network.initial}
+
+
+_HELD_OUT = 512
+"""Inputs that the best step is chosen by."""

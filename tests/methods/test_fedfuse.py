@@ -1,0 +1,160 @@
+"""FedFuse: the average, the ensemble learnt on drawn inputs, and the way between the two."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedbayes.contracts import Gathered, Report
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.combining import combine
+from fedbayes.likelihoods import build_likelihood
+from fedbayes.methods.fedfuse import FedFuse
+from fedbayes.models import Network
+from fedbayes.models.networks import MLP
+from fedbayes.models.resize import with_weights
+from fedbayes.targets import Target
+from tests.methods.places import at, network, run_of, samples
+
+
+def reports(models, weights, counts=None):
+    """Of clients with these networks, samples, and samples of each class."""
+    found = Gathered()
+    for client, (model, weight) in enumerate(zip(models, weights, strict=True)):
+        tensors = dict(model)
+        if counts is not None:
+            tensors["counts"] = torch.tensor(counts[client])
+        found.add(client, Report(tensors, float(weight)))
+    return found
+
+
+def updated(method, net, models, weights, counts=None, **run):
+    run = run_of(net, **run)
+    start = method.init(run)
+    return method.update(start, reports(models, weights, counts), at(run))
+
+
+def test_clients_who_are_one_stay_where_they_are():
+    """Their ensemble says what their average says, so there is nothing to be learnt."""
+    net = network((5,))
+    method = FedFuse(steps=20, drawn=64, class_shares=False)
+    models = [net.initial] * 3
+    server, info = updated(method, net, models, [4, 1, 7])
+    assert info["divergence"] <= info["divergence_of_average"] < 1e-8
+    for name, tensor in net.initial.items():
+        torch.testing.assert_close(server.weights[name], tensor, atol=2e-3, rtol=0)
+
+
+def test_the_mean_of_linear_logits_is_the_mean_of_weights():
+    """With equal shares of every class, a linear network's teacher is linear, but for its level.
+
+    Its best network is the average up to a shift of all logits, which the loss does not see.
+    """
+    net = network(())
+    models = [
+        {
+            name: t + torch.randn(t.shape, generator=torch.Generator().manual_seed(client)) * 0.1
+            for name, t in net.initial.items()
+        }
+        for client in range(2)
+    ]
+    method = FedFuse(steps=400, drawn=512, seek=0.0, server_lr=0.01, keep=0.0)
+    server, info = updated(method, net, models, [30, 30], [[10, 10, 10], [10, 10, 10]])
+    average = combine(models, [0.5, 0.5])
+    assert info["divergence_of_average"] < 1e-4
+    for name, tensor in average.items():
+        learnt = server.weights[name]
+        torch.testing.assert_close(
+            learnt - learnt.mean(0), tensor - tensor.mean(0), atol=2e-2, rtol=0
+        )
+
+
+def permuted(net, seed):
+    """The same function with its hidden units in another order."""
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(seed))
+    names = list(net.initial)
+    first, bias, second = names[0], names[1], names[2]
+    return {
+        **net.initial,
+        first: net.initial[first][order],
+        bias: net.initial[bias][order],
+        second: net.initial[second][:, order],
+    }
+
+
+def test_what_averaging_mixes_up_is_learnt_again():
+    """Permuted copies of one network have an average that says something else."""
+    net = network((16,), seed=3)
+    models = [permuted(net, seed) for seed in range(3)]
+    method = FedFuse(steps=300, drawn=512, class_shares=False, server_lr=0.01, keep=0.25)
+    server, info = updated(method, net, models, [1, 1, 1])
+    assert info["divergence"] < 0.1 * info["divergence_of_average"]
+    # What goes out lies on the line from the average to what was learnt.
+    learnt, _ = updated(method.model_copy(update={"keep": 0.0}), net, models, [1, 1, 1])
+    average = combine(models, [1 / 3] * 3)
+    for name, tensor in server.weights.items():
+        expected = 0.25 * average[name] + 0.75 * learnt.weights[name]
+        torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=0)
+
+
+def test_inputs_are_the_same_in_a_round_and_others_in_the_next():
+    net = network((5,))
+    method, run = FedFuse(), run_of(net)
+    one, again, other = (method._draws(at(run, round=number)).batch(0, 8) for number in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_frozen_weights_stay_frozen():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = MLP(4, (5,), 3)
+    frozen = next(iter(dict(module.named_parameters())))
+    module.get_parameter(frozen).requires_grad_(False)
+    net = Network(module, shape=(4,))
+    moved = {name: t + 0.3 for name, t in net.initial.items()}
+    method = FedFuse(steps=5, drawn=64, class_shares=False)
+    server, _ = updated(method, net, [net.initial, moved], [1, 1])
+    assert frozen not in server.weights
+    built = method._module(server.weights, run_of(net))
+    assert torch.equal(built.get_parameter(frozen), net.constants[frozen])
+
+
+def test_clients_count_their_classes():
+    net = network((5,))
+    run, method = run_of(net), FedFuse()
+    data = samples(n=20)
+    problem = method.problem(net.initial, None, data, at(run))
+    assert problem.given["counts"].tolist() == [int((data.y == k).sum()) for k in range(3)]
+
+
+def test_real_numbers_are_learnt_too():
+    """The mixture of the clients' means."""
+    net = network((8,), classes=1)
+    target = Target("real", ("y",), center=(0.0,), scale=(1.0,))
+    likelihood = build_likelihood("gaussian", target, noise=1.0)
+    other = with_weights(net.module, {n: 1.5 * t for n, t in net.initial.items()})
+    models = [net.initial, dict(other.state_dict())]
+    method = FedFuse(steps=300, drawn=512, class_shares=False, server_lr=0.01, keep=0.0)
+    server, info = updated(method, net, models, [1, 1], likelihood=likelihood)
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(5))
+    mean = sum(net(model, x) for model in models) / 2
+    far = (net(combine(models, [0.5, 0.5]), x) - mean).square().mean()
+    assert (net(server.weights, x) - mean).square().mean() < 0.2 * far
+    assert info["divergence"] < info["divergence_of_average"]
+
+
+def test_refusals():
+    net = network((5,))
+    run = run_of(net)
+    permuted = replace(run, preprocessing=replace(run.preprocessing, permuted=True))
+    with pytest.raises(ConfigError, match="an order of its own"):
+        FedFuse().check(permuted)
+    with pytest.raises(ConfigError, match="draws photographs"):
+        FedFuse(inputs="leaves").check(run)
+    named = MLP(4, (5,), 3)
+    named.register_parameter("counts", torch.nn.Parameter(torch.zeros(3)))
+    clash = run_of(Network(named, shape=(4,)))
+    with pytest.raises(ModelError, match="has a weight of that name"):
+        FedFuse().check(clash)
+    FedFuse(class_shares=False).check(clash)
