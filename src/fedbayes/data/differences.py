@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+from fedbayes.data.tokens import Tokens
 from fedbayes.data.wording import listed, size
 from fedbayes.targets import Target
 
@@ -25,12 +26,16 @@ class Described(Protocol):
     def target(self) -> Target:
         """What is to be predicted."""
 
+    @property
+    def tokens(self) -> Tokens | None:
+        """How texts become samples; None if they do not."""
+
 
 class Difference(NamedTuple):
     """In what two kinds of samples differ, in words for a message."""
 
     what: str
-    """SHAPE, SCALE, FEATURES, CLASSES or TARGETS."""
+    """SHAPE, SCALE, FEATURES, TOKENS, CLASSES or TARGETS."""
     first: str
     """How it is of the first."""
     second: str
@@ -42,6 +47,7 @@ SCALE = "samples that are divided by"
 FEATURES = "features"
 CLASSES = "classes"
 TARGETS = "targets"
+TOKENS = "tokens of"
 
 
 def differences(
@@ -64,6 +70,8 @@ def differences(
     named = second.features or not may_lack_names
     if named and first.features != second.features:
         found.append(Difference(FEATURES, _names(first.features), _names(second.features)))
+    if first.tokens != second.tokens:
+        found.append(Difference(TOKENS, _tokens(first.tokens), _tokens(second.tokens)))
     old, new = first.target, second.target
     if (old.kind, old.names) != (new.kind, new.names):
         if old.classes and new.classes:
@@ -75,6 +83,12 @@ def differences(
 
 def _names(features: tuple[str, ...]) -> str:
     return listed(features) or "without names"
+
+
+def _tokens(tokens: Tokens | None) -> str:
+    if tokens is None:
+        return "no tokenizer"
+    return f"the tokenizer {tokens.tokenizer} ({tokens.digest[:12]}…), {tokens.length} of a text"
 
 
 def _target(target: Target) -> str:

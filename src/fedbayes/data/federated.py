@@ -60,7 +60,7 @@ class FederatedData:
         self.mean, self.std = dataset.mean, dataset.std
         if statistics is not None:
             self.mean, self.std = statistics
-        elif len(dataset.shape) == 1:
+        elif len(dataset.shape) == 1 and not dataset.fixed:
             self.mean, self.std = moments(dataset.x, np.sort(partition.train), dataset.scale)
         self.target = self._own_target() if target is None else target
         # As a plain array: indexing the subclass np.memmap costs more.
@@ -78,6 +78,7 @@ class FederatedData:
             dataset=dataset.name,
             digest=dataset.digest,
             samples=dataset.samples,
+            tokens=dataset.tokens,
         )
 
     @property

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 
 from fedbayes.data.dataset import Array, Rows
+from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.targets import Target
 
@@ -49,6 +50,8 @@ class Preprocessing:
     """Digest of its content; empty if it is not known."""
     samples: int = 0
     """Number of its samples."""
+    tokens: Tokens | None = None
+    """How texts become samples, if they do."""
 
     def __post_init__(self) -> None:
         """See that the parts fit together."""
@@ -149,7 +152,9 @@ class Preprocessing:
 
     def _tensor(self, x: Any) -> Tensor:
         """Raw samples [n, ...] of the model's shape."""
-        if hasattr(x, "columns"):
+        if self.tokens is not None and (hasattr(x, "columns") or _are_texts(x)):
+            x = self._texts(x, self.tokens)
+        elif hasattr(x, "columns"):
             x = self._columns(x)
         try:
             raw = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
@@ -167,6 +172,16 @@ class Preprocessing:
             f"the samples are of shape {tuple(raw.shape)}; this model wants {('n', *self.shape)}"
             f"{', or a DataFrame with its features as columns' if self.features else ''}"
         )
+
+    def _texts(self, x: Any, tokens: Tokens) -> Array:
+        """Tokens of texts, or of a column of a DataFrame [n, length]."""
+        where = "the table" if hasattr(x, "columns") else "the list"
+        if hasattr(x, "columns"):
+            if tokens.column not in x.columns:
+                raise DataError(f"the table has no column '{tokens.column}', which has the texts")
+            x = x[tokens.column]
+        ids: Array = tokens.encode(list(x), where)
+        return ids
 
     def _columns(self, frame: Any) -> Array:
         """The features of a DataFrame, float32 [n, D]."""
@@ -202,8 +217,13 @@ class Preprocessing:
 
     def same_inputs(self, other: "Preprocessing") -> bool:
         """Whether networks see the same of a sample under both."""
-        names = ("shape", "scale", "mean", "std", "features", "permuted")
+        names = ("shape", "scale", "mean", "std", "features", "permuted", "tokens")
         return all(getattr(self, name) == getattr(other, name) for name in names)
+
+
+def _are_texts(x: Any) -> bool:
+    """Whether samples are texts, in a list or array."""
+    return len(x) > 0 and not isinstance(x, Tensor | str) and isinstance(x[0], str)
 
 
 def _flat_grey(shape: Sequence[int]) -> tuple[int, ...] | None:

@@ -247,6 +247,8 @@ def _record(run: RunFolder, label: str) -> Record:
         if text := run.free_changes():
             notes.append(text)
         run.refuse_changed_config()
+        if ":" in str(of_data := settings.get("data.name", "")):
+            raise RunError(_untold(str(of_data)))
         config = _built_in(run, own).model_copy(update={"device": "auto"})
         data = stored_data(config, run)
         fields |= {

@@ -19,7 +19,7 @@ WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std;
 """What the network of a file of weights takes."""
 PROGRAM_INPUTS = "raw samples [n, ...], NaN where a value is missing"
 """What a program takes."""
-OWN = ("task.likelihood", "model.name", "method.name")
+OWN = ("task.likelihood", "model.name", "method.name", "data.name")
 """Settings that may name what is in a module of the user's own."""
 _READERS = {"source", "trusted"}
 """What a card does not say of itself."""

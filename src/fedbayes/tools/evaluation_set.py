@@ -76,7 +76,7 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     card, source = _known(model, run, trusted)
     given = _beside(card, source, given)
     if card is not None and not named:
-        if card.data.get("name") == "own":
+        if card.data.get("name") == "own" or ":" in str(card.data.get("name")):
             raise ConfigError(
                 f"{model} was trained on data of its user's own: name what to try it on with "
                 "--set data.path=FILE, or --run RUN for the test sets of a run"
@@ -144,7 +144,12 @@ def _own_names(run: Path) -> frozenset[str]:
     folder = RunFolder(run)
     folder.refuse_changed_config()
     config = folder.config()
-    names = (config.task["likelihood"], config.model.name, config.method["name"])
+    names = (
+        config.task["likelihood"],
+        config.model.name,
+        config.method["name"],
+        config.data.name,
+    )
     return frozenset(name for name in names if ":" in name)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import numpy as np
 
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.settings import SourceSettings
+from fedbayes.data.sources import folders
 from fedbayes.data.sources.files import incomplete, parts_by_name, reading
 from fedbayes.data.sources.images import decode_pictures
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.leaf import leaf_files, read_users
+from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, numbers, read_tables
+from fedbayes.data.tokens import Tokens
 from fedbayes.data.wording import listed, size
 from fedbayes.errors import ColumnError, DataError, did_you_mean
 
@@ -41,11 +45,14 @@ def own_files(path: Path) -> dict[str, list[Path]]:
         files = leaf_files(path)
         if files:
             return files
+        if pictures := folders.picture_files(path):
+            return {"train": pictures}
     else:
         raise DataError(f"there is no file or folder {path}; mend path")
     raise DataError(
-        f"{path} is no data that can be read: give a {', '.join(SUFFIXES)} or LEAF .json file, "
-        "or a folder with files named train and, if wanted, test"
+        f"{path} is no data that can be read: give a {', '.join(SUFFIXES)} or LEAF .json file, a "
+        "folder with files named train and, if wanted, test, or one with pictures in a folder for "
+        "each class"
     )
 
 
@@ -76,11 +83,14 @@ def read_own(
     suffix = files["train"][0].suffix.lower()
     if suffix in TABLES:
         return _read_tables(files, settings, kinds)
-    for setting in ("label", "group", "split", "drop", "features"):
+    for setting in ("label", "group", "split", "drop", "features", "tokens"):
         if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
             raise DataError(
                 f"{files['train'][0]} has no columns, so {setting} has no effect; leave it out"
             )
+    if suffix in folders.SUFFIXES:
+        assert settings.path is not None
+        return folders.read_folders(settings.path, files["train"], settings, kinds)
     read = _read_users if suffix == ".json" else _read_arrays
     return read(files, settings, kinds)
 
@@ -95,6 +105,7 @@ def _read_tables(
     asked = [("label", column) for column in settings.label]
     asked += [("group", settings.group)] if settings.group is not None else []
     asked += [("split", settings.split)] if settings.split is not None else []
+    asked += [("tokens", settings.tokens)] if settings.tokens is not None else []
     left_out = {column for _, column in asked} | set(settings.drop)
     asked += [("features", column) for column in settings.features]
     asked += [("drop", column) for column in settings.drop if not settings.features]
@@ -122,8 +133,16 @@ def _read_tables(
             f"{where}: the first column, which has no name, numbers the rows and is left out"
         )
     features = settings.features or tuple(c for c in frame.columns if c not in left_out)
-    if len(features) == 1 and holds_pictures(frame[features[0]]):
-        x, features = _decoded(frame[features[0]], where), ()
+    tokens, framed = None, None
+    if settings.tokens is not None:
+        tokens = Tokens.of(settings.tokens, str(settings.processor), settings.max_tokens)
+        x = tokens.encode(list(frame[settings.tokens]), where, notes)
+        others, features = [name for name in features if name != settings.tokens], ()
+        if others:
+            notes.append(f"{where}: x is '{settings.tokens}' alone; {listed(others)} are left out")
+    elif len(features) == 1 and holds_pictures(frame[features[0]]):
+        framed = framing(settings)
+        x, features = _decoded(frame[features[0]], where, framed), ()
     else:
         for column in features:
             if holds_pictures(frame[column]):
@@ -141,7 +160,17 @@ def _read_tables(
             "on rows of their own"
         )
     return _assemble(
-        x, labels, groups, testing if parted else None, settings, kinds, where, notes, features
+        x,
+        labels,
+        groups,
+        testing if parted else None,
+        settings,
+        kinds,
+        where,
+        notes,
+        features,
+        tokens,
+        framed,
     )
 
 
@@ -151,15 +180,39 @@ def holds_pictures(column: Any) -> bool:
     return isinstance(first, dict) and "bytes" in first
 
 
-def _decoded(column: Any, where: str) -> Array:
+def _decoded(column: Any, where: str, frame: Framing) -> Array:
     """Pictures uint8 [N, C, H, W]; grey ones only if the first one is grey."""
     from PIL import Image
 
+    if frame != Framing():
+        return _framed(column, where, frame)
     pictures = [cell["bytes"] if isinstance(cell, dict) else None for cell in column]
     with reading(where), Image.open(BytesIO(pictures[0] or b"")) as first:
         channels = 1 if first.mode in ("1", "L", "I", "I;16") else 3
     with ThreadPoolExecutor() as pool:
         return decode_pictures(pictures, channels, pool, where)
+
+
+def _framed(column: Any, where: str, frame: Framing) -> Array:
+    """Pictures of any size, resized [N, C, H, W]."""
+
+    def one(row: int) -> Array:
+        place = f"{where}, row {row + 1:,}"
+        cell = column.iloc[row]
+        image = frame.open((cell["bytes"] if isinstance(cell, dict) else b"") or b"", place)
+        return frame.array(image, place)
+
+    first = one(0)
+    frame = replace(frame, channels=len(first))
+    with ThreadPoolExecutor() as pool:
+        arrays = list(pool.map(one, range(len(column))))
+    for row, array in enumerate(arrays):
+        if array.shape != first.shape:
+            raise DataError(
+                f"{where}: the picture of row {row + 1:,} is {size(array.shape)} (channels, height, "
+                f"width), and that of row 1 {size(first.shape)}; give data.size"
+            )
+    return np.stack(arrays)
 
 
 def _testing(column: Any, name: str, where: str) -> Array:
@@ -282,10 +335,19 @@ def _assemble(
     where: str,
     notes: list[str],
     features: tuple[str, ...],
+    tokens: Tokens | None = None,
+    framed: Framing | None = None,
 ) -> Dataset:
     """The data set of these samples, those to train on first; `testing` is None without a test
     part.
     """
+    statistics, scale = None, 255.0 if x.dtype == np.uint8 else 1.0
+    if tokens is not None:
+        statistics = np.zeros(tokens.length, np.float32), np.ones(tokens.length, np.float32)
+    elif framed is not None:
+        statistics, scale = framed.statistics, framed.scale
+    elif settings.processor is not None:
+        statistics, scale = _of_arrays(x, settings, where, notes)
     sizes = [len(x), len(labels), *([] if groups is None else [len(groups)])]
     if len(set(sizes)) > 1:
         raise DataError(
@@ -308,7 +370,30 @@ def _assemble(
         official_train=trained if parted else None,
         groups=None if group_index is None else group_index[order],
         group_names=group_names,
-        scale=settings.scale or (255.0 if x.dtype == np.uint8 else 1.0),
+        scale=settings.scale or scale,
         features=features,
         notes=tuple(notes),
+        statistics=statistics,
+        tokens=tokens,
     )
+
+
+def _of_arrays(
+    x: Array, settings: SourceSettings, where: str, notes: list[str]
+) -> tuple[tuple[Array, Array] | None, float]:
+    """Statistics and scale of pixels by the processor, where x holds pixels of 8 bits; it is told
+    where it does not.
+    """
+    if settings.size:
+        raise DataError(
+            f"{where} holds no pictures in files, so data.size has no effect; leave it out"
+        )
+    if x.ndim == 4 and x.dtype == np.uint8:
+        framed = framing(settings)
+        if framed.statistics is None or len(framed.mean) == x.shape[1]:
+            return framed.statistics, framed.scale
+    notes.append(
+        f"{where}: x is standardized by its own mean and std, and not as the pretrained network's "
+        "samples were: it holds no pixels of 8 bits with as many channels"
+    )
+    return None, 255.0 if x.dtype == np.uint8 else 1.0
