@@ -61,7 +61,17 @@ def test_ensembles_by_hand(tests):
     uniform = (soft[0] + soft[1]) / 2
     shares = torch.tensor([[0.25] * 5 + [1.0] * 5, [0.75] * 5 + [0.0] * 5])
     weighted = soft[0] * shares[0] + soft[1] * shares[1]
-    for name, p in (("uniform", uniform), ("by class share", weighted)):
+    # Freed of each client's frequencies of classes (one more sample of each), T = 3.
+    level = [3 * p.pow(1 / 3).sum(1, keepdim=True).log() for p in soft]
+    own = (torch.tensor(counts) + 1.0) / (torch.tensor(counts) + 1.0).sum(1, keepdim=True)
+    of_all = (counts + 1.0).sum(0) / (counts + 1.0).sum()
+    freed = torch.as_tensor(of_all).log() + sum(
+        share * (p.log() - whose - frequency.log())
+        for share, p, whose, frequency in zip(shares, soft, level, own, strict=True)
+    )
+    learnt = freed.softmax(1).float()
+    found = ("uniform", uniform), ("by class share", weighted), ("as fuse learns it", learnt)
+    for name, p in found:
         p = p / p.sum(1, keepdim=True)
         score = scores[f"ensemble, {name}"]
         assert score.metrics["accuracy"] == pytest.approx(float((p.argmax(1) == y).double().mean()))

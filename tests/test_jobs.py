@@ -119,12 +119,12 @@ TASKS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_every_likelihood(table, method, likelihood):
     chosen, task = {"name": method}, {"likelihood": likelihood}
-    if method in ("pfnm", "gpi-fnm") and likelihood != "categorical":
-        chosen["class_shares"] = False
-        if likelihood in ("gaussian", "student-t"):
-            task["noise"] = "each"
+    if method in ("pfnm", "gpi-fnm") and likelihood in ("gaussian", "student-t"):
+        task["noise"] = "each"
     if method == "virtual":
         chosen |= {"samples": 2, "predictions": 2}
+    if method == "fedfuse":
+        chosen |= {"steps": 5, "drawn": 64}
     config = Config.create(
         rounds=2,
         model={"hidden": [4]},
@@ -144,12 +144,12 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
 
 
 @pytest.mark.parametrize(
-    ("likelihood", "noise", "text"),
-    [("gaussian", "learnt", "task.noise"), ("gaussian", "each", "class_shares")],
+    ("likelihood", "noise", "shares", "text"),
+    [("gaussian", "learnt", "auto", "task.noise"), ("gaussian", "each", True, "class_shares")],
 )
-def test_matching_says_at_the_start_what_it_cannot(table, likelihood, noise, text):
+def test_matching_says_at_the_start_what_it_cannot(table, likelihood, noise, shares, text):
     config = Config.create(
-        method={"name": "pfnm"},
+        method={"name": "pfnm", "class_shares": shares},
         task={"likelihood": likelihood, "noise": noise},
         **settings(table, "target"),
     )

@@ -151,12 +151,10 @@ class TestGlobal(MethodContract):
 
 PARAMETERS = {
     "virtual": {"samples": 3, "predictions": 4},
-    "gpi-fnm": {"class_shares": False},
-    "pfnm": {"class_shares": False},
-    "fedfuse": {"class_shares": False, "steps": 4, "drawn": 64},
+    "fedfuse": {"steps": 4, "drawn": 64},
 }
 """What methods need where there are no classes."""
-NOISE = {"gpi-fnm": "each", "pfnm": 0.5, "fedfuse": "each"}
+NOISE = {"gpi-fnm": "each", "pfnm": 0.5}
 """Deviations that are no parameters behind the network, for methods that have no place for them."""
 
 

@@ -31,6 +31,7 @@ PARAMETERS = {
     "fedsparse": {"output_gates": True},
     "scaffold-fedsparse": {"output_gates": True},
     "fedl1": {"output_groups": True},
+    "fedfuse": {"steps": 8, "drawn": 128},
 }
 LENET = {"model": {"name": "lenet5"}, "data": {"name": "mnist", "clients": 4, "limit": 200}}
 LENET["data"]["limit_test"] = 100

@@ -1,5 +1,7 @@
 """Methods whose clients report networks and how many samples of each class they have."""
 
+from typing import Literal
+
 import torch
 from pydantic import Field
 
@@ -19,8 +21,10 @@ class Counted(Method[ServerState, Nothing, Gathered]):
 
     reduction = Gathered
 
-    class_shares: bool = Field(
-        True, description="clients tell their samples of each class, which weights their outputs"
+    class_shares: Literal["auto"] | bool = Field(
+        "auto",
+        description="clients tell their samples of each class, which weights their outputs; auto: "
+        "where outputs are of classes",
     )
 
     @property
@@ -29,42 +33,39 @@ class Counted(Method[ServerState, Nothing, Gathered]):
         return True
 
     def check(self, run: Run) -> None:
-        """Shares need an output for each class, and networks all that predicts.
+        """Shares need an output for each class.
 
         Raises:
-            ConfigError: the target has no classes whose shares clients could tell, or noise is
-                learnt behind the network.
+            ConfigError: the target has no classes whose shares clients could tell.
         """
-        if run.likelihood.head() is not None:
-            raise ConfigError(
-                f"{self.name} has no place for noise that is learnt behind the network; set "
-                f"task.likelihood = '{run.likelihood.name}', and task.noise = 'each', or to a "
-                "number"
-            )
-        if self.class_shares and run.likelihood.outputs != run.likelihood.target.classes:
+        if self.class_shares is True and not _by_class(run):
             raise ConfigError(
                 f"{self.name} weights clients' outputs by their samples of each class, and under "
                 f"the likelihood {run.likelihood.name} there is no output for each class; set "
                 "method.class_shares = false"
             )
 
+    def counts_classes(self, run: Run) -> bool:
+        """Whether clients tell their samples of each class."""
+        return _by_class(run) if self.class_shares == "auto" else self.class_shares
+
     def count_pattern(self, run: Run) -> Message:
         """What a proper report holds of counts."""
-        if not self.class_shares:
+        if not self.counts_classes(run):
             return {}
         classes = run.likelihood.target.classes
         return {COUNTS: torch.zeros(1, dtype=torch.int64).expand(classes)}
 
     def counted(self, samples: Samples, run: Run) -> Tensors:
         """The counts of a client."""
-        if not self.class_shares:
+        if not self.counts_classes(run):
             return {}
         classes = run.likelihood.target.classes
         return {COUNTS: torch.bincount(samples.y.cpu(), minlength=classes)}
 
     def accept(self, server: ServerState, report: Report, run: Run) -> None:
         """Counts of classes are not negative, and those of its samples."""
-        if not self.class_shares:
+        if not self.counts_classes(run):
             return
         counts = dense(report.tensors)[COUNTS]
         if bool((counts < 0).any()):
@@ -77,7 +78,7 @@ class Counted(Method[ServerState, Nothing, Gathered]):
     def reweighted(self, report: Report, weight: float) -> Report:
         """Counts of classes are lowered in proportion."""
         tensors = dict(report.tensors)
-        if self.class_shares:
+        if COUNTS in tensors:
             counts = dense(report.tensors)[COUNTS].double()
             tensors[COUNTS] = (counts * (weight / report.weight)).to(torch.int64)
         return Report(tensors, weight)
@@ -85,3 +86,8 @@ class Counted(Method[ServerState, Nothing, Gathered]):
     def compared(self, report: Report, run: Run) -> Tensors:
         """The network."""
         return {n: t for n, t in dense(report.tensors).items() if n != COUNTS}
+
+
+def _by_class(run: Run) -> bool:
+    """Whether there is an output for each class."""
+    return run.likelihood.outputs == run.likelihood.target.classes

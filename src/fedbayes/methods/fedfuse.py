@@ -34,7 +34,7 @@ class FedFuse(Counted[Server]):
     """
 
     name = "fedfuse"
-    summary = "the clients' ensemble, learnt at the server on inputs that are drawn"
+    summary = "the clients' ensemble, learnt on inputs that are drawn"
     paper = "after FedDF, Lin et al. 2020; drawn inputs and teacher: fusion in function space"
     server_state = Server
 
@@ -124,7 +124,7 @@ class FedFuse(Counted[Server]):
         states = [{name: tensors[name] for name in names} for tensors in found.values()]
         average = combine(states, (sizes / sizes.sum()).tolist())
         counts = sizes
-        if self.class_shares:
+        if self.counts_classes(run):
             counts = torch.stack([tensors["counts"] for tensors in found.values()])
         clients = {
             f"client {client}": self._module(state, run)

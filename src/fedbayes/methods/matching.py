@@ -20,7 +20,7 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
-from fedbayes.errors import ModelError
+from fedbayes.errors import ConfigError, ModelError
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.messages import Message, dense
 from fedbayes.models import DenseLayer, dense_layers
@@ -60,12 +60,19 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         Raises:
             ModelError: the network is not fully connected, or has no hidden layer or frozen
                 weights.
-            ConfigError: the target has no classes whose shares clients could tell.
+            ConfigError: noise is learnt behind the network, or the target has no classes whose
+                shares clients could tell.
         """
         if run.network.constants:
             raise ModelError(
                 f"{self.name} matches the neurons of whole networks, but frozen are "
                 f"{', '.join(run.network.constants)}"
+            )
+        if run.likelihood.head() is not None:
+            raise ConfigError(
+                f"{self.name} matches neurons, and has no place for noise that is learnt behind "
+                f"the network; set task.likelihood = '{run.likelihood.name}', and task.noise = "
+                "'each', or to a number"
             )
         super().check(run)
         _layers(run)
@@ -109,7 +116,7 @@ class GpiFnm(MatchingSettings, Counted[Server]):
     ) -> tuple[Report, Nothing, Info]:
         """Report the weights, and the samples of each class."""
         report = _numbered(solved.parameters, _layers(at.run))
-        if self.class_shares:
+        if problem.given:
             report["counts"] = problem.given["counts"]
         return Report(report, float(solved.count)), client, solved.info
 
@@ -126,7 +133,7 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         layers = _layers(at.run)
         biased = any(layer.bias is not None for layer in layers)
         counts = None
-        if self.class_shares:
+        if self.counts_classes(at.run):
             counts = np.stack([latest[f"{client}/counts"].double().numpy() for client in clients])
         matching = match_networks(
             [_plain(latest, client, len(layers), biased) for client in clients],

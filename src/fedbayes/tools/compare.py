@@ -19,6 +19,7 @@ from fedbayes.data.wording import describe
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.fusion.combining import combine
+from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares
 from fedbayes.likelihoods import Likelihood, Predictor, evaluate, predictor, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.gaussian import Gaussian
@@ -253,7 +254,8 @@ def compare(
         inputs: names of those models that were fused: their average (where their shapes agree)
             and their ensemble (the mean of their predictive distributions) are tried as well.
         counts: training samples of each input and class [S, K]; with them, an ensemble weighted
-            by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk.
+            by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk, and one of log-probabilities
+            freed of each client's frequencies of classes, as a fusion in function space learns it.
 
     Raises:
         ModelError: a model does not fit the data, or the counts do not fit the inputs.
@@ -287,6 +289,7 @@ def compare(
         if counts is not None:
             shares = torch.as_tensor(counts / np.maximum(counts.sum(0), 1), dtype=torch.float32)
             candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
+            candidates["ensemble, as fuse learns it"] = _taught(fused, alike, counts)
     scores = []
     for name, one in candidates.items():
         terms = evaluate(one.likelihood, one.draw, tests.samples)
@@ -353,7 +356,7 @@ def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = 
         shares: weights of each model and class, [S, K].
     """
     first, size = models[0], sum(model.parameters for model in models)
-    whose = first.standardized if alike else "each by its own"
+    whose = _whose(models, alike)
     alone = [predictor(model.likelihood, model.draw) for model in models]
     if first.likelihood.target.classes:
         if shares is None:
@@ -374,6 +377,19 @@ def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = 
         return torch.cat([one.repeat(draws // len(one), 1, 1) for one in each])
 
     return Candidate(draw, first.likelihood, size, first.preprocessing, whose)
+
+
+def _taught(models: Sequence[Candidate], alike: bool, counts: npt.NDArray[np.int64]) -> Candidate:
+    """What a fusion in function space learns: see `fedbayes.fusion.teacher.Teacher`."""
+    first, size = models[0], sum(model.parameters for model in models)
+    alone = [predictor(model.likelihood, model.draw) for model in models]
+    teacher = Teacher(alone, class_shares(counts), offsets=class_offsets(counts))
+    return _answering(teacher, size, first.preprocessing, _whose(models, alike))
+
+
+def _whose(models: Sequence[Candidate], alike: bool) -> str:
+    """By whose numbers the models of an ensemble standardize."""
+    return models[0].standardized if alike else "each by its own"
 
 
 def ensemble(models: Sequence[Predictor], shares: Tensor) -> Predictor:
