@@ -82,7 +82,7 @@ def _import_torchvision() -> None:
     if find_spec("torchvision") is None:
         return
     try:
-        import torchvision  # type: ignore[import-untyped]  # noqa: F401
+        import torchvision  # type: ignore[import-untyped]
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
@@ -101,7 +101,8 @@ def _importing(what: str, error: type[FedbayesError]) -> Iterator[None]:
             cause = cause.__cause__
         raise error(
             f"{what} cannot import what it needs: {_in_short(cause)}. Packages may be of versions "
-            "that do not go together, torch and torchvision for example; install both from one place"
+            "that do not "
+            "go together, torch and torchvision for example; install both from one place"
         ) from broken
 
 
@@ -147,16 +148,17 @@ def _told(what: str, name: str, broken: Exception, folder: bool, silent: str) ->
     reason = _in_short(broken)
     if "trust_remote_code" in str(broken):
         return (
-            f"{what} {name} comes with code of its own, which is never run here. Take one that the "
-            "package knows; or wrap it in a factory of your own (model.name = package.module:factory)"
+            f"{what} {name} comes with code of its own, which is never run here. Take one that "
+            "the package knows; or wrap it in a factory of your own (model.name = "
+            "package.module:factory)"
         )
     if folder:
         return f"cannot load {what} from the folder {name}: {reason}"
     if silent:
         return (
-            f"cannot load {what} {name}: the Hugging Face hub does not answer ({silent}), and there "
-            "is no copy of it here, nor a folder of this name. Where there is a network: hf download "
-            f"{name.partition('@')[0]} --local-dir FOLDER; then give the FOLDER"
+            f"cannot load {what} {name}: the Hugging Face hub does not answer ({silent}), and "
+            "there is no copy of it here, nor a folder of this name. Where there is a network: "
+            f"hf download {name.partition('@')[0]} --local-dir FOLDER; then give the FOLDER"
         )
     return f"cannot load {what} {name} from the Hugging Face hub: {reason}"
 
@@ -220,9 +222,8 @@ def image_processor(name: str, error: type[FedbayesError]) -> Any:
     from transformers import AutoImageProcessor
 
     def loader(place: str, **options: Any) -> Any:
-        return AutoImageProcessor.from_pretrained(
-            place, trust_remote_code=False, backend="pil", **options
-        )
+        kind: Any = AutoImageProcessor
+        return kind.from_pretrained(place, trust_remote_code=False, backend="pil", **options)
 
     return load("the image processor", name, loader, error)
 
@@ -241,9 +242,9 @@ def timm_data(name: str, error: type[FedbayesError]) -> dict[str, Any]:
     import timm
 
     require_timm_name(name, error)
-    found: dict[str, Any] = timm.data.resolve_data_config(
-        pretrained_cfg=timm.get_pretrained_cfg(name).to_dict()
-    )
+    data: Any = timm.data
+    config: Any = timm.get_pretrained_cfg(name)
+    found: dict[str, Any] = data.resolve_data_config(pretrained_cfg=config.to_dict())
     return found
 
 

@@ -64,8 +64,8 @@ def build(
         module = _with_head(module, head)
     if settings.weights is not None:
         _load(module, settings, settings.weights)
-    local = _batch_norm(module, settings)
-    network = Network(module, device=device, precision=precision, shape=shape, local=local)
+    own = _batch_norm(module, settings)
+    network = Network(module, device=device, precision=precision, shape=shape, own=own)
     _try_out(network, settings.name, shape, width)
     return network
 

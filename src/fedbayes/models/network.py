@@ -63,7 +63,7 @@ class Network:
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
         shape: tuple[int, ...] | None = None,
-        local: frozenset[str] = frozenset(),
+        own: frozenset[str] = frozenset(),
     ) -> None:
         """Take a module over.
 
@@ -72,11 +72,9 @@ class Network:
             device: where it computes.
             precision: of its computations.
             shape: of a sample; wanted where somebody asks for `groups`.
-            local: names of tensors that are each client's own.
+            own: names of tensors that are each client's own.
         """
         self.shape = shape
-        self.local = local
-        """Names of tensors that are each client's own, and never leave it."""
         self.module = module.to(device)
         self.device = torch.device(device)
         self.precision = precision
@@ -84,8 +82,11 @@ class Network:
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         fixed = frozen_buffers(module)
         buffers = {n: b for n, b in module.named_buffers() if n in stored and n not in fixed}
-        self.initial: Tensors = _copies({**trained, **buffers})
-        """Weights at the start: all that a client's training may change."""
+        changed = {**trained, **buffers}
+        self.initial: Tensors = _copies({n: t for n, t in changed.items() if n not in own})
+        """Weights at the start: all that a client's training may change, and everybody shares."""
+        self.own: Tensors = _copies({n: t for n, t in changed.items() if n in own})
+        """Weights at the start that are each client's own: they never leave it."""
         self.buffers = frozenset(buffers)
         """Names of those that no gradient trains, such as running means."""
         self.constants: Tensors = {
@@ -132,7 +133,7 @@ class Network:
                         continue
                     own = f"{prefix}.{key}" if prefix else key
                     name = names.setdefault(id(tensor), own)
-                    if name in self.initial:
+                    if name in self.initial or name in self.own:
                         slots.append((table, key, name, tensor))
         return slots
 
@@ -199,7 +200,7 @@ class Network:
         return trained, {name: t for name, t in self.initial.items() if name in self.buffers}
 
     def adopt(self, model: Tensors) -> None:
-        """Take the frozen tensors of a whole model of this network in place of its own, in place."""
+        """Take the frozen tensors of a whole model in place of the network's own, in place."""
         own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for name in self.constants.keys() & model.keys():
             self.constants[name] = model[name].detach().to("cpu", copy=True)
@@ -240,6 +241,11 @@ class Network:
             )
         return self.whole(weights)
 
+    @property
+    def start(self) -> Tensors:
+        """All of the network at the start, as a `state_dict` holds it."""
+        return self.whole({**self.initial, **self.own})
+
     def parameters(self, model: Tensors) -> Tensors:
         """The tensors of a model that are parameters, the frozen ones among them; no buffers."""
         return {
@@ -266,8 +272,8 @@ class Network:
     def _bound(self, weights: Tensors) -> Iterator[None]:
         """Have tensors in their places in the module, and its own there after."""
         try:
-            for table, key, name, _ in self._slots:
-                table[key] = weights[name]
+            for table, key, name, own in self._slots:
+                table[key] = weights[name] if name not in self.own else weights.get(name, own)
             yield
         finally:
             for table, key, _, own in self._slots:

@@ -8,14 +8,13 @@ from torch import Tensor, nn
 from fedbayes import pretrained
 from fedbayes.errors import ModelError
 from fedbayes.models.settings import ModelSettings
-from fedbayes.pretrained import PADDING
 
 
 class TextNetwork(nn.Module):
     """A network of `transformers` for texts, as a function of their tokens.
 
-    A sample is a row of token ids, in which `PADDING` follows a text that is shorter. So the mask
-    of the attention is in the sample, whichever id a tokenizer pads with.
+    A sample is a row of token ids, in which `fedbayes.pretrained.PADDING` follows a text that is
+    shorter. So the mask of the attention is in the sample, whichever id a tokenizer pads with.
     """
 
     def __init__(self, network: nn.Module, pad: int) -> None:
@@ -26,7 +25,7 @@ class TextNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Token ids [n, length], of any type, to outputs [n, width]."""
         ids = x.long()
-        given = ids != PADDING
+        given = ids >= 0  # as `PADDING` is not
         # Something must be attended to, even in a text without a token.
         first = torch.arange(ids.shape[1], device=ids.device) == 0
         answer = self.network(
@@ -89,7 +88,7 @@ def _transformers(
     task = _task(settings, config)
     _check_shape(task, config, shape, name)
     config.num_labels = outputs
-    kind = (
+    kind: Any = (
         transformers.AutoModelForSequenceClassification
         if task == "sequence-classification"
         else transformers.AutoModelForImageClassification
@@ -222,7 +221,7 @@ def _add_adapters(network: nn.Module, settings: ModelSettings) -> None:
 
     config = LoraConfig(
         r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
         target_modules=list(settings.lora_targets) or None,
     )

@@ -75,13 +75,13 @@ class ModelSettings(BaseModel):
     )
     lora_trains: Annotated[Literal["both", "b"], Only("trains", "lora")] = Field(
         "both",
-        description="both: the factors A and B of adapters train; b: A stays as drawn, which halves "
-        "what is sent, and the mean of clients' B is that of what their adapters add",
+        description="both: the factors A and B of adapters train; b: A stays as drawn, which "
+        "halves what is sent, and the mean of clients' B is that of what their adapters add",
     )
     batch_norm: Literal["default", "averaged", "local", "frozen"] = Field(
         "default",
-        description="batch normalization. averaged: statistics, scales and shifts like all weights; "
-        "local: they are each client's own and never sent (FedBN); frozen: statistics stay as they "
+        description="batch normalization. averaged: statistics, scales and shifts like all "
+        "weights; local: they are each client's own and never sent (FedBN); frozen: statistics stay as they "
         "are. Default: frozen in networks of which only a head or adapters train, else averaged",
     )
     hidden: Annotated[Several[int], Only("name", "mlp")] = Field(

@@ -217,7 +217,12 @@ class Config(BaseModel):
     def build_method(self) -> "AnyMethod":
         """The method with its parameters."""
         parameters = {key: value for key, value in self.method.items() if key != "name"}
-        return find_method(self.method["name"]).model_validate(parameters)
+        method = find_method(self.method["name"]).model_validate(parameters)
+        if self.model.batch_norm != "local":
+            return method
+        from fedbayes.methods.own_layers import with_own_layers
+
+        return with_own_layers(method)
 
     @property
     def target_kinds(self) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ def open_model(
     if card is not None:
         weights = network.completed(weights, card.frozen, name)
         count = parameter_count(weights)
-    wanted = network.whole(network.initial)
+    wanted = network.start
     named = named_as(weights, wanted)
     cut = settings.name == "mlp" or (card is not None and given is None)
     if named is not None and not cut and _shapes(named) != _shapes(wanted):

@@ -224,6 +224,18 @@ def refuse_own_order(card: Card | None, name: str) -> None:
         )
 
 
+def _columns_of(before: Preprocessing) -> dict[str, Any]:
+    """Settings that find the columns of a model's samples in a table."""
+    tokens = before.tokens
+    if tokens is None:
+        return {"features": before.features}
+    return {
+        "tokens": tokens.column,
+        "processor": tokens.tokenizer,
+        "max_tokens": tokens.length,
+    }
+
+
 def trained_in(source: str) -> str:
     """By whose numbers samples are standardized: those that a run folder or model file keeps."""
     return f"by the numbers of its training, in {source}"
@@ -267,9 +279,10 @@ def _new_rows(
     """
     settings = config.data
     asked = settings.model_fields_set - {"name"}
-    used = {"path", "dir", "label", "group", "split", "missing", "scale"}
+    used = {"path", "dir", "label", "group", "split", "missing", "scale", "processor"}
+    used |= {"size", "crop"}
     if card is None:
-        used |= {"classes", "drop", "features"}
+        used |= {"classes", "drop", "features", "tokens", "max_tokens"}
     idle = sorted(asked - used)
     if idle:
         by = f", with the features and classes that {source} names" if card is not None else ""
@@ -282,7 +295,7 @@ def _new_rows(
         read["classes"] = before.classes
         if has_columns(path):
             label = [before.label or "label"] if before.classes else before.target.names
-            read = {"label": label, **read, "features": before.features}
+            read = {"label": label, **read, **_columns_of(before)}
     try:
         dataset = load_dataset(DataSettings(**read), kinds)
     except ValidationError as error:
@@ -310,6 +323,7 @@ def _new_rows(
             dataset=dataset.name,
             digest=dataset.digest,
             samples=dataset.samples,
+            tokens=dataset.tokens,
         )
     else:
         preprocessing, whose = card.preprocessing, trained_in(source)

@@ -224,7 +224,7 @@ def _module(
     )
     if card is not None:
         weights = network.completed(weights, card.frozen, name)
-    wanted = network.whole(network.initial)
+    wanted = network.start
     named = named_as(weights, wanted)
     if named is None or any(named[key].shape != tensor.shape for key, tensor in wanted.items()):
         if settings.name == "mlp" and likelihood.head() is None:

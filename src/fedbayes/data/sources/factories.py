@@ -22,8 +22,8 @@ EVERYBODY = "test"
 """Under this name a test set is that of all clients."""
 _FORM = (
     "a dict, or pairs, of client names and data; the data of a client are (x, y) arrays, a torch "
-    "Dataset of such pairs, a Hugging Face dataset, a function that returns one of these, or a dict "
-    "with train and test of these"
+    "Dataset of such pairs, a Hugging Face dataset, a function that returns one of these, or a "
+    "dict with train and test of these"
 )
 
 
@@ -203,7 +203,8 @@ def _samples(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array,
     if _is_arrays(data) and set(data) == {"x", "y"}:
         data = (data["x"], data["y"])
     if isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "__len__"):
-        yield from _of_arrays(*data, client, reading)
+        x, y = data
+        yield from _of_arrays(x, y, client, reading)
     elif hasattr(data, "column_names") and hasattr(data, "features"):
         yield from _of_hugging_face(data, client, reading)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):

@@ -209,8 +209,8 @@ def _framed(column: Any, where: str, frame: Framing) -> Array:
     for row, array in enumerate(arrays):
         if array.shape != first.shape:
             raise DataError(
-                f"{where}: the picture of row {row + 1:,} is {size(array.shape)} (channels, height, "
-                f"width), and that of row 1 {size(first.shape)}; give data.size"
+                f"{where}: the picture of row {row + 1:,} is {size(array.shape)} (channels, "
+                f"height, width), and that of row 1 {size(first.shape)}; give data.size"
             )
     return np.stack(arrays)
 

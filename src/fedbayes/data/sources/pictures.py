@@ -54,9 +54,9 @@ class Framing:
                 image.load()
                 return ImageOps.exif_transpose(image)
         except Exception as error:  # Pillow raises of many classes
-            reason = str(error).strip().splitlines()
+            reason = str(error).strip() or type(error).__name__
             raise DataError(
-                f"cannot read the picture {where}: {reason[0] if reason else type(error).__name__}; "
+                f"cannot read the picture {where}: {reason.splitlines()[0]}; "
                 "it is damaged or none: mend it, or take it away"
             ) from error
 
