@@ -4,7 +4,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -136,7 +136,7 @@ def load(
         silent = unreachable()
         options["local_files_only"] = bool(silent)
     try:
-        with _quiet():
+        with _quiet(), _offline() if silent else nullcontext():
             return loader(place, **options)
     except FedbayesError:
         raise
@@ -155,10 +155,14 @@ def _told(what: str, name: str, broken: Exception, folder: bool, silent: str) ->
     if folder:
         return f"cannot load {what} from the folder {name}: {reason}"
     if silent:
+        where = name.partition("@")[0]
+        way = f"hf download {where} --local-dir FOLDER; then give the FOLDER"
+        if "/" not in where:  # of timm, which has its own names for what is on the hub
+            way = "load it once by its name, and copy the cache (HF_HOME)"
         return (
             f"cannot load {what} {name}: the Hugging Face hub does not answer ({silent}), and "
-            "there is no copy of it here, nor a folder of this name. Where there is a network: "
-            f"hf download {name.partition('@')[0]} --local-dir FOLDER; then give the FOLDER"
+            "there is no copy of it in its cache here, nor a folder of this name. Where there is a "
+            f"network: {way}"
         )
     return f"cannot load {what} {name} from the Hugging Face hub: {reason}"
 
@@ -167,6 +171,19 @@ def _in_short(error: BaseException) -> str:
     text = " ".join(str(error).split())
     short = text if len(text) <= _LONGEST else text[:_LONGEST].rsplit(" ", 1)[0] + " …"
     return short.rstrip(".") or type(error).__name__
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Have the libraries look into the hub's cache alone, as HF_HUB_OFFLINE does."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 @contextmanager

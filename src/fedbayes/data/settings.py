@@ -97,7 +97,7 @@ class SourceSettings(BaseModel):
         "tokens of a pretrained network; all other columns but label, group and split are left "
         "out.",
     )
-    max_tokens: Annotated[int, Only("tokens")] = Field(
+    max_tokens: Annotated[int, Only("processor")] = Field(
         128, ge=1, description="Tokens of a sample: what is longer is cut, what is shorter padded."
     )
     processor: str | None = Field(

@@ -81,8 +81,9 @@ class ModelSettings(BaseModel):
     batch_norm: Literal["default", "averaged", "local", "frozen"] = Field(
         "default",
         description="batch normalization. averaged: statistics, scales and shifts like all "
-        "weights; local: they are each client's own and never sent (FedBN); frozen: statistics stay as they "
-        "are. Default: frozen in networks of which only a head or adapters train, else averaged",
+        "weights; local: they are each client's own and never sent (FedBN); frozen: statistics "
+        "stay as they are. Default: frozen in networks of which only a head or adapters train, "
+        "else averaged",
     )
     hidden: Annotated[Several[int], Only("name", "mlp")] = Field(
         (100,), description="widths of the hidden layers (mlp)"
