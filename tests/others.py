@@ -7,8 +7,17 @@ import torch
 from fedbayes import pretrained
 from fedbayes.errors import ModelError
 
-WORDS = "good bad fine poor great awful pain fever none severe mild the a was is very not".split()
+WORDS = ["good", "bad", "fine", "poor", "great", "awful", "pain", "fever", "none", "severe", "mild", "the", "a", "was", "is", "very", "not"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def available(package: str) -> bool:
+    """Whether a package of the extra `hf` is here and works."""
+    try:
+        pretrained.require(package, "a test", ModelError)
+    except ModelError:
+        return False
+    return True
 
 
 def write_text_network(folder: Path, hidden: int = 32, layers: int = 2, length: int = 32) -> Path:
@@ -68,7 +77,7 @@ def write_image_network(folder: Path) -> Path:
 
 def write_texts(file: Path, rows: int = 90) -> Path:
     """Texts of three sites, of which a word tells the class."""
-    kinds = ("good fine great none".split(), "bad poor awful severe".split())
+    kinds = (["good", "fine", "great", "none"], ["bad", "poor", "awful", "severe"])
     lines = ["site,note,outcome"]
     for row in range(rows):
         word = kinds[row % 2][row // 2 % 4]

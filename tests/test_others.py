@@ -11,15 +11,16 @@ from fedbayes import Config, Simulation
 from fedbayes.contracts import At
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import ConfigError, DataError, FedbayesError, ModelError, RunError
+from fedbayes.federation.client_runtime import Task
 from fedbayes.messages import decode, encode
 from fedbayes.models import ModelSettings, build
 from fedbayes.tools.compare import compare, open_model
 from fedbayes.tools.evaluation_set import find_tests
 from fedbayes.tools.export import export
-from tests.others import write_image_network, write_text_network, write_texts
+from tests.others import available, write_image_network, write_text_network, write_texts
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
+if not (available("transformers") and available("peft")):
+    pytest.skip("the extra hf is not installed", allow_module_level=True)
 TEXTS = ["the pain was good", "fever", "the pain was awful not a fine is very mild"]
 
 
@@ -124,9 +125,7 @@ def test_the_whole_network_comes_back_beside_the_same_base_alone(tmp_path, bert,
     export(folder, tmp_path / "whole.pt2")
     ids = torch.from_numpy(run.preprocessing.tokens.encode(TEXTS, "here"))
     program = torch.export.load(tmp_path / "whole.pt2").module()
-    torch.testing.assert_close(
-        program(ids.float()).log_softmax(-1), answers, rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(program(ids.float()).log_softmax(-1), answers, rtol=1e-4, atol=1e-5)
     weights = base / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1
@@ -177,8 +176,6 @@ def test_with_a_fixed_factor_the_mean_of_adapters_is_that_of_what_they_add(bert,
         message = encode(method.message(server, At(simulation.run, 1)))
         reports = []
         for client in range(3):
-            from fedbayes.federation.client_runtime import Task
-
             task = Task(client, 1, message, None, net.constants_digest)
             reports.append(decode(simulation.runtime.train(task).report))
         sizes = torch.tensor(simulation.data.train_sizes(), dtype=torch.float64)
@@ -216,7 +213,8 @@ def test_pictures_are_seen_as_the_processor_does(vit, tmp_path):
 
 
 def test_a_frozen_body_keeps_its_statistics():
-    pytest.importorskip("timm")
+    if not available("timm"):
+        pytest.skip("timm is not installed")
     chosen = ModelSettings(name="timm", pretrained="resnet10t", scratch=True, trains="head")
     net = build(chosen, (3, 32, 32), 4, seed=0)
     assert set(net.initial) == {"fc.weight", "fc.bias"} and not net.buffers

@@ -17,10 +17,12 @@ class TextNetwork(nn.Module):
     shorter. So the mask of the attention is in the sample, whichever id a tokenizer pads with.
     """
 
-    def __init__(self, network: nn.Module, pad: int) -> None:
+    def __init__(self, network: nn.Module, pad: int, vocabulary: int) -> None:
         super().__init__()
         self.network = network
         self.pad = pad
+        self.vocabulary = vocabulary
+        """How many tokens it knows."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Token ids [n, length], of any type, to outputs [n, width]."""
@@ -115,7 +117,7 @@ def _transformers(
     pad = config.get_text_config().pad_token_id
     if pad is None:  # the last token of a text is found by it
         network.config.pad_token_id = pad = 0
-    return network, head, TextNetwork(network, pad)
+    return network, head, TextNetwork(network, pad, config.get_text_config().vocab_size)
 
 
 def _task(settings: ModelSettings, config: Any) -> str:
@@ -155,7 +157,7 @@ def _check_shape(task: str, config: Any, shape: tuple[int, ...], name: str) -> N
         if len(shape) != 1:
             raise ModelError(
                 f"{name} takes texts, and a sample of this data has shape {shape}; name the column "
-                "of texts with data.text"
+                "of texts with data.tokens"
             )
         most = getattr(config.get_text_config(), "max_position_embeddings", None)
         if most is not None and shape[0] > most:

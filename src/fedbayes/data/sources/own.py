@@ -42,11 +42,11 @@ def own_files(path: Path) -> dict[str, list[Path]]:
             parts = parts_by_name(path, suffix)
             if "train" in parts:
                 return parts
+        if pictures := folders.picture_files(path):
+            return {"train": pictures}
         files = leaf_files(path)
         if files:
             return files
-        if pictures := folders.picture_files(path):
-            return {"train": pictures}
     else:
         raise DataError(f"there is no file or folder {path}; mend path")
     raise DataError(

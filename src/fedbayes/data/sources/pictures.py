@@ -135,7 +135,12 @@ def _of_processor(name: str) -> Framing:
     """
     if name.startswith(pretrained.TIMM):
         return _of_timm(pretrained.timm_data(name.removeprefix(pretrained.TIMM), DataError))
-    found = pretrained.image_processor(name, DataError)
+    try:
+        found = pretrained.image_processor(name, DataError)
+    except DataError as error:
+        raise DataError(
+            f"{error}. Where samples are texts, their column is named with data.tokens"
+        ) from error
     size = dict(getattr(found, "size", None) or {})
     crop = dict(getattr(found, "crop_size", None) or {})
     both = (int(size["height"]), int(size["width"])) if "height" in size else None
