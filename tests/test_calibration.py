@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 import fedbayes
 from fedbayes.likelihoods import evaluate
 from fedbayes.likelihoods.categorical import Categorical
-from fedbayes.likelihoods.trust import Trust
+from fedbayes.likelihoods.multilabel import Multilabel
+from fedbayes.likelihoods.trust import Trust, examine
 from fedbayes.metrics import calibrate, uncertainty
 from fedbayes.reports.charts import diagram
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
-from fedbayes.tools.calibration import plot
+from fedbayes.tools.calibration import plot, summary
 from tests.test_fusion import command
 
 
@@ -26,13 +27,55 @@ def test_calibration_error_by_hand(pairs):
     confidence, right = (np.array(column) for column in zip(*pairs, strict=True))
     expected = 0.0
     for low in range(10):
-        inside = (confidence * 10 >= low) & ((confidence * 10 < low + 1) | (low == 9))
+        inside = (confidence > low / 10) & (confidence <= (low + 1) / 10)
         if inside.any():
             gap = abs(right[inside].mean() - confidence[inside].mean())
-            expected += inside.mean() * gap
+            expected += inside.sum() / (confidence > 0).sum() * gap
     found = calibrate(torch.tensor(confidence), torch.tensor(right), bins=10)
-    assert found.error == pytest.approx(expected, abs=1e-9)
-    assert int(found.count.sum()) == len(pairs)
+    assert found.untold == (confidence == 0).sum()
+    assert int(found.count.sum()) == len(pairs) - found.untold
+    if found.untold < len(pairs):
+        assert found.error == pytest.approx(expected, abs=1e-9)
+    else:
+        assert math.isnan(found.error)
+
+
+def test_an_edge_belongs_to_the_bin_below():
+    confidence = torch.tensor([k / 5 for k in range(1, 6)], dtype=torch.float64)
+    found = calibrate(confidence, torch.ones(5, dtype=torch.bool), bins=5)
+    assert found.count.tolist() == [1] * 5
+    torch.testing.assert_close(found.confidence, confidence)
+
+
+def test_a_class_that_is_ruled_out_is_a_prediction():
+    """A probability of 0 of one class leaves those of the others as they are."""
+    logits = torch.tensor([[-torch.inf, 1.0, 3.0], [-torch.inf, 0.0, 0.0], [-torch.inf] * 3])
+    likelihood = Categorical(target=Target("class", ("a", "b", "c")))
+    terms = likelihood.terms(logits[None], torch.tensor([2, 0, 1]))
+    assert terms["correct"].tolist() == [1, 0, 0]
+    assert float(terms["nll"][0]) == pytest.approx(math.log1p(math.exp(-2)))
+    assert terms["nll"][1:].tolist() == [math.inf, math.inf]
+    assert float(terms["confidence"][1]) == pytest.approx(0.5)
+    assert float(terms["confidence"][2]) == 0.0
+
+
+def test_what_is_not_a_number_is_neither_right_nor_sure():
+    """Of classes and of labels; the other samples' calibration is as without it."""
+    rng = torch.Generator().manual_seed(0)
+    for kind, target, y in (
+        (Categorical, Target("class", ("a", "b")), torch.randint(2, (40,), generator=rng)),
+        (Multilabel, Target("labels", ("a", "b")), torch.randint(2, (40, 2), generator=rng)),
+    ):
+        likelihood, f = kind(target=target), torch.randn(40, 2, generator=rng)
+        y = y if kind is Categorical else y.float()
+        clean = examine(likelihood, [(lambda x: x[None], Samples(f[1:], y[1:]))])
+        f[0] = torch.nan
+        found = examine(likelihood, [(lambda x: x[None], Samples(f, y))])
+        assert found.calibration.error == clean.calibration.error
+        assert found.calibration.untold == (1 if kind is Categorical else 2)
+        assert "nothing was predicted" in diagram(found.calibration).note
+        assert summary(found)["not_predicted"] == found.calibration.untold
+        assert "not_predicted" not in summary(clean)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 3000), st.floats(0.1, 5))
@@ -51,7 +94,7 @@ def test_thin_bins_are_merged_in_the_diagram(seed, samples, skew):
         assert before.high <= after.low + 1e-12
     for one in found.bins:
         low, high = round(one.low * 15), round(one.high * 15)
-        place = np.minimum((confidence * 15).astype(int), 14)
+        place = np.ceil(confidence * 15).astype(int) - 1
         inside = (place >= low) & (place < high)
         assert inside.sum() == one.count
         assert right[inside].mean() == pytest.approx(one.accuracy)

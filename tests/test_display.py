@@ -1,27 +1,43 @@
 """What a run shows while it goes: compared with the numbers of the run."""
 
 import io
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import rich
 from rich.console import Console
 
 import fedbayes
 from fedbayes import Config, Simulation
+from fedbayes.errors import RunError
 from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.federation.engines import AtWork
+from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.runs import display as shown
+from fedbayes.runs import pace as pace_of
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
-from fedbayes.runs.display import Display, Pace, clock
+from fedbayes.runs.display import Display, clock
+from fedbayes.runs.heartbeat import Work
+from fedbayes.runs.notebook import Panel, sparkline
+from fedbayes.runs.pace import Pace
 
 SMALL = {"data": {"clients": 4, "partition": "iid"}, "model": {"hidden": [8]}}
+
+
+@pytest.fixture(autouse=True)
+def no_round_is_long(monkeypatch):
+    """However slow the machine that tests run on."""
+    monkeypatch.setattr(pace_of, "LONG", math.inf)
 
 
 def small(**changes):
@@ -107,8 +123,8 @@ def test_a_quick_start_is_silent_and_a_slow_one_is_not(monkeypatch):
     ("width", "there", "absent"),
     [
         (30, [r"round 3/3"], ["local", "down"]),
-        (60, [r"round 3/3", r"0:00", r"global 0\.\d{4}"], ["down"]),
-        (80, [r"round 3/3", r"0:00", r"global 0\.\d{4}  local 0\.\d{4}"], []),
+        (60, [r"round 3/3", r"0:0\d", r"global 0\.\d{4}"], ["down"]),
+        (80, [r"round 3/3", r"0:0\d", r"global 0\.\d{4}  local 0\.\d{4}"], []),
         (120, [r"round 3/3", r"━", r"global 0\.\d{4}  local 0\.\d{4}  down .* up "], []),
     ],
 )
@@ -135,7 +151,7 @@ def test_the_line_fits_and_the_round_outlives_the_accuracies(width, there, absen
 def test_the_longest_of_rounds_keep_their_time_at_60_columns():
     console = Console(width=60, force_terminal=True, file=io.StringIO())
     simulation = SimpleNamespace(
-        config=SimpleNamespace(rounds=1000),
+        config=SimpleNamespace(rounds=1000, metrics=[]),
         progress=SimpleNamespace(bytes_down=10**12, bytes_up=10**12),
         method=FedAvg(),
         likelihood=SimpleNamespace(metric="accuracy"),
@@ -152,6 +168,72 @@ def test_the_longest_of_rounds_keep_their_time_at_60_columns():
     assert "1:06:40, " in line
     assert "  7/100 clients" in line
     assert "global" not in line
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_long_round_has_a_bar_of_its_clients_and_names_who_is_away(width, monkeypatch):
+    monkeypatch.setattr(pace_of, "LONG", 5.0)
+    console = Console(width=width, force_terminal=True, file=io.StringIO())
+    pace = Pace(9, 0.0)
+    pace.heard(30.0)
+    busy = Activity(TRAINING, 1, 100, 500)
+    work = Work(tuple("abcde"), 40, {"Ward 7": "not connected"}, 1, 100)
+    assert not pace.is_long(4.0)
+    assert pace.is_long(30.0)
+    with console.capture() as captured:
+        console.print(shown._clients_row(width, 9, busy, work, pace, 30.0))
+    (line,) = captured.get().splitlines()
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip()
+    # A fifth of them in half a minute: two minutes for the others.
+    assert line.startswith("clients    ━━━━╸━" if width > 80 else "clients    ━╸━")
+    assert len(line) <= width
+    if width == 120:
+        told = "2:00 left in the round  away: Ward 7  at work: a, b, c and 37 more"
+        assert line.endswith(told)
+    elif width >= 60:
+        assert "2:00 left in the round  away: " in line
+
+
+def test_clients_that_answered_out_of_turn_are_counted_where_rounds_wait(monkeypatch):
+    """The first client of the round is the last to answer, which the cohort's order would hide."""
+    monkeypatch.setattr(shown, "QUIET", 0.1)
+    monkeypatch.setattr(shown, "_TICK", 0.02)
+    console = Console(file=io.StringIO(), width=80)
+    answered = threading.Event()
+
+    class Late(Sequential):
+        count = 0
+
+        def train(self, tasks):
+            first, *others = tasks
+            outcomes = []
+            for outcome in super().train(others):
+                outcomes.append(outcome)
+                self.count += 1
+            answered.wait(60)
+            yield from super().train([first])
+            yield from outcomes
+
+        def at_work(self):
+            return AtWork(super().at_work().working, self.count, {0: "not connected"})
+
+    def end():
+        while "3 of 4 clients" not in console.file.getvalue():
+            time.sleep(0.02)
+        answered.set()
+
+    threading.Thread(target=end, daemon=True).start()
+    with (
+        Display(console) as display,
+        Simulation(
+            small(rounds=1), engine=lambda run: Late(run.runtime), notify=display.notify
+        ) as simulation,
+    ):
+        display.begin(simulation)
+        for step in simulation:
+            display.show(simulation, step)
+    pattern = r"round 1/1: 3 of 4 clients, .* elapsed, about .* left; away: client-0"
+    assert re.search(pattern, console.file.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -217,15 +299,73 @@ def test_python_shows_rounds_when_asked_and_where_someone_looks(
     assert again.summary["rounds"] == 2
 
 
-def test_a_notebook_gets_plain_lines(monkeypatch, capsys):
-    """Its kernels set FORCE_COLOR, by which Rich takes them for terminals."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr(rich, "get_console", lambda: SimpleNamespace(is_jupyter=True))
-    run = fedbayes.run(small(rounds=2), progress=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
-    assert f"global {run.summary['global_accuracy']:.4f}" in lines[-1]
-    assert "\x1b" not in "".join(lines)
+@pytest.fixture
+def outputs(monkeypatch):
+    """What a notebook shows: a list of outputs, each of them all that it showed, old to new."""
+    found = []
+
+    def display(bundle, raw, display_id):
+        assert raw
+        assert display_id
+        found.append([bundle])
+        return SimpleNamespace(update=lambda bundle, raw: found[-1].append(bundle))
+
+    shell = SimpleNamespace(get_ipython=object)
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    console = Console(force_jupyter=True)
+    monkeypatch.setattr(rich, "get_console", lambda: console)
+    return found
+
+
+def test_a_notebook_has_one_output_that_follows_the_run(outputs, monkeypatch, capsys):
+    monkeypatch.setattr("fedbayes.runs.notebook.LEAST_WAIT", 0.0)
+    run = fedbayes.run(small(rounds=3))
+    assert capsys.readouterr() == ("", "")
+    (drawn,) = outputs
+    texts = [bundle["text/plain"] for bundle in drawn]
+    assert texts[0].startswith("starting")
+    assert any("loading digits" in text for text in texts)
+    rounds = [int(number) for text in texts for number in re.findall(r"round (\d)/3", text)]
+    assert rounds == sorted(rounds)
+    assert set(rounds) >= {1, 2, 3}
+    last = drawn[-1]
+    accuracy = f"global {run.summary['global_accuracy']:.4f}"
+    assert accuracy in last["text/plain"]
+    assert accuracy in last["text/html"]
+    assert '<progress value="1.0000"' in last["text/html"]
+    # The curve has a point for each round, and lower is drawn lower.
+    points = re.search(r'points="([^"]*)"', last["text/html"])[1].split()
+    heights = [-float(point.split(",")[1]) for point in points]
+    values = [line["global_accuracy"] for line in run.metrics]
+    assert np.argsort(heights).tolist() == np.argsort(values).tolist()
+
+
+def test_a_thousand_rounds_do_not_flood_a_notebook(outputs, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("fedbayes.runs.notebook.time.monotonic", lambda: now[0])
+    panel = Panel(lambda: ("<p>", "p"))
+    for _ in range(1000):
+        now[0] += 0.01
+        panel.draw()
+    (drawn,) = outputs
+    assert len(drawn) <= 10 / 0.2 + 1
+    panel.draw(at_once=True)
+    assert len(drawn) >= 10 / 0.2 - 1
+
+
+def test_a_notebook_is_told_what_went_wrong(outputs):
+    with pytest.raises(RunError, match="5 rounds in a row"):
+        fedbayes.run(small(rounds=9, training={"lr": 1e30, "epochs": 3}))
+    (drawn,) = outputs
+    told = drawn[-1]["text/plain"].splitlines()[2:]
+    # Five rounds of four reports refused and no update, and why it ended: five lines of them.
+    assert told[0] == "… 21 earlier lines"
+    assert len(told) == 6
+    assert told[1].startswith("round 5: client 1 refused: ")
+    assert told[-2] == "round 5: too few good reports: the global model is as before"
+    assert told[-1].startswith("broken off: ")
+    assert sparkline([math.nan, 1.0]) == ""
 
 
 def test_what_is_shown_changes_no_number(tmp_path):

@@ -49,7 +49,7 @@ def networks(tests, *widths, inputs=64):
 
 def test_ensembles_by_hand(tests):
     models = networks(tests, 5, 6)
-    counts = np.array([[1] * 10, [3] * 5 + [0] * 5])
+    counts = np.array([[1] * 9 + [0], [3] * 5 + [0] * 5])
     scores = {s.name: s for s in compare(models, tests, inputs=["0", "1"], counts=counts)}
     x, y = tests.samples
     mean, std = tests.preprocessing.mean[0], tests.preprocessing.std[0]
@@ -59,7 +59,8 @@ def test_ensembles_by_hand(tests):
         hidden = torch.relu(x.flatten(1) @ model.layers[0].weight.T + model.layers[0].bias)
         soft.append((hidden @ model.layers[1].weight.T + model.layers[1].bias).softmax(1))
     uniform = (soft[0] + soft[1]) / 2
-    shares = torch.tensor([[0.25] * 5 + [1.0] * 5, [0.75] * 5 + [0.0] * 5])
+    # Nobody saw the last class, and says as much of it as the other.
+    shares = torch.tensor([[0.25] * 5 + [1.0] * 4 + [0.5], [0.75] * 5 + [0.0] * 4 + [0.5]])
     weighted = soft[0] * shares[0] + soft[1] * shares[1]
     # Freed of each client's frequencies of classes (one more sample of each), T = 3.
     level = [3 * p.pow(1 / 3).sum(1, keepdim=True).log() for p in soft]

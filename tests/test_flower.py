@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from fedbayes import Config, Simulation, resume, run
-from fedbayes.errors import DataError, EngineError, MessageError
+from fedbayes.errors import DataError, EngineError, FedbayesWarning, MessageError
 
 pytest.importorskip("flwr")
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
 
 from fedbayes.federation import state_store
 from fedbayes.federation.client_runtime import NoReport
@@ -27,6 +28,8 @@ from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply
 from fedbayes.messages import decode, encode
+from fedbayes.tools.compare import compare, open_model
+from fedbayes.tools.evaluation_set import find_tests
 
 DATA = {"name": "digits", "clients": 3, "partition": "iid"}
 METHODS = {
@@ -347,6 +350,37 @@ def over(tmp_path, monkeypatch):
     return run_over
 
 
+def test_a_client_whose_node_is_away_is_named_while_the_round_waits(tmp_path, monkeypatch):
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
+    told = []
+
+    def engine(simulation):
+        wire = Wire({10: 0, 12: 2, 13: 7}, simulation.runtime, tmp_path / "states")
+
+        def breaks(wire, message):
+            if message.metadata.message_type == TRAIN:
+                told.append((client_of(message), made.at_work()))
+
+        wire.breaks = breaks
+        made = Flower(lambda: wire, simulation.runtime, clients=3, timeout=3.0, poll=0.01)
+        return made
+
+    config = Config.create(**settings("scaffold", rounds=1))
+    with Simulation(config, tmp_path / "run", engine=engine) as simulation:
+        (step,) = simulation
+        waiting = {
+            1: "not connected; the round waits for it; node 13 says: it is client 7, of "
+            "clients 0 to 2"
+        }
+        assert {client for client, _ in told} == {0, 2}
+        assert all(client in one.working for client, one in told)
+        assert [one.away for _, one in told] == [waiting] * len(told)
+        assert list(step.metrics["lost"]) == ["1"]
+        assert simulation.at_work().away == {1: "not connected"}
+        assert simulation.work().away == {"client-1": "not connected"}
+
+
 def test_a_reply_that_flower_cannot_read_is_refused(over):
     def breaks(wire, message):
         if wire.trains(message, 1):
@@ -486,3 +520,49 @@ def test_a_superlink_that_was_never_there_is_an_error_at_once(over):
     with pytest.raises(EngineError, match="no wire is left"):
         over(lambda wire, message: None, wires=0, timeout=60)
     assert time.monotonic() - began < 20
+
+
+def test_every_node_gets_a_copy_of_the_last_model(tmp_path):
+    """Also those that were in no round; with a card, as the run's own file."""
+    config = Config.create(
+        rounds=2,
+        cohort=2,
+        data=DATA,
+        method={"name": "combined", "alpha": "mean"},
+        engine="flower-simulation",
+    )
+    ended = run(config, tmp_path / "run")
+    tests = find_tests(tmp_path / "run" / "model.safetensors", tmp_path / "run", [])
+    for client in range(3):
+        file = tmp_path / "run" / "nodes" / str(client) / "model.safetensors"
+        assert same(load_file(file), load_file(tmp_path / "run" / "model.safetensors"))
+        (score,) = compare({"copy": open_model(file, tests)}, tests)
+        accuracy = ended.summary["global_accuracy"]
+        assert score.metrics["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    assert "without_copy" not in ended.metrics[-1]
+    alone = run(config.model_copy(update={"engine": "sequential"}), tmp_path / "alone")
+    assert [line["bytes_down"] for line in ended.metrics] == [
+        line["bytes_down"] for line in alone.metrics
+    ]
+
+
+def test_a_node_that_cannot_keep_its_copy_is_named(tmp_path, monkeypatch):
+    honest = Node.keep
+
+    def keep(self, task):
+        if self.client == 1:
+            raise EngineError("the disk is full")
+        return honest(self, task)
+
+    monkeypatch.setattr(Node, "keep", keep)
+    config = Config.create(
+        rounds=1,
+        data=DATA,
+        method={"name": "combined", "alpha": "mean"},
+        engine="flower-simulation",
+    )
+    with pytest.warns(FedbayesWarning, match="1 of 3 clients did not get their copy"):
+        ended = run(config, tmp_path / "run")
+    assert "the disk is full" in ended.metrics[-1]["without_copy"]["1"]
+    assert not (tmp_path / "run" / "nodes" / "1" / "model.safetensors").exists()
+    assert (tmp_path / "run" / "nodes" / "2" / "model.safetensors").exists()

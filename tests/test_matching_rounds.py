@@ -1,5 +1,6 @@
 """PFNM and GPI-FNM as methods of the engine."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -14,10 +15,15 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation.checks import encode_report, read_report
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.engines.sequential import Sequential
+from fedbayes.federation.round import sample_cohort
+from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.messages import dense
 from fedbayes.methods.matching import GpiFnm
 from fedbayes.models import dense_layers, relu_network
 from fedbayes.testing import Tampering
+
+PAPER = {"optimizer": "amsgrad", "lr": 0.01, "weight_decay": 1e-5}
+"""How clients train in Table 1 of the paper."""
 
 
 def config(**changes):
@@ -64,7 +70,7 @@ def test_a_client_starts_from_its_own_columns(tmp_path):
 
 def test_one_round_is_one_shot_fusion(tmp_path):
     """The engine's first round fuses what `fedbayes.fuse` fuses."""
-    parameters = {"epsilon": 0.2, "sigma0": 2.0, "iterations": 0}
+    parameters = {"epsilon": 0.2, "sigma0": 2.0, "gamma": 2.0, "iterations": 0, "alternations": 0}
     run = fedbayes.run(config(rounds=1, method={"name": "gpi-fnm", **parameters}), tmp_path)
     server = run.server()
     models = [
@@ -93,6 +99,66 @@ def test_rounds_help(tmp_path):
     assert accuracies[-1] > 0.7
 
 
+def test_a_round_begins_where_the_last_one_ended(tmp_path):
+    """Passes go on from the places that every client had, and only lower the objective."""
+    method, drawn = GpiFnm(), np.random.default_rng(0)
+    networks = [
+        Dense(
+            [drawn.normal(0, 1, (7, 5)), drawn.normal(0, 1, (6, 7)), drawn.normal(0, 1, (3, 6))],
+            [drawn.normal(0, 1, n) for n in (7, 6, 3)],
+        )
+        for _ in range(4)
+    ]
+    settings = MatchingSettings(alternations=12)
+    cold = match_networks(networks, settings)
+    places = [[layer.assignments[s] for layer in cold.layers] for s in range(4)]
+    warm = match_networks(networks, settings, start=places)
+    assert warm.objective[0] == pytest.approx(cold.objective[-1])
+    # Names of global neurons mean nothing, nor do those that nobody has.
+    others = [[10 + 3 * own for own in client] for client in places]
+    assert match_networks(networks, settings, start=others).objective == warm.objective
+    random = [[drawn.permutation(9)[:n] for n in (7, 6)] for _ in range(4)]
+    values = match_networks(networks, settings, start=random).objective
+    assert all(after <= before for before, after in itertools.pairwise(values))
+    with pytest.raises(ValueError, match="alternations"):
+        match_networks(networks, MatchingSettings(), start=places)
+    assert method.warm
+    run = fedbayes.run(config(rounds=3, cohort=3), tmp_path)
+    seen, flags = set(), [line["update"]["warm"] for line in run.metrics]
+    for number, flag in enumerate(flags, start=1):
+        cohort = set(sample_cohort(0, number, 4, 3))
+        assert flag == float(bool(seen) and cohort <= seen)
+        seen |= cohort
+
+
+@pytest.mark.parametrize(
+    ("model", "mean"),
+    [({}, 0.0), ({"init": "normal"}, 0.1), ({"init": "xavier", "init_bias": -0.3}, -0.3)],
+)
+def test_the_mean_of_biases_is_where_they_start(model, mean):
+    with Simulation(config(model={"hidden": [5, 4], **model})) as simulation:
+        run = simulation.run
+    assert GpiFnm().settled(run).bias_mean == pytest.approx(mean)
+    assert GpiFnm(bias_mean=0.7).settled(run).bias_mean == 0.7
+    assert GpiFnm().settled(run).sigma0 == 10.0
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize("training", [{}, PAPER])
+def test_many_rounds_on_mnist(training, tmp_path):
+    """With the defaults, and trained as in the paper: at least .94 from the second round on."""
+    run = fedbayes.run(
+        folder=tmp_path,
+        rounds=8,
+        method={"name": "gpi-fnm"},
+        data={"name": "mnist", "clients": 15, "partition": "dirichlet", "alpha": 0.4},
+        model={"hidden": [100, 100], "init": "normal" if training else "default"},
+        training={"epochs": 10, **training},
+    )
+    assert min(line["global_accuracy"] for line in run.metrics[1:]) >= 0.94
+
+
 def test_absent_clients_are_matched_by_their_last_report(tmp_path):
     run = fedbayes.run(config(rounds=3, cohort=2), tmp_path)
     taken = {int(name.partition("/")[0]) for name in run.server().places}
@@ -100,8 +166,6 @@ def test_absent_clients_are_matched_by_their_last_report(tmp_path):
     for line in run.metrics:
         assert line["cohort"] == 2
     for number in range(1, 4):
-        from fedbayes.federation.round import sample_cohort
-
         seen |= set(sample_cohort(0, number, 4, 2))
     assert taken == seen
 

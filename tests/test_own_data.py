@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ pytest.importorskip("flwr")
 
 from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
-from fedbayes.errors import ConfigError, DataError, RunError
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
 from fedbayes.flower import superlink_at
 from fedbayes.flower.apps import _same, find_node, on_grid
 from fedbayes.flower.keys import make_keys, read_public_key
@@ -280,3 +281,58 @@ def test_the_schema_is_kept_as_a_file(request, name, tmp_path):
     (tmp_path / "schema.json").write_text('{"shape": [2]}')
     with pytest.raises(ConfigError, match=r"cannot read .*schema.json: .*scale"):
         read_schema(tmp_path / "schema.json")
+
+
+@pytest.fixture
+def wards(tmp_path):
+    """A reference table at the server with a column of each kind."""
+    path = tmp_path / "server.csv"
+    ward_rows(60, 0).to_csv(path, index=False)
+    return Config.create(data={"path": str(path), "clients": 3, "partition": "iid"})
+
+
+def ward_rows(rows, seed):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(60, 12, rows),
+            "sex": rng.choice(["m", "f"], rows),
+            "born": pd.to_datetime(rng.integers(0, 20_000, rows), unit="D").strftime("%Y-%m-%d"),
+            "code": rng.choice(["c0", "c1", "c2x"], rows),
+            "label": rng.choice(["died", "lived"], rows),
+        }
+    )
+    frame.loc[::7, "age"] = np.nan
+    return frame
+
+
+def test_own_tables_are_encoded_as_the_federations(wards, tmp_path):
+    """Whatever a silo's own columns would be taken for: here each row has a sex of its own."""
+    seen = build_data(wards).preprocessing
+    frame = ward_rows(40, 1).assign(sex=[f"s{k}" for k in range(39)] + ["f"], age=50)
+    frame.to_csv(tmp_path / "mine.csv", index=False)
+    with pytest.warns(FedbayesWarning, match="'sex' has a category, as in no .* in 39 rows;"):
+        mine = own_data(wards, tmp_path / "mine.csv", seen.public())
+    assert mine.shape == seen.shape
+    assert mine.preprocessing.same_inputs(seen)
+    got = torch.cat([mine.train(0).x, mine.test(0).x])
+    with pytest.warns(FedbayesWarning):
+        wanted = seen.apply(frame)
+    np.testing.assert_allclose(sorted(got.tolist()), sorted(wanted.tolist()), atol=1e-5)
+    frame["age"] = frame.age.astype(object)
+    frame.loc[4, "age"] = "old"
+    frame.to_csv(tmp_path / "mine.csv", index=False)
+    with pytest.raises(DataError, match=r"'age' holds what is no number \('old' in row 5, of 1 "):
+        own_data(wards, tmp_path / "mine.csv", seen.public())
+    ward_rows(40, 1).assign(born="soon").to_csv(tmp_path / "mine.csv", index=False)
+    with pytest.raises(DataError, match=r"'born' holds what is no date .*'soon' in row 1, of 40"):
+        own_data(wards, tmp_path / "mine.csv", seen.public())
+
+
+def test_the_schema_of_a_table_says_how_columns_are_encoded(wards, tmp_path):
+    write_project(tmp_path / "p", wards, build_data(wards))
+    assert read_schema(tmp_path / "p" / "schema.json") == build_data(wards).preprocessing.public()
+    hidden = wards.model_copy(
+        update={"data": wards.data.model_copy(update={"database": "x://me@secret/db"})}
+    )
+    assert b"secret" not in b"".join(app_files(hidden, build_data(wards)).values())

@@ -43,6 +43,20 @@ class ColumnError(DataError):
         self.column, self.setting, self.like = column, setting, like
 
 
+class CellError(DataError):
+    """A cell of a table holds something else than its column should.
+
+    Args:
+        text: the message.
+        column: name of the column.
+        row: the first such row, from 0.
+    """
+
+    def __init__(self, text: str, column: str = "", row: int = 0) -> None:
+        super().__init__(text)
+        self.column, self.row = column, row
+
+
 class ModelError(FedbayesError):
     """A network cannot be built, or does not fit the data or the weights."""
 

@@ -17,29 +17,39 @@ class Calibration:
     """Share of right predictions in each bin, [bins]; 0 where it is empty."""
     count: Tensor
     """Samples in each bin, int64 [bins]."""
+    untold: int = 0
+    """Samples of which nothing was predicted; they are in no bin."""
 
     @property
     def error(self) -> float:
-        """Expected calibration error: mean over samples of |accuracy − confidence| of the bin."""
+        """Expected calibration error: mean over the samples in bins of |accuracy − confidence| of
+        the bin; NaN if there are none.
+        """
         gaps = (self.accuracy - self.confidence).abs() * self.count
-        return float(gaps.sum() / self.count.sum().clamp_min(1))
+        return float(gaps.sum() / self.count.sum())
 
 
 def calibrate(confidence: Tensor, right: Tensor, bins: int = 15) -> Calibration:
-    """Sort predictions by confidence into bins (Guo et al. 2017, Eq. 3).
+    """Sort predictions by confidence into bins ((m − 1)/M, m/M] (Guo et al. 2017, Eq. 3).
 
     Args:
-        confidence: probability of the predicted class, [n].
+        confidence: probability of the predicted class, [n]; 0 where nothing was predicted, since
+            an output was not a number.
         right: whether it is the true one, bool [n].
-        bins: number of bins of equal width.
+        bins: number M of bins of equal width.
     """
-    place = (confidence.double() * bins).long().clamp(0, bins - 1)
+    told = confidence > 0
+    untold = int((~told).sum())
+    confidence, right = confidence[told].double(), right[told]
+    edges = torch.arange(1, bins, device=confidence.device, dtype=torch.float64) / bins
+    place = torch.bucketize(confidence, edges)
     count = torch.bincount(place, minlength=bins)
     share = 1 / count.clamp_min(1).double()
     return Calibration(
-        torch.bincount(place, confidence.double(), minlength=bins) * share,
+        torch.bincount(place, confidence, minlength=bins) * share,
         torch.bincount(place, right.double(), minlength=bins) * share,
         count,
+        untold,
     )
 
 

@@ -113,7 +113,7 @@ def test_arrays(tmp_path, shape, dtype, seen, scale):
     [
         ({}, {"label": "species"}, r"no column 'species'; set label to one of a, b"),
         ({}, {"label": "kind", "group": "farm"}, "set group"),
-        ({}, {"label": "kind"}, "column 'part' holds what is no number.*drop"),
+        ({}, {"label": "kind"}, "column 'part' says train and test.*drop"),
         ({}, {"label": "kind", "split": "site"}, "neither train nor test"),
         ({"a": np.inf}, {"label": "kind", "split": "part"}, "infinite value at column 'a'"),
         (

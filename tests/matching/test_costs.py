@@ -1,6 +1,7 @@
 """The cost matrix against differences of the objective, found by brute force."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -115,4 +116,78 @@ def test_assign_is_optimal(seed):
         return sum(costs[j, c] for j, c in enumerate(columns) if c < 3) + growth
 
     best = min(total(columns) for columns in itertools.product(range(4), repeat=4))
-    assert total(assign(costs).tolist()) == pytest.approx(best)
+    assert total(assign(costs, Objective()).tolist()) == pytest.approx(best)
+
+
+def sequences(columns, clients):
+    """Clients in every order, and of each the atoms that it has: a column is an atom's owners."""
+    for order in itertools.permutations(range(clients)):
+        yield order, [{a for a, owners in enumerate(columns) if s in owners} for s in order]
+
+
+@pytest.mark.parametrize("new_atoms", ["exchangeable", "paper"])
+@pytest.mark.parametrize(
+    ("columns", "varies"),
+    [
+        ([{0, 1, 2}, {0}, {1, 2}, {2}], True),
+        ([{0, 1}, {0, 1}, {2}, {2}, {2}], False),
+        ([{0}, {0}, {0}, {1}, {1, 2, 3}, {3}, {3}], True),
+        ([{0, 1, 2, 3}], False),
+    ],
+)
+def test_the_process_is_the_buffet_in_every_order(columns, varies, new_atoms):
+    """The sequential scheme, client by client: the t-th takes an atom of m others with probability
+    m/t, and new ones as a Poisson process of mass γ/t. Counted as labelled points (no k!) every
+    order gives one and the same number, that of the objective; counted as how many there are, it
+    varies with who is the first of those that share an atom with others.
+    """
+    clients = 1 + max(max(owners) for owners in columns)
+    objective = Objective(gamma=1.3, popularity_cap=None, new_atoms=new_atoms)
+    found = []
+    for _, customers in sequences(columns, clients):
+        log_p, seen = 0.0, dict.fromkeys(range(len(columns)), 0)
+        for t, dishes in enumerate(customers, start=1):
+            for atom, others in seen.items():
+                if others:
+                    log_p += np.log(others / t if atom in dishes else 1 - others / t)
+            new = sum(not seen[atom] for atom in dishes)
+            log_p += new * np.log(1.3 / t) - 1.3 / t
+            log_p -= sum(np.log(range(1, new + 1))) if new_atoms == "paper" else 0.0
+            for atom in dishes:
+                seen[atom] += 1
+        found.append(log_p)
+    members = np.array([len(owners) for owners in columns])
+    owners = np.array([next(iter(o)) for o in columns if len(o) == 1], dtype=np.int64)
+    rest = 1.3 * sum(1 / t for t in range(1, clients + 1))
+    if new_atoms == "exchangeable":
+        value = -objective.process(members, owners, clients) / 2 - rest
+        np.testing.assert_allclose(found, value)
+        marginal = sum(
+            np.log(1.3 * math.factorial(clients - m) * math.factorial(m - 1))
+            - np.log(math.factorial(clients))
+            for m in members
+        )
+        assert value == pytest.approx(marginal - rest)
+    else:
+        assert (np.ptp(found) > 0.1) == varies
+
+
+@pytest.mark.parametrize("new_atoms", ["exchangeable", "paper"])
+def test_assignments_of_least_cost_by_brute_force(new_atoms):
+    objective = Objective(new_atoms=new_atoms)
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        costs = rng.normal(0, 2, (3, 4))
+        best = math.inf
+        for chosen in itertools.product(range(5), repeat=3):
+            joined = [c for c in chosen if c < 4]
+            if len(set(joined)) < len(joined):
+                continue
+            new = sum(c == 4 for c in chosen)
+            extra = 2 * math.log(math.factorial(new)) if new_atoms == "paper" else 0.0
+            best = min(best, extra + sum(costs[a, c] for a, c in enumerate(chosen) if c < 4))
+        found = assign(costs, objective)
+        new = int((found == 4).sum())
+        extra = 2 * math.log(math.factorial(new)) if new_atoms == "paper" else 0.0
+        value = extra + sum(costs[a, c] for a, c in enumerate(found) if c < 4)
+        assert value == pytest.approx(best)

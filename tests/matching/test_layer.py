@@ -19,7 +19,7 @@ def process(assignments, objective, clients):
         for m in range(1, n):
             counted = min(m, objective.popularity_cap or m)
             total -= objective.popularity_weight * np.log(counted / (clients - counted))
-    for own in assignments:
+    for own in assignments if objective.new_atoms == "paper" else ():
         alone = int((members[own] == 1).sum())
         total += 2 * np.log(np.arange(1, alone + 1)).sum()
     return total
@@ -47,11 +47,12 @@ def canonical(result):
     gamma=st.sampled_from([0.1, 1.0, 20.0]),
     cap=st.sampled_from([None, 1, 3]),
     near=st.sampled_from([0.0, 1.0]),
+    new_atoms=st.sampled_from(["paper", "exchangeable"]),
 )
-def test_no_sweep_raises_the_objective(seed, epsilon, gamma, cap, near):
+def test_no_sweep_raises_the_objective(seed, epsilon, gamma, cap, near, new_atoms):
     rng = np.random.default_rng(seed)
     atoms, precisions, mean, prior = random_problem(rng, clients=6, near=near)
-    objective = Objective(epsilon, gamma, cap)
+    objective = Objective(epsilon, gamma, cap, new_atoms=new_atoms)
     result = match(atoms, precisions, mean, prior, objective, iterations=6, rng=rng)
     steps = np.diff(result.objective)
     assert (steps <= 1e-9 * np.abs(result.objective[0])).all()

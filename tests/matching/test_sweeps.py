@@ -180,7 +180,7 @@ def test_atoms_join_rather_than_be_the_fourth_new_one():
     """Joining at 2 each: none costs 2 log 4! = 6.4, two 4 + 2 log 2! = 5.4, all 8."""
     costs = np.full((4, 4), 9.0)
     np.fill_diagonal(costs, 2.0)
-    columns = assign(costs)
+    columns = assign(costs, Objective())
     joined = np.flatnonzero(columns < 4)
     assert len(joined) == 2
     assert (columns[joined] == joined).all()

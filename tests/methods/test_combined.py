@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import fedbayes
 from fedbayes.contracts import Gathered, Report
+from fedbayes.errors import ConfigError
 from fedbayes.inference.combination import factors
 from fedbayes.methods.combined import Combined, amplification
 from fedbayes.models import MLP, Network
@@ -33,6 +34,79 @@ def test_sums_of_factors():
     assert factors("linear", 1.0, [3, 5]).sum() == pytest.approx(1 + 2)
     # "Even for c = 1e-3 the combination is far from a mean."
     assert factors("exp", 1e-3, [3, 5]).sum() == pytest.approx(2, abs=2e-3)
+
+
+@given(SIZES, st.floats(-2, 2), st.sampled_from(["linear", "exp"]))
+def test_normalized_factors_sum_to_1(sizes, c, rule):
+    raw = factors(rule, c, sizes)
+    if raw.sum() <= 0:
+        with pytest.raises(ConfigError, match="cannot be normalized"):
+            factors(rule, c, sizes, normalized=True)
+    else:
+        found = factors(rule, c, sizes, normalized=True)
+        np.testing.assert_allclose(found * raw.sum(), raw, rtol=1e-9, atol=1e-9)
+
+
+def test_the_normalized_form_decides_as_the_papers_with_biases_by_depth():
+    """Weights A W_l and biases A^l b_l: outputs are A^L times those of W_l, b_l; in NumPy."""
+    torch.manual_seed(1)
+    network = Network(MLP(6, [8, 5], 3))
+    models = [{n: torch.randn_like(w) for n, w in network.initial.items()} for _ in range(3)]
+    alpha = np.array([1.7, 1.2, 1.1])
+    total = alpha.sum()
+    found = fedbayes.fuse(
+        models, method="combined", alpha="linear", c=1.0, counts=[[7], [2], [1]], normalized=True
+    ).weights
+    x = torch.randn(50, 6).numpy()
+    h, ours = x, network(found, torch.from_numpy(x)).numpy()
+    for depth, layer in enumerate((1, 3, 5), start=1):
+        w, b = (
+            sum(
+                a * model[f"{layer}.{kind}"].numpy() for a, model in zip(alpha, models, strict=True)
+            )
+            for kind in ("weight", "bias")
+        )
+        h = h @ w.T + b * total ** (depth - 1)
+        h = np.maximum(h, 0) if depth < 3 else h
+    np.testing.assert_allclose(h / total**3, ours, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("alpha", "c"), [("linear", -0.5), ("exp", -50.0)])
+def test_weights_that_vanish_end_the_rounds_at_the_last_sound_model(alpha, c):
+    network = Network(MLP(4, [3], 3))
+    method = Combined(alpha=alpha, c=c)
+    here = place(network)
+    assert "weights shrink in every round" in " ".join(method.remarks(here.run))
+    server = method.init(here.run)
+    for _ in range(5):
+        before = server
+        server, _ = method.update(server, heard(method, server, here, (0.0, 0.0), (1, 1)), here)
+        if method.stopped(server):
+            break
+    assert method.stopped(server).startswith("underflow")
+    for name, tensor in before.weights.items():
+        assert tensor.any()
+        assert torch.equal(server.weights[name], tensor)
+
+
+def test_the_normalized_form_neither_grows_nor_shrinks():
+    network = Network(MLP(4, [3], 3))
+    for method in (
+        Combined(alpha="linear", c=1.0, normalized=True),
+        Combined(alpha="exp", c=-50.0, normalized=True),
+    ):
+        here = place(network)
+        assert not method.remarks(here.run)
+        server = start = method.init(here.run)
+        for _ in range(40):
+            reports = heard(method, server, here, (0.0, 0.0), (1, 3))
+            server, info = method.update(server, reports, here)
+        assert not method.stopped(server)
+        assert info["alpha_sum"] == pytest.approx(1)
+        for name, tensor in start.weights.items():
+            torch.testing.assert_close(server.weights[name], tensor)
+    with pytest.raises(ConfigError, match="cannot be normalized"):
+        Combined(alpha="linear", c=-0.5, normalized=True).check(here.run)
 
 
 def place(network):

@@ -1,5 +1,7 @@
 """The Laplace and mixture priors, and the EM view, against closed forms."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -8,16 +10,22 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 import fedbayes
-from fedbayes.contracts import Gathered, Nothing, Report, Weights
-from fedbayes.errors import ConfigError
+from fedbayes.contracts import Gathered, Nothing, Report
+from fedbayes.contracts.prior import in_words
+from fedbayes.errors import ConfigError, MessageError
+from fedbayes.federation.round import sample_cohort
 from fedbayes.inference.optimizers import ServerOptimizer
-from fedbayes.inference.problem import Problem
+from fedbayes.inference.problem import Problem, Solved
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
+from fedbayes.likelihoods import build_likelihood
 from fedbayes.messages import Masked
-from fedbayes.methods.laplace import Laplace, median, proximal
+from fedbayes.methods.fedavg import FedAvg
+from fedbayes.methods.fedprox import FedProx
+from fedbayes.methods.laplace import Laplace, Server, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.runs.build import build_data
+from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from tests.methods.places import at, difference, network, run_of, samples
 
@@ -51,6 +59,86 @@ def test_the_median_is_numpys(values):
     np.testing.assert_allclose(found.numpy(), np.median(values, axis=0), atol=1e-12)
 
 
+@given(
+    values=st.lists(st.integers(-5, 5), min_size=1, max_size=7),
+    data=st.data(),
+)
+def test_the_weighted_median_is_the_median_of_copies(values, data):
+    counts = data.draw(
+        st.lists(st.integers(0, 4), min_size=len(values), max_size=len(values)).filter(any)
+    )
+    points, votes = torch.tensor(values).double()[:, None], torch.tensor(counts).double()[:, None]
+    found = float(median(points, votes))
+    assert found == np.median(np.repeat(values, counts))
+    costs = [sum(n * abs(x - m) for n, x in zip(counts, values, strict=True)) for m in values]
+    assert sum(n * abs(x - found) for n, x in zip(counts, values, strict=True)) <= min(costs)
+    assert median(points, 0 * votes).isnan().all()
+
+
+def test_votes_on_rows_of_classes_by_brute_force():
+    """Row by row: the weighted median over those that have the class; nobody's row stays."""
+    net = network([5])
+    method = Laplace(weighting="samples", class_rows=True)
+    place = at(net)
+    method.check(place.run)
+    server = method.init(place.run)
+    has = np.array([[1, 0, 0], [1, 1, 0], [1, 1, 0], [0, 1, 0]])
+    sizes, reports = [3, 10, 4, 5], Gathered()
+    found = [{n: w + torch.randn_like(w) for n, w in net.initial.items()} for _ in sizes]
+    for client, (own, size) in enumerate(zip(found, sizes, strict=True)):
+        present = {"present": torch.from_numpy(has[client])}
+        reports.add(client, Report({**own, **present}, float(size)))
+    following, _ = method.update(server, reports, place)
+    for name, start in net.initial.items():
+        last = name.startswith("3.")
+        for index in np.ndindex(*start.shape):
+            voters = [s for s in range(4) if not last or has[s][index[0]]]
+            values = [float(found[s][name][index]) for s in voters]
+            copies = np.repeat(values, [sizes[s] for s in voters])
+            expected = np.median(copies) if voters else float(start[index])
+            assert float(following.weights[name][index]) == pytest.approx(expected, abs=1e-6)
+    data = samples(6)
+    data.y[:] = torch.tensor([0, 0, 2, 0, 2, 0])
+    report, _, _ = method.local(method.message(server, place), Nothing(), data, place)
+    assert report.tensors["present"].tolist() == [1, 0, 1]
+    assert report.weight == 6
+    with pytest.raises(MessageError, match="classes"):
+        method.accept(server, Report({**found[0], "present": torch.tensor([0, 2, 1])}), place.run)
+
+
+@pytest.mark.parametrize("m_step", ["median", "sign"])
+def test_steps_towards_the_median_are_pytorchs(m_step):
+    """Adam on w − median, or on minus the mean sign, over three rounds."""
+    net = network(dtype=torch.double)
+    method = Laplace(server_optimizer="adam", server_lr=0.05, m_step=m_step)
+    place = at(net)
+    server = method.init(place.run)
+    leaves = {n: w.clone().requires_grad_() for n, w in net.initial.items()}
+    adam = torch.optim.Adam(leaves.values(), lr=0.05)
+    for _ in range(3):
+        found = [{n: w.detach() + torch.randn_like(w) for n, w in leaves.items()} for _ in range(5)]
+        server, _ = method.update(server, gathered(found), place)
+        for name, leaf in leaves.items():
+            stacked = torch.stack([own[name] for own in found])
+            if m_step == "median":
+                leaf.grad = leaf.detach() - stacked.median(dim=0).values
+            else:
+                leaf.grad = -torch.sign(stacked - leaf.detach()).mean(dim=0)
+        adam.step()
+        for name, leaf in leaves.items():
+            torch.testing.assert_close(server.weights[name], leaf.detach())
+
+
+def test_what_a_median_cannot_do_is_said():
+    run = run_of(network([5]))
+    assert "no effect" in Laplace(server_lr=0.5).remarks(run)[0]
+    assert not Laplace(server_lr=0.5, server_optimizer="sgd").remarks(run)
+    target = Target("real", ("y",), (0.0,), (1.0,))
+    regression = run_of(network([5], classes=1), likelihood=build_likelihood("auto", target))
+    with pytest.raises(ConfigError, match="class_rows"):
+        Laplace(class_rows=True).check(regression)
+
+
 def gathered(tensors):
     reports = Gathered()
     for client, own in enumerate(tensors):
@@ -68,10 +156,10 @@ def test_the_m_steps_of_the_laplace_prior():
     ]
     sent = [{"w": Masked.keep(phi, {(0,): phi != w})} for phi in found]
     assert sent[0]["w"].values.tolist() == [0.5, 3.0]
-    following, _ = Laplace().update(Weights({"w": w}), gathered(sent), at(network()))
+    following, _ = Laplace().update(Server({"w": w}), gathered(sent), at(network()))
     np.testing.assert_allclose(following.weights["w"], np.median(np.stack(found), axis=0))
     method = Laplace(m_step="sign", server_lr=0.3)
-    following, _ = method.update(Weights({"w": w}), gathered(sent), at(network()))
+    following, _ = method.update(Server({"w": w}), gathered(sent), at(network()))
     expected = w + 0.3 * torch.tensor([1 / 3, 2 / 3, 0.0])
     torch.testing.assert_close(following.weights["w"], expected)
 
@@ -187,6 +275,138 @@ def test_a_component_of_nobody_stays():
     for name in net.initial:
         torch.testing.assert_close(following.components[f"0/{name}"], first[name])
         assert torch.equal(following.components[f"1/{name}"], server.components[f"1/{name}"])
+
+
+@given(seed=st.integers(0, 10**6), weighting=st.sampled_from(["uniform", "samples"]))
+def test_an_update_of_the_mixture_climbs_its_objective(seed, weighting):
+    """EM never lowers Σ_s n_s log Σ_k exp(−λ/2 ‖φ_s − w_k‖²), n_s = 1 by default."""
+    rng = np.random.default_rng(seed)
+    net = network(inputs=2, classes=2, dtype=torch.double)
+    method = Mixture(components=3, precision=2.0, weighting=weighting)
+    server = method.init(run_of(net))
+    sizes = rng.integers(1, 200, 6)
+    found = [
+        {n: torch.from_numpy(rng.normal(0, 1, tuple(w.shape))) for n, w in net.initial.items()}
+        for _ in range(6)
+    ]
+    reports = Gathered()
+    for client, (own, size) in enumerate(zip(found, sizes, strict=True)):
+        reports.add(client, Report(own, float(size) if weighting == "samples" else 1.0))
+
+    def flat(tensors, start=""):
+        return np.concatenate([tensors[start + n].numpy().ravel() for n in net.initial])
+
+    def objective(server):
+        phi = np.stack([flat(own) for own in found])
+        centres = np.stack([flat(server.components, f"{k}/") for k in range(3)])
+        squares = np.square(phi[:, None] - centres).sum(-1)
+        each = np.logaddexp.reduce(-squares, axis=1)
+        return float(each @ sizes if weighting == "samples" else each.sum())
+
+    values = [objective(server)]
+    for _ in range(4):
+        server, _ = method.update(server, reports, at(net))
+        values.append(objective(server))
+    assert all(after >= before - 1e-9 for before, after in itertools.pairwise(values))
+
+
+def test_the_default_update_of_the_mixture_is_its_own_m_step():
+    """From the fixed point of Eqs. 51 and 52 the default moves nothing, whatever the sizes are."""
+    net = network(inputs=2, classes=2, dtype=torch.double)
+    method, place = Mixture(components=2, precision=2.0), at(net)
+    found = [{n: torch.randn_like(w) for n, w in net.initial.items()} for _ in range(5)]
+    server = method.init(place.run)
+    for _ in range(300):
+        server, _ = method.update(server, gathered(found), place)
+    data = [samples(n, inputs=2, classes=2, dtype=torch.double) for n in (3, 50, 7, 90, 11)]
+    reports = Gathered()
+    for client, (own, part) in enumerate(zip(found, data, strict=True)):
+        solved = Solved(own, steps=1, loss=0.0, count=len(part.y))
+        report, _, _ = method.report(solved, Problem(own), Nothing(), place)
+        reports.add(client, report)
+    following, _ = method.update(server, reports, place)
+    for name, tensor in server.components.items():
+        torch.testing.assert_close(following.components[name], tensor)
+
+
+@pytest.mark.parametrize(("components", "clients", "cohort"), [(2, 8, 1), (3, 9, 3), (2, 2, 1)])
+def test_every_component_has_its_turn_when_cohorts_are_cyclic(components, clients, cohort):
+    """Also where client + round is always odd."""
+    method = Mixture(components=components)
+    run = run_of(network(), clients=clients, cohort=cohort, rounds=60)
+    started = [
+        method.turn(at(run, client=client, round=number))
+        for number in range(1, 61)
+        for client in sample_cohort(run.seed, number, clients, cohort, cyclic=True)
+    ]
+    counts = np.bincount(started, minlength=components)
+    assert counts.min() > 0.6 * len(started) / components
+
+
+def test_components_have_adams_of_their_own():
+    """Each against PyTorch's Adam over the rounds in which it was heard; others do not count."""
+    net = network(inputs=2, classes=2, dtype=torch.double)
+    method = Mixture(components=2, precision=1e4, server_optimizer="adam", server_lr=0.1)
+    place = at(net)
+    server = method.init(place.run)
+    names = list(net.initial)
+    own = [
+        [server.components[f"{k}/{n}"].clone().requires_grad_() for n in names] for k in range(2)
+    ]
+    adams = [torch.optim.Adam(leaves, lr=0.1) for leaves in own]
+    rng = torch.Generator().manual_seed(3)
+    for near in (0, 1, 0, 0, 1, 0):
+        phi = {
+            n: leaf.detach() + 0.01 * torch.randn(leaf.shape, generator=rng).double()
+            for n, leaf in zip(names, own[near], strict=True)
+        }
+        server, info = method.update(server, gathered([phi]), place)
+        for name, leaf in zip(names, own[near], strict=True):
+            leaf.grad = leaf.detach() - phi[name]
+        adams[near].step()
+        assert info[f"responsibility_{near}"] == pytest.approx(1)
+        for k, leaves in enumerate(own):
+            for name, leaf in zip(names, leaves, strict=True):
+                torch.testing.assert_close(server.components[f"{k}/{name}"], leaf.detach())
+    assert (info["updates_0"], info["updates_1"]) == (pytest.approx(4), pytest.approx(2))
+
+
+@pytest.mark.parametrize(
+    "method", [FedProx(proximal=0.07), Laplace(scale=0.03), Mixture(components=1, precision=1.7)]
+)
+def test_the_prior_of_a_method_is_what_its_loss_adds(method):
+    """Sum of the loss over samples, less that of the likelihood: −log of the prior's density, but
+    for its constant. Laplace's is in the step after the loss's, on a loss that is flat.
+    """
+    net, data = network(dtype=torch.double), samples(9, dtype=torch.double)
+    place = at(net, lr=0.01)
+    server = method.init(place.run)
+    problem = method.problem(method.message(server, place), Nothing(), data, place)
+    phi = {n: w + torch.randn_like(w) for n, w in net.initial.items()}
+    found = method.prior(len(data.y))
+    if problem.project is not None:
+        moved = {n: w.clone() for n, w in phi.items()}
+        problem.project(moved, problem.given, 0.01)
+        for name, w in net.initial.items():
+            slope = (phi[name] - moved[name]) / 0.01 * len(data.y)
+            far = (phi[name] - w).abs() > 0.01
+            expected = found.strength * torch.sign(phi[name] - w)
+            torch.testing.assert_close(slope[far], expected[far])
+        return
+    alone = torch.nn.functional.cross_entropy(net(phi, data.x), data.y)
+    added = method.loss(place.run)(phi, data, problem.given, {}) - alone
+    squares = sum((phi[n] - w).square().sum() for n, w in net.initial.items())
+    torch.testing.assert_close(len(data.y) * added, found.strength / 2 * squares)
+
+
+def test_the_start_of_a_run_says_what_its_prior_is():
+    method = FedProx(proximal=0.01)
+    said = in_words(method.prior, [30, 610, 0])
+    assert "precision 0.3 to 6.1 beside the summed loss" in said
+    assert "0.01 beside its mean loss" in said
+    said = in_words(Mixture(precision=10).prior, [20, 100])
+    assert "precision 10 beside the summed loss of a client, 0.1 to 0.5 beside" in said
+    assert in_words(FedAvg().prior, [20]) == in_words(FedProx(proximal=0.0).prior, [20]) == ""
 
 
 @pytest.mark.parametrize("precision", [0.0, 0.1])

@@ -19,7 +19,7 @@ from tests.methods.places import at, network, run_of, samples
 
 def test_clients_of_a_mixture_weigh_as_many_samples_as_they_have():
     """Eq. 52 with each client counted once for each of its samples."""
-    method, net = Mixture(components=2, precision=0.2), network()
+    method, net = Mixture(components=2, precision=0.2, weighting="samples"), network()
     server = method.init(run_of(net))
     place = at(net, epochs=1)
     message = method.message(server, place)

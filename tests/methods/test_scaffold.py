@@ -1,9 +1,12 @@
 """SCAFFOLD: control variates against gradients counted by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional
 
 import fedbayes
@@ -11,7 +14,13 @@ from fedbayes import Config, Simulation
 from fedbayes.contracts import Clips
 from fedbayes.contracts.changes import norm
 from fedbayes.errors import ConfigError
-from fedbayes.inference.controls import corrected, mean_gradient
+from fedbayes.inference.controls import (
+    corrected,
+    distribution_of,
+    mean_gradient,
+    no_norms,
+    usual,
+)
 from fedbayes.inference.solve import batches
 from fedbayes.messages import decode, decode_file, dense
 from fedbayes.methods.fedsparse import ScaffoldFedSparse
@@ -176,3 +185,77 @@ def test_what_a_clipped_client_keeps_is_what_it_sent(method):
     assert norm(t.double() for t in sent.values()) == pytest.approx(0.05, rel=1e-5)
     for name, change in sent.items():
         torch.testing.assert_close(after.control[name], change)
+
+
+@given(st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=9), st.floats(0.1, 1))
+def test_the_median_is_read_from_what_adds(norms, factor):
+    """Of the mean of distributions (a multiple of it too), and of their coordinate-wise median, of
+    which PyTorch has the lower one of two, so that of norms the upper one.
+    """
+    each = torch.stack([distribution_of(norm) for norm in norms])
+    low, high = sorted(norms)[(len(norms) - 1) // 2], sorted(norms)[len(norms) // 2]
+    for summed, middle in (
+        (each.mean(0), low),
+        (factor * each.mean(0), low),
+        (each.median(0).values, high),
+    ):
+        assert middle * (1 - 1e-9) <= usual(summed) <= middle * 2**0.25 * (1 + 1e-9)
+    assert usual(no_norms()) == math.inf
+
+
+@pytest.mark.parametrize("ratio", [None, 0.5, 1e6])
+def test_no_variate_is_longer_than_the_bound(ratio):
+    """Norms of what clients keep, recomputed from their states round by round."""
+    config = Config.create(
+        rounds=4,
+        data={"name": "digits", "clients": 5, "limit": 400, "partition": "shards"},
+        model={"hidden": [16]},
+        method={"name": "scaffold", **({"variate_bound": ratio} if ratio else {})},
+    )
+    before = math.inf
+    with Simulation(config) as simulation:
+        for step in simulation:
+            assert not step.metrics["refused"]
+            states = [unpack(Control, decode_file(simulation.states[c])) for c in range(5)]
+            norms = [norm(c.double() for c in s.control.values()) for s in states]
+            said = step.metrics["reported"]
+            if ratio is None:
+                assert "variate_norm" not in said
+                continue
+            assert max(norms) <= ratio * before * (1 + 1e-5)
+            if ratio == 0.5 and step.metrics["round"] > 1:
+                assert said["variates_shortened"] > 0
+            before = usual(simulation.server.norms)
+        for name, control in simulation.server.control.items():
+            mean = torch.stack([state.control[name] for state in states]).mean(0)
+            torch.testing.assert_close(mean, control, rtol=1e-4, atol=1e-6)
+
+
+def test_without_effect_a_bound_changes_nothing():
+    shared = {"rounds": 3, "model": {"hidden": [8]}, "data": {"name": "digits", "clients": 4}}
+    one = fedbayes.run(method={"name": "scaffold"}, **shared)
+    two = fedbayes.run(method={"name": "scaffold", "variate_bound": 1e9}, **shared)
+    for name, tensor in one.model.items():
+        assert torch.equal(two.model[name], tensor)
+
+
+def test_a_variate_that_explodes_is_named(tmp_path):
+    """One client of five with samples ten times as large."""
+    config = Config.create(
+        rounds=1,
+        data={"name": "digits", "clients": 5, "limit": 400, "partition": "iid"},
+        model={"hidden": [16]},
+        method={"name": "scaffold"},
+    )
+    with Simulation(config, tmp_path) as simulation:
+        train = simulation.data.train
+
+        def larger(client):
+            found = train(client)
+            return found._replace(x=found.x * (10 if client == 3 else 1))
+
+        simulation.runtime.data.train = larger
+        (step,) = list(simulation)
+    (name,) = step.metrics["outliers"]
+    assert name == "3"
+    assert "control variate" in step.metrics["outliers"]["3"]

@@ -27,8 +27,10 @@ from fedbayes.models.variational import (
     repeat,
     stack,
 )
+from fedbayes.papers.virtual import accuracies, final_accuracies
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, named, part, unpack
+from fedbayes.tools.calibration import trust
 from tests.methods.places import at, network, run_of, samples
 
 
@@ -480,18 +482,79 @@ def test_the_server_can_be_asked_to_predict_too():
 
 def test_predictions_average_the_client_and_the_server():
     """A draw is the mean of two softmaxes, weighted 1 to w."""
-    net, trust = network((5,)), 0.5
+    net, weight = network((5,)), 0.5
     structure = stack(net.module)
     shared = GaussianWeights(net.initial, {n: 0 * t for n, t in net.initial.items()})
     here = at(net)
     means, gates = _newcomer(here)
     own = GaussianWeights(means, {n: 0 * t for n, t in means.items()})
     x = samples().x
-    both = sampled(structure, shared, own, gates, 2, trust, x).exp()
+    both = sampled(structure, shared, own, gates, 2, weight, x).exp()
     alone = sampled(structure, shared, own, gates, 2, 0.0, x).softmax(-1)
     server = torch.softmax(net(net.prepare(net.initial), x), dim=-1)
-    torch.testing.assert_close(both, (alone + trust * server) / (1 + trust))
+    torch.testing.assert_close(both, (alone + weight * server) / (1 + weight))
     torch.testing.assert_close(both.sum(-1), torch.ones(2, len(x)))
+
+
+def test_trust_is_of_predictions_and_the_likelihood_of_training(tmp_path):
+    """Whatever the trust is, the same is learnt; none given, it is the likelihood's weight."""
+    settings = {
+        "rounds": 2,
+        "cohort": 1,
+        "sampling": "cyclic",
+        "data": {"name": "digits", "clients": 2, "partition": "iid", "limit": 300},
+        "model": {"hidden": [8]},
+        "training": {"optimizer": "adam", "lr": 0.01, "epochs": 3},
+    }
+    table = {"name": "virtual", "samples": 2, "server_likelihood": 0.7}
+    runs = {
+        weight: fedbayes.run(
+            **settings, method=table | ({} if weight is None else {"server_trust": weight})
+        )
+        for weight in (None, 0.7, 0.0, 3.0)
+    }
+    for run in runs.values():
+        for name, tensor in runs[None].model.items():
+            assert torch.equal(run.model[name], tensor)
+    nll = {weight: run.summary["metrics"]["local"]["nll"] for weight, run in runs.items()}
+    assert nll[None] == nll[0.7]
+    assert len({round(value, 6) for value in nll.values()}) == 3
+
+
+def test_only_trust_needs_classes():
+    target = Target("real", ("y",), (0.0,), (1.0,))
+    run = run_of(network((4,), classes=1), likelihood=build_likelihood("auto", target))
+    Virtual(server_likelihood=1.0, server_trust=0.0).check(run)
+    Virtual(server_likelihood=1.0, lateral=False).check(run)
+    for table in ({"server_likelihood": 1.0}, {"server_trust": 0.3}):
+        with pytest.raises(ConfigError, match=r"server_trust = 0"):
+            Virtual(**table).check(run)
+    assert "does not learn" in Virtual(server_trust=0.3).remarks(run)[0]
+    assert "no effect" in Virtual(server_trust=0.3, lateral=False).remarks(run)[0]
+
+
+def test_clients_under_the_final_posterior(tmp_path):
+    """What Table 2 says of them is what `calibrate --personal` finds in the run's folder."""
+    config = Config.create(
+        rounds=4,
+        cohort=1,
+        sampling="cyclic",
+        data={"name": "digits", "clients": 3, "partition": "iid", "limit": 400},
+        model={"hidden": [8]},
+        training={"optimizer": "adam", "lr": 0.01, "epochs": 5},
+        method={"name": "virtual", "samples": 2, "kl_weight": 1e-3, "server_likelihood": 1.0},
+    )
+    with Simulation(config, tmp_path / "run") as simulation:
+        for _ in simulation:
+            pass
+        found = accuracies(simulation, "VIRTUAL")
+        each = final_accuracies(simulation)
+    pooled = trust(tmp_path / "run", personal=True).metrics["accuracy"]
+    assert found["final_pooled"] == pytest.approx(pooled)
+    assert found["final"] == pytest.approx(each.mean())
+    # The last client that was refined has the same model either way.
+    last = trust(tmp_path / "run", client="0").metrics["accuracy"]
+    assert each[0] == pytest.approx(last)
 
 
 def test_what_early_stopping_watches_is_the_likelihood_alone():

@@ -8,6 +8,7 @@ from fedbayes.cli import (  # noqa: F401, I001
     run,
     attack,
     files,
+    predict,
     fuse,
     posterior,
     reports,

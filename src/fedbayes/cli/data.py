@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import DataDir, DataPartition, Setting, completes, overrides
-from fedbayes.errors import RunError
+from fedbayes.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from fedbayes.data.check import TableCheck
 
 data_app = typer.Typer(help="The data sets, and how they are divided.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -100,6 +104,115 @@ def data_show(
         f"{title}: {sizes.sum():,} training samples ({sizes.min():,} to {sizes.max():,} a client), "
         f"{tests.sum():,} test samples ({tests.min():,} to {tests.max():,} a client)\n"
         f"{about}picture: {path}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@data_app.command("check")
+def data_check(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Table or folder; none with --set data.query."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="PNG, SVG or PDF to write.")
+    ] = None,
+    settings: Setting = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say what would be done with every column of a table; status 1 if one is refused."""
+    from fedbayes.runs.config import Config
+
+    given = [*overrides({"data.path": file}), *(settings or [])]
+    config = Config.load(None, given)
+    if config.data.name != "own":
+        raise ConfigError("name a table of your own: fedbayes data check FILE")
+    from fedbayes.data.check import check_table
+    from fedbayes.data.check_plot import plot_check
+    from fedbayes.data.plot import PICTURES
+    from fedbayes.runs.folder import writable
+
+    if out is not None:
+        writable(out, "the picture", PICTURES)
+    check = check_table(config.data, config.target_kinds)
+    if out is not None:
+        try:
+            plot_check(check, out, config.data.date_format or "")
+        except OSError as error:
+            raise RunError(f"cannot write {out}: {error}") from None
+    if as_json:
+        print(json.dumps(check.dump(), indent=2))
+    else:
+        _show_check(check, out)
+    raise typer.Exit(1 if check.refused else 0)
+
+
+def _show_check(check: "TableCheck", picture: Path | None) -> None:
+    table = Table("column", "taken as", "missing", "values", "features", pad_edge=False)
+    for look in check.columns:
+        kind = "[red]refused[/red]" if look.refused else escape(look.kind)
+        if look.role != "feature":
+            kind = f"{look.role}: {kind}" if kind else look.role
+        between = " … " if look.kind in ("number", "date", "boolean") else ", "
+        few = "" if len(look.values) >= look.distinct or between == " … " else " …"
+        seen = f"{look.distinct:,}: {escape(between.join(look.values))}{few}"
+        table.add_row(
+            f"[bold]{escape(look.name)}[/bold]",
+            kind,
+            f"{look.missing:,}" if look.missing else "",
+            seen,
+            f"{look.width:,}" if look.width else "",
+        )
+    console = Console()
+    console.print(table)
+    said = [*check.refused, *check.notes]
+    said += [f"{look.name}: {look.hint}" for look in check.columns if look.hint]
+    said.append(
+        f"{check.rows:,} rows; "
+        + (
+            f"{len(check.refused)} of {len(check.columns)} columns cannot be used so"
+            if check.refused
+            else f"a network would see {check.width:,} features of each"
+        )
+    )
+    said += [f"picture: {picture}"] if picture else []
+    console.print("\n".join(said), highlight=False, markup=False, soft_wrap=True)
+
+
+@data_app.command("summarize")
+def data_summarize(
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .json.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The client's own table; none with --set data.query."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The federation's TOML file, for how tables are read.")
+    ] = None,
+    min_rows: Annotated[
+        int, typer.Option(min=1, help="Refuse sums of fewer rows: those of one are the row.")
+    ] = 10,
+    min_count: Annotated[
+        int, typer.Option(min=1, help="Leave out categories that fewer rows have.")
+    ] = 1,
+    settings: Setting = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written too.")] = False,
+) -> None:
+    """Sums and counts of a client's columns, by which a federation encodes (data.summaries)."""
+    from fedbayes.runs.config import Config
+
+    given = [*overrides({"data.path": file}), *(settings or [])]
+    settled = Config.load(config, given)
+    from fedbayes.tools.table_summary import SummaryJob
+
+    done = SummaryJob(settled, out, min_rows, min_count).run()
+    if as_json:
+        print(json.dumps(done))
+        return
+    Console().print(
+        f"wrote {out}: sums and counts of {done['rows']:,} rows of {len(done['columns']):,} "
+        "columns, and no row",
         highlight=False,
         soft_wrap=True,
     )

@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import DataDir, DataSet, Json, Setting, overrides
+from fedbayes.cli.options import DataDir, DataSet, Json, Metrics, Setting, overrides
 from fedbayes.errors import ModelError, RunError
+from fedbayes.likelihoods.measures import AUTO
 
 
 @app.command()
@@ -36,6 +37,7 @@ def evaluate(
             "--set model.KEY=VALUE. Default: fully connected, by their shapes.",
         ),
     ] = None,
+    metrics: Metrics = AUTO,
     data_dir: DataDir = None,
     settings: Setting = None,
     as_json: Json = False,
@@ -43,8 +45,9 @@ def evaluate(
     """Try a model on a test set, or on new rows with --set data.path=FILE, beside its inputs."""
     from dataclasses import asdict
 
+    from fedbayes.runs.between import as_summary
     from fedbayes.runs.config import Config
-    from fedbayes.runs.display import number, words
+    from fedbayes.runs.display import between_clients, number, words
     from fedbayes.tools.compare import compare, open_model
     from fedbayes.tools.evaluation_set import find_tests
     from fedbayes.tools.model_files import read_counts
@@ -65,20 +68,51 @@ def evaluate(
         tests,
         inputs=[str(file) for file in files],
         counts=read_counts(counts, files) if counts is not None else None,
+        metrics=_names(metrics),
     )
     if as_json:
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
-        print(json.dumps([{k: v for k, v in one.items() if k != "metrics"} for one in flat]))
+        print(json.dumps([_valid({k: v for k, v in s.items() if k != "metrics"}) for s in flat]))
         return
     Console().print(
         f"{tests.what}, standardized {scores[0].standardized}", highlight=False, soft_wrap=True
     )
-    metrics = list(dict.fromkeys(name for score in scores for name in score.metrics))
-    table = Table("model", *map(words, metrics), "parameters", pad_edge=False)
-    for score in scores:
-        values = [number(score.metrics.get(name)) for name in metrics]
-        table.add_row(score.name, *values, f"{score.parameters:,}")
+    names = list(dict.fromkeys(name for score in scores for name in score.metrics))
+    cells = [
+        ["model", *map(words, names), "parameters"],
+        *(
+            [s.name, *(number(s.metrics.get(name)) for name in names), f"{s.parameters:,}"]
+            for s in scores
+        ),
+    ]
+    if len(names) > _MOST_ACROSS:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    table = Table(*cells[0], pad_edge=False)
+    for row in cells[1:]:
+        table.add_row(*row)
     Console().print(table)
+    for score in scores if tests.clients else ():
+        told = between_clients(as_summary(score.metrics, score.clients, tests.likelihood))
+        if told is not None:
+            told.title, told.title_justify = f"\n{score.name}", "left"
+            Console().print(told)
+
+
+_MOST_ACROSS = 4
+"""Metrics beyond which they stand one below the other, and models side by side."""
+
+
+def _names(metrics: str) -> list[str]:
+    """Names of metrics between commas."""
+    return [name.strip() for name in metrics.split(",") if name.strip()]
+
+
+def _valid(table: dict[str, Any]) -> dict[str, Any]:
+    """A table as JSON has it, which knows no NaN: null where a metric is undefined."""
+    return {
+        key: _valid(value) if isinstance(value, dict) else None if value != value else value
+        for key, value in table.items()
+    }
 
 
 @app.command()
@@ -94,6 +128,7 @@ def calibrate(
     picture: Annotated[
         Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")
     ] = None,
+    metrics: Metrics = AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
@@ -106,15 +141,15 @@ def calibrate(
         raise RunError("--personal is for all clients, --client for one; give one of them")
     if picture is not None:
         writable(picture, "the picture", PICTURES)
-    found = trust(folder, personal=personal, client=client)
-    metrics = summary(found)
+    found = trust(folder, personal=personal, client=client, metrics=_names(metrics))
+    told = summary(found)
     if picture is not None:
         plot(found, picture)
     if as_json:
-        print(json.dumps(metrics))
+        print(json.dumps(_valid(dict(told))))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in metrics.items():
+    for name, value in told.items():
         table.add_row(escape(_NAMES.get(name) or _spelled(name)), number(value))
     Console().print(table)
     if picture is not None:
@@ -142,7 +177,10 @@ _SPELLED = {
 """Metrics whose names begin so, in words."""
 _NAMES = {
     "nll": "negative log-likelihood",
+    "auroc": "AUROC, area under the ROC curve",
+    "crps": "continuous ranked probability score",
     "ece": "expected calibration error",
+    "not_predicted": "left out of it: not a number",
     "entropy_right": "entropy where right",
     "entropy_wrong": "entropy where wrong",
     "information_right": "mutual information where right",
@@ -184,6 +222,7 @@ def export(
                     "kept": done.kept,
                     "difference": done.difference,
                     "tried": done.tried,
+                    "cards": list(map(str, done.cards)),
                 }
             )
         )
@@ -191,4 +230,6 @@ def export(
     text = f"wrote {done.path}: {done.kept:,} of {done.parameters:,} parameters"
     if done.tried:
         text += f", outputs the same to {done.difference:.1g} on {done.tried}"
+    if done.cards:
+        text += f"; its card is in {' and '.join(map(str, done.cards))}"
     Console().print(text, highlight=False, soft_wrap=True)

@@ -47,6 +47,7 @@ def fuse(
     epsilon: float | None = None,
     popularity_cap: str | None = None,
     popularity_weight: float | None = None,
+    new_atoms: str | None = None,
     iterations: int | None = None,
     bias_mean: float | None = None,
     alternations: int | None = None,
@@ -54,6 +55,7 @@ def fuse(
     start_gamma: float | None = None,
     alpha: str | None = None,
     c: Annotated[float | None, typer.Option("--c")] = None,
+    normalized: Annotated[bool | None, typer.Option("--normalized")] = None,
     seed: Annotated[int, typer.Option(help="Seed of inputs, or of the order of models.")] = 0,
     network: Annotated[
         str | None,
@@ -182,6 +184,7 @@ def fuse(
         "epsilon": epsilon,
         "popularity_cap": popularity_cap,
         "popularity_weight": popularity_weight,
+        "new_atoms": new_atoms,
         "iterations": iterations,
         "bias_mean": bias_mean,
         "alternations": alternations,
@@ -189,6 +192,7 @@ def fuse(
         "start_gamma": start_gamma,
         "alpha": alpha,
         "c": c,
+        "normalized": normalized,
     }
     of_matching = {
         **{f"--{name.replace('_', '-')}": value for name, value in given.items()},

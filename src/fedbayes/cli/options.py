@@ -54,6 +54,14 @@ DataPartition = Annotated[
     str | None,
     typer.Option(help="How data are divided.", autocompletion=completes("data.partition")),
 ]
+Metrics = Annotated[
+    str,
+    typer.Option(
+        help="Metrics beside the likelihood's own, between commas: auroc, sensitivity@0.3, ...; "
+        "auto: those that suit it; empty: none.",
+        autocompletion=completes("metrics"),
+    ),
+]
 Engine = Annotated[
     str | None,
     typer.Option(help="Who runs clients.", autocompletion=completes("engine")),

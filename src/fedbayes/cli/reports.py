@@ -1,12 +1,17 @@
 """`report`, `plot`: runs for people to look at."""
 
+import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import rich
 import typer
 
 from fedbayes.cli.app import Console, app
+from fedbayes.errors import RunError
+
+if TYPE_CHECKING:
+    from fedbayes.reports.serve import Server
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 
@@ -14,16 +19,64 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 @app.command()
 def report(
     folders: Runs,
-    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="HTML file to write; else report.html.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the page, and follow the runs while they go.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="With --watch: the port; else one that is free."),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="With --watch: the interface; else 127.0.0.1, this machine alone."),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--open", help="With --watch: open the page in a browser.")
+    ] = False,
 ) -> None:
     """One HTML page of a run, or of several side by side; needs no network."""
+    if watch:
+        if out is not None:
+            raise RunError("--watch serves the page and writes no file; leave out --out")
+        _watch(folders, host, port, show=show)
+        return
+    given = {"--port": port is not None, "--host": host is not None, "--open": show}
+    if alone := [name for name, is_given in given.items() if is_given]:
+        raise RunError(f"{', '.join(alone)} says how the page is served: add --watch")
     from fedbayes.reports import write_page
 
+    out = out or Path("report.html")
     with rich.get_console().status("") as status:
         write_page(folders, out, status.update)
     Console().print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+
+def _watch(folders: list[Path], host: str | None, port: int | None, *, show: bool) -> None:
+    """Serve the page until Ctrl-C."""
+    console = rich.get_console()
+    with console.status("loading PyTorch") as status:
+        from fedbayes.reports import serve
+
+        status.update("reading")
+
+        def told(server: "Server") -> None:
+            status.stop()
+            Console().print(f"watch at {server.url}", highlight=False, soft_wrap=True)
+            if not server.is_local:
+                console.print(
+                    "[yellow]note:[/yellow] who can reach this machine can see the page: names of "
+                    "clients, and all that they report",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+            console.print("Ctrl-C ends it; the runs go on", highlight=False)
+            if show:
+                webbrowser.open(server.url)
+
+        serve.watch(folders, told, host=host or serve.LOOPBACK, port=port or 0)
 
 
 @app.command()
@@ -35,7 +88,7 @@ def plot(
             "--figure",
             "-f",
             help="headline (accuracy, rmse, …), metrics (the others of numbers), bytes, local, "
-            "nll, loss, sparsity, size, clients, split, confusion, predictions, coverage, "
+            "nll, loss, sparsity, size, privacy, clients, split, confusion, predictions, coverage, "
             "reliability, or any metric of metrics.jsonl.",
         ),
     ] = "headline",

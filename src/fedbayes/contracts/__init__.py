@@ -15,6 +15,7 @@ from fedbayes.contracts.method import (
     units_remarks,
 )
 from fedbayes.contracts.point import PointEstimate, Weighting
+from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
@@ -33,6 +34,7 @@ __all__ = [
     "Noise",
     "Nothing",
     "PointEstimate",
+    "Prior",
     "Problem",
     "Report",
     "Run",

@@ -40,6 +40,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of, parted
+from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Problem, Solved
@@ -146,6 +147,12 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         a layer that it leaves out, say. A sentence each.
         """
         return []
+
+    def prior(self, samples: int) -> Prior | None:
+        """The prior of the weights of a client of so many training samples around the server's, as
+        far as it draws them there; None by default: nothing does.
+        """
+        return None
 
     @abstractmethod
     def init(self, run: Run) -> ServerState:

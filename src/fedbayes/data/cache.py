@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import platformdirs
 
+from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
@@ -82,6 +83,10 @@ def _open(place: Path) -> Dataset | None:
         stored = content.pop("arrays")
         for name in ("group_names", "features", "notes"):
             content[name] = tuple(content[name])
+        content["columns"] = tuple(
+            Column(**{**column, "categories": tuple(column["categories"])})
+            for column in content["columns"]
+        )
         target = content["target"]
         content["target"] = Target(target["kind"], *(tuple(target[name]) for name in _LISTS))
         for name in _ARRAYS:
@@ -109,6 +114,7 @@ def _keep(dataset: Dataset, place: Path) -> None:
                 np.save(beside / f"{name}.npy", array, allow_pickle=False)
         plain["target"] = asdict(dataset.target)
         plain["tokens"] = asdict(dataset.tokens) if dataset.tokens is not None else None
+        plain["columns"] = [asdict(column) for column in dataset.columns]
         plain["arrays"] = [name for name, array in arrays.items() if array is not None]
         (beside / "dataset.json").write_text(json.dumps(plain), "utf-8")
         if place.exists() and _open(place) is None:

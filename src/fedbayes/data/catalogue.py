@@ -35,6 +35,8 @@ def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
     """
     if settings.of_factory:
         return read_factory(settings, kinds)
+    if settings.query is not None:
+        return own.read_own_query(settings, kinds)
     if settings.path is not None:
         files = own.own_files(settings.path)
         flat = [file for part in files.values() for file in part]

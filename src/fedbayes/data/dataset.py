@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedbayes.data.columns import Column
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
 from fedbayes.targets import Target
@@ -55,7 +56,10 @@ class Dataset:
     digest: str
     """SHA-256, in hex, of all that a model sees of these data: the same wherever they lie."""
     features: tuple[str, ...] = ()
-    """Names of the features of a table."""
+    """Names of the features of a table, coded as they are stored."""
+    columns: tuple[Column, ...] = ()
+    """Columns of the user's own table, of which x are the codes (`fedbayes.data.columns`), with
+    the categories of all rows; none elsewhere."""
     permuted: bool = False
     """Whether each client sees its pixels in a fixed order of its own."""
     notes: tuple[str, ...] = ()
@@ -97,6 +101,7 @@ def build_dataset(
     group_names: tuple[str, ...] = (),
     scale: float = 1.0,
     features: tuple[str, ...] = (),
+    columns: tuple[Column, ...] = (),
     notes: tuple[str, ...] = (),
     statistics: tuple[Array, Array] | None = None,
     tokens: Tokens | None = None,
@@ -113,6 +118,7 @@ def build_dataset(
         group_names: Names of the natural clients.
         scale: Divisor of x.
         features: Names of the columns of a table.
+        columns: Columns of a table of which x are the codes, and features their names.
         notes: What a user should know of how the data were read.
         statistics: Mean and std of each channel or feature, where they are not the data's own.
         tokens: How texts became x, if they did.
@@ -144,6 +150,8 @@ def build_dataset(
         y = np.asarray(y, np.float32).reshape(len(x), target.columns)
         del facts["classes"]
         facts |= {"kind": target.kind, "names": target.names}
+    if any(column.kind not in ("number", "boolean") for column in columns):
+        facts["columns"] = [(column.name, column.kind, column.categories) for column in columns]
     groups = None if groups is None else np.asarray(groups, np.int64)
     training = np.arange(official_train or len(x))
     mean, std = moments(x, training, scale) if statistics is None else statistics
@@ -173,6 +181,7 @@ def build_dataset(
             },
         ),
         features=features,
+        columns=columns,
         notes=notes,
         fixed=statistics is not None,
         tokens=tokens,
@@ -205,12 +214,26 @@ def moments(x: Array, rows: Rows, scale: float) -> tuple[Array, Array]:
         Mean and std, float32, one per channel or feature. A channel that is constant or never
         observed has std 1, so that standardizing leaves it finite.
     """
-    count, total = _sums(x, rows, np.zeros(x.shape[1]), power=1)
-    mean = total / np.maximum(count, 1)
-    _, squares = _sums(x, rows, mean, power=2)
+    count, mean, squares = deviations(x, rows)
     std = np.sqrt(squares / np.maximum(count, 1))
     std[std <= 1e-7 * np.abs(mean)] = scale
     return (mean / scale).astype(np.float32), (std / scale).astype(np.float32)
+
+
+def deviations(x: Array, rows: Rows) -> tuple[Array, Array, Array]:
+    """Count, mean and sum of squared deviations from it, of what was observed in some rows.
+
+    Args:
+        x: Samples [N, ...]; the first axis of a sample is its channel or feature.
+        rows: Rows to use [n].
+
+    Returns:
+        float64, one of each per channel or feature.
+    """
+    count, total = _sums(x, rows, np.zeros(x.shape[1]), power=1)
+    mean = total / np.maximum(count, 1)
+    _, squares = _sums(x, rows, mean, power=2)
+    return count, mean, squares
 
 
 def standardized(target: Target, y: Array, rows: Rows) -> Target:

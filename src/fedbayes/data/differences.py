@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+from fedbayes.data.columns import Column, described
 from fedbayes.data.tokens import Tokens
 from fedbayes.data.wording import listed, size
 from fedbayes.targets import Target
@@ -21,6 +22,10 @@ class Described(Protocol):
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features of a table; empty if they have none."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns of a table, if it is encoded."""
 
     @property
     def target(self) -> Target:
@@ -63,13 +68,18 @@ def differences(
         may_lack_names: whether features without names count as those that are wanted.
     """
     found: list[Difference] = []
-    if first.shape != second.shape:
-        found.append(Difference(SHAPE, size(first.shape), size(second.shape)))
+    tables = [one.columns or tuple(map(Column, one.features)) for one in (first, second)]
+    if all(tables) and (first.columns or second.columns):
+        # Rows of tables are encoded as is wanted, whatever categories and gaps they have.
+        found += _of_columns(*tables)
+    else:
+        if first.shape != second.shape:
+            found.append(Difference(SHAPE, size(first.shape), size(second.shape)))
+        named = second.features or not may_lack_names
+        if named and first.features != second.features:
+            found.append(Difference(FEATURES, _names(first.features), _names(second.features)))
     if first.scale != second.scale:
         found.append(Difference(SCALE, f"{first.scale:g}", f"{second.scale:g}"))
-    named = second.features or not may_lack_names
-    if named and first.features != second.features:
-        found.append(Difference(FEATURES, _names(first.features), _names(second.features)))
     if first.tokens != second.tokens:
         found.append(Difference(TOKENS, _tokens(first.tokens), _tokens(second.tokens)))
     old, new = first.target, second.target
@@ -79,6 +89,16 @@ def differences(
         else:
             found.append(Difference(TARGETS, _target(old), _target(new)))
     return found
+
+
+def _of_columns(first: tuple[Column, ...], second: tuple[Column, ...]) -> list[Difference]:
+    kinds = [
+        [(one.name, one.kind.replace("boolean", "number"), one.width) for one in columns]
+        for columns in (first, second)
+    ]
+    if kinds[0] == kinds[1]:
+        return []
+    return [Difference(FEATURES, described(first), described(second))]
 
 
 def _names(features: tuple[str, ...]) -> str:

@@ -1,14 +1,17 @@
 """What each client holds, as tensors ready for a network."""
 
+import warnings
+
 import numpy as np
 import torch
 
 from fedbayes import seeds
-from fedbayes.data.dataset import Array, Dataset, Rows, moments, standardized
+from fedbayes.data.columns import Column
+from fedbayes.data.dataset import Array, Dataset, Rows, standardized
+from fedbayes.data.fitting import fitted, raw, unlike_training
 from fedbayes.data.partition import Partition
-from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.data.schemes import Division
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 
@@ -31,6 +34,7 @@ class FederatedData:
         statistics: tuple[Array, Array] | None = None,
         *,
         target: Target | None = None,
+        columns: tuple[Column, ...] | None = None,
         label: str = "",
     ) -> None:
         """Put a data set and its partition together.
@@ -42,6 +46,7 @@ class FederatedData:
             statistics: Mean and deviation to standardize by, in place of the data's own: where
                 these samples are one of several parts that lie apart.
             target: What is to be predicted, with the center and scale of these parts likewise.
+            columns: How the columns of a table are encoded likewise; none: as plain numbers.
             label: Name of the column of classes, if it has one.
 
         Raises:
@@ -57,29 +62,20 @@ class FederatedData:
         self.dataset = dataset
         self.partition = partition
         self.seed = seed
-        self.mean, self.std = dataset.mean, dataset.std
-        if statistics is not None:
-            self.mean, self.std = statistics
-        elif len(dataset.shape) == 1 and not dataset.fixed:
-            self.mean, self.std = moments(dataset.x, np.sort(partition.train), dataset.scale)
         self.target = self._own_target() if target is None else target
-        # As a plain array: indexing the subclass np.memmap costs more.
-        self._x = np.asarray(dataset.x)
         self._may_miss = dataset.x.dtype.kind == "f"
-        self.preprocessing = Preprocessing(
-            shape=dataset.shape,
-            scale=float(dataset.scale),
-            mean=tuple(np.asarray(self.mean, np.float32).tolist()),
-            std=tuple(np.asarray(self.std, np.float32).tolist()),
-            target=self.target,
-            features=dataset.features,
+        self.preprocessing = fitted(
+            dataset,
+            np.sort(partition.train),
+            self.target,
+            statistics=statistics,
+            columns=columns,
             label=label,
-            permuted=dataset.permuted,
-            dataset=dataset.name,
-            digest=dataset.digest,
-            samples=dataset.samples,
-            tokens=dataset.tokens,
         )
+        self.mean, self.std = self.preprocessing.statistics
+        rows = np.concatenate([partition.train, partition.test])
+        for odd in unlike_training(dataset, rows, self.preprocessing):
+            warnings.warn(odd.told(dataset.name, numbered=False), FedbayesWarning, stacklevel=2)
 
     @property
     def clients(self) -> int:
@@ -88,8 +84,8 @@ class FederatedData:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
-        return self.dataset.shape
+        """Shape of one sample, as a network sees it."""
+        return self.preprocessing.shape
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -128,11 +124,12 @@ class FederatedData:
         return self._gather(self.partition.test, self.partition.test_offsets, start, stop)
 
     def raw_test(self, start: int, stop: int, *, permute: bool = True) -> torch.Tensor:
-        """The same samples as the source has them, uint8 or float32 [n, ...]; where clients see
-        pixels in an order of their own, in that order if `permute`.
+        """The same samples as the source has them, uint8 or float32 [n, ...], rows of a table
+        encoded; where clients see pixels in an order of their own, in that order if `permute`.
         """
         start, stop, _ = slice(start, stop).indices(self.test_total)
-        x = torch.from_numpy(np.array(self._x[self.partition.test[start:stop]]))
+        rows = self.partition.test[start:stop]
+        x = torch.from_numpy(np.array(raw(self.dataset, rows, self.preprocessing)))
         if permute and self.dataset.permuted:
             self._permute(x.flatten(1).numpy(), self.partition.test_offsets, start, stop)
         return x
@@ -156,6 +153,11 @@ class FederatedData:
         train = Division(self.partition.train, self.partition.train_offsets, self.partition.names)
         return train.counts(self.dataset.y, len(self.classes))
 
+    def raw_train(self, client: int) -> torch.Tensor:
+        """Training samples of a client as `raw_test` has them."""
+        rows = self.partition.train_rows(client)
+        return torch.from_numpy(np.array(raw(self.dataset, rows, self.preprocessing)))
+
     def _own_target(self) -> Target:
         """What is to be predicted, with center and scale of the clients' training rows.
 
@@ -177,7 +179,9 @@ class FederatedData:
     def _gather(self, all_rows: Rows, offsets: Rows, start: int, stop: int) -> Samples:
         """Entries `start` to `stop` of ragged rows, standardized."""
         rows = all_rows[start:stop]
-        x = torch.from_numpy(self._x[rows]).to(torch.float32, copy=True)
+        x = torch.from_numpy(raw(self.dataset, rows, self.preprocessing)).to(
+            torch.float32, copy=True
+        )
         self.preprocessing.standardize_(x, may_miss=self._may_miss)
         if self.dataset.permuted:
             self._permute(x.flatten(1).numpy(), offsets, start, stop)

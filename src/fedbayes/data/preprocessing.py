@@ -12,7 +12,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 
+from fedbayes.data.cells import code
+from fedbayes.data.columns import Column, features_of
 from fedbayes.data.dataset import Array, Rows
+from fedbayes.data.encoding import Unknown, encode, unknown
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.targets import Target
@@ -50,6 +53,9 @@ class Preprocessing:
     """Digest of its content; empty if it is not known."""
     samples: int = 0
     """Number of its samples."""
+    columns: tuple[Column, ...] = ()
+    """Columns of a table that are no plain numbers alone: how they are encoded as the features,
+    by the training rows. None: each feature is a column of numbers."""
     tokens: Tokens | None = None
     """How texts become samples, if they do."""
 
@@ -57,6 +63,8 @@ class Preprocessing:
         """See that the parts fit together."""
         if not self.shape or not len(self.mean) == len(self.std) == self.shape[0]:
             raise ValueError("mean and std do not fit the shape of a sample")
+        if self.columns and features_of(self.columns) != self.features:
+            raise ValueError("columns do not fit the features")
 
     @model_validator(mode="before")
     @classmethod
@@ -67,6 +75,11 @@ class Preprocessing:
                 "target": {"kind": "class", "names": values["classes"]}
             }
         return values
+
+    @property
+    def table(self) -> tuple[Column, ...]:
+        """The columns of a table that samples are read from, by name; none if it has no names."""
+        return self.columns or tuple(Column(name) for name in self.features)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -131,13 +144,14 @@ class Preprocessing:
 
         Args:
             x: a tensor or array [n, ...] of samples as the data set has them, NaN for missing
-                values; for tables also a pandas DataFrame, whose columns are taken by name.
+                values; for tables also a pandas DataFrame of raw columns (`table`), which are
+                taken by name and encoded; an array is of encoded rows (`features`).
 
         Raises:
-            DataError: columns are missing or hold no numbers, the shape is another, or values
-                are infinite.
+            DataError: columns are missing or hold other things than in training, the shape is
+                another, or values are infinite. The message names column and row.
         """
-        raw = self._tensor(x)
+        raw = self.raw(x)
         if raw.dtype.is_floating_point:
             if torch.isinf(raw).any():
                 raise DataError("there are infinite values among the samples; NaN means missing")
@@ -150,12 +164,16 @@ class Preprocessing:
                 )
         return self.standardize_(raw.to(torch.float32, copy=True), may_miss=True)
 
-    def _tensor(self, x: Any) -> Tensor:
-        """Raw samples [n, ...] of the model's shape."""
-        if self.tokens is not None and (hasattr(x, "columns") or _are_texts(x)):
-            x = self._texts(x, self.tokens)
+    def raw(self, x: Any) -> Tensor:
+        """Raw samples [n, ...] of the model's shape, as `apply` and exported programs take them;
+        arguments and errors as for `apply`.
+        """
+        if self.tokens is not None and _are_texts(x):
+            x = self.tokens.encode(list(x), "the list")
         elif hasattr(x, "columns"):
-            x = self._columns(x)
+            x, odd = self.encode(x)
+            for one in odd:
+                warnings.warn(one.told(), FedbayesWarning, stacklevel=4)
         try:
             raw = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
         except TypeError as error:
@@ -173,33 +191,45 @@ class Preprocessing:
             f"{', or a DataFrame with its features as columns' if self.features else ''}"
         )
 
-    def _texts(self, x: Any, tokens: Tokens) -> Array:
-        """Tokens of texts, or of a column of a DataFrame [n, length]."""
-        where = "the table" if hasattr(x, "columns") else "the list"
-        if hasattr(x, "columns"):
-            if tokens.column not in x.columns:
-                raise DataError(f"the table has no column '{tokens.column}', which has the texts")
-            x = x[tokens.column]
-        ids: Array = tokens.encode(list(x), where)
-        return ids
+    def encode(self, frame: Any, where: str = "the table") -> tuple[Array, list[Unknown]]:
+        """Rows of a DataFrame of raw columns as `features`, and what training rows did not have.
 
-    def _columns(self, frame: Any) -> Array:
-        """The features of a DataFrame, float32 [n, D]."""
+        Args:
+            frame: the columns of `table` by name, in any order, and any others.
+            where: what it is, for messages.
+
+        Returns:
+            float32 [n, D], NaN where a quantity is missing; and the columns with cells of unknown
+            categories, or that are empty as none was in training.
+
+        Raises:
+            DataError: a column is missing or holds other things; names column and row.
+        """
+        if self.tokens is not None:
+            return self._texts(frame, self.tokens, where), []
         if not self.features:
             raise DataError("this model has no named features; give its samples as an array")
         # As in reading a CSV file, blanks around a name do not count.
-        own = set(self.features)
+        wanted = [column.name for column in self.table]
+        own = set(wanted)
         frame = frame.rename(columns=lambda n: str(n) if str(n) in own else str(n).strip())
-        absent = [name for name in self.features if name not in frame.columns]
+        absent = [name for name in wanted if name not in frame.columns]
         if absent:
-            raise DataError(f"the table has no column {', '.join(map(repr, absent))}")
-        frame = frame[list(self.features)]
-        if frame.shape[1] != len(self.features):
-            raise DataError("the table has two columns of one name")
-        for name in self.features:
-            if frame[name].dtype.kind not in "iufb":
-                raise DataError(f"column {name!r} holds what is no number")
-        return np.asarray(frame.to_numpy(np.float32, na_value=np.nan))
+            raise DataError(f"{where} has no column {', '.join(map(repr, absent))}")
+        frame = frame[wanted]
+        if frame.shape[1] != len(wanted):
+            raise DataError(f"{where} has two columns of one name")
+        coded = code(frame, self.table, where)
+        return encode(coded, self.table), unknown(coded, self.columns)
+
+    def _texts(self, frame: Any, tokens: Tokens, where: str) -> Array:
+        """Tokens of a column of a DataFrame, float32 [n, length]."""
+        found = [column for column in frame.columns if str(column).strip() == tokens.column]
+        if len(found) != 1:
+            count = f"{len(found)} columns" if found else "no column"
+            raise DataError(f"{where} has {count} '{tokens.column}', which is to have the texts")
+        ids: Array = tokens.encode(list(frame[found[0]]), where)
+        return ids.astype(np.float32)
 
     def module(self, order: Rows | None = None) -> nn.Module:
         """The same as a module, for programs that take raw samples.
@@ -217,7 +247,7 @@ class Preprocessing:
 
     def same_inputs(self, other: "Preprocessing") -> bool:
         """Whether networks see the same of a sample under both."""
-        names = ("shape", "scale", "mean", "std", "features", "permuted", "tokens")
+        names = ("shape", "scale", "mean", "std", "features", "columns", "permuted", "tokens")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
 

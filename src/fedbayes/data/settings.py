@@ -1,5 +1,6 @@
 """The `[data]` table of a configuration."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,11 +27,16 @@ BUILT_IN = (
 Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"]
 """Ways to divide data among clients."""
 
-ANY_SET = frozenset(("name", "dir", "path", "missing"))
+ANY_SET = frozenset(("name", "dir", "path", "missing", "query", "database"))
 """Settings of how data are read that are not for own data alone."""
 
 _OF_TABLES = ("group", "split", "drop", "features")
 """Settings that a factory does without."""
+_SECRETS = re.compile(r"://[^/@]*:[^/@]+@|(pass|pwd|secret|token|key)[^=&]*=", re.IGNORECASE)
+"""What in a URL is a password, or may be one."""
+
+KINDS = ("numeric", "categorical", "dates", "text")
+"""Settings that name columns of a kind."""
 
 DEFAULT_CLIENTS = 10
 """Number of clients of an artificial partition, unless said otherwise."""
@@ -61,9 +67,20 @@ class SourceSettings(BaseModel):
     )
     path: Path | None = Field(
         None,
-        description="Your own data: a .parquet, .csv or .npz file, or a folder with train and "
-        "test files of one of these kinds, with LEAF JSON files, or with pictures in a folder for "
-        "each class (and folders train and test, or one for each client, above these).",
+        description="Your own data: a .parquet, .csv, .csv.gz, .xlsx or .npz file, or a folder "
+        "with train and test files of one of these kinds, with LEAF JSON files, or with pictures "
+        "in a folder for each class (and folders train and test, or of clients, above these).",
+    )
+    query: str | None = Field(
+        None,
+        description="Your own data, in place of path: a SQL query whose rows are the table. They "
+        "have an order of their own, so that the same rows are the same data.",
+    )
+    database: Annotated[str | None, Only("query")] = Field(
+        None,
+        description="URL of the query's database, as SQLAlchemy takes it, without a password: "
+        "that is in the environment variable FEDBAYES_DATABASE_PASSWORD, and the whole URL may be "
+        "in FEDBAYES_DATABASE. Needs the extra sql.",
     )
     label: Several[str] = Field(
         ("label",),
@@ -86,10 +103,51 @@ class SourceSettings(BaseModel):
         description="Own tables: the columns to take as x, in this order; all others are left "
         "out. Default: all but label, group, split and drop.",
     )
-    missing: Literal["default", "impute", "drop"] = Field(
+    numeric: Several[str] = Field(
+        (),
+        description="Own tables: columns that are numbers, also where they are stored as text. "
+        "What is no number is an error, whatever else the column might be.",
+    )
+    categorical: Several[str] = Field(
+        (),
+        description="Own tables: columns that are categories, also where they are numbers. Each "
+        "category becomes a feature, 0 or 1. Default: columns of text with at most "
+        "max_categories different values, and two rows for each on average.",
+    )
+    dates: Several[str] = Field(
+        (),
+        description="Own tables: columns that are dates, which become days. Default: columns of "
+        "dates, and of text written as 2020-03-31, with or without a time.",
+    )
+    date_format: str | None = Field(
+        None,
+        description="Own tables: how text in the columns of dates is written, as in %d.%m.%Y. "
+        "Default: ISO 8601.",
+    )
+    text: Several[str] = Field(
+        (),
+        description="Own tables: columns of free text, whose words are hashed into text_width "
+        "numbers. Default: none; free text is refused.",
+    )
+    text_width: Annotated[int, Only("text")] = Field(
+        64, ge=1, le=4096, description="Own tables: numbers that a text is hashed into."
+    )
+    max_categories: int = Field(
+        50,
+        ge=1,
+        le=1000,
+        description="Own tables: different values up to which a column of text is taken for "
+        "categories. Columns that categorical names may have 1,000.",
+    )
+    sheet: str | None = Field(
+        None, description="Own tables: the sheet of an Excel file. Default: its only one."
+    )
+    missing: Literal["default", "indicate", "impute", "drop"] = Field(
         "default",
-        description="Rows of a table with missing values: impute the mean of the clients' "
-        "training rows, or drop them. Default: drop for einstein, impute for others.",
+        description="Missing values of a table: indicate them, by the mean of the clients' "
+        "training rows and a feature that says so where these have gaps; impute the mean alone; "
+        "or drop such rows. An empty category is one of its own. Default: indicate for own "
+        "tables, drop for einstein, impute for others.",
     )
     tokens: str | None = Field(
         None,
@@ -134,10 +192,16 @@ class SourceSettings(BaseModel):
         return self.missing == "drop" or (self.missing == "default" and self.name == "einstein")
 
     @property
+    def tells_missing(self) -> bool:
+        """Whether missing values have a feature of their own."""
+        return self.missing == "indicate" or (self.missing == "default" and self.name == "own")
+
+    @property
     def reading(self) -> str:
         """All that the decoded data depend on, beside the files, as text."""
         settings = set(SourceSettings.model_fields) - ANY_SET
-        return f"{self.model_dump_json(include=settings)} {self.drops_incomplete}"
+        how = f"{self.drops_incomplete} {self.tells_missing}"
+        return f"{self.model_dump_json(include=settings)} {how}"
 
 
 class DataSettings(SourceSettings):
@@ -204,6 +268,16 @@ class DataSettings(SourceSettings):
         "testing. Default: official where the set has such a part, else 0.25.",
     )
 
+    summaries: Several[Path] = Field(
+        (),
+        description="Own tables: files of fedbayes data summarize, one of each client. Columns are "
+        "encoded by their sums, in place of the training rows here.",
+    )
+
+    @field_validator("summaries")
+    @classmethod
+    def _all_absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(path.expanduser().absolute() for path in paths)
     @field_validator("processor")
     @classmethod
     def _folder(cls, name: str | None) -> str | None:
@@ -226,7 +300,7 @@ class DataSettings(SourceSettings):
     @model_validator(mode="before")
     @classmethod
     def _own_by_path(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("path") is not None:
+        if isinstance(values, dict) and (values.get("path") or values.get("query")):
             return {"name": "own", **values}
         return values
 
@@ -243,11 +317,21 @@ class DataSettings(SourceSettings):
                 f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
                 "give the path of your own, or name your own factory as package.module:factory"
             )
-        if self.name == "own" and self.path is None:
+        if self.missing == "indicate" and self.name != "own":
+            raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
+        if self.name == "own" and self.path is None and self.query is None:
             raise ValueError("name = 'own' needs the path of your own data; give path too")
-        if self.name != "own" and self.path is not None:
+        if _SECRETS.search(self.database or ""):  # said without the URL
             raise ValueError(
-                f"name = '{self.name}' and path = {self.path} do not go together: your own data "
+                "a password in database would end in run folders; leave it out, and set "
+                "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE"
+            )
+        if self.path is not None and self.query is not None:
+            raise ValueError("path and query exclude one another; leave one of them out")
+        if self.name != "own" and (self.path is not None or self.query is not None):
+            given = f"path = {self.path}" if self.query is None else "query"
+            raise ValueError(
+                f"name = '{self.name}' and {given} do not go together: your own data "
                 "has name = 'own', a built-in set needs no path"
             )
         if self.arguments and not self.of_factory:
@@ -271,6 +355,11 @@ class DataSettings(SourceSettings):
         return self
 
     def _check_columns(self) -> None:
+        if self.summaries and self.name != "own":
+            raise ValueError(
+                f"summaries is for your own data, and has no effect on {self.name}; leave it "
+                "out, or give the path of your own data"
+            )
         if self.tokens is not None and (self.features or self.drop):
             raise ValueError("tokens says what x is; leave out features and drop")
         if self.of_factory:
@@ -280,18 +369,19 @@ class DataSettings(SourceSettings):
                         f"{setting} is for tables, and has no effect on what {self.name} gives; "
                         "leave it out"
                     )
-        elif self.path is None:
+        elif self.name != "own":
             for setting, field in SourceSettings.model_fields.items():
                 if setting not in ANY_SET and getattr(self, setting) != field.default:
                     raise ValueError(
                         f"{setting} is for your own data, and has no effect on {self.name}; "
                         "leave it out, or give the path of your own data"
                     )
-        for setting in ("label", "classes", "features"):
+        for setting in ("label", "classes", "features", *KINDS):
             names = getattr(self, setting)
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise ValueError(f"{setting} names '{twice}' twice; name it once")
+        self._check_kinds()
         if self.features and self.drop:
             raise ValueError("features and drop exclude one another: features names all that stays")
         labels = [("label", column) for column in self.label]
@@ -305,6 +395,20 @@ class DataSettings(SourceSettings):
                 raise ValueError(
                     f"features names '{column}', which is the {setting}; leave it out of features"
                 )
+
+    def _check_kinds(self) -> None:
+        """See that a column is named as one kind, and as a feature."""
+        roles = {**dict.fromkeys(self.label, "label"), **dict.fromkeys(self.drop, "drop")}
+        roles |= {name: role for role in ("group", "split") if (name := getattr(self, role))}
+        for setting in KINDS:
+            for name in getattr(self, setting):
+                if name in roles:
+                    raise ValueError(
+                        f"{setting} and {roles[name]} both name '{name}'; leave it out of one"
+                    )
+                if self.features and name not in self.features:
+                    raise ValueError(f"{setting} names '{name}', which features leaves out; add it")
+                roles[name] = setting
 
     def _check_counts(self, counts: tuple[tuple[int, ...], ...]) -> None:
         rows = [*counts, *([self.test_counts] if self.test_counts is not None else [])]

@@ -11,6 +11,7 @@ from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError, quoted
 from fedbayes.likelihoods import Likelihood, Scores, score_names
 from fedbayes.likelihoods.base import ROUNDING
+from fedbayes.likelihoods.measures import MEASURES, SCORE, split
 from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of, encode, shape_of
 
 _WEIGHT = "/weight"
@@ -147,7 +148,7 @@ def _mean(values: list[float]) -> float:
     return sum(value / len(values) for value in values)
 
 
-def check_scores(scores: Scores, likelihood: Likelihood) -> None:
+def check_scores(scores: Scores, likelihood: Likelihood, measures: Collection[str] = ()) -> None:
     """See that scores from a client are sums of the likelihood's terms over some samples.
 
     A client can lie about them, but not so that the mean over clients is spoilt: they must give
@@ -157,6 +158,8 @@ def check_scores(scores: Scores, likelihood: Likelihood) -> None:
     Args:
         scores: by name; nothing is taken on trust.
         likelihood: of the targets.
+        measures: names of the metrics that clients are asked for beside it. They may be NaN, where
+            they are undefined.
 
     Raises:
         MessageError: names are missing or surplus, or values are those of no samples. The text
@@ -164,7 +167,8 @@ def check_scores(scores: Scores, likelihood: Likelihood) -> None:
     """
     if not scores:
         return
-    names = score_names(likelihood)
+    asked = {f"{SCORE}{name}": name for name in measures}
+    names = score_names(likelihood) | asked.keys()
     if scores.keys() != names:
         missing = listed(sorted(names - scores.keys()), 3) or "none"
         surplus = listed((repr(name[:40]) for name in sorted(scores.keys() - names)), 3) or "none"
@@ -172,6 +176,11 @@ def check_scores(scores: Scores, likelihood: Likelihood) -> None:
     count = scores["count"]
     if not (0 < count < 2**31 and count.is_integer()):
         raise MessageError(f"its scores are of {count} samples, which cannot be")
+    for name, metric in asked.items():
+        low, high = MEASURES[split(metric)[0]].possible
+        if scores[name] < low - ROUNDING or scores[name] > high + ROUNDING:
+            raise MessageError(f"its {metric} is {scores[name]:g}, which cannot be")
+    scores = {name: value for name, value in scores.items() if name not in asked}
     for name, value in scores.items():
         if math.isnan(value) or value == -math.inf:
             raise MessageError(f"its score {name!r} is {value}, which cannot be")

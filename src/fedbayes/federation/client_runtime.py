@@ -15,7 +15,7 @@ from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.checks import encode_report
-from fedbayes.likelihoods import Scores, evaluate, total
+from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors, pack, to, unpack
@@ -39,6 +39,8 @@ class Task:
     not sent."""
     most: int = 0
     """Bytes of the longest proper report, which a server asks for at most; not sent."""
+    card: str = ""
+    """Of the last global model, where that is the message: a copy to keep, and no work."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Evaluation:
     model: bytes
     start: int
     stop: int
+    measures: tuple[str, ...] = ()
+    """Metrics that need predictions, beside the sums that are always told."""
 
 
 class Data(Protocol):
@@ -162,7 +166,7 @@ class ClientRuntime:
             test = self.data.test(task.client).to(device)
             if model is not None and len(test.y):
                 draw = self.method.draws(model, run)
-                scores = total(evaluate(run.likelihood, draw, test))
+                scores = scored(run.likelihood, draw, test, run.measures)
         return Outcome(
             report=encode_report(report),
             state=encode(pack(state), plain=True),  # kept in files of safetensors
@@ -171,13 +175,15 @@ class ClientRuntime:
         )
 
     def evaluate(self, evaluation: Evaluation) -> Tensors:
-        """Terms of the scores of a global model on some rows of the union of the test sets, and of
-        the success of an attack that aims at some of them.
+        """Terms of the scores of a global model on some rows of the union of the test sets, its
+        predictions of them as far as metrics need them, and terms of the success of an attack that
+        aims at some of them.
         """
         device = self.run.network.device
         model = to(decode_file(evaluation.model), device)
         samples = self.data.test_union(evaluation.start, evaluation.stop).to(device)
-        terms = evaluate(self.run.likelihood, self.method.draws(model, self.run), samples)
+        draw = self.method.draws(model, self.run)
+        terms = evaluate(self.run.likelihood, draw, samples, measures=evaluation.measures)
         if self.adversary is not None:
             terms |= self.adversary.success(model, samples, self.method, self.run)
         return terms

@@ -65,7 +65,7 @@ class Ledger:
         try:
             report = decode_report(outcome.report, expected)
             info = figures(outcome.info, "metrics")
-            check_scores(outcome.scores, broadcast.run.likelihood)
+            check_scores(outcome.scores, broadcast.run.likelihood, broadcast.run.measures)
             weight, why = self.weights.believed(client, report)
             if method.masks_as_sent:
                 check_masks(report, expected)

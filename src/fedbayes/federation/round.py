@@ -154,7 +154,7 @@ def run_round(
         bytes_up=0 if method.centralized else ledger.bytes_up,
         skipped=skipped or bool(undone),
         undone=undone,
-        outliers=intake.outlying,
+        outliers={} if privacy is not None else intake.outlying,  # these speak of single reports
         reported=ledger.info(),
         info=info,
         privacy=reports.record if isinstance(reports, Private) else None,

@@ -54,7 +54,8 @@ class Aggregation(BaseModel):
     outliers: Literal["name", "leave-out"] = Field(
         "name",
         description="what is done with networks that are unlike the others of a round, under "
-        "methods that match or combine whole ones: name them, or leave them out too",
+        "methods that match or combine whole ones, and with control variates of scaffold: name "
+        "them, or leave them out too",
     )
 
     @property

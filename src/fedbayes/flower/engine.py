@@ -1,7 +1,7 @@
 """The engine `flower`: the cohort's tasks as Flower messages, over whatever a grid reaches."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flwr.app import Message
@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, NoReport, Outcome, Task
+from fedbayes.federation.engines import NOT_CONNECTED, AtWork
 from fedbayes.flower.fetching import longest_reply
 from fedbayes.flower.poller import LinkError, Poller
 from fedbayes.flower.roster import Roster
@@ -81,11 +82,14 @@ class Flower:
         self.roster = Roster(self.poller, clients, timeout)
         self.timeout, self.poll = timeout, poll
         self._runtime, self._closing = runtime, closing
+        self._pending: dict[int, PendingTask] = {}
+        self._answered = 0
 
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
         """Send the tasks and wait; what came of each, in the order of the tasks."""
-        pending = {task.client: PendingTask(task) for task in tasks}
+        self._pending = pending = {task.client: PendingTask(task) for task in tasks}
         order = list(pending)
+        cohort = len(order)
         done: dict[int, Outcome | NoReport] = {}
         deadline = time.monotonic() + self.timeout
         self.begin()
@@ -106,10 +110,40 @@ class Flower:
             if time.monotonic() >= deadline:
                 done |= {client: self._given_up(each) for client, each in pending.items()}
                 pending.clear()
+            self._answered = cohort - len(pending)
             while order and order[0] in done:
                 yield done.pop(order.pop(0))
             if order:
                 time.sleep(self.poll)
+        self._answered = 0
+
+    def deliver(self, copies: Iterable[Task]) -> dict[int, str]:
+        """Hand clients copies of the last global model; those that got none, each with why."""
+        copies = list(copies)
+        outcomes = zip(copies, Flower.train(self, copies), strict=True)
+        return {task.client: o.reason for task, o in outcomes if isinstance(o, NoReport)}
+
+    def at_work(self) -> AtWork:
+        """Who works on a task, and whose node is away."""
+        pending = self._pending.copy()
+        working = tuple(client for client, each in pending.items() if each.message_id)
+        awaited = {c: each.trouble for c, each in pending.items() if not each.message_id}
+        return AtWork(working, self._answered, self.away(awaited))
+
+    def away(self, awaited: Mapping[int, str]) -> dict[int, str]:
+        """Clients whose node is not connected, and what is known of that.
+
+        Args:
+            awaited: clients that the round waits for, and what went wrong with them.
+        """
+        here, strangers = self.roster.nodes.copy(), self.roster.unplaced()
+        return {
+            client: f"{awaited[client] or NOT_CONNECTED}; the round waits for it{strangers}"
+            if client in awaited
+            else NOT_CONNECTED
+            for client in range(self.roster.clients)
+            if client not in here
+        }
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations on the server's own test samples."""

@@ -14,7 +14,14 @@ from flwr.app import Message, RecordDict
 from fedbayes.errors import DataError, EngineError, FedbayesError
 from fedbayes.federation.client_runtime import ClientRuntime, Outcome, Task
 from fedbayes.federation.state_store import StateStore
+from fedbayes.files import write_beside
 from fedbayes.flower.wire import HELLO, read_task, write_complaint, write_hello, write_reply
+from fedbayes.messages import SHORT_HEADER, decode
+from fedbayes.models.files import CARD
+from fedbayes.seals import sealed
+
+COPY = "model.safetensors"
+"""File in a node's folder with its copy of the last global model."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,19 @@ class Node:
 
     def train(self, content: RecordDict) -> RecordDict:
         """Carry out the task in a message; the reply."""
-        return write_reply(self.work(read_task(content), self.runtime()))
+        task = read_task(content)
+        return write_reply(self.keep(task) if task.card else self.work(task, self.runtime()))
+
+    def keep(self, task: Task) -> Outcome:
+        """Keep the copy of the last global model in a task, beside the private states.
+
+        Raises:
+            MessageError: it is no model.
+        """
+        model = decode(task.message, longest_header=SHORT_HEADER + len(task.message))
+        self.states.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_beside(self.states.folder / COPY, sealed(model, {CARD: task.card}))
+        return Outcome(b"kept", task.state or b"", {}, {})
 
     def work(self, task: Task, runtime: ClientRuntime) -> Outcome:
         """Carry out a task whose state is a ticket, and have one in the outcome.

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbayes.data import Dataset, FederatedData, Preprocessing, load_dataset, partition
+from fedbayes.data.columns import reading
 from fedbayes.data.differences import CLASSES, differences
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
@@ -36,17 +37,22 @@ def own_data(config: Config, path: Path, wanted: Preprocessing) -> OwnData:
     Raises:
         DataError: the samples look otherwise.
     """
-    read = {"name": "own", "path": path.expanduser().absolute(), "clients": 1}
+    read = {"name": "own", "path": path.expanduser().absolute(), "query": None, "clients": 1}
     one_part = {"partition": "iid", "limit": None, "classes": wanted.classes}
     # By name, in the federation's order; a column that says whose rows they are is not needed.
-    columns = {"features": wanted.features, "drop": (), "group": None}
-    settings = config.data.model_copy(
-        update={**read, **one_part, **(columns if wanted.features else {})}
-    )
+    columns = {**reading(wanted.table), "group": None} if wanted.table else {}
+    settings = config.data.model_copy(update={**read, **one_part, **columns})
     dataset = load_dataset(settings, (wanted.target.kind,))
     dataset = fit(dataset, wanted, path)
     divided = partition(dataset, settings, config.seed)
-    return OwnData(dataset, divided, config.seed, wanted.statistics, target=wanted.target)
+    return OwnData(
+        dataset,
+        divided,
+        config.seed,
+        wanted.statistics,
+        target=wanted.target,
+        columns=wanted.columns,
+    )
 
 
 def fit(dataset: Dataset, wanted: Preprocessing, path: Path) -> Dataset:

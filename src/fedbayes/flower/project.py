@@ -84,8 +84,10 @@ def hello_files() -> dict[str, bytes]:
 def _app(config: Config, name: str, folder: str) -> dict[str, bytes]:
     # Where data lie is each machine's own affair.
     hidden: dict[str, Any] = {"dir": None}
-    if config.data.path is not None and not folder:
-        hidden["path"] = Path(config.data.path.name)
+    if not folder:
+        hidden |= {"database": None, "summaries": ()}
+        if config.data.path is not None:
+            hidden["path"] = Path(config.data.path.name)
     settings = config.model_copy(update={"data": config.data.model_copy(update=hidden)})
     pyproject = _PYPROJECT.format(name=name, folder=folder)
     return {

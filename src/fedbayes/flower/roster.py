@@ -29,7 +29,9 @@ class Roster:
     def __init__(
         self, poller: Poller, clients: int, timeout: float, *, compare: bool = True
     ) -> None:
-        self._poller, self._count, self._timeout = poller, clients, timeout
+        self._poller, self._timeout = poller, timeout
+        self.clients = clients
+        """How many there are."""
         self._compared = compare
         self.reset()
 
@@ -86,7 +88,7 @@ class Roster:
 
     def unplaced(self) -> str:
         """What nodes say that could not be placed, to be put behind a sentence."""
-        return "".join(f"; node {node} says: {why}" for node, why in self._unplaced.items())
+        return "".join(f"; node {node} says: {why}" for node, why in self.troubles().items())
 
     def troubles(self) -> dict[int, str]:
         """Nodes that are no client, and why."""
@@ -113,8 +115,8 @@ class Roster:
                 raise reply
             self.hellos[node] = hello = read_hello(reply)
             client = hello.client
-            if not 0 <= client < self._count:
-                raise EngineError(f"it is client {client}, of clients 0 to {self._count - 1}")
+            if not 0 <= client < self.clients:
+                raise EngineError(f"it is client {client}, of clients 0 to {self.clients - 1}")
             if client in self.nodes:
                 raise EngineError(f"client {client} is node {self.nodes[client]} already")
             self.nodes[client] = node

@@ -29,6 +29,7 @@ from flwr.serverapp import Grid
 from fedbayes.errors import EngineError, FedbayesError, MessageError
 from fedbayes.federation.checks import encode_report
 from fedbayes.federation.client_runtime import ClientRuntime, NoReport, Outcome, Task
+from fedbayes.federation.engines import AtWork
 from fedbayes.federation.secure import MODULUS, Plan
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.poller import LinkError
@@ -69,18 +70,25 @@ class SecureFlower(Flower):
             connect, runtime, clients=clients, timeout=timeout, poll=poll, closing=closing
         )
         self._plan = plan
+        self._present: dict[int, int] = {}  # of the round under way: clients, and their nodes
+        self._steps: Steps | None = None
+        self._awaited: tuple[int, ...] = ()
 
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
         """Run the protocol; each task's report, in their order, is the mean of all."""
         cohort = {task.client: task for task in tasks}
         self.begin()
         steps = Steps(self.poller, self.poll, time.monotonic() + self.timeout)
+        self._present, self._steps, self._awaited = {}, steps, tuple(cohort)
         try:
-            present = self._gather(cohort)
+            self._present = present = self._gather(cohort)
+            self._awaited = ()
             reports, why = self._sum({present[c]: cohort[c] for c in present}, steps)
         except LinkError as error:
             self.start_over()
             raise EngineError(f"the SuperLink was lost: {error}") from None
+        finally:
+            self._present, self._awaited = {}, ()
         mean = b""
         if reports:
             try:
@@ -113,6 +121,12 @@ class SecureFlower(Flower):
             else:
                 refused = isinstance(steps.lost[node], MessageError)
                 yield NoReport(str(steps.lost[node]), down, up, refused)
+
+    def at_work(self) -> AtWork:
+        """Who takes part in the protocol, and whose node is away."""
+        lost = {} if self._steps is None else self._steps.lost.copy()
+        working = tuple(client for client, node in self._present.items() if node not in lost)
+        return AtWork(working, away=self.away(dict.fromkeys(self._awaited, "")))
 
     def _gather(self, cohort: Collection[int]) -> dict[int, int]:
         """Wait for the cohort to connect: the clients that are there, and their nodes."""

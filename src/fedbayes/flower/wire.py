@@ -114,6 +114,7 @@ def write_task(task: Task) -> RecordDict:
             "round": task.round,
             "ticket": task.state or b"",
             "constants": task.constants,
+            "card": task.card,
         }
     )
     return RecordDict({"message": bytes_record(task.message), "about": about})
@@ -128,6 +129,7 @@ def read_task(content: RecordDict) -> Task:
         message=_bytes_of(content.array_records["message"]),
         state=bytes(about["ticket"]) or None,  # type: ignore[arg-type]
         constants=str(about["constants"]),
+        card=str(about.get("card", "")),
     )
 
 

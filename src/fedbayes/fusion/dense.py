@@ -83,7 +83,7 @@ def fuse(
         seed: of the order of models in sweeps.
         watch: called with what is being done.
         settings: of the matching (see `fedbayes.matching.MatchingSettings`), or of the
-            combination: `alpha` (mean, linear, exp) and `c`.
+            combination: `alpha` (mean, linear, exp), `c` and `normalized`.
 
     Raises:
         ModelError: the models cannot be fused, or the counts do not fit.
@@ -145,7 +145,7 @@ def fuse_layers(
         samples = np.ones(len(models)) if counts is None else counts.sum(axis=1)
         if len(samples) != len(models) or not samples.sum() > 0:
             raise ModelError(f"the counts are of {len(samples)} models; there are {len(models)}")
-        alpha = factors(settings.alpha, settings.c, samples)
+        alpha = factors(settings.alpha, settings.c, samples, normalized=settings.normalized)
         combined = combination(list(models.values()), alpha.tolist())
         if combined is None:
             raise ModelError("the models differ in their shapes, so they have no average")

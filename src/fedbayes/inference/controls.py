@@ -43,6 +43,42 @@ def moved(control: Tensors, change: Tensors, share: float) -> Tensors:
     return {name: c + share * change[name] for name, c in control.items()}
 
 
+OCTAVE = 4
+"""Edges of norms in a doubling: a median is known up to a factor of 2^(1/4)."""
+
+
+def _edges() -> Tensor:
+    """Norms from 2^−20 to 2^20, and infinity, float64 [edges]."""
+    edges = torch.exp2(torch.arange(-20 * OCTAVE, 20 * OCTAVE + 1, dtype=torch.float64) / OCTAVE)
+    return torch.cat([edges, torch.tensor([torch.inf], dtype=torch.float64)])
+
+
+def no_norms() -> Tensor:
+    """The distribution of the norms of nobody, float32 [edges]."""
+    return torch.zeros(len(_edges()))
+
+
+def distribution_of(norm: float) -> Tensor:
+    """Whether a norm is at most each edge, 0 or 1, float32 [edges].
+
+    The mean over clients is the distribution function of their norms. Distribution functions add,
+    as reports must, and of robust middles of them a median can be read too.
+    """
+    return (norm <= _edges()).float()
+
+
+def usual(distribution: Tensor) -> float:
+    """The median of norms (the lower one of two) by a multiple of their distribution function.
+
+    Returns:
+        The edge above it; infinity if it is larger than all, or nobody's norm is known.
+    """
+    reached = distribution.double() >= 0.5 * float(distribution[-1]) - 1e-6
+    if not distribution[-1] > 0:
+        return float("inf")
+    return float(_edges()[int(reached.to(torch.int64).argmax())])
+
+
 def require_plain_sgd(training: LocalTraining) -> None:
     """Refuse optimizers whose path is not a sum of gradients.
 

@@ -8,6 +8,7 @@ from fedbayes.data.wording import size
 from fedbayes.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
+    from fedbayes.data.columns import Column
     from fedbayes.inputs.prior import InputPrior
     from fedbayes.inputs.sums import Sums
 
@@ -29,6 +30,7 @@ def build_prior(
     *,
     sums: "Sums | None" = None,
     features: Sequence[str] = (),
+    columns: Sequence["Column"] = (),
 ) -> "InputPrior":
     """An input prior.
 
@@ -37,6 +39,7 @@ def build_prior(
         shape: of one input: channels, height and width of an image, the length of a row.
         sums: of the clients' rows, for `gaussian`.
         features: columns of a table of real samples to take.
+        columns: those that are encoded as the features, where they are no plain numbers.
 
     Returns:
         The prior; where the choice was left to the shape, its `notes` say what was chosen, and why.
@@ -51,7 +54,7 @@ def build_prior(
     chosen, why = choose(shape, sums) if name == "auto" else (name, "")
     if sums is not None and chosen != "gaussian":
         raise ConfigError(f"sums of rows have no effect on {chosen!r}; they are for gaussian")
-    prior = _built(chosen, shape, sums, features)
+    prior = _built(chosen, shape, sums, features, columns)
     if why:
         prior.notes = (f"inputs are drawn from {chosen!r}: {why}", *prior.notes)
     return prior
@@ -79,7 +82,11 @@ def choose(shape: tuple[int, ...], sums: "Sums | None" = None) -> tuple[str, str
 
 
 def _built(
-    name: str, shape: tuple[int, ...], sums: "Sums | None", features: Sequence[str]
+    name: str,
+    shape: tuple[int, ...],
+    sums: "Sums | None",
+    features: Sequence[str],
+    columns: Sequence["Column"],
 ) -> "InputPrior":
     from fedbayes.inputs.gaussian import Gaussian
     from fedbayes.inputs.leaves import Leaves
@@ -104,7 +111,7 @@ def _built(
     if name == "gaussian":
         return Gaussian(shape, sums)
     if Path(name).exists():
-        return RealSamples(Path(name), shape, features)
+        return RealSamples(Path(name), shape, features, columns)
     if ":" in name:
         return OwnPrior(name, shape)
     if Path(name).suffix or len(Path(name).parts) > 1:

@@ -11,17 +11,21 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from fedbayes.data.cells import code
+from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array
+from fedbayes.data.encoding import encode
 from fedbayes.data.progress import progress
+from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import (
     SUFFIXES,
     as_pictures,
-    holds_pictures,
     own_files,
     plain_array,
 )
-from fedbayes.data.sources.tables import numbers, read_tables
+from fedbayes.data.sources.rows import holds_pictures
+from fedbayes.data.sources.tables import read_tables
 from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError, did_you_mean
 from fedbayes.inputs.prior import InputPrior
@@ -46,6 +50,7 @@ class RealSamples(InputPrior):
             or a folder with a file named train of these kinds.
         shape: of one input.
         features: columns of a table to take, in this order; by default all but one called label.
+        columns: those that are encoded as the features, where they are no plain numbers.
 
     Raises:
         DataError: there is nothing of a known format, it is damaged, or of another shape.
@@ -53,10 +58,16 @@ class RealSamples(InputPrior):
 
     name = "samples"
 
-    def __init__(self, path: Path, shape: tuple[int, ...], features: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        shape: tuple[int, ...],
+        features: Sequence[str] = (),
+        columns: Sequence[Column] = (),
+    ) -> None:
         super().__init__(shape)
         notes: list[str] = []
-        self._x = _read(path, shape, tuple(features), notes)
+        self._x = _read(path, shape, tuple(features), tuple(columns), notes)
         self.notes = tuple(notes)
         self.assumes = f"as {len(self._x):,} unlabelled samples of {path.name}"
 
@@ -67,18 +78,27 @@ class RealSamples(InputPrior):
         return x / 255 if self._x.dtype == np.uint8 else x
 
 
-def _read(path: Path, shape: tuple[int, ...], features: tuple[str, ...], notes: list[str]) -> Array:
+def _read(
+    path: Path,
+    shape: tuple[int, ...],
+    features: tuple[str, ...],
+    columns: tuple[Column, ...],
+    notes: list[str],
+) -> Array:
     if path.is_dir():
         files = sorted(f for f in path.rglob("*") if f.suffix.lower() in PICTURES and f.is_file())
         if files:
             return _pictures(files, shape, str(path), notes)
     found = own_files(path)["train"]
-    suffix = found[0].suffix.lower()
-    if suffix not in SUFFIXES:
+    name = found[0].name.lower()
+    if not name.endswith(SUFFIXES):
         raise DataError(
             f"{path}: samples are read from {listed(SUFFIXES)}, or a folder of pictures"
         )
-    x = _array(found[0], shape) if suffix == ".npz" else _table(found, shape, features, notes)
+    if name.endswith(".npz"):
+        x = _array(found[0], shape)
+    else:
+        x = _table(found, shape, features, columns, notes)
     return _checked(x, shape, str(found[0]), notes)
 
 
@@ -99,16 +119,22 @@ def _array(file: Path, shape: tuple[int, ...]) -> Array:
 
 
 def _table(
-    files: list[Path], shape: tuple[int, ...], features: tuple[str, ...], notes: list[str]
+    files: list[Path],
+    shape: tuple[int, ...],
+    features: tuple[str, ...],
+    columns: tuple[Column, ...],
+    notes: list[str],
 ) -> Array:
-    frame, _ = read_tables({"train": files}, notes)
+    frame, _ = read_tables({"train": files}, SourceSettings(), notes)
     where = str(files[0])
-    for name in features:
+    for name in [column.name for column in columns] or features:
         if name not in frame.columns:
             raise DataError(
                 f"{where} has no column '{name}'{did_you_mean(name, frame.columns)}; it has "
                 f"{listed(frame.columns)}"
             )
+    if columns:
+        return encode(code(frame, columns, where), columns)
     pictured = [name for name in features or frame.columns if holds_pictures(frame[name])]
     if pictured:
         cells = frame[pictured[0]]
@@ -123,7 +149,7 @@ def _table(
             f"{where} has {len(names)} columns, and an input has {prod(shape)} values; name the "
             f"columns to take, of {listed(names)}"
         )
-    return numbers(frame, names, where, notes).reshape(-1, *shape)
+    return code(frame, [Column(name) for name in names], where).reshape(-1, *shape)
 
 
 def _checked(x: Array, shape: tuple[int, ...], where: str, notes: list[str]) -> Array:

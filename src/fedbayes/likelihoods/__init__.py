@@ -15,8 +15,10 @@ if TYPE_CHECKING:
         Predictor,
         Scores,
         evaluate,
+        parted,
         predictor,
         score_names,
+        scored,
         total,
     )
     from fedbayes.likelihoods.numeric import Numeric, Parametric
@@ -34,8 +36,10 @@ __all__ = [
     "default_likelihood",
     "evaluate",
     "find_likelihood",
+    "parted",
     "predictor",
     "score_names",
+    "scored",
     "total",
 ]
 
@@ -48,7 +52,9 @@ __getattr__, __dir__ = attributes(
         "predictor": "fedbayes.likelihoods.evaluation",
         "Scores": "fedbayes.likelihoods.evaluation",
         "evaluate": "fedbayes.likelihoods.evaluation",
+        "parted": "fedbayes.likelihoods.evaluation",
         "score_names": "fedbayes.likelihoods.evaluation",
+        "scored": "fedbayes.likelihoods.evaluation",
         "total": "fedbayes.likelihoods.evaluation",
         "Numeric": "fedbayes.likelihoods.numeric",
         "Parametric": "fedbayes.likelihoods.numeric",

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -229,6 +230,18 @@ class Classes(Likelihood):
         """Mean probabilities of the classes, [n, classes]."""
         return self.log_probabilities(draws).exp()
 
+    def told(self, draws: Tensor) -> Tensor:
+        """Samples of whose class every draw predicts something, bool [n].
+
+        An output of −inf beside finite ones rules a class out, and is a prediction; NaN, +inf, or
+        nothing finite at all is none.
+
+        Args:
+            draws: outputs under draws from a posterior, [draws, n, width].
+        """
+        possible = (draws < torch.inf).all(dim=-1) & torch.isfinite(draws).any(dim=-1)
+        return possible.all(dim=0)
+
     def uncertainty(self, draws: Tensor) -> Uncertainty:
         """What is unknown of the class, and which part of it is between the draws."""
         return uncertainty(self.normalized(draws))
@@ -236,13 +249,14 @@ class Classes(Likelihood):
     @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
         """Counts, "nll", "correct": 1 where the most probable class is the true one, and
-        "confidence", the probability of that class.
+        "confidence", the probability of that class; 0 where nothing is predicted.
         """
         log_probabilities = self.log_probabilities(draws)
+        told = self.told(draws)
         true = log_probabilities.gather(1, y[:, None])[:, 0].double()
-        correct = (log_probabilities.argmax(dim=-1) == y) & finite(draws)
-        nll = torch.where(finite(draws), -true, torch.inf)
-        confidence = torch.where(finite(draws), log_probabilities.amax(dim=-1).exp(), 0.0)
+        correct = (log_probabilities.argmax(dim=-1) == y) & told
+        nll = torch.where(told, -true, torch.inf)
+        confidence = torch.where(told, log_probabilities.amax(dim=-1).exp(), 0.0)
         return {
             "count": torch.ones_like(nll),
             "correct": correct.double(),
@@ -253,6 +267,17 @@ class Classes(Likelihood):
     def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
         """The accuracy, and the mean negative log-likelihood in nats."""
         return {"accuracy": mean_of(scores, "correct"), **super().metrics(scores)}
+
+
+@lru_cache(maxsize=8)
+def example_scores(likelihood: Likelihood) -> Mapping[str, float]:
+    """The scores of a single sample of zeros."""
+    head, target = likelihood.head(), likelihood.target
+    f = torch.zeros(1, likelihood.outputs)
+    shape = (1,) if target.classes else (1, target.columns)
+    y = torch.zeros(shape, dtype=torch.int64 if target.classes else torch.float32)
+    terms = likelihood.terms((f if head is None else head(f))[None], y)
+    return {name: float(values.sum()) for name, values in terms.items()}
 
 
 def finite(draws: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """How good predictions are: terms of single samples, and the scores that they add up to."""
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
 
-from fedbayes.likelihoods.base import Classes, Likelihood
+from fedbayes.likelihoods.base import Classes, Likelihood, example_scores
+from fedbayes.likelihoods.measures import PREDICTION, SCORE, measured, predictions
 from fedbayes.tensors import Samples, Tensors
 
 Scores = dict[str, float]
@@ -19,6 +19,7 @@ def evaluate(
     draw: Callable[[Tensor], Tensor],
     samples: Samples,
     batch_size: int = 1000,
+    measures: Collection[str] = (),
 ) -> Tensors:
     """Predict samples batch by batch and compare with their targets.
 
@@ -27,13 +28,19 @@ def evaluate(
         draw: inputs [n, ...] to outputs [draws, n, width].
         samples: to be predicted; on the device of the network.
         batch_size: samples at a time.
+        measures: names of metrics that need more than sums, as `measures.fitting` gives them.
 
     Returns:
-        What each sample adds to the scores, float64 [n] by name (`Likelihood.terms`), on the CPU;
-        nothing if there are no samples.
+        What each sample adds to the scores, float64 [n] by name (`Likelihood.terms`), and what
+        the measures need of it (`measures.predictions`), on the CPU; nothing if there are no
+        samples.
     """
+
+    def piece(draws: Tensor, y: Tensor) -> Tensors:
+        return likelihood.terms(draws, y) | predictions(likelihood, measures, draws, y)
+
     pieces = [
-        likelihood.terms(draw(x), y)
+        piece(draw(x), y)
         for x, y in zip(
             torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True
         )
@@ -60,14 +67,29 @@ def predictor(likelihood: Likelihood, draw: Callable[[Tensor], Tensor]) -> Predi
     return lambda x: likelihood.mean(draw(x))
 
 
-@lru_cache(maxsize=8)
 def score_names(likelihood: Likelihood) -> frozenset[str]:
     """Names of the scores of a likelihood."""
-    head, target = likelihood.head(), likelihood.target
-    f = torch.zeros(1, likelihood.outputs)
-    shape = (1,) if target.classes else (1, target.columns)
-    y = torch.zeros(shape, dtype=torch.int64 if target.classes else torch.float32)
-    return frozenset(likelihood.terms((f if head is None else head(f))[None], y))
+    return frozenset(example_scores(likelihood))
+
+
+def scored(
+    likelihood: Likelihood,
+    draw: Callable[[Tensor], Tensor],
+    samples: Samples,
+    measures: Collection[str],
+) -> Scores:
+    """What a client says of a model: sums of terms, and of each metric of `measures` its value on
+    these samples as `metric/NAME`, NaN where it is undefined. Arguments as for `evaluate`.
+    """
+    terms, columns = parted(evaluate(likelihood, draw, samples, measures=measures))
+    values = measured(measures, columns)
+    return total(terms) | {f"{SCORE}{name}": value for name, value in values.items()}
+
+
+def parted(columns: Tensors) -> tuple[Tensors, Tensors]:
+    """What `evaluate` gives, as terms of scores and as what metrics need of predictions."""
+    needed = {name: values for name, values in columns.items() if name.startswith(PREDICTION)}
+    return {name: values for name, values in columns.items() if name not in needed}, needed
 
 
 def total(terms: Tensors) -> Scores:

@@ -15,6 +15,10 @@ from fedbayes.tensors import Tensors
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Probabilities of central intervals."""
+MEMBERS = 400
+"""Quantiles that stand for a distribution where a score is of the whole of it."""
+_FEWEST = 20
+"""Those of each draw at least."""
 
 
 class Numeric(Likelihood):
@@ -124,6 +128,30 @@ class Parametric(Numeric):
         return low.to(draws.device), high.to(draws.device)
 
     @torch.no_grad()
+    def crps(self, draws: Tensor, y: Tensor) -> Tensor:
+        """The continuous ranked probability score of the mixture, ∫ (F(z) − [y ≤ z])² dz.
+
+        It is 2 ∫ ρ_τ(y − F⁻¹(τ)) dτ of the pinball loss ρ (Gneiting & Ranjan 2011, Eq. 17), here
+        of `MEMBERS` quantiles at evenly spaced levels that stand for the mixture: those of its
+        components, put in order.
+
+        Args:
+            draws: outputs under draws from a posterior, [draws, n, width].
+            y: targets, [n, columns].
+
+        Returns:
+            Of each sample, in the unit of the target, of several columns their mean, float64 [n].
+        """
+        self.check(draws, y)
+        each = self.distribution(draws.detach().cpu().double())
+        count = max(_FEWEST, math.ceil(MEMBERS / len(draws)))
+        own = (np.arange(count) + 0.5) / count
+        members = torch.from_numpy(np.asarray(each.ppf(own[:, None, None, None]))).flatten(0, 1)
+        levels = (torch.arange(len(members), dtype=torch.float64) + 0.5) / len(members)
+        quantiles = members.movedim(0, -1).sort(dim=-1).values
+        return 2 * pinball(quantiles, y.cpu().double(), levels).mean(dim=(-2, -1))
+
+    @torch.no_grad()
     def terms(self, draws: Tensor, y: Tensor) -> Tensors:
         """Counts, "nll", and of each column what errors of the predictive mean come to.
 
@@ -190,6 +218,21 @@ def _quantile(each: Any, p: float, steps: int = 40) -> np.ndarray:
         below = each.cdf(middle).mean(axis=0) < p
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     return np.floor(high) if isinstance(each.dist, rv_discrete) else np.asarray(high)
+
+
+def pinball(quantiles: Tensor, y: Tensor, levels: Tensor) -> Tensor:
+    """The pinball loss ρ_τ(y − q_τ) = max(τ (y − q_τ), (τ − 1) (y − q_τ)).
+
+    Args:
+        quantiles: q, [..., n, columns, levels].
+        y: targets [n, columns].
+        levels: τ, [levels].
+
+    Returns:
+        Of every column and level, in the unit of the target, as the quantiles.
+    """
+    error = y[..., None] - quantiles
+    return torch.maximum(levels * error, (levels - 1) * error)
 
 
 def check_level(level: float) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbayes.errors import ConfigError
 from fedbayes.fields import Several
 from fedbayes.likelihoods.base import constants, mean_of
-from fedbayes.likelihoods.numeric import Numeric, check_level
+from fedbayes.likelihoods.numeric import Numeric, check_level, pinball
 from fedbayes.tensors import Tensors
 
 
@@ -67,9 +67,7 @@ class Quantile(Numeric):
         Returns:
             Of every column and level, in the unit of the target, as the quantiles.
         """
-        error = y[..., None] - quantiles
-        levels = constants(self.levels, quantiles)
-        return torch.maximum(levels * error, (levels - 1) * error)
+        return pinball(quantiles, y, constants(self.levels, quantiles))
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """Mean over levels of asymmetric Laplace log-densities, summed over columns, [..., n]."""

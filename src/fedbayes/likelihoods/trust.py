@@ -1,14 +1,15 @@
 """How far predictions can be trusted: calibration of probabilities, coverage of intervals."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedbayes.likelihoods.base import Classes, Likelihood
-from fedbayes.likelihoods.evaluation import total
+from fedbayes.likelihoods.base import Classes, Likelihood, finite
+from fedbayes.likelihoods.evaluation import parted, total
+from fedbayes.likelihoods.measures import measured, predictions
 from fedbayes.likelihoods.numeric import Numeric, Parametric
 from fedbayes.metrics import Calibration, Coverage, Uncertainty, calibrate
 from fedbayes.targets import Target
@@ -23,7 +24,8 @@ class Trust:
     """What predictions of some samples show when they are compared with the targets."""
 
     metrics: dict[str, float]
-    """Those of the likelihood, the headline first."""
+    """Those of the likelihood, the headline first, and others that were asked for; NaN where one of
+    these is undefined."""
     target: Target
     """What is predicted: names of classes, or of columns and their units."""
     true: Tensor
@@ -48,13 +50,16 @@ class Trust:
 
 @torch.no_grad()
 def examine(
-    likelihood: Likelihood, tests: Iterable[tuple[Callable[[Tensor], Tensor], Samples]]
+    likelihood: Likelihood,
+    tests: Iterable[tuple[Callable[[Tensor], Tensor], Samples]],
+    measures: Collection[str] = (),
 ) -> Trust | None:
     """Predict samples and compare with their targets, in all that the likelihood can tell.
 
     Args:
         likelihood: of the targets.
         tests: models as inputs [n, ...] to outputs [draws, n, width], and samples of each.
+        measures: names of metrics beside its own, as `measures.fitting` gives them.
 
     Returns:
         Of all samples together, on the CPU; None if there are none.
@@ -62,11 +67,15 @@ def examine(
     gathered: dict[str, list[Tensor]] = defaultdict(list)
     for draw, samples in tests:
         for piece in _pieces(samples):
-            for name, values in _measured(likelihood, draw(piece.x), piece.y).items():
+            draws = draw(piece.x)
+            needed = predictions(likelihood, measures, draws, piece.y)
+            for name, values in (_measured(likelihood, draws, piece.y) | needed).items():
                 gathered[name].append(values.cpu())
     if not gathered:
         return None
-    return _joined(likelihood, {name: torch.cat(parts) for name, parts in gathered.items()})
+    found, needed = parted({name: torch.cat(parts) for name, parts in gathered.items()})
+    told = _joined(likelihood, found)
+    return replace(told, metrics=told.metrics | measured(measures, needed))
 
 
 def _pieces(samples: Samples) -> Iterator[Samples]:
@@ -98,9 +107,9 @@ def _measured(likelihood: Likelihood, draws: Tensor, y: Tensor) -> Tensors:
                 if several:
                     found["between"] = std.between
         case _ if likelihood.target.kind == "labels":
-            p = likelihood.mean(draws)
-            found["label_confidence"] = torch.maximum(p, 1 - p)
-            found["label_right"] = (p > 0.5) == (y > 0.5)
+            p, told = likelihood.mean(draws), finite(draws)[:, None]
+            found["label_confidence"] = torch.where(told, torch.maximum(p, 1 - p), 0.0)
+            found["label_right"] = ((p > 0.5) == (y > 0.5)) & told
     return found | {"true": y}
 
 

@@ -12,12 +12,20 @@ unequal precisions too, where Eq. 11 is not. The others are the Beta-Bernoulli p
 up the costs of joining, g(1) = −2 log(γ0/S) and −weight · log(n/(S−n)) for each further member,
 and K_s is the number of atoms that client s alone owns. The paper's weight is 2.
 
+The last term is the paper's: from the Poisson probability of how many new atoms the last client
+has, in which atoms are interchangeable. But they are not, they are told apart by their weights:
+k of them have the density (γ0/S)^k e^(−γ0/S) Π h(θ), without k!. Then the terms Σ_i g(n_i) alone
+are, with weight 2 and without a cap, −2 log of the marginal of the process,
+Π_i γ0 (S − n_i)! (n_i − 1)! / S!, which is the same in whatever order the clients come. With the
+term it is not, and what is best for one client may raise the objective of all.
+
 Putting an atom into global atom i changes the first term by f(b+q)(u+v)² − f(b)u². Expanded, all
 that couples atoms with global atoms is the products v·u: a few matrix products in all.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +34,8 @@ from scipy.special import gammaln
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
+NewAtoms = Literal["paper", "exchangeable"]
+"""What k new atoms of a client cost beside −2 k log(γ0/S): 2 log k!, or nothing."""
 WIDE = 32
 """Coordinates of one precision from which they get a matrix product of their own."""
 
@@ -42,6 +52,8 @@ class Objective:
     """Members above this count no more for an atom's popularity; None for the paper's formula."""
     popularity_weight: float = 2.0
     """Factor of the log-odds of joining: 2 in the paper, 1 in its authors' earlier program."""
+    new_atoms: NewAtoms = "paper"
+    """Whether new atoms of a client pay for their number."""
 
     def curvature(self, b: Array, prior: Array) -> Array:
         """f(b), what a squared sum counts for: −1/(p0+b) + ε b/(p0+b)².
@@ -65,7 +77,7 @@ class Objective:
         return float(-2 * np.log(self.gamma / clients))
 
     def process(self, members: Indices, owners: Indices, clients: int) -> float:
-        """The terms of the Beta-Bernoulli process, Σ_i g(n_i) + 2 Σ_s log K_s!.
+        """The terms of the Beta-Bernoulli process, Σ_i g(n_i) + 2 Σ_s log K_s! (paper).
 
         Args:
             members: n_i [J], at least 1.
@@ -74,15 +86,22 @@ class Objective:
         """
         steps = np.concatenate([[self.founding(clients)], self._steps(clients)])
         own = np.bincount(owners, minlength=clients)
-        return float(np.cumsum(steps)[members - 1].sum() + own_atoms(own).sum())
+        return float(np.cumsum(steps)[members - 1].sum() + self.own(own).sum())
+
+    def own(self, count: Indices) -> Array:
+        """What atoms cost for their number K that a client alone owns: 2 log K!, or nothing."""
+        if self.new_atoms == "exchangeable":
+            return np.zeros(len(count))
+        return np.asarray(2 * gammaln(count + 1.0))
+
+    def growth(self, order: Indices) -> Array:
+        """What the k-th new atom costs more than the first: 2 log k, or nothing."""
+        if self.new_atoms == "exchangeable":
+            return np.zeros(len(order))
+        return np.asarray(2 * np.log(order))
 
     def _steps(self, clients: int) -> Array:
         return self.joining(np.arange(1, clients), clients)
-
-
-def own_atoms(count: Indices) -> Array:
-    """2 log K! of so many atoms that a client alone owns: they are interchangeable."""
-    return np.asarray(2 * gammaln(count + 1.0))
 
 
 class Blocks:
@@ -187,5 +206,5 @@ def cost_matrix(
 def new_costs(alone: Array, clients: int, objective: Objective) -> Array:
     """Costs of new atoms [L, L]; `alone` is Σ_d f(q) v² of each atom [L]."""
     order = np.arange(1, len(alone) + 1)
-    growth: Array = objective.founding(clients) + 2 * np.log(order)
-    return alone[:, None] + growth
+    costs: Array = alone[:, None] + (objective.founding(clients) + objective.growth(order))
+    return costs

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from fedbayes.errors import ModelError
-from fedbayes.matching.costs import Array, Blocks, Indices, Objective, own_atoms
+from fedbayes.matching.costs import Array, Blocks, Indices, Objective
 
 CACHE = 2 * 1024**3
 """Bytes of products kept between visits; beyond, they are computed anew at every visit."""
@@ -85,23 +85,24 @@ def match_layer(
     return layer.result(values)
 
 
-def assign(costs: Array) -> Indices:
-    """Assign atoms at least cost, where the k-th of them that joins none pays 2 log k.
+def assign(costs: Array, objective: Objective) -> Indices:
+    """Assign atoms at least cost, where the k-th of L that joins none pays for being the k-th.
 
-    An atom that could join only at more than 2 log L founds a new global atom whatever the
+    An atom that could join only at more than the L-th pays founds a new global atom whatever the
     others do; such atoms, and global atoms that nobody would join, are kept out of the
     assignment problem.
 
     Args:
         costs: of joining instead of founding the first new one [L, J].
+        objective: what new ones cost (`Objective.growth`).
 
     Returns:
         Of each atom the column that it joins, or J for a new global atom [L].
     """
     atoms, columns = costs.shape
-    possible = costs < 2 * np.log(atoms)
+    possible = costs < objective.growth(np.array([atoms]))
     rows, joined = np.flatnonzero(possible.any(axis=1)), np.flatnonzero(possible.any(axis=0))
-    growth = 2 * np.log(np.arange(atoms - len(rows) + 1, atoms + 1))
+    growth = objective.growth(np.arange(atoms - len(rows) + 1, atoms + 1))
     problem = np.hstack(
         [costs[np.ix_(rows, joined)], np.broadcast_to(growth, (len(rows), len(rows)))]
     )
@@ -202,7 +203,7 @@ class _Layer:
         rows = np.flatnonzero(others)
         costs = self._costs(client, rows, others[rows], old)
         founding = self.growing or not len(rows)  # without growth, others hold all atoms or none
-        columns = assign(costs) if founding else linear_sum_assignment(costs)[1]
+        columns = assign(costs, self.objective) if founding else linear_sum_assignment(costs)[1]
         free = np.flatnonzero(others == 0)
         new = columns == len(rows)
         found = np.empty(len(columns), dtype=np.int64)
@@ -327,7 +328,7 @@ class _Layer:
             left[chosen] = False
             count = np.bincount(owners[left[:-1][singles]], minlength=len(self.v))
             count[client] += int((chosen == len(rows)).sum())
-            return float(own_atoms(count).sum())
+            return float(self.objective.own(count).sum())
 
         return bool(gain + own(columns) - own(before) < -1e-9 * max(1.0, abs(gain)))
 

@@ -70,6 +70,7 @@ def match_networks(
     names: Sequence[str] | None = None,
     seed: int = 0,
     watch: Watch | None = None,
+    start: Sequence[Sequence[Indices]] | None = None,
 ) -> NetworkMatching:
     """Fuse networks that were trained apart.
 
@@ -82,14 +83,28 @@ def match_networks(
         names: of the networks, for errors.
         seed: of the order of clients in sweeps.
         watch: called with what is being done.
+        start: of each client and hidden layer, the global neuron of each neuron: the matching to
+            go up and down the layers from, in place of top-down ones. Needs `alternations`.
 
     Raises:
         ModelError: the networks differ in depth, inputs, outputs or biases, or counts do not fit.
+        ValueError: there is a start, and no pass that goes on from it.
     """
     _check(networks, counts, names or [f"network {client}" for client in range(len(networks))])
-    work = _Networks(networks, settings, counts)
-    best = work.best(seed, watch or (lambda _: None))
+    work, say = _Networks(networks, settings, counts), watch or (lambda _: None)
+    if start is not None and not settings.alternations:
+        raise ValueError("a start needs alternations, which go on from it")
+    begin = None if start is None else [_started(layer) for layer in zip(*start, strict=True)]
+    best = work.best(seed, say) if begin is None else work.improved(begin, seed, say)
     return NetworkMatching(work.assemble(best.layers), best.layers, best.seconds, best.objective)
+
+
+def _started(places: Sequence[Indices]) -> LayerMatching:
+    """A layer's matching by its assignments alone; atoms have no coordinates before a pass."""
+    used, index = np.unique(np.concatenate(places), return_inverse=True)
+    ends = np.cumsum([len(own) for own in places])[:-1]
+    members = np.bincount(index, minlength=len(used))
+    return LayerMatching(np.split(index, ends), np.empty((len(used), 0)), members, [])
 
 
 def class_shares(counts: Array | None, clients: int, outputs: int) -> Array:
@@ -99,8 +114,10 @@ def class_shares(counts: Array | None, clients: int, outputs: int) -> Array:
     """
     if counts is None:
         return np.full((clients, outputs), 1 / clients)
-    totals = counts.sum(axis=0)
-    return np.where(totals > 0, counts / np.maximum(totals, 1), 1 / clients)
+    totals = np.broadcast_to(counts.sum(axis=0), counts.shape)
+    shares = np.full(counts.shape, 1 / clients)
+    np.divide(counts, totals, out=shares, where=totals > 0)
+    return shares
 
 
 class _Networks(Passes[LayerMatching]):

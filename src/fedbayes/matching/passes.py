@@ -50,6 +50,11 @@ class Passes(ABC, Generic[Part]):
     def value(self, layers: Sequence[Part]) -> float:
         """Twice the objective of the whole network."""
 
+    def improved(self, parts: Sequence[Part], seed: int, watch: Watch) -> Found[Part]:
+        """The matching that passes up and down find from this one; there must be some."""
+        found = Found(list(parts), [0.0] * self.hidden, [self.value(parts)])
+        return self.alternate(found, np.random.default_rng([seed, 0]), watch)
+
     def best(self, seed: int, watch: Watch) -> Found[Part]:
         """The matching with the lowest objective of all starts."""
         best: Found[Part] | None = None

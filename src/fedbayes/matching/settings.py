@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from fedbayes.matching.costs import Objective
+from fedbayes.matching.costs import NewAtoms, Objective
 
 
 def _uncapped(value: Any) -> Any:
@@ -30,6 +30,12 @@ class MatchingSettings(BaseModel):
     popularity_weight: float = Field(
         2.0, ge=0, description="factor of the log-odds: 2 in the paper, 1 in PFNM's program"
     )
+    new_atoms: NewAtoms = Field(
+        "paper",
+        description="what the k-th neuron that a client shares with nobody costs beside the first: "
+        "paper, 2 log k; exchangeable, nothing, so that the prior is the same in every order of "
+        "the clients",
+    )
     iterations: int = Field(5, ge=0, description="sweeps over the clients after the first pass")
     bias_mean: float = Field(0.0, description="mean of hidden biases, where they were initialized")
     alternations: int = Field(
@@ -47,5 +53,9 @@ class MatchingSettings(BaseModel):
     def objective(self) -> Objective:
         """The numbers of the objective."""
         return Objective(
-            self.epsilon, self.gamma, self.popularity_cap or None, self.popularity_weight
+            self.epsilon,
+            self.gamma,
+            self.popularity_cap or None,
+            self.popularity_weight,
+            self.new_atoms,
         )

@@ -20,7 +20,7 @@ from fedbayes.contracts import (
     Solved,
     single_draw,
 )
-from fedbayes.errors import MessageError
+from fedbayes.errors import ConfigError, MessageError
 from fedbayes.inference.combination import Combination, factors
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.messages import Message, dense
@@ -52,8 +52,9 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
     stable point: when that moved by no more than `tolerance` within `window` rounds. Then every
     client gets a copy.
 
-    Weights of the non-convex rules grow by Σ_s α_s a round, in every layer. Before that can
-    overflow, or when a client's training does, the rounds end at the last sound combined model.
+    Weights of the non-convex rules grow by Σ_s α_s a round, in every layer, or shrink where that is
+    below 1. Before they can overflow or vanish, or when a client's training overflows, the rounds
+    end at the last sound combined model. `normalized` divides the factors by their sum.
     """
 
     name = "combined"
@@ -75,8 +76,8 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
     safe: float = Field(
         30.0,
         gt=0,
-        description="orders of magnitude by which a network may amplify its inputs (linear, exp); "
-        "float32 holds 38",
+        description="orders of magnitude by which a network may amplify its inputs, or weaken them "
+        "(linear, exp); float32 holds 38",
     )
 
     @property
@@ -89,14 +90,34 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         return super().ordinary(server, run) | {"received": inf}
 
     def remarks(self, run: Run) -> list[str]:
-        """The non-convex rules scale what the network puts out."""
-        if self.alpha == "mean" or run.likelihood.target.classes:
+        """The non-convex rules scale what the network puts out, and may shrink it to nothing."""
+        if self.alpha == "mean" or self.normalized:
             return []
+        total = float(factors(self.alpha, self.c, np.ones(run.cohort)).sum())
+        notes = []
+        if abs(total) < 1 - 1e-9:
+            notes.append(
+                f"the factors of method.alpha = {self.alpha!r} with c = {self.c:g} sum to "
+                f"{total:.3g} for {run.cohort} clients of equal size: weights shrink in every "
+                "round, and the rounds end before they vanish; method.normalized = true keeps "
+                "their scale"
+            )
+        if run.likelihood.target.classes:
+            return notes
         return [
+            *notes,
             f"{self.name} with alpha = {self.alpha!r} scales a network's outputs, which leaves the "
             f"most probable class as it is, but no other prediction ({run.likelihood.name}); "
-            "method.alpha = 'mean' does not"
+            "method.alpha = 'mean' does not",
         ]
+
+    def check(self, run: Run) -> None:
+        """Factors that are to be normalized have a sum above 0.
+
+        Raises:
+            ConfigError: they have not.
+        """
+        factors(self.alpha, self.c, np.ones(run.cohort), normalized=self.normalized)
 
     def init(self, run: Run) -> Server:
         """The network's initialization."""
@@ -177,19 +198,35 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         shares = torch.from_numpy(sizes / sizes.sum())
         values = torch.stack([tensors[f"received/{self.watch}"] for tensors in found])
         history = torch.cat([server.history, (shares * values).sum()[None]])
-        alpha = torch.from_numpy(factors(self.alpha, self.c, sizes))
+        try:
+            raw = factors(self.alpha, self.c, sizes, normalized=self.normalized)
+        except ConfigError as error:  # fewer clients than were to be combined
+            return self._last(server, history, str(error))
+        alpha = torch.from_numpy(raw)
         info = {"alpha_sum": float(alpha.sum())}
         if overflowed:
             why = "overflow: the training of half of the clients left what is finite"
             return self._last(server, history, why)
         weights = _combination(alpha, found, server.weights)
         orders = amplification(weights)
-        if self.alpha != "mean" and not orders <= self.safe:
+        if self._scales and not orders <= self.safe:
             why = f"overflow: inputs would be amplified by {orders:.1f} orders of magnitude"
+            return self._last(server, history, why)
+        if self._scales and orders < -self.safe:
+            much = "to nothing" if orders == -inf else f"by {-orders:.1f} orders of magnitude"
+            why = (
+                f"underflow: inputs would be weakened {much}, since the factors sum to "
+                f"{float(alpha.sum()):.3g}"
+            )
             return self._last(server, history, why)
         info["amplification"] = orders
         buffers = _combination(shares, found, server.buffers)
         return Server(weights, buffers, history, self._stability(history, at.run)), info
+
+    @property
+    def _scales(self) -> bool:
+        """Whether the combined weights are no mean, and may grow or shrink."""
+        return self.alpha != "mean" and not self.normalized
 
     def _last(self, server: Server, history: torch.Tensor, why: str) -> tuple[Server, Info]:
         """The last sound model, for good."""

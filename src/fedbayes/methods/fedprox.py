@@ -11,6 +11,7 @@ from fedbayes.contracts import (
     Loss,
     Nothing,
     PointEstimate,
+    Prior,
     Problem,
     Run,
     Sum,
@@ -25,8 +26,9 @@ from fedbayes.tensors import Samples, Tensors
 class FedProx(PointEstimate[Weights]):
     """FedAvg with a pull towards the server's weights.
 
-    Hard EM on p(φ_s | w) = N(w, 1/λ): a client minimizes nll(φ) + λ/2 ‖φ − w‖² (EM paper,
-    Eq. 7 with the prior of Eq. 3), the server averages. λ = 0 is FedAvg.
+    Hard EM on p(φ_s | w) = N(w, 1/(λ N_s)): a client minimizes its mean nll(φ) + λ/2 ‖φ − w‖² (EM
+    paper, Eq. 7 with the prior of Eq. 3, whose λ is λ N_s here), the server averages. λ = 0 is
+    FedAvg.
     """
 
     name = "fedprox"
@@ -34,7 +36,16 @@ class FedProx(PointEstimate[Weights]):
     paper = "Li et al. 2018; EM view: Louizos et al. 2021, section 2.1"
     server_state = Weights
 
-    proximal: float = Field(0.01, ge=0, description="precision λ of the prior around the server")
+    proximal: float = Field(
+        0.01,
+        ge=0,
+        description="λ, factor of ½ ‖φ − w‖² beside the mean loss of a client; the precision of "
+        "the prior around the server is λ N_s",
+    )
+
+    def prior(self, samples: int) -> Prior | None:
+        """A Gaussian of precision λ N_s."""
+        return Prior("precision", self.proximal * samples) if self.proximal else None
 
     def init(self, run: Run) -> Weights:
         """The network's initialization."""

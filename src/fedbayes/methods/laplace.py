@@ -1,6 +1,9 @@
 """The Laplace prior: entries that a client has no need to change stay exactly the server's."""
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -12,58 +15,122 @@ from fedbayes.contracts import (
     Info,
     Method,
     Nothing,
+    Prior,
     Problem,
     Report,
     Run,
     Solved,
     Tree,
-    Weights,
 )
-from fedbayes.errors import ConfigError
-from fedbayes.fields import Only
+from fedbayes.errors import ConfigError, MessageError, ModelError
+from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.problem import Projection
 from fedbayes.messages import Masked, Message, dense
+from fedbayes.models.units import Axis
 from fedbayes.tensors import Samples, Tensors
 
 
-class Laplace(Method[Weights, Nothing, Gathered]):
-    """Hard EM on p(φ_s | w) = Lap(w, 1/λ) (EM paper, appendix J.1).
+@dataclass(frozen=True)
+class Server:
+    """The global network, and the state of the server's optimizer."""
 
-    A client minimizes nll(φ) + λ ‖φ − w‖₁ by proximal steps (Eq. 43), which leave many entries
-    exactly equal to the server's; only the others are sent. The server takes the median of the
-    clients, coordinate by coordinate (Eq. 46), or a step along the mean of the signs (Eq. 45).
+    weights: Tensors
+    optimizer: Tensors = field(default_factory=dict)
+
+
+class Laplace(Method[Server, Nothing, Gathered]):
+    """Hard EM on p(φ_s | w) = Lap(w, 1/(λ N_s)) (EM paper, appendix J.1).
+
+    A client minimizes its mean nll(φ) + λ ‖φ − w‖₁ by proximal steps (Eq. 43), which leave many
+    entries exactly equal to the server's; only the others are sent. The server takes the median of
+    the clients, coordinate by coordinate (Eq. 46), or a step along the mean of the signs (Eq. 45).
+
+    Of a class that most clients lack, they outvote those that have it: where it is said to be so,
+    rows of the last layer are voted on by these alone. An optimizer along w − median, which is no
+    gradient of the paper, takes the median for the clients' mean in generalized FedAvg.
     """
 
     name = "laplace"
     summary = "sparse changes and the clients' median: the Laplace prior"
     paper = "Louizos et al. 2021, appendix J.1"
-    server_state = Weights
+    server_state = Server
     reduction = Gathered
     absent = "unchanged"
 
     scale: float = Field(
-        1e-4, ge=0, description="λ, inverse scale of the prior; the price of leaving the server"
+        1e-4,
+        ge=0,
+        description="λ, the price of leaving the server: factor of ‖φ − w‖₁ beside the mean loss "
+        "of a client; the inverse scale of the prior is λ N_s",
     )
     m_step: Literal["median", "sign"] = Field(
         "median", description="server update: the median (Eq. 46) or a sign gradient step (45)"
     )
-    server_lr: Annotated[float, Only("m_step", "sign")] = Field(
-        1e-3, gt=0, description="step along the mean sign (m_step = sign)"
+    weighting: Literal["samples", "uniform"] = Field(
+        "uniform",
+        description="weight of a client in the median and in the mean sign: 1, as published, or "
+        "its number of samples, which the inverse scale λ N_s of its prior implies",
+    )
+    class_rows: bool = Field(
+        False,
+        description="whether the rows of the last layer, one for each class, are voted on only by "
+        "clients that have the class; these then tell which they have",
+    )
+    server_optimizer: Literal["none", "sgd", "adam", "yogi"] = Field(
+        "none",
+        description="what steps with server_lr along w − median, or minus the mean sign; none: w "
+        "is the median itself, or takes plain steps along the mean sign",
+    )
+    server_lr: float = Field(
+        1e-3,
+        gt=0,
+        description="learning rate of the server (m_step = sign, or server_optimizer not none)",
     )
 
-    def init(self, run: Run) -> Weights:
+    def prior(self, samples: int) -> Prior | None:
+        """A Laplace distribution of inverse scale λ N_s."""
+        return Prior("inverse scale", self.scale * samples) if self.scale else None
+
+    def init(self, run: Run) -> Server:
         """The network's initialization."""
-        return Weights(run.network.initial)
+        return Server(run.network.initial)
+
+    def remarks(self, run: Run) -> list[str]:
+        """A rate of steps that the server does not take."""
+        default = type(self).model_fields["server_lr"].default
+        if self.m_step == "sign" or self.server_optimizer != "none" or self.server_lr == default:
+            return []
+        return [
+            "method.server_lr has no effect: with method.m_step = 'median' and "
+            "method.server_optimizer = 'none' the server takes the median itself"
+        ]
 
     def check(self, run: Run) -> None:
-        """Proximal steps need plain SGD."""
+        """Proximal steps need plain SGD, votes by class a last layer with a row for each.
+
+        Raises:
+            ConfigError: of the optimizer, or the likelihood.
+            ModelError: the rows are not to be found.
+        """
         if run.training.optimizer != "sgd":
             raise ConfigError(
                 "laplace takes proximal steps, which need training.optimizer = 'sgd', not "
                 f"{run.training.optimizer!r}"
             )
+        if not self.class_rows:
+            return
+        if run.likelihood.outputs != run.likelihood.target.classes:
+            raise ConfigError(
+                "method.class_rows needs an output for each class, and under the likelihood "
+                f"{run.likelihood.name} there is none; leave it false"
+            )
+        if not _rows(run):
+            raise ModelError(
+                "method.class_rows: it cannot be told which rows of which tensors make the "
+                "network's outputs; leave it false"
+            )
 
-    def message(self, server: Weights, at: At) -> Message:
+    def message(self, server: Server, at: At) -> Message:
         """The weights, the same to all."""
         return dict(server.weights)
 
@@ -71,7 +138,23 @@ class Laplace(Method[Weights, Nothing, Gathered]):
         """Proximal gradient steps from the server's weights."""
         start = at.run.network.prepare(dense(message))
         centre = {n: w for n, w in start.items() if n not in at.run.network.buffers}
-        return Problem(start, given={"centre": centre}, project=proximal(self.scale))
+        given: Tree = {"centre": centre}
+        if self.class_rows:
+            counts = torch.bincount(samples.y.cpu(), minlength=at.run.likelihood.target.classes)
+            given[_PRESENT] = (counts > 0).to(torch.int64)
+        return Problem(start, given=given, project=proximal(self.scale))
+
+    def expected(self, message: Message, run: Run) -> Message:
+        """Weights, and if asked for which classes a client has."""
+        if not self.class_rows:
+            return message
+        none = torch.zeros(1, dtype=torch.int64).expand(run.likelihood.target.classes)
+        return {**message, _PRESENT: none}
+
+    def accept(self, server: Server, report: Report, run: Run) -> None:
+        """A class is there or not."""
+        if self.class_rows and not set(dense(report.tensors)[_PRESENT].tolist()) <= {0, 1}:
+            raise MessageError("what it says of its classes is neither that it has one nor not")
 
     def report(
         self, solved: Solved, problem: Problem, client: Nothing, at: At
@@ -84,22 +167,45 @@ class Laplace(Method[Weights, Nothing, Gathered]):
             axes = tuple(range(tensor.ndim))
             report[name] = Masked.keep(tensor, {axes: moved}) if tensor.ndim else tensor
             changed, total = changed + int(moved.sum()), total + moved.numel()
-        return Report(report), client, {**solved.info, "changed": changed / total}
+        if self.class_rows:
+            report[_PRESENT] = problem.given[_PRESENT]
+        weight = float(solved.count) if self.weighting == "samples" else 1.0
+        return Report(report, weight), client, {**solved.info, "changed": changed / total}
 
-    def update(self, server: Weights, reports: Gathered, at: At) -> tuple[Weights, Info]:
-        """The median, or a step along the mean sign; the mean of what is not a real number."""
-        following = {}
+    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
+        """The median, or a step; of what no gradient trains the median or the sign's step too.
+
+        An entry on which nobody votes stays.
+        """
+        heard = list(reports.reports.values())
+        sizes = torch.tensor([report.weight for report in heard], dtype=torch.float64)
+        rows = _rows(at.run) if self.class_rows else {}
+        trained = at.run.network.split()[0]
+        following, slopes = dict[str, Tensor](), dict[str, Tensor]()
         for name, w in server.weights.items():
-            found = torch.stack(
-                [_filled(report.tensors[name], w) for report in reports.reports.values()]
-            )
+            found = torch.stack([_filled(report.tensors[name], w) for report in heard])
+            votes = sizes.reshape(-1, *[1] * w.ndim)
+            if name in rows:
+                present = [dense(report.tensors)[_PRESENT] for report in heard]
+                votes = votes * torch.stack([rows[name](one.double()) for one in present])
             if self.m_step == "median":
-                following[name] = median(found)
+                middle = median(found, votes)
+                following[name] = torch.where(middle.isnan(), w, middle).to(w.dtype)
+                slopes[name] = w - following[name]
             else:
-                following[name] = w + self.server_lr * torch.sign(found - w).mean(dim=0)
-        return Weights(following), {}
+                total = (votes + torch.zeros_like(found, dtype=torch.float64)).sum(dim=0)
+                signs = (torch.sign(found - w) * votes).sum(dim=0) / total.clamp_min(1e-300)
+                slopes[name] = -signs.to(w.dtype)
+                following[name] = w - self.server_lr * slopes[name]
+        if self.server_optimizer == "none":
+            return Server(following, server.optimizer), {}
+        steps = ServerOptimizer(server_optimizer=self.server_optimizer, server_lr=self.server_lr)
+        weights = {name: server.weights[name] for name in trained}
+        slopes = {name: slopes[name] for name in trained}
+        stepped, optimizer = steps.server_step(weights, slopes, server.optimizer)
+        return Server(following | stepped, optimizer), {}
 
-    def model(self, server: Weights, run: Run) -> Tensors:
+    def model(self, server: Server, run: Run) -> Tensors:
         """The server's weights."""
         return server.weights
 
@@ -110,7 +216,7 @@ class Laplace(Method[Weights, Nothing, Gathered]):
         if report is None:
             return None
         prior = dense(message)
-        return {name: _filled(item, prior[name]) for name, item in report.tensors.items()}
+        return {name: _filled(report.tensors[name], w) for name, w in prior.items()}
 
 
 def proximal(scale: float) -> Projection:
@@ -127,11 +233,44 @@ def proximal(scale: float) -> Projection:
     return project
 
 
-def median(points: Tensor) -> Tensor:
-    """The median of each coordinate of [n, ...]; the middle of the inner two if n is even."""
-    ordered = points.sort(dim=0).values
-    low, high = ordered[(len(points) - 1) // 2], ordered[len(points) // 2]
-    return low if len(points) % 2 else low + (high - low) / 2
+def median(points: Tensor, votes: Tensor | None = None) -> Tensor:
+    """The weighted median of each coordinate of [n, ...], a minimum of Σ_s votes_s |φ_s − m|.
+
+    Args:
+        points: [n, ...].
+        votes: weights, at least 0, float64, of a shape that broadcasts with the points; equal ones
+            by default.
+
+    Returns:
+        Where two points do equally well, their middle; NaN where all votes are 0.
+    """
+    votes = torch.ones(len(points), dtype=torch.float64) if votes is None else votes
+    votes = votes.reshape(*votes.shape, *[1] * (points.ndim - votes.ndim)).expand(points.shape)
+    ordered, order = points.sort(dim=0)
+    sums = votes.gather(0, order).cumsum(dim=0)
+    half = 0.5 * sums[-1]
+    first, last = (sums >= half).int().argmax(dim=0), (sums > half).int().argmax(dim=0)
+    low, high = (ordered.gather(0, place[None])[0] for place in (first, last))
+    return torch.where(sums[-1] > 0, low + (high - low) / 2, torch.nan)
+
+
+_PRESENT = "present"
+"""Name of what a client says of its classes, int64 [K]: 1 where it has samples, else 0."""
+
+
+def _rows(run: Run) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Of tensors that make the outputs, what gives values by class [K] to their entries."""
+    found: dict[str, Callable[[Tensor], Tensor]] = {}
+    for group in run.network.groups:
+        if group.output and group.count == run.likelihood.target.classes:
+            for axis in group.owned:
+                found[axis.tensor] = partial(_along, axis, run.network.initial[axis.tensor].ndim)
+    return found
+
+
+def _along(axis: Axis, ndim: int, values: Tensor) -> Tensor:
+    """Values of units, for the entries of an axis of a tensor of so many axes."""
+    return axis.entries(values).reshape([-1 if i == axis.axis else 1 for i in range(ndim)])
 
 
 def _filled(item: Tensor | Masked, prior: Tensor) -> Tensor:

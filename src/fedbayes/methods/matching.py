@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from fedbayes.contracts import (
     Tree,
 )
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fields import Only
 from fedbayes.matching import Dense, MatchingSettings, match_networks
+from fedbayes.matching.costs import Indices
 from fedbayes.messages import Message, dense
 from fedbayes.models import DenseLayer, dense_layers
 from fedbayes.tensors import Samples, Tensors
@@ -47,12 +50,37 @@ class GpiFnm(MatchingSettings, Counted[Server]):
     columns of the global network, w_sj = Σ_i A_ij θ_i, so that its size stays as it was while the
     global size is free. Clients that do not take part in a round are matched by what they
     reported last.
+
+    The paper matches layers top down, anew in every round, with settings chosen on data. Over
+    rounds that falls apart (see the results), so the defaults here are others than those of
+    `fedbayes.fuse`: passes up and down the layers, from where every client's neurons were.
     """
 
     name = "gpi-fnm"
     summary = "neurons matched as by pfnm, and with the global posterior"
     paper = "GPI-FNM, sections 4.2 and 4.3"
     server_state = Server
+
+    sigma0: float = Field(
+        10.0, gt=0, description="standard deviation of global weights from their mean"
+    )
+    gamma: float = Field(30.0, gt=0, description="mass of the process: more of it, more neurons")
+    epsilon: float = Field(1.0, ge=0, description="weight of the KL term; 0 is PFNM")
+    bias_mean: float | None = Field(  # type: ignore[assignment]
+        None,
+        description="mean of hidden biases, where they were initialized; none: the value that the "
+        "network's initialization gives to all of them, or 0 where it gives several",
+    )
+    alternations: int = Field(
+        12,
+        ge=0,
+        description="passes up and down the layers at most; 0: top down once, as published",
+    )
+    warm: Annotated[bool, Only("alternations")] = Field(
+        True,
+        description="whether the passes of a round begin where every client's neurons were in the "
+        "last one; if not, or where a client is new, from top-down matchings",
+    )
 
     def check(self, run: Run) -> None:
         """Fully connected networks with a hidden layer, all of it trained; shares need classes.
@@ -135,12 +163,14 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         counts = None
         if self.counts_classes(at.run):
             counts = np.stack([latest[f"{client}/counts"].double().numpy() for client in clients])
+        start = self._start(server, clients, len(layers) - 1)
         matching = match_networks(
             [_plain(latest, client, len(layers), biased) for client in clients],
-            self,
+            self.settled(at.run),
             counts=counts,
             names=[f"client {client}" for client in clients],
             seed=seeds.integer(at.run.seed, "matching", round=at.round),
+            start=start,
         )
         network = matching.network
         fused = {
@@ -155,8 +185,30 @@ class GpiFnm(MatchingSettings, Counted[Server]):
             for index, layer in enumerate(matching.layers)
         }
         info = {f"neurons_{i}": float(x.size) for i, x in enumerate(matching.layers, start=1)}
-        info["objective"] = matching.objective[-1]
+        info |= {"objective": matching.objective[-1], "warm": float(start is not None)}
         return Server(_named(fused, layers), latest, places), info
+
+    def settled(self, run: Run) -> MatchingSettings:
+        """The settings of the matching, with the mean of biases that the network starts with."""
+        values = {name: getattr(self, name) for name in MatchingSettings.model_fields}
+        if values["bias_mean"] is None:
+            hidden = [layer.bias for layer in _layers(run)[:-1] if layer.bias is not None]
+            started = set(torch.cat(hidden).tolist()) if hidden else {0.0}
+            values["bias_mean"] = started.pop() if len(started) == 1 else 0.0
+        return MatchingSettings(**values)
+
+    def _start(
+        self, server: Server, clients: Sequence[int], hidden: int
+    ) -> list[list[Indices]] | None:
+        """Where the neurons of every client were; None if passes do not begin there."""
+        if not (self.warm and self.alternations):
+            return None
+        if any(f"{client}/0" not in server.places for client in clients):
+            return None
+        return [
+            [server.places[f"{client}/{depth}"].numpy() for depth in range(hidden)]
+            for client in clients
+        ]
 
     def model(self, server: Server, run: Run) -> Tensors:
         """The fused network, whose widths may change from round to round."""

@@ -1,6 +1,6 @@
 """The mixture-of-Gaussians prior: the server learns an ensemble."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -15,6 +15,7 @@ from fedbayes.contracts import (
     Loss,
     Method,
     Nothing,
+    Prior,
     Problem,
     Report,
     Run,
@@ -25,9 +26,10 @@ from fedbayes.contracts import (
     single_draw,
 )
 from fedbayes.contracts.changes import norm
+from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.likelihoods import evaluate
 from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, part
+from fedbayes.tensors import Samples, Tensors, named, part
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,23 @@ class Server:
 
     components: Tensors
     """Weights and buffers of each, as `k/name`."""
+    optimizer: Tensors = field(default_factory=dict)
+    """State of the server's optimizer of each, as `k/name:quantity`."""
+    updates: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    """Sum of the responsibilities that each had in all rounds, float64 [K]; empty before any."""
 
 
-class Mixture(Method[Server, Nothing, Gathered]):
+class Mixture(ServerOptimizer, Method[Server, Nothing, Gathered]):
     """Hard EM on p(φ_s | w_1..K) = (1/K) Σ_k N(w_k, 1/λ) (EM paper, appendix J.2).
 
     A client starts from one of the centres and minimizes
     Σ_i nll_i(φ) − log Σ_k exp(−λ/2 ‖φ − w_k‖²) (Eq. 48), here divided by its number of samples
     as all losses are: so one λ rules both how far a client goes and whose it is. The server
     computes the responsibilities p_sk ∝ exp(−λ/2 ‖φ_s − w_k‖²) (Eq. 51) and sets
-    w_k = Σ_s p_sk φ_s / Σ_s p_sk (Eq. 52). The mean of the K predictive distributions predicts.
-    Down go K models, up goes one.
+    w_k = Σ_s p_sk φ_s / Σ_s p_sk (Eq. 52), or takes a step of another optimizer along
+    w_k − Σ_s p_sk φ_s / Σ_s p_sk. Every component has an optimizer of its own, which takes no
+    step in a round in which no client is its. The mean of the K predictive distributions
+    predicts. Down go K models, up goes one.
     """
 
     name = "mixture"
@@ -58,7 +66,10 @@ class Mixture(Method[Server, Nothing, Gathered]):
 
     components: int = Field(2, ge=1, description="number K of components")
     precision: float = Field(
-        10.0, ge=0, description="λ, precision of each component, beside the summed loss of a client"
+        10.0,
+        ge=0,
+        description="λ, precision of the prior around each component: it stands beside the summed "
+        "loss of a client, so beside the mean loss by λ / N_s",
     )
     spread: Literal["independent", "near"] = Field(
         "independent",
@@ -67,12 +78,17 @@ class Mixture(Method[Server, Nothing, Gathered]):
     noise: float = Field(0.1, ge=0, description="relative std of the noise (spread = near)")
     begin: Literal["turn", "best"] = Field(
         "turn",
-        description="where a client starts: from the centres in turn (client + round modulo K), "
+        description="where a client starts: turn, client + a number drawn for the round, modulo K; "
         "or from the one that fits its data best",
     )
     weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="weight of a client in the centres: its number of samples, or 1"
+        "uniform",
+        description="weight of a client in the centres: 1, as in Eq. 52, or its number of samples",
     )
+
+    def prior(self, samples: int) -> Prior | None:
+        """A Gaussian of precision λ around each component, whatever the number of samples."""
+        return Prior("precision", self.precision) if self.precision else None
 
     def init(self, run: Run) -> Server:
         """Centres that differ, so that the components can part.
@@ -119,7 +135,7 @@ class Mixture(Method[Server, Nothing, Gathered]):
         """Train from one of the centres."""
         run, sent = at.run, dense(message)
         centres = [run.network.prepare(part(sent, str(k))) for k in range(self.components)]
-        first = (at.client + at.round) % self.components
+        first = self.turn(at)
         if self.begin == "best":
             fits = [
                 evaluate(run.likelihood, single_draw(c, run.network), samples)["nll"].sum()
@@ -128,6 +144,15 @@ class Mixture(Method[Server, Nothing, Gathered]):
             first = min(range(self.components), key=fits.__getitem__)
         count = torch.tensor(len(samples.y), device=run.network.device)
         return Problem(centres[first], given={"centres": centres, "samples": count})
+
+    def turn(self, at: At) -> int:
+        """The component whose turn it is at a client.
+
+        The clients of a round are dealt to the components in order, from one that is drawn for the
+        round: so no rhythm in which clients take part keeps from a component what another gets.
+        """
+        offset = seeds.integer(at.run.seed, "turn", round=at.round)
+        return (at.client + offset) % self.components
 
     def report(
         self, solved: Solved, problem: Problem, client: Nothing, at: At
@@ -148,20 +173,42 @@ class Mixture(Method[Server, Nothing, Gathered]):
         return min(centres, key=lambda centre: float(_distance(phi, centre, trained)))
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
-        """Responsibilities and the centres' weighted means; a centre of nobody stays."""
+        """Responsibilities, and a step to the clients' weighted means; a centre of nobody stays."""
         found = [dense(report.tensors) for report in reports.reports.values()]
         sizes = torch.tensor([report.weight for report in reports.reports.values()]).double()
         centres = [part(server.components, str(k)) for k in range(self.components)]
-        shares = self.responsibilities(found, centres, list(at.run.network.split()[0]))
+        trained = list(at.run.network.split()[0])
+        shares = self.responsibilities(found, centres, trained)
         weights = shares * sizes[:, None]
-        components = {}
+        components: Tensors = {}
+        optimizer: Tensors = {}
         for k, centre in enumerate(centres):
+            state, mean = part(server.optimizer, str(k)), dict(centre)
             for name, w in centre.items():
                 stacked = torch.stack([phi[name] for phi in found]).double()
                 middle = reports.middle(stacked, weights[:, k])
-                components[f"{k}/{name}"] = w if middle is None else middle.to(w.dtype)
+                if middle is None:  # so it is for every tensor
+                    break
+                mean[name] = middle.to(w.dtype)
+            else:
+                stepped, state = self._step(centre, mean, trained, state)
+                mean |= stepped
+            components |= named(str(k), mean)
+            optimizer |= named(str(k), state)
+        updates = shares.sum(dim=0) + (server.updates if len(server.updates) else 0.0)
         info = {f"responsibility_{k}": float(shares[:, k].mean()) for k in range(self.components)}
-        return Server(components), info
+        info |= {f"updates_{k}": float(updates[k]) for k in range(self.components)}
+        return Server(components, optimizer, updates), info
+
+    def _step(
+        self, centre: Tensors, mean: Tensors, trained: list[str], state: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """A centre's trained weights after a step to the clients' mean, and its optimizer."""
+        if self.server_optimizer == "sgd" and self.server_lr in (None, 1.0):
+            return {name: mean[name] for name in trained}, state
+        weights = {name: centre[name] for name in trained}
+        drift = {name: w - mean[name] for name, w in weights.items()}
+        return self.server_step(weights, drift, state)
 
     def responsibilities(
         self, found: list[Tensors], centres: list[Tensors], trained: list[str]

@@ -1,10 +1,12 @@
 """SCAFFOLD: control variates that take the clients' drift out of their gradients."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedbayes.contracts import (
     At,
@@ -23,9 +25,12 @@ from fedbayes.contracts.changes import norm
 from fedbayes.inference.controls import (
     along_path,
     corrected,
+    distribution_of,
     mean_gradient,
     moved,
+    no_norms,
     require_plain_sgd,
+    usual,
     zeros,
 )
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -43,6 +48,8 @@ class Server:
     """c, like the weights."""
     optimizer: Tensors
     """State of the server's optimizer."""
+    norms: Tensor = field(default_factory=no_norms)
+    """Distribution function of the norms of the last round's variates; zeros where unknown."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,10 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
     its gradient at the server's weights (`gradient`, option I). The server moves w by the mean
     of the clients' changes, and c by theirs over all clients, Σ Δc_s / S, so that c remains the
     mean of the c_s. Twice the bytes of FedAvg.
+
+    On deep networks c_s is a whole gradient of long ago, and the correction can blow up, one client
+    first: such clients are named. With `variate_bound` a client shortens its c_s to a multiple of
+    the median norm of the last round's, which is not in the papers.
     """
 
     name = "scaffold"
@@ -74,6 +85,12 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"
     )
     damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
+    variate_bound: float | None = Field(
+        None,
+        gt=0,
+        description="largest norm of a client's variate c_s, as a multiple of the median norm of "
+        "those of the last round; a longer one is shortened; none: no bound, as published",
+    )
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
@@ -91,7 +108,8 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
 
     def message(self, server: Server, at: At) -> Message:
         """Weights, buffers and the control variate, the same to all."""
-        return {**server.weights, **server.buffers, **named("control", server.control)}
+        norms = {} if self.variate_bound is None else {_NORMS: server.norms}
+        return {**server.weights, **server.buffers, **named("control", server.control), **norms}
 
     def loss(self, run: Run) -> Loss:
         """The negative log-likelihood plus ⟨c − c_s, φ⟩."""
@@ -104,6 +122,8 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         start = run.network.prepare({n: t for n, t in sent.items() if n in run.network.initial})
         correction = {n: self.damping * (common[n] - own) for n, own in client.control.items()}
         given: Tree = {"correction": run.network.prepare(correction)}
+        if self.variate_bound is not None:
+            given["norms"] = sent[_NORMS]
         if self.control == "gradient":
             size = run.training.batch_size
             given["gradient"] = mean_gradient(start, nll(run), samples, size, list(common))
@@ -117,17 +137,35 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
             own = along_path(problem, solved, lr=at.lr)
         else:
             own = problem.given["gradient"]
+        norms, info = Tensors(), dict(solved.info)
+        if self.variate_bound is not None:
+            length = norm(c.double() for c in own.values())
+            most = self.variate_bound * usual(problem.given["norms"].cpu())
+            norms = {_NORMS: distribution_of(length)}
+            info |= {"variate_norm": length, "variates_shortened": float(length > most)}
+            if length > most:
+                own = {n: c * (most / length) for n, c in own.items()}
         change = {n: own[n] - client.control[n] for n in own}
         if at.run.clips:  # what is kept is what the server adds: c remains the mean of the c_s
             change = at.run.clips.shortened("control", change)
             own = {n: c + change[n] for n, c in client.control.items()}
-        return Report({**solved.parameters, **named("control", change)}), Control(own), solved.info
+        return (
+            Report({**solved.parameters, **named("control", change), **norms}),
+            Control(own),
+            info,
+        )
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
         """A client's variate may move by as much as the federation's is."""
         return super().ordinary(server, run) | {
-            "control": norm(c.double() for c in server.control.values())
+            "control": norm(c.double() for c in server.control.values()),
+            "norms": inf,
         }
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """The change of the variate, all of it: where one explodes, it is one client's first."""
+        change = part(dense(report.tensors), "control")
+        return {"control variate": torch.cat([c.flatten() for c in change.values()])}
 
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """A step of the server's optimizer on w; c ← c + (B/S) mean Δc_s."""
@@ -136,8 +174,9 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         weights, optimizer = self.server_step(server.weights, drift, server.optimizer)
         control = moved(server.control, part(mean, "control"), reports.clients / at.run.clients)
         buffers = {name: mean[name] for name in server.buffers}
-        norm = torch.stack([c.norm() for c in control.values()]).norm()
-        return Server(weights, buffers, control, optimizer), {"control_norm": float(norm)}
+        length = torch.stack([c.norm() for c in control.values()]).norm()
+        norms = mean.get(_NORMS, server.norms)
+        return Server(weights, buffers, control, optimizer, norms), {"control_norm": float(length)}
 
     def model(self, server: Server, run: Run) -> Tensors:
         """Weights and buffers."""
@@ -150,3 +189,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         if report is None:
             return None
         return {name: dense(report.tensors)[name] for name in run.network.initial}
+
+
+_NORMS = "norms/variates"
+"""Name of the distribution of norms in messages."""

@@ -116,8 +116,14 @@ class Virtual(Method[Server, Client, Sum]):
     server_likelihood: float = Field(
         0.0,
         ge=0,
-        description="weight of the likelihood of the server's own outputs, and of these in a "
-        "client's predictions; 0 is the paper, with more the server's network predicts too",
+        description="weight of the likelihood of the server's own outputs in training; 0 is the "
+        "paper, with more the server's network learns to predict too",
+    )
+    server_trust: float | None = Field(
+        None,
+        ge=0,
+        description="weight of the server's probabilities beside a client's own, which have 1, in "
+        "a client's predictions; none: the value of server_likelihood",
     )
     damping: float | None = Field(
         None,
@@ -144,11 +150,31 @@ class Virtual(Method[Server, Client, Sum]):
         if fixed := [*network.buffers, *network.constants]:
             names = ", ".join(sorted(fixed))
             raise ModelError(f"virtual has no place for what no gradient trains: {names}")
-        if self.server_likelihood and not isinstance(run.likelihood, Categorical):
+        if self.trust and self.lateral and not isinstance(run.likelihood, Categorical):
             raise ConfigError(
-                "method.server_likelihood mixes probabilities of classes in predictions, and the "
-                f"likelihood is {run.likelihood.name}; leave it 0"
+                "method.server_trust (where it is not set, method.server_likelihood) mixes "
+                "probabilities of classes in predictions, and the likelihood is "
+                f"{run.likelihood.name}; set method.server_trust = 0"
             )
+
+    @property
+    def trust(self) -> float:
+        """Weight of the server's predictions in a client's."""
+        return self.server_likelihood if self.server_trust is None else self.server_trust
+
+    def remarks(self, run: Run) -> list[str]:
+        """Settings of the server's network beside clients' own have no effect without these; and a
+        network that was never asked to predict is not to be trusted.
+        """
+        if not self.lateral:
+            given = [n for n in ("server_likelihood", "server_trust") if getattr(self, n)]
+            return [f"method.{n} has no effect: with lateral = false all share one" for n in given]
+        if self.trust and not self.server_likelihood:
+            return [
+                "method.server_trust weighs in a network that does not learn to predict: "
+                "method.server_likelihood is 0"
+            ]
+        return []
 
     def init(self, run: Run) -> Server:
         """The product of the factors p(θ)^{1/K}: the prior."""
@@ -429,7 +455,7 @@ class Virtual(Method[Server, Client, Sum]):
             initial = {n: t.to(network.device) for n, t in network.initial.items()}
             shared = GaussianWeights(initial, {n: 0 * t for n, t in initial.items()})
         stack = variational.stack(network.module)
-        trust = self.server_likelihood if own is not None else 0.0
+        trust = self.trust if own is not None else 0.0
         return partial(sampled, stack, shared, own, part(model, "gate"), self.predictions, trust)
 
 

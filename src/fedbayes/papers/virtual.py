@@ -15,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fedbayes.contracts import At
 from fedbayes.files import write_beside
+from fedbayes.likelihoods import evaluate, total
+from fedbayes.messages import decode_file
 from fedbayes.papers.experiment import (
     Experiment,
     Results,
@@ -30,6 +33,7 @@ from fedbayes.papers.experiment import (
 )
 from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
+from fedbayes.tensors import unpack
 
 PAPER = {
     "mnist": {"Global": 0.968, "Local": 0.951, "FedAvg": 0.968, "VIRTUAL": 0.967},
@@ -90,7 +94,10 @@ def settings(method: str, dataset: str, seed: int, scale: Scale) -> Row:
 
 
 def accuracies(simulation: Simulation, method: str) -> Row:
-    """Mean over tasks and pooled; of VIRTUAL's server network alone, pooled too."""
+    """Mean over tasks and pooled; of VIRTUAL also under the final posterior, where a client's
+    model is otherwise the one right after its own last refinement, and of its server's network
+    alone.
+    """
     evaluated = simulation.evaluate(simulation.method.model(simulation.server, simulation.run))
     clients = evaluated.clients if method == "FedAvg" else simulation.progress.clients
     correct, tested = clients.sums["correct"], clients.sums["count"]
@@ -98,7 +105,33 @@ def accuracies(simulation: Simulation, method: str) -> Row:
         "accuracy": float((correct / tested).mean()),
         "pooled": float(correct.sum() / tested.sum()),
     }
-    return row | ({"server": evaluated.metrics["accuracy"]} if method == "VIRTUAL" else {})
+    if method != "VIRTUAL":
+        return row
+    shares = final_accuracies(simulation)
+    tests = simulation.data.test_sizes()
+    final = {
+        "final": float(shares.mean()),
+        "final_pooled": float((shares * tests).sum() / tests.sum()),
+    }
+    return row | final | {"server": evaluated.metrics["accuracy"]}
+
+
+def final_accuracies(simulation: Simulation) -> npt.NDArray[np.float64]:
+    """Of each client, the accuracy on its test samples of its own network beside the server's as
+    it is at last, after the refinements of all others.
+    """
+    method, run, kind = simulation.method, simulation.run, simulation.likelihood
+    found = []
+    for client in range(simulation.clients):
+        at = At(run, simulation.progress.round + 1, client)
+        message = method.message(simulation.server, at)
+        own: Any = unpack(method.client_state, decode_file(simulation.states[client]))
+        model = method.personal_model(message, None, own, run)
+        assert model is not None  # clients under VIRTUAL keep one
+        terms = evaluate(kind, method.draws(model, run), simulation.data.test(client))
+        scores = total(terms)
+        found.append(kind.metrics(scores)["accuracy"])
+    return np.array(found)
 
 
 def table2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
@@ -125,7 +158,8 @@ def table2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) ->
     found = results.table(keys)
     note = (
         "Mean ± std over splits; the paper's in parentheses. By task: mean over clients. "
-        "Server: VIRTUAL's server network alone, pooled."
+        "VIRTUAL: each client right after its own last refinement; final posterior: all of them "
+        "after the last one's. Server: VIRTUAL's server network alone, pooled."
     )
     claims = [verdict for name in datasets for verdict in _verdicts(found, name)]
     text = "\n\n".join([markdown(summarize(found)), "\n".join(claims), note])
@@ -146,6 +180,8 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
                     line[str(method)] += f" ({PAPER[str(dataset)][str(method)]:.3f})"
             if key == "pooled":
                 line["server"] = mean_and_std(group["server"].dropna().tolist())
+            final = group["final" if key == "accuracy" else "final_pooled"].dropna().tolist()
+            line["VIRTUAL, final posterior"] = mean_and_std(final)
             lines.append(line)
     return pd.DataFrame(lines).fillna("")
 

@@ -13,8 +13,10 @@ import numpy as np
 
 from fedbayes.data.dataset import Rows
 from fedbayes.errors import RunError
+from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE
 from fedbayes.metrics import Calibration, Coverage
 from fedbayes.reports.gather import Record
+from fedbayes.runs.between import BETWEEN
 from fedbayes.runs.display import words
 
 
@@ -182,12 +184,25 @@ def others(records: Sequence[Record]) -> list[Chart]:
     charts: list[Chart] = []
     for group in _groups(records):
         known = {"global_nll", "global_ece", f"global_{group.metric}"}
-        own = [records[run] for run in group.runs if not records[run].classes]
+        own = [records[run] for run in group.runs]
         for name in round_metrics(own):
-            if name.startswith("global_") and "/" not in name and name not in known:
+            if name.startswith("global_") and not name.startswith(_BETWEEN) and name not in known:
+                if "/" in name or not any(_in_rounds(record, name) for record in own):
+                    continue
                 metric = name.removeprefix("global_")
                 charts.append(_global(records, replace(group, metric=metric, note=""), "metrics"))
     return charts
+
+
+_BETWEEN = tuple(f"global_{kind}_" for kind in BETWEEN)
+
+
+def _in_rounds(record: Record, name: str) -> bool:
+    """Whether a metric is told as often as the headline: others are of the last round alone."""
+    told = sum(line.get(name) is not None for line in record.metrics)
+    return told > 0 and told >= sum(
+        line.get(f"global_{record.metric}") is not None for line in record.metrics
+    )
 
 
 def _global(records: Sequence[Record], group: _Group, key: str) -> Lines:
@@ -309,6 +324,33 @@ def size(records: Sequence[Record]) -> list[Chart]:
         curves.append(Curve(run, [float(line["round"]) for line in lines], alive))
     return [
         Lines("size", "Size of the global model", "round", "parameters that are not zero", curves)
+    ]
+
+
+def privacy(records: Sequence[Record]) -> list[Chart]:
+    """What was spent of privacy, over rounds; nothing where only the last round tells."""
+    curves = []
+    for run, record in enumerate(records):
+        if len(record.spent) < 2:
+            continue
+        for kind, dashed in ((REPLACE, False), (ADD_REMOVE, True)):
+            known = [
+                (number, table[kind])
+                for number, table in record.spent
+                if math.isfinite(table[kind])
+            ]
+            curves.append(Curve(run, [float(n) for n, _ in known], [e for _, e in known], dashed))
+    return [
+        Lines(
+            "privacy",
+            "Privacy spent",
+            "round",
+            "ε of all data of one client",
+            curves,
+            "Solid: against a federation in which all data of one client are others; dashed: in "
+            "which it is not there.",
+            styles="solid: replace one, dashed: add or remove",
+        )
     ]
 
 
@@ -484,6 +526,8 @@ def diagram(calibration: Calibration, run: int = 0) -> Reliability:
     )
     if len(bins) < before:
         note += f"; drawn with bins of fewer than {least} samples merged"
+    if calibration.untold:
+        note += f"; without {calibration.untold} samples of which nothing was predicted"
     note += "."
     return Reliability("reliability", "Reliability diagram", [run], bins, calibration.error, note)
 
@@ -508,6 +552,7 @@ FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
     "loss": loss,
     "sparsity": sparsity,
     "size": size,
+    "privacy": privacy,
     "clients": clients,
     "split": split,
     "confusion": confusion,

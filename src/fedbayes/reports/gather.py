@@ -1,8 +1,9 @@
 """What run folders tell, whether their runs have ended or not."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.wording import listed
 from fedbayes.errors import FedbayesError, RunError
 from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.federation.privacy.accounting import epsilons
 from fedbayes.files import parse_toml, read_text
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.trust import examine
 from fedbayes.metrics import Calibration, Coverage
+from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, RunFolder
@@ -47,6 +50,9 @@ class Record:
     """Whether a higher value of it is a better one."""
     values: dict[str, float] = field(default_factory=dict)
     """Of each client that was tried, the headline metric of the model it last reported, by name."""
+    between: dict[str, Any] = field(default_factory=dict)
+    """Metrics of each client and how they differ, as a summary has them (`runs.between`):
+    `metrics`, `per_client`, `undefined`; empty where no round tells."""
     clients: tuple[str, ...] = ()
     """Names of the clients [S]."""
     train_sizes: Rows | None = None
@@ -65,6 +71,8 @@ class Record:
     """Of the global model's intervals of numbers likewise."""
     predictions: tuple[Array, Array] | None = None
     """Of numbers: true values, and the global model's, of all clients' test samples [n, T]."""
+    spent: tuple[tuple[int, dict[str, float]], ...] = ()
+    """ε after some of the rounds, the last one among them, by which federations are neighbours."""
     whose: str = "global"
     """`global` or `local`: the model that the method is judged by, or the clients' own."""
     started: datetime | None = None
@@ -120,6 +128,9 @@ class Record:
         return float(sum(line.get(metric, 0) for line in self.metrics))
 
 
+SPENT_ROUNDS = 12
+"""Rounds at most whose ε is told, evenly spaced."""
+
 Watch = Callable[[str], object]
 """Is told which run is being read."""
 
@@ -135,15 +146,20 @@ def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Recor
     """
     runs = [RunFolder(folder) for folder in folders]
     for run in runs:
-        _refuse_no_run(run)
+        refuse_no_run(run)
     records = []
-    for run, label in zip(runs, _labels(folders), strict=True):
+    for run, label in zip(runs, labels_of(folders), strict=True):
         watch(f"reading {label}")
-        records.append(_record(run, label))
+        records.append(deepened(run, rounds_of(run, label)))
     return records
 
 
-def _refuse_no_run(run: RunFolder) -> None:
+def refuse_no_run(run: RunFolder) -> None:
+    """See that a folder holds a run.
+
+    Raises:
+        RunError: it holds none; says where there are some.
+    """
     if run.config_file.exists():
         return
     text = f"{run.path} holds no run: there is no {run.config_file.name}"
@@ -152,7 +168,7 @@ def _refuse_no_run(run: RunFolder) -> None:
     raise RunError(text)
 
 
-def _labels(folders: Sequence[Path]) -> list[str]:
+def labels_of(folders: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell the folders apart."""
     paths = [folder.resolve() for folder in folders]
     for path, count in Counter(paths).items():
@@ -167,9 +183,15 @@ def _labels(folders: Sequence[Path]) -> list[str]:
         depths = [depth + (counts[label] > 1) for depth, label in zip(depths, labels, strict=True)]
 
 
-def _record(run: RunFolder, label: str) -> Record:
+def rounds_of(run: RunFolder, label: str) -> Record:
+    """What the lines of a run's rounds and its summary tell; quick.
+
+    Raises:
+        RunError: its config or its lines are damaged.
+    """
     settings = _settings(run)
-    metrics = [flat(line) for line in run.metrics()]
+    lines = run.metrics()
+    metrics = [flat(line) for line in lines]
     notes = []
     rounds, planned = metrics[-1]["round"] if metrics else 0, settings.get("rounds", 0)
     if not rounds:
@@ -203,6 +225,21 @@ def _record(run: RunFolder, label: str) -> Record:
                 )
         except FedbayesError as error:
             notes.append(f"how it ended is not known: {error}")
+    return Record(label, run.path, settings, metrics, notes=tuple(notes), **fields)
+
+
+def deepened(run: RunFolder, record: Record) -> Record:
+    """With what a run's data, its clients and its model tell; that may take a while.
+
+    Args:
+        run: the run folder.
+        record: what its rounds tell; notes are added behind its own.
+
+    Raises:
+        RunError: the newest checkpoint is damaged.
+    """
+    settings, rounds, notes = record.settings, record.rounds, list(record.notes)
+    fields: dict[str, Any] = {}
     likelihood, progress = None, None
     own = [settings[key] for key in _NAMES if ":" in str(settings.get(key, ""))]
     try:
@@ -230,6 +267,8 @@ def _record(run: RunFolder, label: str) -> Record:
             "train_sizes": np.diff(division.train_offsets),
             "test_sizes": np.diff(division.test_offsets),
         }
+        if "target" in fields:
+            fields["between"] = _between(run.metrics(), names, fields["target"])
         progress = run.progress()
         if progress is not None and likelihood is not None:
             each = progress.clients.each(likelihood)
@@ -243,6 +282,10 @@ def _record(run: RunFolder, label: str) -> Record:
             )
     except FedbayesError as error:
         notes.append(f"no metrics of clients: {error}")
+    try:
+        fields["spent"] = _spent(run, settings, progress)
+    except FedbayesError as error:
+        notes.append(f"what was spent of privacy is not known: {error}")
     try:
         if text := run.free_changes():
             notes.append(text)
@@ -278,7 +321,19 @@ def _record(run: RunFolder, label: str) -> Record:
         if "counts" not in fields:
             missing = f"split, no {missing}"
         notes.append(f"no {missing}: {error}")
-    return Record(label, run.path, settings, metrics, notes=tuple(notes), **fields)
+    return replace(record, notes=tuple(notes), **fields)
+
+
+def _between(lines: list[Metrics], names: Sequence[str], target: Target) -> dict[str, Any]:
+    """Metrics of each client and how they differ, in the newest lines that tell."""
+    each = per_client(lines, names, target)
+    if not each:
+        return {}
+    whole: dict[str, Any] = {
+        whose: next((m for x in reversed(lines) if (m := x["metrics"].get(whose))), {})
+        for whose in ("global", "local")
+    }
+    return {"metrics": {**whole, **tables(lines)}, **each}
 
 
 _NAMES = ("method.name", "model.name", "task.likelihood")
@@ -347,6 +402,31 @@ def _model(run: RunFolder, runtime: ClientRuntime, progress: Progress | None) ->
             return None
         return method.model(unpack(method.server_state, progress.server), runtime.run)
     return run.model() if run.model_file.exists() else None
+
+
+def _spent(
+    run: RunFolder, settings: Mapping[str, Any], progress: Progress | None
+) -> tuple[tuple[int, dict[str, float]], ...]:
+    """What a run has spent of privacy after some of its rounds; nothing where there is no noise.
+
+    Of rounds whose clients were drawn by secret coins, the sum takes seconds: then after the last
+    one alone, and as the summary has it if there is one.
+
+    Raises:
+        FedbayesError: what adds it up is not installed, or the summary is damaged.
+    """
+    if progress is None or not (record := progress.privacy).rounds:
+        return ()
+    last = progress.round
+    if ((record.levels[:, 2] > 0) & (record.levels[:, 2] < 1)).any():
+        if run.summary_file.exists() and (told := run.summary().get("privacy")):
+            known = {k: math.inf if e is None else e for k, e in told["epsilon"].items()}
+            return ((last, known),)
+        rounds = [last]
+    else:
+        rounds = np.linspace(1, last, min(last, SPENT_ROUNDS)).round().astype(int).tolist()
+    delta = float(settings.get("privacy.delta", 0.0))
+    return tuple((number, epsilons(record.spent(number), delta)) for number in rounds)
 
 
 def _predicted(runtime: ClientRuntime, data: FederatedData, model: Tensors) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 "use strict";
-const DATA = JSON.parse(document.getElementById("data").textContent);
+let DATA = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement, tip = document.getElementById("tip");
 const hidden = new Set();
 const COLOURS = 7;
@@ -150,7 +150,7 @@ function lines(chart, host) {
     const step = Math.max(1, Math.ceil(points.length / 24));
     points.forEach((p, i) => { if (i % step === 0 || i === points.length - 1) marker(curve.run, p[0], p[1], svg, curve.dashed); });
   }
-  const name = c => DATA.runs[c.run] + (c.dashed ? (chart.key === "local" ? " (global)" : " (wanted)") : "");
+  const name = c => DATA.runs[c.run] + (c.dashed ? ({ local: " (global)", privacy: " (add or remove)" }[chart.key] || " (wanted)") : "");
   if (!whole) {
     const stops = curves.flatMap(c => c.x.map((v, i) => ({ x: x(v), y: y(c.y[i]), text: `${name(c)}: ${number(c.y[i])}\n${number(v)} ${chart.x_label}` })));
     attend(svg, stops, (px, py) => closest(stops, px, py, 60), ring(svg));
@@ -297,36 +297,24 @@ function reliability(chart, host) {
   }
   attend(svg, stops, px => chart.bins.findIndex(b => px >= x(b.low) && px <= x(b.high)), ring(svg));
 }
-const PRINTED = DATA.runs.length > 1 ? [310, 980] : [310, 670];  // widths of a card and of a wide one on paper
+const printed = wide => wide ? (DATA.runs.length > 1 ? 980 : 670) : 310;  // width of a card on paper
 let printing = false;
 function draw() {
+  const held = document.activeElement.tagName === "svg" && document.activeElement.closest("[data-chart]");
   tip.style.display = "none";
   document.querySelectorAll("[data-chart]").forEach(card => {
     const chart = DATA.charts[card.dataset.chart], place = card.querySelector(".chart");
     card.hidden = false;
     place.replaceChildren();
-    W = printing ? PRINTED[+card.classList.contains("wide")] : Math.max(240, place.clientWidth);
+    W = printing ? printed(card.classList.contains("wide")) : Math.max(240, place.clientWidth);
     ({ Lines: lines, Spread: spread, Heat: heat, Points: points, Reliability: reliability })[chart.kind](chart, place);
     card.hidden = !place.firstChild;
   });
   document.querySelectorAll(".scroll").forEach(box => box.classList.toggle("over", box.scrollWidth > box.clientWidth + 1));
+  if (held) held.querySelector("svg[tabindex]")?.focus({ preventScroll: true });
 }
-document.querySelectorAll("svg[data-run]").forEach(svg => swatch(svg, +svg.dataset.run));
-const legend = document.getElementById("legend");
-if (legend) DATA.runs.forEach((name, run) => {
-  const button = document.createElement("button");
-  button.type = "button"; button.setAttribute("aria-pressed", "true"); button.title = "show or hide";
-  swatch(node("svg", { class: "key", viewBox: "0 0 26 12", "aria-hidden": "true" }, button), run);
-  button.append(name);
-  button.addEventListener("click", () => {
-    const shown = hidden.delete(run) || !hidden.add(run);
-    button.setAttribute("aria-pressed", String(shown));
-    draw();
-  });
-  legend.append(button);
-});
-document.querySelectorAll("#runs thead th").forEach((head, index) => head.addEventListener("click", () => {
-  const down = head.getAttribute("aria-sort") === "ascending", body = document.querySelector("#runs tbody");
+function sort(head, down) {
+  const body = document.querySelector("#runs tbody"), index = head.cellIndex;
   document.querySelectorAll("#runs th").forEach(other => other.removeAttribute("aria-sort"));
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
   const value = row => row.cells[index].dataset.value;
@@ -334,11 +322,30 @@ document.querySelectorAll("#runs thead th").forEach((head, index) => head.addEve
   const numeric = [...body.rows].every(row => none(row) || !isNaN(value(row)));
   const compare = (a, b) => (numeric ? value(a) - value(b) : value(a).localeCompare(value(b))) * (down ? -1 : 1);
   [...body.rows].sort((a, b) => none(a) - none(b) || compare(a, b)).forEach(row => body.append(row));
-}));
-const toggle = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
+}
+// Gives what the page holds its marks, and something to do when it is used.
+function dress() {
+  document.querySelectorAll("svg[data-run]").forEach(svg => swatch(svg, +svg.dataset.run));
+  const legend = document.getElementById("legend");
+  if (legend) DATA.runs.forEach((name, run) => {
+    const button = document.createElement("button");
+    button.type = "button"; button.setAttribute("aria-pressed", String(!hidden.has(run))); button.title = "show or hide";
+    swatch(node("svg", { class: "key", viewBox: "0 0 26 12", "aria-hidden": "true" }, button), run);
+    button.append(name);
+    button.addEventListener("click", () => {
+      const shown = hidden.delete(run) || !hidden.add(run);
+      button.setAttribute("aria-pressed", String(shown));
+      draw();
+    });
+    legend.append(button);
+  });
+  document.querySelectorAll("#runs thead th").forEach(head => head.addEventListener("click", () => sort(head, head.getAttribute("aria-sort") === "ascending")));
+  document.getElementById("theme").addEventListener("click", () => { chosen = true; theme(root.dataset.theme === "dark" ? "light" : "dark"); });
+  document.querySelectorAll("details").forEach(one => one.addEventListener("toggle", () => { if (!printing) draw(); }));
+}
+const system = matchMedia("(prefers-color-scheme: dark)");
 let chosen = false;
-function theme(name) { root.dataset.theme = name; toggle.textContent = name === "dark" ? "light" : "dark"; draw(); }
-toggle.addEventListener("click", () => { chosen = true; theme(root.dataset.theme === "dark" ? "light" : "dark"); });
+function theme(name) { root.dataset.theme = name; document.getElementById("theme").textContent = name === "dark" ? "light" : "dark"; draw(); }
 system.addEventListener("change", () => { if (!chosen) theme(system.matches ? "dark" : "light"); });
 let before = null;
 addEventListener("beforeprint", () => {
@@ -353,7 +360,6 @@ addEventListener("afterprint", () => {
   before.closed.forEach(one => { one.open = false; });
   theme(before.theme);
 });
-document.querySelectorAll("details").forEach(one => one.addEventListener("toggle", () => { if (!printing) draw(); }));
 let waiting = 0, drawn = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth === drawn) return;  // a phone's bars come and go
@@ -361,4 +367,5 @@ addEventListener("resize", () => {
   clearTimeout(waiting);
   waiting = setTimeout(draw, 120);
 });
+dress();
 theme(system.matches ? "dark" : "light");

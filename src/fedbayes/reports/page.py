@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,9 @@ from fedbayes.files import write_beside
 from fedbayes.reports.charts import FIGURES, Chart, Heat, telling
 from fedbayes.reports.gather import Record, Watch, gather
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
-from fedbayes.runs.display import number, words
+from fedbayes.reports.troubles import troubles
+from fedbayes.runs.between import rows as rows_of
+from fedbayes.runs.display import notes_of, number, words
 from fedbayes.runs.folder import writable
 from fedbayes.version import __version__
 
@@ -29,14 +31,28 @@ COLUMNS: dict[str, tuple[str, str]] = {
 """Newest metrics in the table of runs beside the headline metrics: heading and format."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Training": ("headline", "metrics", "bytes", "local", "nll", "loss", "sparsity", "size"),
+    "Training": (
+        "headline",
+        "metrics",
+        "bytes",
+        "local",
+        "nll",
+        "loss",
+        "sparsity",
+        "size",
+        "privacy",
+    ),
     "Clients": ("clients", "split"),
     "Predictions of the global model": ("confusion", "predictions", "coverage", "reliability"),
 }
 """Figures that stand together."""
 
+MORE = 5
+"""Metrics of each client beside the headline in the list of clients."""
 LISTED_CLIENTS = 24
 """Clients listed by name, of all runs together; of each run there are at least five."""
+LISTED_TROUBLES = 30
+"""Troubles with clients that are listed, the newest."""
 WIDE_COLUMNS = 40
 """Clients, or columns of a heat map, beyond which a chart has the width of the page."""
 
@@ -52,14 +68,28 @@ class Headline:
 
 
 @dataclass(frozen=True)
+class Between:
+    """How the metrics of a model differ between clients."""
+
+    run: int
+    title: str
+    """Of which model."""
+    heads: list[str]
+    rows: list[tuple[str, ...]]
+    note: str
+
+
+@dataclass(frozen=True)
 class Clients:
     """Clients of a run by name, those that do worst first."""
 
     run: int
     metric: str
     """The headline metric, in words."""
+    more: list[str]
+    """Other metrics, in words."""
     rows: list[tuple[str, ...]]
-    """Name, training samples, test samples, headline metric."""
+    """Name, training samples, test samples, headline metric, others."""
     many: bool
     """Whether the run has so many clients that they have the width of the page."""
     note: str
@@ -80,12 +110,21 @@ def write_page(folders: Sequence[Path], out: Path, watch: Watch = lambda _: None
     write_beside(out, render(gather(folders, watch)).encode())
 
 
-def render(records: Sequence[Record], made: datetime | None = None) -> str:
+def render(
+    records: Sequence[Record],
+    made: datetime | None = None,
+    *,
+    live: Mapping[str, Any] | None = None,
+    title: str = "",
+) -> str:
     """The page of these runs.
 
     Args:
         records: what the runs tell.
         made: the time that the page names as its own; now if None.
+        live: what the runs do now (`follow.Follower.state`), where a server goes on to tell the
+            page; then there need not be a record yet.
+        title: of the page; the runs' names by default.
     """
     charts = [chart for make in FIGURES.values() for chart in make(records) if telling(chart)]
     data = {
@@ -93,14 +132,16 @@ def render(records: Sequence[Record], made: datetime | None = None) -> str:
         "markers": MARKERS,
         "charts": [{"kind": type(chart).__name__, **asdict(chart)} for chart in charts],
     }
-    columns, rows = _table(records)
-    most = max(5, LISTED_CLIENTS // len(records))
+    columns, rows = _table(records) if records else ([], [])
+    most = max(5, LISTED_CLIENTS // max(1, len(records)))
+    wrong = troubles(records)
     return (
         environment()
         .get_template("page.html")
         .render(
-            title=", ".join(record.label for record in records),
-            about=_about(records),
+            title=title or ", ".join(record.label for record in records),
+            about=_about(records) if records else [],
+            live=None if live is None else json.loads(json.dumps(live)),
             headlines=headlines(records),
             columns=columns,
             rows=rows,
@@ -108,9 +149,12 @@ def render(records: Sequence[Record], made: datetime | None = None) -> str:
             notes=[(record.label, note) for record in records for note in record.notes],
             labels=[record.label for record in records],
             differences=differences(records),
+            troubles=wrong[:LISTED_TROUBLES],
+            untold=len(wrong) - len(wrong[:LISTED_TROUBLES]),
             settings=list(records[0].settings.items()) if len(records) == 1 else [],
             sections=_sections(charts),
             clients=[_clients(run, record, most) for run, record in enumerate(records)],
+            between=[table for run, one in enumerate(records) for table in _between(run, one)],
             by_class=[
                 (run, [(name, "–" if share is None else f"{share:.4f}") for name, share in found])
                 for run, record in enumerate(records)
@@ -249,6 +293,9 @@ def _clients(run: int, record: Record, most: int) -> Clients:
         range(len(record.clients)),
         key=lambda i: worse * known.get(record.clients[i], worse * math.inf),
     )
+    each = record.between.get("per_client", {}).get(record.whose, {})
+    told = dict.fromkeys(metric for own in each.values() for metric in own)
+    more = [metric for metric in told if metric not in (record.metric, "nll")][:MORE]
     rows = []
     for client in order[:most]:
         name = record.clients[client]
@@ -256,7 +303,8 @@ def _clients(run: int, record: Record, most: int) -> Clients:
             "–" if counts is None else f"{counts[client]:,}"
             for counts in (record.train_sizes, record.test_sizes)
         ]
-        rows.append((name, *sizes, number(known.get(name))))
+        others = (number(each.get(name, {}).get(metric)) for metric in more)
+        rows.append((name, *sizes, number(known.get(name)), *others))
     notes = []
     if len(order) > most:
         notes.append(f"{len(order) - most:,} of {len(order):,} clients are not listed.")
@@ -265,7 +313,35 @@ def _clients(run: int, record: Record, most: int) -> Clients:
         notes.append(
             f"{untried:,} have no {words(record.metric)}: no report yet, or no test samples."
         )
-    return Clients(run, words(record.metric), rows, len(order) > WIDE_COLUMNS, " ".join(notes))
+    named = [words(metric) for metric in more]
+    if more and record.whose == "global":
+        named = [f"{name}, global model" for name in named]
+    return Clients(
+        run, words(record.metric), named, rows, len(order) > WIDE_COLUMNS, " ".join(notes)
+    )
+
+
+def _between(run: int, record: Record) -> Iterator[Between]:
+    """How metrics differ between clients: of the model that the run is judged by, and of clients'
+    own ones where others were asked for.
+    """
+    for whose, title in (("global", "the global model"), ("local", "clients' own models")):
+        found = rows_of(record.between, whose) if record.between else []
+        if len(found) < (2 if whose == record.whose else 3):
+            continue  # a headline and its likelihood alone
+        table = [
+            (
+                words(row.metric),
+                *((number(row.whole),) if whose == "global" else ()),
+                number(row.mean),
+                number(row.spread),
+                f"{number(row.worst)} ({row.client})" if row.client else number(row.worst),
+            )
+            for row in found
+        ]
+        heads = ["metric", *(["all rows"] if whose == "global" else [])]
+        heads += ["mean of clients", "spread", "worst client"]
+        yield Between(run, title, heads, table, " ".join(notes_of(record.between, found)))
 
 
 def differences(records: Sequence[Record]) -> list[tuple[str, list[str]]]:

@@ -16,11 +16,13 @@ from fedbayes.data import (
     load_dataset,
     partition,
 )
+from fedbayes.data.summaries import add_summaries, fit_summary, read_summary
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.likelihoods import Likelihood
+from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models import Network, read_model
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
@@ -31,8 +33,16 @@ from fedbayes.targets import Target
 def build_data(config: Config) -> FederatedData:
     """The clients' data, divided as the config says."""
     dataset = load_dataset(config.data, config.target_kinds)
+    columns, statistics = None, None
+    if files := config.data.summaries:
+        names = [str(file) for file in files]
+        whole = add_summaries([read_summary(file) for file in files], names)
+        indicate = config.data.tells_missing
+        columns, statistics = fit_summary(whole, dataset, indicate, f"the sums of {listed(names)}")
     divided = partition(dataset, config.data, config.seed)
-    return FederatedData(dataset, divided, config.seed, label=_label(config))
+    return FederatedData(
+        dataset, divided, config.seed, statistics, columns=columns, label=_label(config)
+    )
 
 
 def stored_data(
@@ -53,19 +63,25 @@ def stored_data(
     """
     dataset = load_dataset(config.data, config.target_kinds)
     before = folder.preprocessing()
-    statistics, target = None, None
+    statistics, target, columns = None, None, None
     if before is not None:
         _compare(before, dataset, folder, changed)
-        statistics, target = before.statistics, before.target
+        statistics, target, columns = before.statistics, before.target, before.columns
     divided = folder.partition() or partition(dataset, config.data, config.seed)
     return FederatedData(
-        dataset, divided, config.seed, statistics, target=target, label=_label(config)
+        dataset,
+        divided,
+        config.seed,
+        statistics,
+        target=target,
+        columns=columns,
+        label=_label(config),
     )
 
 
 def _label(config: Config) -> str:
     """Name of the only column of labels; empty if they have none, or several."""
-    one = config.data.path is not None and len(config.data.label) == 1
+    one = config.data.name == "own" and len(config.data.label) == 1
     return config.data.label[0] if one else ""
 
 
@@ -130,8 +146,9 @@ def note_start(config: Config, preprocessing: Preprocessing) -> None:
     if not text:
         return
     before = Card.load(text, str(file)).preprocessing
-    for kind in ("classes", "features"):
-        then, now = getattr(before, kind), getattr(preprocessing, kind)
+    named = [("classes", before.classes, preprocessing.classes)]
+    tables = [tuple(column.name for column in one.table) for one in (before, preprocessing)]
+    for kind, then, now in (*named, ("features", *tables)):
         if then != now and sorted(then) == sorted(now):
             raise ModelError(
                 f"{file} has its {kind} in the order {listed(then)}, and these data in the order "
@@ -260,6 +277,7 @@ def build_run(
         rounds=config.rounds,
         seed=config.seed,
         clips=Clips(config.aggregation.clip, config.privacy.clips if config.privacy.noise else {}),
+        measures=() if AUTO in config.metrics else fitting(config.metrics, likelihood),
     )
 
 

@@ -12,6 +12,7 @@ from fedbayes.data.wording import listed
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_likelihood
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.runs.config import Config, complete_task
 from fedbayes.version import __version__
 
@@ -23,7 +24,7 @@ OWN = ("task.likelihood", "model.name", "method.name", "data.name")
 """Settings that may name what is in a module of the user's own."""
 _READERS = {"source", "trusted"}
 """What a card does not say of itself."""
-_READING = set(SourceSettings.model_fields) - {"dir", "path"}
+_READING = set(SourceSettings.model_fields) - {"dir", "path", "query", "database"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Card:
     out (`Network.constants_digest`); empty if it holds the whole network."""
     attack: dict[str, Any] = field(default_factory=dict)
     """The `[attack]` table of its config; empty of an honest run."""
+    conformal: Conformal | None = None
+    """The threshold of its sets or intervals, where it was calibrated by `fedbayes conformal`."""
     fedbayes: str = ""
     """Version of the package that wrote it."""
     source: str = field(default="", compare=False)

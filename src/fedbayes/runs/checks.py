@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from fedbayes.contracts import AnyMethod, Method, Run
 from fedbayes.data import FederatedData, choose_scheme
+from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation import aggregation, secure
 from fedbayes.federation.attacks import checks as attacks
@@ -13,6 +14,7 @@ from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.fields import idle
+from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
 from fedbayes.runs.config import Config
@@ -45,6 +47,7 @@ def check(
     method.check(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
+    _check_metrics(config, method, run, data)
     _check_privacy(config, method, run)
     if adversary is not None:
         attacks.check(
@@ -167,6 +170,36 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
         )
 
 
+def _check_metrics(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> None:
+    """See that metrics that were asked for by name can be had of some model.
+
+    Raises:
+        ConfigError: they are not for such targets, or nothing tells them.
+    """
+    fitting(config.metrics, run.likelihood)
+    if not config.metrics or AUTO in config.metrics:
+        return
+    if not data.test_total:
+        raise ConfigError(
+            f"metrics names {listed(config.metrics, 3)}, but no client has test samples; see "
+            "data.test, or leave metrics out"
+        )
+    if (why := _silent(config)) and not method.has_global_model:
+        raise ConfigError(
+            f"metrics names {listed(config.metrics, 3)}, but {method.name} has no global model to "
+            f"evaluate, and clients tell nothing of their own: {why}"
+        )
+
+
+def _silent(config: Config) -> str:
+    """Why clients tell no metrics of their own models; empty where they do."""
+    if config.secure.enabled:
+        return "secure.enabled is true"
+    if config.privacy.noise and config.privacy.metrics == "off":
+        return "privacy.metrics is off"
+    return ""
+
+
 def remarks(
     config: Config,
     method: AnyMethod,
@@ -199,6 +232,10 @@ def remarks(
         notes.append("attack.kind has no effect: attack.clients is 0")
     if adversary is not None:
         notes += attacks.remarks(adversary, run.cohort)
+    if config.metrics and AUTO not in config.metrics and (why := _silent(config)):
+        notes.append(
+            f"metrics are of the global model alone: clients tell none of their own, since {why}"
+        )
     scheme = choose_scheme(data.dataset, config.data)
     return [
         *notes,

@@ -14,11 +14,12 @@ from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.settings import Aggregation, Secure
-from fedbayes.fields import OneOf, Only
+from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.lazy import own_class
 from fedbayes.likelihoods import LIKELIHOODS, complete_likelihood, find_likelihood
+from fedbayes.likelihoods.measures import AUTO, MEASURES, check_names
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Precision
 from fedbayes.models.settings import OTHERS
@@ -64,6 +65,14 @@ class Config(BaseModel):
     precision: Precision = Field("float32", description="float32, or bf16 by autocast")
     evaluate_every: int = Field(
         1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
+    )
+    metrics: Several[str] = Field(
+        (AUTO,),
+        description="metrics beside the likelihood's own, of all test rows, each client, the worst "
+        f"and the spread: {', '.join(k for k, m in MEASURES.items() if m.value)}, where classes "
+        "are predicted at a threshold as sensitivity@0.3; auto: those that suit the likelihood, "
+        "once, after the last round, of the global model",
+        examples=[AUTO, *MEASURES],
     )
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     keep_checkpoints: Literal["last", "best", "all"] = Field(
@@ -131,6 +140,12 @@ class Config(BaseModel):
         if isinstance(cohort, float) and not 0 < cohort <= 1:
             raise ValueError("a fraction of the clients is above 0 and at most 1.0")
         return cohort
+
+    @field_validator("metrics")
+    @classmethod
+    def _check_metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        check_names(metrics)
+        return metrics
 
     @model_validator(mode="after")
     def _check_stop(self) -> Self:
@@ -220,7 +235,7 @@ class Config(BaseModel):
         method = find_method(self.method["name"]).model_validate(parameters)
         if self.model.batch_norm != "local":
             return method
-        from fedbayes.methods.own_layers import with_own_layers
+        from fedbayes.federation.own_layers import with_own_layers
 
         return with_own_layers(method)
 

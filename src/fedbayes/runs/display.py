@@ -1,4 +1,5 @@
-"""What a run looks like while it goes: a live line on a terminal, plain lines elsewhere.
+"""What a run looks like while it goes: a live line on a terminal, one output of a notebook that
+follows it, plain lines elsewhere.
 
 Light to import (no PyTorch), so that a command shows something before it loads anything.
 """
@@ -6,7 +7,6 @@ Light to import (no PyTorch), so that a command shows something before it loads 
 import math
 import re
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
 import rich
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.live import Live
 from rich.markup import escape
@@ -25,11 +25,19 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
+from fedbayes.likelihoods.measures import MEASURES, Measure
+from fedbayes.runs.activity import TRAINING, Activity
+from fedbayes.runs.between import rows
+from fedbayes.runs.notebook import Panel, panel
+from fedbayes.runs.pace import Pace
 from fedbayes.runs.standing import flat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedbayes.runs.between import Row
     from fedbayes.runs.folder import Metrics
+    from fedbayes.runs.heartbeat import Work
     from fedbayes.runs.simulation import Simulation, Step
 
 QUIET = 10.0
@@ -42,6 +50,8 @@ _GAP = 2
 """Spaces between two parts of the live line."""
 _BAR = (8, 24)
 """Least and greatest width of its bar."""
+_NAMED = 3
+"""Clients at work, or away, that are named."""
 
 
 def console_for(progress: bool | None) -> Console | None:
@@ -55,16 +65,15 @@ def console_for(progress: bool | None) -> Console | None:
         progress = ipython is not None and ipython.get_ipython() is not None
     if not progress:
         return None
-    console = rich.get_console()
-    # In a notebook plain lines gather in one output; Rich would make one of each line.
-    plain = Console(force_jupyter=False, force_terminal=False)
-    return plain if console.is_jupyter else console
+    return rich.get_console()
 
 
 def number(value: float | None) -> str:
     """A metric for people, in any unit, or a dash where there is none yet."""
     if value is None:
         return "–"
+    if math.isnan(value):
+        return "undefined"
     size = abs(value)
     if size == 0 or 1e-3 <= size < 10:
         return f"{value:.4f}"
@@ -83,48 +92,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class Pace:
-    """How long the rounds of a run took in this process, and how long the rest will take.
-
-    The rest of a round is reckoned from its clients that are done, every later round as the median
-    of those that were seen.
-    """
-
-    def __init__(self, rounds: int, now: float) -> None:
-        self._rounds, self._began, self._round_began, self._heard = rounds, now, now, now
-        self._seen: list[float] = []
-
-    def heard(self, now: float) -> None:
-        """Note that a client is done."""
-        self._heard = now
-
-    def round_ended(self, now: float) -> None:
-        """Note that a round is complete."""
-        self._seen.append(now - self._round_began)
-        self._round_began = now
-
-    def elapsed(self, now: float) -> float:
-        """Seconds since the first round in this process began."""
-        return now - self._began
-
-    def left(self, now: float, activity: Activity) -> float | None:
-        """Seconds until the last round ends; None while nothing tells."""
-        usual = statistics.median(self._seen) if self._seen else None
-        spent = now - self._round_began
-        if not activity.total or activity.what == EVALUATING:
-            rest = 0.0
-        elif activity.done:
-            each = (self._heard - self._round_began) / activity.done
-            rest = max(0.0, each * (activity.total - activity.done) - (now - self._heard))
-        elif usual is not None:
-            rest = max(0.0, usual - spent)
-        else:
-            return None
-        if usual is None and activity.total:
-            usual = spent + rest
-        return None if usual is None else rest + (self._rounds - activity.round) * usual
 
 
 class Display:
@@ -154,12 +121,19 @@ class Display:
         self._spinner = Spinner("dots")
         self._over = threading.Event()
         self._live: Live | None = None
-        if console is not None and console.is_terminal:
+        self._panel: Panel | None = None
+        self._lines: list[str] = []  # what a notebook is told beside its line
+        self._curve: list[float] = []  # the headline metric of the rounds so far
+        if console is not None and console.is_jupyter:
+            self._panel = Panel(self._sheet)
+        elif console is not None and console.is_terminal:
             self._live = Live(console=console, get_renderable=self._picture)
 
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start(refresh=True)
+        elif self._panel is not None:
+            self._panel.draw(at_once=True)
         elif self._console is not None:
             threading.Thread(target=self._watch, daemon=True, name="fedbayes-display").start()
         return self
@@ -174,6 +148,10 @@ class Display:
         if self._live is not None:
             self._live.transient = self._pace is None  # a spinner leaves nothing behind
             self._live.stop()
+        if self._panel is not None:
+            if error is not None:
+                self._lines.append(f"broken off: {str(error) or type(error).__name__}")
+            self._panel.draw(at_once=True)
 
     def notify(self, activity: Activity) -> None:
         """Take note of what the run is busy with."""
@@ -182,9 +160,13 @@ class Display:
         if self._pace is not None:
             self._pace.heard(time.monotonic())
         self._activity = activity
+        if self._panel is not None:
+            self._panel.draw()
 
     def begin(self, simulation: "Simulation") -> None:
         """Say what is run; from here on its rounds are shown."""
+        from fedbayes.contracts.prior import in_words
+
         config = simulation.config
         self._print(
             f"{self._title}{config.method['name']} on {simulation.data.dataset.name}: "
@@ -192,10 +174,15 @@ class Display:
             "round, "
             f"{config.model.name}, {config.engine}"
         )
+        if prior := in_words(simulation.method.prior, simulation.data.train_sizes().tolist()):
+            self._print(f"{self._title}{prior}")
         if simulation.adversary is not None:
             self._print(f"{self._title}{simulation.adversary.words}")
         lines = simulation.folder.metrics()
         self._metrics = {name: value for line in lines for name, value in flat(line).items()}
+        self._curve = [
+            v for line in lines if (v := flat(line).get(simulation.headline)) is not None
+        ]
         self._simulation = simulation
         self._activity = Activity(TRAINING, simulation.progress.round)
         self._pace = Pace(config.rounds, time.monotonic())
@@ -206,7 +193,12 @@ class Display:
         self._activity = Activity(TRAINING, step.number)
         if self._pace is not None:
             self._pace.round_ended(time.monotonic())
-        if self._live is None:
+        if (value := flat(step.metrics).get(simulation.headline)) is not None:
+            self._curve.append(value)
+        if self._panel is not None:
+            self._lines += (f"round {step.number}: {line}" for line in _troubles(step.metrics))
+            self._panel.draw()
+        elif self._live is None:
             self._print(_line(step, simulation))
         else:
             for line in _troubles(step.metrics):
@@ -214,7 +206,9 @@ class Display:
 
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()
-        if self._console is not None:
+        if self._panel is not None:
+            self._lines.append(text)
+        elif self._console is not None:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _watch(self) -> None:
@@ -231,13 +225,32 @@ class Display:
         busy, pace, simulation = self._activity, self._pace, self._simulation
         if pace is None or simulation is None or not busy.total:
             return f"{busy.what} ({clock(now - self._since)})"
+        work = simulation.work()
+        busy = pace.noticed(busy, work.answered, now)
         what = f"{busy.done} of {busy.total} clients" if busy.what == TRAINING else busy.what
         left = pace.left(now, busy)
         return (
             f"round {busy.round}/{simulation.config.rounds}: {what}, "
             f"{clock(pace.elapsed(now))} elapsed"
             + ("" if left is None else f", about {clock(left)} left")
+            + (f"; {away}" if (away := _away(work)) else "")
         )
+
+    def _sheet(self) -> tuple[str, str]:
+        """What a notebook shows: HTML and plain text."""
+        now, busy, pace, simulation = (
+            time.monotonic(),
+            self._activity,
+            self._pace,
+            self._simulation,
+        )
+        title, *lines = self._lines or [f"{self._title}{busy.what}"]
+        if pace is None or simulation is None:
+            return panel(title, [clock(now - self._since)], 0.0, [], lines)
+        busy = pace.noticed(busy, simulation.work().answered, now)
+        parts = [part.plain for part in _parts(simulation, self._metrics, busy, pace, now)]
+        done = _done(simulation, busy) / simulation.config.rounds
+        return panel(title, parts, done, self._curve, lines)
 
     def _picture(self) -> RenderableType:
         """The live line, no wider than the console."""
@@ -249,7 +262,13 @@ class Display:
             self._simulation,
         )
         if pace is not None and simulation is not None:
-            return _row(self._console.width, simulation, self._metrics, busy, pace, now)
+            work, width = simulation.work(), self._console.width
+            busy = pace.noticed(busy, work.answered, now)
+            row = _row(width, simulation, self._metrics, busy, pace, now)
+            if busy.total > 1 and pace.is_long(now):
+                head = f"round {busy.round}/{simulation.config.rounds}"
+                return Group(row, _clients_row(width, len(head), busy, work, pace, now))
+            return row
         took = now - self._since
         words = busy.what + (f" {clock(took)}" if took >= 1 else "")
         self._spinner.update(text=Text(words, no_wrap=True, overflow="ellipsis"))
@@ -265,27 +284,10 @@ def _row(
     now: float,
 ) -> Table:
     """A run in one line: what comes first stays where the line is too narrow for all."""
-    rounds, done, left = simulation.config.rounds, float(busy.round), pace.left(now, busy)
-    doing = ""
-    if busy.total:
-        doing = f"{busy.done:>{len(str(busy.total))}}/{busy.total} clients"
-        done += busy.done / busy.total - 1
-    if busy.what != TRAINING:
-        doing, done = busy.what.ljust(len(doing)), float(busy.round)
-    taken, progress = clock(pace.elapsed(now)), simulation.progress
-    parts = [
-        Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
-        Text(f"{taken}, {clock(left)} left" if left is not None and done < rounds else taken),
-        Text(doing),
-        *(
-            Text.assemble(f"{name} ", (value, "bold"))
-            for name, value in _headlines(simulation, metrics)
-        ),
-        Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
-    ]
+    rounds, done = simulation.config.rounds, _done(simulation, busy)
     fitting: list[RenderableType] = []
     room = width + _GAP
-    for part in filter(None, parts):
+    for part in _parts(simulation, metrics, busy, pace, now):
         room -= part.cell_len + _GAP
         if room < 0:
             break
@@ -301,8 +303,82 @@ def _row(
     return row
 
 
+def _clients_row(
+    width: int, head: int, busy: Activity, work: "Work", pace: Pace, now: float
+) -> Table:
+    """How far a long round is: its clients as a bar, and who is at work or away.
+
+    Args:
+        width: of the console.
+        head: where the bar of rounds above begins, less the gap.
+        busy: what the run is busy with.
+        work: what goes on at the clients.
+        pace: of the run.
+        now: the time.
+    """
+    left = None if busy.what != TRAINING else pace.left_of_round(now, busy)
+    names = ", ".join(work.working[:_NAMED])
+    if names and (more := work.working_total - _NAMED) > 0:
+        names += f" and {more} more"
+    texts = (
+        "" if left is None else f"{clock(left)} left in the round",
+        _away(work),
+        names and f"at work: {names}",
+    )
+    title, least_or_most = Text("clients".ljust(head)), _BAR[width > 80]
+    bar = ProgressBar(total=busy.total, completed=busy.done, width=least_or_most)
+    said = Text((_GAP * " ").join(filter(None, texts)))
+    said.truncate(max(1, width - title.cell_len - least_or_most - 3 * _GAP), overflow="ellipsis")
+    row = Table.grid(padding=(0, _GAP, 0, 0))
+    for _ in range(3):
+        row.add_column(no_wrap=True)
+    row.add_row(title, bar, said)
+    return row
+
+
+def _away(work: "Work") -> str:
+    """Whose node is away, in a few words; empty if none is."""
+    if not work.away:
+        return ""
+    names = ", ".join(list(work.away)[:_NAMED])
+    more = work.away_total - _NAMED
+    return f"away: {names}" + (f" and {more} more" if more > 0 else "")
+
+
+def _done(simulation: "Simulation", busy: Activity) -> float:
+    """Rounds that are done, the one under way by its clients."""
+    if not busy.total or busy.what != TRAINING:
+        return float(busy.round)
+    return busy.round + busy.done / busy.total - 1
+
+
+def _parts(
+    simulation: "Simulation", metrics: "Metrics", busy: Activity, pace: Pace, now: float
+) -> list[Text]:
+    """How far a run is, in a few words each, the most important first."""
+    rounds, left = simulation.config.rounds, pace.left(now, busy)
+    doing = f"{busy.done:>{len(str(busy.total))}}/{busy.total} clients" if busy.total else ""
+    if busy.what != TRAINING:
+        doing = busy.what.ljust(len(doing))
+    taken, progress = clock(pace.elapsed(now)), simulation.progress
+    going = left is not None and _done(simulation, busy) < rounds
+    parts = [
+        Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
+        Text(f"{taken}, {clock(left or 0)} left" if going else taken),
+        Text(doing),
+        *(
+            Text.assemble(f"{name} ", (value, "bold"))
+            for name, value in _headlines(simulation, metrics)
+        ),
+        Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
+    ]
+    return [part for part in parts if part]
+
+
 def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, str]]:
-    """The headline metric of the global model and of clients' own, the method's own first."""
+    """The headline metric of the global model and of clients' own, the method's own first; then
+    those that were asked for by name, of all rows (or the mean of clients' own) and worst client.
+    """
     metric, method = simulation.likelihood.metric, simulation.method
     shown = []
     for whose in sorted(("global", "local"), key=method.headline.__ne__):
@@ -310,6 +386,11 @@ def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, 
             # Accuracy goes without saying.
             name = whose if metric == "accuracy" else words(f"{whose}_{metric}")
             shown.append((name, number(metrics.get(f"{whose}_{metric}"))))
+    for name in simulation.config.metrics:
+        value = metrics.get(f"{method.headline}_{name}")
+        if name != metric and value is not None:
+            worst = metrics.get(f"{method.headline}_worst_{name}")
+            shown.append((words(name), f"{number(value)} (worst {number(worst)})"))
     return shown
 
 
@@ -344,9 +425,82 @@ def _troubles(metrics: "Metrics") -> list[str]:
     return lines
 
 
-def outcome(summary: "Metrics") -> Table:
+def outcome(summary: "Metrics") -> Group:
+    """The summary as a table, and how metrics differ between clients where it tells that."""
+    own = summary["headline"].partition("_")[0]
+    shown = sorted(("global", "local"), key=own.__ne__)
+    between = [table for whose in shown if (table := between_clients(summary, whose))]
+    return Group(_outcome(summary), *(part for table in between for part in ("", table)))
+
+
+def between_clients(summary: "Metrics", whose: str = "global") -> Table | None:
+    """How metrics of a model differ between clients; None if that is not told, or is of another
+    model than the method is judged by and of no metric that was asked for.
+
+    Args:
+        summary: of a run.
+        whose: `global` or `local`.
+    """
+    found = rows(summary, whose)
+    headline = summary.get("headline", whose).startswith(whose)
+    if not found or not (headline or any(MEASURES.get(_base(r.metric), _OWN).value for r in found)):
+        return None
+    first = [] if whose == "local" else ["all rows"]
+    title = "global model" if whose == "global" else "clients' own models"
+    table = Table(title, *first, "mean of clients", "spread", "worst client", box=None)
+    table.pad_edge = False
+    for row in found:
+        worst = f"{number(row.worst)} ({row.client})" if row.client else number(row.worst)
+        whole = [number(row.whole)] if first else []
+        cells = [*whole, number(row.mean), number(row.spread), worst]
+        table.add_row(f"[bold]{escape(words(row.metric))}", *map(escape, cells))
+    notes = notes_of(summary, found)
+    if notes:
+        table.caption, table.caption_justify = "\n".join(map(escape, notes)), "left"
+    return table
+
+
+def notes_of(summary: "Metrics", found: "Sequence[Row]") -> list[str]:
+    """Which class is the positive one, and at which clients metrics are undefined."""
+    from fedbayes.data.wording import listed
+
+    names = {_base(row.metric) for row in found}
+    ranked = any(name in MEASURES and MEASURES[name].two_classes for name in names) or (
+        "auroc" in names
+    )
+    notes = []
+    if ranked and "positive_class" in summary:
+        notes.append(f"positive: {summary['positive_class']}")
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for row in found:
+        if row.undefined:
+            lacking.setdefault(row.undefined, []).append(words(row.metric))
+    for clients, metrics in lacking.items():
+        notes.append(
+            f"{listed(metrics, 8)} undefined, and in no mean: {listed(clients, 5)} (test rows of "
+            "one class alone, or too few)"
+        )
+    return notes
+
+
+_OWN = Measure("", (), None)
+
+
+def _base(name: str) -> str:
+    """A metric without its threshold."""
+    return name.partition("@")[0]
+
+
+def _outcome(summary: "Metrics") -> Table:
     """The summary as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in outcome_rows(summary).items():
+        table.add_row(f"[bold]{name}", escape(value))
+    return table
+
+
+def outcome_rows(summary: "Metrics") -> dict[str, str]:
+    """What came of a run, by name, for people."""
     metrics, headline = flat(summary), summary["headline"]
     metric = headline.partition("_")[2]
     names = sorted((f"global_{metric}", f"local_{metric}"), key=headline.__ne__)
@@ -382,9 +536,7 @@ def outcome(summary: "Metrics") -> Table:
         rows["privacy"] = _privacy(summary)
     if not summary["link_down"]:
         del rows["on the link"], rows["lost reports"]
-    for name, value in rows.items():
-        table.add_row(f"[bold]{name}", escape(value))
-    return table
+    return rows
 
 
 def _privacy(summary: "Metrics") -> str:
@@ -427,12 +579,18 @@ def outcome_of_seeds(summary: "Metrics") -> Table:
         pad_edge=False,
     )
     for name, metric in summary["metrics"].items():
+        if name.startswith(_BESIDE):
+            continue
         values = (metric["mean"], metric["std"])
         table.add_row(
             f"[bold]{escape(words(name))}",
             *("–" if value is None else _written(name, value) for value in values),
         )
     return table
+
+
+_BESIDE = ("global_mean_", "global_spread_", "local_spread_")
+"""Beginnings of metrics of several seeds that are in the file alone."""
 
 
 def _written(name: str, value: float) -> str:

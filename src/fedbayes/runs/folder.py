@@ -11,6 +11,7 @@
     model.safetensors    the global model, of the last round or of the best
     summary.json         what came of it
     SHA256SUMS           digests of the files of a run that has ended, for `sha256sum -c`
+    activity.json        what it is busy with, while it goes (see `fedbayes.runs.heartbeat`)
     .lock                held by the process that goes on with the run
 
 A round counts once its checkpoint is there. Every file is written beside and renamed, and what
@@ -39,6 +40,7 @@ from fedbayes.messages import decode_file, metadata
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
+from fedbayes.runs.heartbeat import ACTIVITY_FILE
 from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
 from fedbayes.runs.lock import RunLock
 from fedbayes.runs.private_states import START_AGAIN
@@ -73,7 +75,7 @@ def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
     """
     if path.is_dir():
         raise RunError(f"{what} {path} is a folder; name a file")
-    if formats and path.suffix.lower() not in formats:
+    if formats and not path.name.lower().endswith(tuple(formats)):
         raise RunError(
             f"{what} {path}: the suffix says the format; name a file that ends in "
             f"{', '.join(formats[:-1])}{' or ' if formats[1:] else ''}{formats[-1]}"
@@ -703,6 +705,7 @@ _OURS = {
     "model.safetensors",
     "summary.json",
     SUMS_FILE,
+    ACTIVITY_FILE,
 }
 
 

@@ -25,6 +25,8 @@ FREE = (
     "stop_min_improvement",
     "data.dir",
     "data.path",
+    "data.database",
+    "data.summaries",
     "model.weights",
 )
 """Settings that may change while a run is interrupted: how long it goes on, where and how it is

@@ -1,10 +1,12 @@
 """What a line of `metrics.jsonl` says of a round."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fedbayes.federation.round import Round
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models import Network
+from fedbayes.runs.between import BETWEEN, Between
 from fedbayes.runs.folder import Metrics
 from fedbayes.runs.scores import ClientScores, GlobalEvaluation
 from fedbayes.tensors import Tensors, parameter_count, sparsity
@@ -16,9 +18,20 @@ GLOBAL = frozenset(
 
 
 def evaluation_line(
-    likelihood: Likelihood, evaluated: GlobalEvaluation | None, clients: ClientScores
+    likelihood: Likelihood,
+    evaluated: GlobalEvaluation | None,
+    clients: ClientScores,
+    *,
+    between: bool = False,
 ) -> Metrics:
-    """What a line says of the global model, if it was evaluated, and of the clients' own."""
+    """What a line says of the global model, if it was evaluated, and of the clients' own.
+
+    Args:
+        likelihood: of the targets.
+        evaluated: the global model on all clients' test samples, and on each client's.
+        clients: the clients' own models, each on its own test samples.
+        between: whether to say how metrics differ between clients.
+    """
     local = clients.means(likelihood)
     line: Metrics = {} if evaluated is None else dict(evaluated.line)
     line["local_accuracy"] = local.get("accuracy")
@@ -27,7 +40,30 @@ def evaluation_line(
         **({} if evaluated is None else {"global": evaluated.metrics}),
         **({"local": local} if local else {}),
     }
+    if between:
+        of_global = {} if evaluated is None else {"global": evaluated.clients}
+        _add_between(line, {**of_global, "local": clients}, likelihood)
     return line
+
+
+def _add_between(line: Metrics, scores: Mapping[str, ClientScores], likelihood: Likelihood) -> None:
+    """Put into a line what metrics of each client come to (`Between`).
+
+    Beside tables of metrics such as `global_worst` these are `by_client`, the metrics of each
+    client by the name of the model and the metric, None where there is none, and `undefined`: of
+    which clients' test rows a metric that was asked for has no value.
+    """
+    for whose, own in scores.items():
+        told = Between(own.each(likelihood), likelihood)
+        if not told.each:  # nobody was tried yet
+            continue
+        for kind in BETWEEN:
+            if (whose, kind) != ("local", "mean"):  # which is the table `local`
+                line["metrics"][f"{whose}_{kind}"] = getattr(told, kind)()
+        clients = len(own.sums["count"])
+        line.setdefault("by_client", {})[whose] = told.columns(clients)
+        if undefined := told.undefined():
+            line.setdefault("undefined", {})[whose] = undefined
 
 
 def round_line(

@@ -20,21 +20,23 @@ from fedbayes.data import choose_scheme
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import Lying
-from fedbayes.federation.client_runtime import ClientRuntime, Evaluation
+from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Task
 from fedbayes.federation.engine_table import start
-from fedbayes.federation.engines import Engine
+from fedbayes.federation.engines import NOT_CONNECTED, AtWork, Delivers, Engine, at_work
 from fedbayes.federation.privacy import keys
-from fedbayes.federation.privacy.sampling import poisson_cohort
-from fedbayes.federation.round import Round, run_round, sample_cohort
+from fedbayes.federation.round import Round, run_round
 from fedbayes.federation.weights import Weights, none_yet
+from fedbayes.likelihoods.measures import AUTO, default_measures
 from fedbayes.messages import encode
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.runs.build import build_data, build_runtime, note_start, stored_data
 from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
+from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.config import Config
 from fedbayes.runs.flusher import Flusher
 from fedbayes.runs.folder import Metrics, RunFolder
+from fedbayes.runs.heartbeat import MOST_NAMES, Heartbeat, Work
 from fedbayes.runs.lines import (
     evaluation_line,
     in_vain,
@@ -52,6 +54,10 @@ from fedbayes.tensors import Tensors, pack, unpack
 
 EVALUATION_ROWS = 1000
 """Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
+MOST_UNASKED = 100
+"""Clients each of which has metrics that were not asked for by name: for more it takes a while."""
+MOST_UNASKED_VALUES = 10_000_000
+"""Predicted numbers that are held for such metrics: test samples times classes or columns."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +94,14 @@ class Simulation:
         engine: "Callable[[Simulation], Engine] | None" = None,
         notify: Notify = unnoticed,
     ) -> None:
-        self._notify = notify
+        self._told = notify
         self.temporary: object = None
         """Keeps a temporary folder as long as it lives; None where the folder is the user's."""
         if folder is None:
             self.temporary = temporary = tempfile.TemporaryDirectory(prefix="fedbayes-")
             folder = temporary.name
         self.folder = RunFolder(Path(folder))
+        self._heartbeat = Heartbeat(self.folder.path)
         if config is not None:
             self.folder.refuse_second_run()
         else:
@@ -105,13 +112,13 @@ class Simulation:
             self.folder.refuse_lost_files()
             self.folder.check_start()
         self.config = config or self.folder.config()
-        notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
+        self._notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
         self.data = (
             build_data(config)
             if config
             else stored_data(self.config, self.folder, changed="refuse")
         )
-        notify(Activity("building the network"))
+        self._notify(Activity("building the network"))
         self.runtime: ClientRuntime = build_runtime(self.config, self.data)
         self.method: AnyMethod = self.runtime.method
         self.run: Run = self.runtime.run
@@ -140,6 +147,7 @@ class Simulation:
             if config is not None:
                 self.folder.refuse_second_run()  # nobody else was quicker
             self._open(first)
+            self._heartbeat.begin(self.config.rounds, self.work)
         except BaseException:
             self.close()
             raise
@@ -283,6 +291,7 @@ class Simulation:
             self._engine.close()
             self._engine = None
         self._flusher.close()
+        self._heartbeat.close()
         self.folder.unlock()
         torch.set_num_threads(self._threads)
         self._blas.restore_original_limits()
@@ -379,7 +388,9 @@ class Simulation:
         model = self.method.model(self.server, self.run)
         clients = self.progress.clients.after(result.ledger.scores)
         last = self._over(number, self.server)
-        evaluated = self._evaluated(model, number) if last or self._evaluates(number) else None
+        told = self._measures(last)
+        evaluates = last or self._evaluates(number)
+        evaluated = self._evaluated(model, number, told) if evaluates else None
         if evaluated and self.method.centralized:
             clients = evaluated.clients
         line = {**evaluation_line(self.likelihood, evaluated, clients), "round": number}
@@ -389,11 +400,16 @@ class Simulation:
                 f"no better {self.headline.replace('_', ' ')} in {self.config.stop_after} "
                 "evaluations"
             )
-            evaluated = evaluated or self._evaluated(model, number)
-        if last and self.method.sends_final_model and evaluated:
-            clients = evaluated.clients
-            copies = self.clients * len(encode(dict(model)))
-            result = replace(result, bytes_down=result.bytes_down + copies)
+            if evaluated is None or told != self._measures(last):
+                told = self._measures(last)
+                evaluated = self._evaluated(model, number, told)
+        missed: dict[int, str] = {}
+        if last and self.method.sends_final_model:
+            clients = evaluated.clients if evaluated else clients
+            copy = encode(dict(self.network.whole(model)))
+            missed = self._delivered(copy, number)
+            sent = (self.clients - len(missed)) * len(copy)
+            result = replace(result, bytes_down=result.bytes_down + sent)
         seconds = time.perf_counter() - began
         past = self.progress
         first = self._weights.first
@@ -411,14 +427,38 @@ class Simulation:
             privacy=result.privacy or past.privacy,
             weights=past.weights if first is None else first.clone(),
         )
-        evaluation = evaluation_line(self.likelihood, evaluated, clients)
+        evaluation = evaluation_line(self.likelihood, evaluated, clients, between=told is not None)
         metrics = round_line(result, evaluation, model, self.network, seconds)
         if result.privacy is not None:
             metrics["privacy"] = round_summary(result.privacy)
+        if missed:
+            metrics["without_copy"] = {str(client): why for client, why in missed.items()}
         if self.stopped:
             metrics["stopped"] = self.stopped
         self._record(metrics)
         return Step(number, self.server, metrics)
+
+    def _delivered(self, copy: bytes, number: int) -> dict[int, str]:
+        """Hand every client a copy of the last global model; those that got none, and why.
+
+        Clients in this process have it as they have everything.
+        """
+        if not isinstance(self.engine, Delivers):
+            return {}
+        card = Card.of(self.config, self.data.preprocessing, number).dump()
+        missed = self.engine.deliver(
+            Task(client, number, copy, self.states.get(client), card=card)
+            for client in range(self.clients)
+        )
+        if missed:
+            first = min(missed)
+            warnings.warn(
+                f"{len(missed)} of {self.clients} clients did not get their copy of the last model "
+                f"(client {first}: {missed[first]}); give them {self.folder.model_file}",
+                FedbayesWarning,
+                stacklevel=2,
+            )
+        return missed
 
     def _run_round(self, number: int) -> Round:
         """Broadcast, E-steps, reports, M-step."""
@@ -455,6 +495,7 @@ class Simulation:
         """Write the line of the round that has just ended, and a checkpoint where one is due."""
         number = self.progress.round
         self.folder.add_metrics(metrics)
+        self._heartbeat.round_ended()
         self._last = metrics
         self._in_vain = self._in_vain + 1 if in_vain(metrics) else 0
         self._standing = self._standing.after(metrics)
@@ -503,23 +544,43 @@ class Simulation:
         every = self.config.evaluate_every
         return every > 0 and number % every == 0
 
-    def _evaluated(self, model: Tensors, number: int) -> GlobalEvaluation | None:
+    def _measures(self, last: bool) -> tuple[str, ...] | None:
+        """Metrics beside the likelihood's own that a round tells of the global model; None where
+        nothing is told of how metrics differ between clients either.
+        """
+        if AUTO in self.config.metrics:
+            held = self.data.test_total * len(self.data.target.names)
+            few = held <= MOST_UNASKED_VALUES
+            return None if not last else default_measures(self.likelihood) if few else ()
+        return self.run.measures if self.config.metrics else None
+
+    def _evaluated(
+        self, model: Tensors, number: int, measures: tuple[str, ...] | None
+    ) -> GlobalEvaluation | None:
         """As `evaluate`; nothing where there is no global model, or nothing to evaluate it on."""
         if not (self.method.has_global_model and self.data.test_total):
             return None
         self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
-        return self.evaluate(model)
+        return self.evaluate(model, measures or ())
 
-    def evaluate(self, model: Tensors) -> GlobalEvaluation:
-        """The global model on the union of the clients' test sets, which must not be empty."""
+    def evaluate(self, model: Tensors, measures: tuple[str, ...] = ()) -> GlobalEvaluation:
+        """The global model on the union of the clients' test sets, which must not be empty.
+
+        Args:
+            model: as the method gives it.
+            measures: metrics beside the likelihood's own, as `likelihoods.measures.fitting` gives
+                them. Those of `auto` are of each client alone where there are at most
+                `MOST_UNASKED`.
+        """
         rows, data = self.data.test_total, encode(dict(model))
         evaluations = (
-            Evaluation(data, start, min(start + EVALUATION_ROWS, rows))
+            Evaluation(data, start, min(start + EVALUATION_ROWS, rows), measures)
             for start in range(0, rows, EVALUATION_ROWS)
         )
         pieces = list(self.engine.evaluate(evaluations))
         terms = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-        return GlobalEvaluation.of(self.likelihood, terms, self.data)
+        each = AUTO not in self.config.metrics or self.data.clients <= MOST_UNASKED
+        return GlobalEvaluation.of(self.likelihood, terms, self.data, measures, each=each)
 
     @property
     def headline(self) -> str:
@@ -532,13 +593,32 @@ class Simulation:
         """
         return self.progress.clients.means(self.likelihood).get("accuracy")
 
+    def at_work(self) -> AtWork:
+        """What goes on at the clients now; for other threads too."""
+        return at_work(self._engine)
+
+    def work(self) -> Work:
+        """The same by names, as whoever may read the run folder may know it."""
+        now, names = self.at_work(), dict(enumerate(self.data.partition.names))
+        working, away = now.working, dict(now.away)
+        if self.config.sampling == "poisson":  # who is in a round is a secret
+            working, away = (), dict.fromkeys(away, NOT_CONNECTED)
+        return Work(
+            tuple(names.get(client, f"client {client}") for client in working[:MOST_NAMES]),
+            len(now.working),
+            {names.get(c, f"client {c}"): away[c] for c in list(away)[:MOST_NAMES]},
+            len(away),
+            now.answered,
+        )
+
+    def _notify(self, activity: Activity) -> None:
+        """Tell what the run is busy with."""
+        self._heartbeat.notify(activity)
+        self._told(activity)
+
     def cohort_of(self, number: int) -> list[int]:
         """The clients of a round."""
-        if self._secret is not None and self.config.sampling == "poisson":
-            rate = self.cohort / self.clients
-            return poisson_cohort(self._secret, number, self.clients, rate)
-        cyclic = self.config.sampling == "cyclic"
-        return sample_cohort(self.config.seed, number, self.clients, self.cohort, cyclic=cyclic)
+        return cohort_of(self.config, self.run, self._secret, number)
 
     def summary(self) -> Metrics:
         """What came of the rounds so far."""

@@ -9,7 +9,16 @@ TABLES = ("metrics", "update", "reported")
 """The tables of figures in a line."""
 OURS = frozenset(
     (
-        *("round", "seconds", "cohort", "class_accuracy", "sparsity", "model_parameters"),
+        *(
+            "round",
+            "seconds",
+            "cohort",
+            "class_accuracy",
+            "by_client",
+            "undefined",
+            "sparsity",
+            "model_parameters",
+        ),
         *("bytes_down", "bytes_up", "link_down", "link_up"),
         *("refused", "lost", "troubles", "outliers", "skipped", "undone", "stopped"),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedbayes.federation.attacks.adversary import SUCCESS
+from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, Metrics
 from fedbayes.runs.lines import GLOBAL, of_noise_alone, troubles_of
@@ -44,7 +45,12 @@ def summarize(simulation: "Simulation") -> Metrics:
         "global_ece": last.get("global_ece"),
         "class_accuracy": last.get("class_accuracy"),
         "local_accuracy": local.get("accuracy"),
-        "metrics": {"global": last["metrics"]["global"] if last else {}, "local": local},
+        "metrics": {
+            "global": last["metrics"]["global"] if last else {},
+            "local": local,
+            **tables(lines),
+        },
+        **per_client(lines, simulation.data.partition.names, simulation.likelihood.target),
         "bytes_down": progress.bytes_down,
         "bytes_up": progress.bytes_up,
         "link_down": sum(line.get("link_down", 0) for line in lines),

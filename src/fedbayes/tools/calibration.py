@@ -7,6 +7,7 @@ import torch
 
 from fedbayes.data.plot import save_figure
 from fedbayes.errors import DataError, RunError
+from fedbayes.likelihoods.measures import AUTO, check_names, fitting
 from fedbayes.likelihoods.trust import Trust, examine
 from fedbayes.reports.charts import coverage_curve, diagram
 from fedbayes.reports.draw import draw_lines, reliability
@@ -16,17 +17,26 @@ from fedbayes.runs.personal import own_models, require_global
 from fedbayes.tensors import to
 
 
-def trust(folder: Path, *, personal: bool = False, client: str | int | None = None) -> Trust:
+def trust(
+    folder: Path,
+    *,
+    personal: bool = False,
+    client: str | int | None = None,
+    metrics: Sequence[str] = (AUTO,),
+) -> Trust:
     """Try the global model of a run that has ended, or clients' own on their own test sets.
 
     Args:
         folder: the run folder.
         personal: every client's own model.
         client: the own model of this one, by name or index.
+        metrics: names of those beside the likelihood's own (`likelihoods.measures`).
 
     Raises:
+        ConfigError: there is no such metric, or it is not for what is predicted.
         RunError: it has not ended, there are no test samples, or clients keep no own models.
     """
+    check_names(metrics)
     folder_of_run = RunFolder(folder)
     folder_of_run.require_run()
     folder_of_run.summary()  # it has ended
@@ -52,7 +62,8 @@ def trust(folder: Path, *, personal: bool = False, client: str | int | None = No
     else:
         model = to(folder_of_run.model(), device)
         pairs = [(model, data.test_union(0, data.test_total))]
-    found = examine(run.likelihood, [(method.draws(m, run), s.to(device)) for m, s in pairs])
+    tests = [(method.draws(m, run), s.to(device)) for m, s in pairs]
+    found = examine(run.likelihood, tests, fitting(metrics, run.likelihood))
     if found is None:
         raise RunError(f"the clients asked for in {folder} hold no test samples")
     return found
@@ -61,16 +72,19 @@ def trust(folder: Path, *, personal: bool = False, client: str | int | None = No
 def summary(found: Trust) -> dict[str, float]:
     """Metrics by name, and what there is of calibration and uncertainty.
 
-    Of probabilities the expected calibration error `ece`, and with a posterior the mean entropy
-    and mutual information (nats) of right and wrong predictions. Of numbers the share of targets
-    in the central intervals of each level (`coverage_0.9`), its mean distance from the level
-    (`coverage_error`), the median width of the interval of 90 % (`width_0.9`), and the median
-    standard deviation of predictions, with a posterior that between draws too; of several target
-    columns each by itself. None is told of right and wrong numbers: no prediction is either.
+    Of probabilities the expected calibration error `ece`, the number of samples that it leaves out
+    since nothing was predicted of them (`not_predicted`), if there are any, and with a posterior
+    the mean entropy and mutual information (nats) of right and wrong predictions. Of numbers the
+    share of targets in the central intervals of each level (`coverage_0.9`), its mean distance from
+    the level (`coverage_error`), the median width of the interval of 90 % (`width_0.9`), and the
+    median standard deviation of predictions, with a posterior that between draws too; of several
+    target columns each by itself. None is told of right and wrong numbers: no prediction is either.
     """
     metrics = dict(found.metrics)
     if found.calibration is not None:
         metrics["ece"] = found.calibration.error
+        if found.calibration.untold:
+            metrics["not_predicted"] = float(found.calibration.untold)
     if found.uncertainty is not None and found.right is not None:
         for name, values in vars(found.uncertainty).items():
             for kind, chosen in (("right", found.right), ("wrong", ~found.right)):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.data.columns import flags
 from fedbayes.data.wording import size
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
 from fedbayes.inputs import Sums, add_sums, read_sums, sums_of, write_sums
@@ -64,6 +65,9 @@ class SumsJob:
                 f"{self.data} holds samples of {size(x.shape[1:])}, and sums are of rows of a "
                 "table; for images there are input priors that need none"
             )
+        seen = found.preprocessing
+        if seen.columns:  # as a network sees them: a mean, and a feature that says so
+            x = np.where(np.isnan(x), seen.statistics[0] * seen.scale, x)
         whole = np.isfinite(x).all(1)
         if not whole.all():
             warnings.warn(
@@ -86,7 +90,8 @@ class SumsJob:
                 FedbayesWarning,
                 stacklevel=3,
             )
-        sums = sums_of(rows, found.preprocessing.features, self.categories, str(self.data))
+        shown = [*self.categories, *(n for n in flags(seen.columns) if n not in self.categories)]
+        sums = sums_of(rows, seen.features, shown, str(self.data))
         for index, counts in sums.categories.items():
             self._look_at(sums.features[index], list(counts.values()))
         return sums

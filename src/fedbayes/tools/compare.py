@@ -2,8 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import lcm, prod
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,14 @@ from fedbayes.contracts import Sampler, single_draw
 from fedbayes.data import Preprocessing
 from fedbayes.data.differences import SCALE, differences
 from fedbayes.data.wording import describe
-from fedbayes.errors import FedbayesWarning, ModelError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares
-from fedbayes.likelihoods import Likelihood, Predictor, evaluate, predictor, total
+from fedbayes.likelihoods import Likelihood, Predictor, evaluate, parted, predictor, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.gaussian import Gaussian
+from fedbayes.likelihoods.measures import AUTO, check_names, fitting, measured
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import (
     ModelSettings,
@@ -36,6 +37,7 @@ from fedbayes.models import (
 from fedbayes.runs.build import build_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
+from fedbayes.runs.trained import joined
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors, parameter_count
 from fedbayes.tools.evaluation_set import EvaluationSet, is_program, refuse_own_order, trained_in
@@ -55,6 +57,8 @@ class Score:
     """Samples that it was tried on."""
     standardized: str
     """By whose numbers they were standardized."""
+    clients: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Its metrics on the rows of each client, by name, where it is known whose rows they are."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,7 @@ def compare(
     *,
     inputs: Sequence[str] = (),
     counts: npt.NDArray[np.int64] | None = None,
+    metrics: Sequence[str] = (AUTO,),
 ) -> list[Score]:
     """Metrics of models on test samples.
 
@@ -256,10 +261,14 @@ def compare(
         counts: training samples of each input and class [S, K]; with them, an ensemble weighted
             by class share too: p_k ∝ Σ_s (N_sk / Σ_s N_sk) p_sk, and one of log-probabilities
             freed of each client's frequencies of classes, as a fusion in function space learns it.
+        metrics: names of those beside a likelihood's own (`likelihoods.measures`); NaN where one is
+            undefined.
 
     Raises:
         ModelError: a model does not fit the data, or the counts do not fit the inputs.
+        ConfigError: there is no such metric, or it is not for such targets.
     """
+    check_names(metrics)
     if not len(tests.samples.y):
         raise ModelError(f"there is nothing to try the models on: {tests.what}")
     target = tests.preprocessing.target
@@ -287,18 +296,45 @@ def compare(
             )
         candidates["ensemble, uniform"] = _ensemble(fused, alike)
         if counts is not None:
-            shares = torch.as_tensor(counts / np.maximum(counts.sum(0), 1), dtype=torch.float32)
+            shares = class_shares(counts)
             candidates["ensemble, by class share"] = _ensemble(fused, alike, shares)
             candidates["ensemble, as fuse learns it"] = _taught(fused, alike, counts)
-    scores = []
-    for name, one in candidates.items():
-        terms = evaluate(one.likelihood, one.draw, tests.samples)
-        metrics = one.likelihood.metrics(total(terms))
-        if one.means:
-            del metrics["nll"]
-        rows = len(tests.samples.y)
-        scores.append(Score(name, metrics, one.parameters, rows, one.standardized))
-    return scores
+    asked = {name: _asked(name, one, metrics) for name, one in candidates.items()}
+    return [_score(name, one, tests, asked[name]) for name, one in candidates.items()]
+
+
+def _asked(name: str, one: Candidate, metrics: Sequence[str]) -> tuple[str, ...]:
+    """Metrics of a candidate beside those of its likelihood.
+
+    Raises:
+        ConfigError: it has none of such a name.
+    """
+    found = fitting(metrics, one.likelihood)
+    if not one.means:
+        return found
+    if "crps" in metrics:
+        raise ConfigError(f"metrics names crps, and {name} gives means alone, no distribution")
+    return tuple(metric for metric in found if metric != "crps")
+
+
+def _score(name: str, one: Candidate, tests: EvaluationSet, asked: tuple[str, ...]) -> Score:
+    """The metrics of a candidate, of all rows and of each client's."""
+    found = evaluate(one.likelihood, one.draw, tests.samples, measures=asked)
+
+    def metrics(rows: Tensors) -> dict[str, float]:
+        terms, columns = parted(rows)
+        own = one.likelihood.metrics(total(terms)) | measured(asked, columns)
+        return {n: value for n, value in own.items() if not (one.means and n == "nll")}
+
+    sizes = list(tests.sizes or (len(tests.samples.y),))
+    split = {column: torch.split(values, sizes) for column, values in found.items()}
+    clients = {
+        client: metrics({column: parts[number] for column, parts in split.items()})
+        for number, client in enumerate(tests.clients)
+        if tests.sizes[number]
+    }
+    rows = len(tests.samples.y)
+    return Score(name, metrics(found), one.parameters, rows, one.standardized, clients)
 
 
 def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
@@ -370,12 +406,7 @@ def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = 
             first.preprocessing,
             whose,
         )
-
-    def draw(x: Tensor) -> Tensor:
-        each = [model.draw(x) for model in models]
-        draws = lcm(*map(len, each))
-        return torch.cat([one.repeat(draws // len(one), 1, 1) for one in each])
-
+    draw = joined([model.draw for model in models])
     return Candidate(draw, first.likelihood, size, first.preprocessing, whose)
 
 

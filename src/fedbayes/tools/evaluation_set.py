@@ -12,7 +12,10 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
+from fedbayes.data.columns import reading
 from fedbayes.data.differences import SCALE
+from fedbayes.data.fitting import fitted, raw, unlike_training
+from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
@@ -44,6 +47,11 @@ class EvaluationSet:
     """The network of models that do not say theirs, where a run is known that they are of."""
     trusted: frozenset[str] = frozenset()
     """What may be imported if a model file names it, as `package.module:name`."""
+    clients: tuple[str, ...] = ()
+    """Names of the clients whose test rows these are, one after the other; none where it is not
+    known."""
+    sizes: tuple[int, ...] = ()
+    """Rows of each of them."""
 
 
 def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> EvaluationSet:
@@ -207,6 +215,8 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
         trained_in(str(run)),
         build_likelihood(config, data.target, quiet=True),
         config.model,
+        clients=data.partition.names,
+        sizes=tuple(data.test_sizes().tolist()),
     )
 
 
@@ -228,7 +238,7 @@ def _columns_of(before: Preprocessing) -> dict[str, Any]:
     """Settings that find the columns of a model's samples in a table."""
     tokens = before.tokens
     if tokens is None:
-        return {"features": before.features}
+        return reading(before.table)
     return {
         "tokens": tokens.column,
         "processor": tokens.tokenizer,
@@ -279,10 +289,10 @@ def _new_rows(
     """
     settings = config.data
     asked = settings.model_fields_set - {"name"}
-    used = {"path", "dir", "label", "group", "split", "missing", "scale", "processor"}
-    used |= {"size", "crop"}
+    used = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
+    used |= {"processor", "size", "crop"}
     if card is None:
-        used |= {"classes", "drop", "features", "tokens", "max_tokens"}
+        used = set(SourceSettings.model_fields)
     idle = sorted(asked - used)
     if idle:
         by = f", with the features and classes that {source} names" if card is not None else ""
@@ -303,28 +313,14 @@ def _new_rows(
     except ColumnError as error:
         if card is None or error.setting != "features":
             raise
-        raise DataError(
-            f"{path} has no column '{error.column}', which the model of {source} "
-            f"needs{error.like}; values that are not known may be left empty"
-        ) from None
+        raise absent_feature(path, source, error) from None
     for note in dataset.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
     last = dataset.official_train or dataset.samples
     rows = slice(0, last) if training else slice(dataset.official_train or 0, dataset.samples)
     if card is None:
         whose = _UNKNOWN
-        preprocessing = Preprocessing(
-            shape=dataset.shape,
-            scale=float(dataset.scale),
-            mean=tuple(dataset.mean.tolist()),
-            std=tuple(dataset.std.tolist()),
-            target=dataset.target,
-            features=dataset.features,
-            dataset=dataset.name,
-            digest=dataset.digest,
-            samples=dataset.samples,
-            tokens=dataset.tokens,
-        )
+        preprocessing = fitted(dataset, np.arange(last), dataset.target)
     else:
         preprocessing, whose = card.preprocessing, trained_in(source)
         _fit(dataset, preprocessing, str(path))
@@ -341,13 +337,54 @@ def _new_rows(
                 FedbayesWarning,
                 stacklevel=3,
             )
-    x, y = np.array(dataset.x[rows]), np.array(dataset.y[rows])
+    for odd in unlike_training(dataset, rows, preprocessing):
+        told = odd.told(str(path), numbered=dataset.official_train is None)
+        warnings.warn(told, FedbayesWarning, stacklevel=3)
+    x, y = np.array(raw(dataset, rows, preprocessing)), np.array(dataset.y[rows])
     part = "training" if training else "test"
     parted = dataset.official_train is not None
     kind = f"the {len(y):,} {part} rows" if parted else f"all {len(y):,} rows"
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
     likelihood = _likelihood(config, card, preprocessing)
     return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose, likelihood)
+
+
+def absent_feature(path: Path, source: str, error: ColumnError) -> DataError:
+    """The error of a table that lacks a feature of a model.
+
+    Args:
+        path: the table.
+        source: the model.
+        error: that of who read the table.
+    """
+    return DataError(
+        f"{path} has no column '{error.column}', which the model of {source} needs{error.like}; "
+        "values that are not known may be left empty"
+    )
+
+
+def of_card(path: Path, trusted: frozenset[str] = frozenset()) -> tuple[EvaluationSet, Card]:
+    """No samples, but how a model file says that samples are read, and all else that it says.
+
+    Args:
+        path: the file.
+        trusted: what may be imported if it names it.
+
+    Raises:
+        ModelError: it cannot be read, or does not say.
+    """
+    card, source = _known(path, None, trusted)
+    if card is None:
+        raise ModelError(
+            f"{path} says of its model neither what its inputs are nor what it predicts: it has no "
+            "card. Predict with the run folder, or with a file that fedbayes export wrote"
+        )
+    nothing = Samples(torch.empty(0, *card.preprocessing.shape), torch.empty(0))
+    whose = trained_in(source)
+    tests = EvaluationSet(
+        nothing, "no samples", card.preprocessing, whose, card.likelihood, trusted=trusted
+    )
+    return tests, card
 
 
 def _likelihood(config: Config, card: Card | None, preprocessing: Preprocessing) -> Likelihood:

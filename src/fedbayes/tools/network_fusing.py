@@ -350,6 +350,7 @@ def drawn(
         seen.shape,
         sums=sums_of_clients(sums, seen.features) if sums else None,
         features=seen.features,
+        columns=seen.columns,
     )
     mean, std = torch.tensor(seen.mean), torch.tensor(seen.std)
     if len(seen.shape) == 1:  # rows are in their own units, images in [0, 1]

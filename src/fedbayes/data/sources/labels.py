@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.data.cells import as_numbers, is_numeric
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.sources.files import index_names
-from fedbayes.data.sources.tables import as_numbers, is_numeric
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
 from fedbayes.targets import Target

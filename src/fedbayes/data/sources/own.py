@@ -1,29 +1,33 @@
 """The user's own data: tables in Parquet or CSV, arrays in NPZ, LEAF JSON."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources import folders
 from fedbayes.data.sources.files import incomplete, parts_by_name, reading
-from fedbayes.data.sources.images import decode_pictures
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.leaf import leaf_files, read_users
 from fedbayes.data.sources.pictures import Framing, framing
-from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, numbers, read_tables
+from fedbayes.data.sources.rows import SEVERAL, read_rows
+from fedbayes.data.sources.sql import WHERE, read_query
+from fedbayes.data.sources.tables import TABLES, is_table, read_tables
 from fedbayes.data.tokens import Tokens
-from fedbayes.data.wording import listed, size
-from fedbayes.errors import ColumnError, DataError, did_you_mean
+from fedbayes.data.wording import size
+from fedbayes.errors import DataError, did_you_mean
 
-TABLES = (".parquet", ".csv")
 SUFFIXES = (*TABLES, ".npz")
+_OF_COLUMNS = (
+    *("label", "group", "split", "tokens"),
+    *SEVERAL,
+    *("date_format", "sheet", "max_categories"),
+)
+"""Settings that are for tables alone."""
 ARRAYS = tuple(f"{name}{part}" for part in ("", "_test") for name in ("x", "y", "groups"))
 """What is read of an NPZ file."""
 
@@ -35,7 +39,7 @@ def own_files(path: Path) -> dict[str, list[Path]]:
         DataError: There is nothing of a known format.
     """
     if path.is_file():
-        if path.suffix.lower() in (*SUFFIXES, ".json"):
+        if path.name.lower().endswith((*SUFFIXES, ".json")):
             return {"train": [path]}
     elif path.is_dir():
         for suffix in SUFFIXES:
@@ -62,7 +66,7 @@ def has_columns(path: Path) -> bool:
     Raises:
         DataError: There is nothing of a known format.
     """
-    return own_files(path)["train"][0].suffix.lower() in TABLES
+    return is_table(own_files(path)["train"][0])
 
 
 def read_own(
@@ -81,9 +85,9 @@ def read_own(
             message names the file and column.
     """
     suffix = files["train"][0].suffix.lower()
-    if suffix in TABLES:
+    if is_table(files["train"][0]):
         return _read_tables(files, settings, kinds)
-    for setting in ("label", "group", "split", "drop", "features", "tokens"):
+    for setting in _OF_COLUMNS:
         if getattr(settings, setting) != SourceSettings.model_fields[setting].default:
             raise DataError(
                 f"{files['train'][0]} has no columns, so {setting} has no effect; leave it out"
@@ -100,133 +104,42 @@ def _read_tables(
 ) -> Dataset:
     notes: list[str] = []
     where = str(files["train"][0])
-    frame, trained = read_tables(files, notes)
-    testing = np.arange(len(frame)) >= trained
-    asked = [("label", column) for column in settings.label]
-    asked += [("group", settings.group)] if settings.group is not None else []
-    asked += [("split", settings.split)] if settings.split is not None else []
-    asked += [("tokens", settings.tokens)] if settings.tokens is not None else []
-    left_out = {column for _, column in asked} | set(settings.drop)
-    asked += [("features", column) for column in settings.features]
-    asked += [("drop", column) for column in settings.drop if not settings.features]
-    for setting, column in asked:
-        if column not in frame.columns:
-            like = did_you_mean(column, frame.columns)
-            raise ColumnError(
-                f"{where} has no column '{column}'{like}; "
-                f"set {setting} to {'some' if setting in ('features', 'drop') else 'one'} of "
-                f"{listed(frame.columns, 100)}",
-                column,
-                setting,
-                like,
-            )
-    if settings.split is not None:
-        if not testing.all() and testing.any():
-            raise DataError(
-                f"{where}: there are files of a test part, so split has no effect; leave it out, "
-                "or give one file"
-            )
-        testing = _testing(frame[settings.split], settings.split, where)
-    if not settings.features and UNNAMED not in left_out and has_row_numbers(frame):
-        left_out.add(UNNAMED)
-        notes.append(
-            f"{where}: the first column, which has no name, numbers the rows and is left out"
-        )
-    features = settings.features or tuple(c for c in frame.columns if c not in left_out)
-    tokens, framed = None, None
-    if settings.tokens is not None:
-        tokens = Tokens.of(settings.tokens, str(settings.processor), settings.max_tokens)
-        x = tokens.encode(list(frame[settings.tokens]), where, notes)
-        others, features = [name for name in features if name != settings.tokens], ()
-        if others:
-            notes.append(f"{where}: x is '{settings.tokens}' alone; {listed(others)} are left out")
-    elif len(features) == 1 and holds_pictures(frame[features[0]]):
-        framed = framing(settings)
-        x, features = _decoded(frame[features[0]], where, framed), ()
-    else:
-        for column in features:
-            if holds_pictures(frame[column]):
-                raise DataError(
-                    f"{where}: column '{column}' holds pictures, beside which there can be no "
-                    f"other column of x; set features = ['{column}']"
-                )
-        x = numbers(frame, features, where, notes)
-    groups = None if settings.group is None else frame[settings.group].to_numpy()
-    labels = frame[list(settings.label)]
-    parted = "test" in files or bool(testing.any())
-    if not parted and settings.split is not None:
-        notes.append(
-            f"{where}: column '{settings.split}' puts no row into the test part, so clients test "
-            "on rows of their own"
-        )
+    frame, before = read_tables(files, settings, notes)
+    trained = before if "test" in files else None
+    return _of_frame(frame, trained, settings, kinds, where, notes)
+
+
+def read_own_query(settings: SourceSettings, kinds: Sequence[str] = ()) -> Dataset:
+    """Rows that a SQL query gives, as `read_own`.
+
+    Raises:
+        DataError: The query fails, or as for `read_own`.
+    """
+    return _of_frame(read_query(settings), None, settings, kinds, WHERE, [])
+
+
+def _of_frame(
+    frame: Any,
+    trained: int | None,
+    settings: SourceSettings,
+    kinds: Sequence[str],
+    where: str,
+    notes: list[str],
+) -> Dataset:
+    rows = read_rows(frame, trained, settings, where, notes)
     return _assemble(
-        x,
-        labels,
-        groups,
-        testing if parted else None,
+        rows.x,
+        rows.labels,
+        rows.groups,
+        rows.testing,
         settings,
         kinds,
         where,
         notes,
-        features,
-        tokens,
-        framed,
+        rows.columns,
+        rows.tokens,
+        rows.framed,
     )
-
-
-def holds_pictures(column: Any) -> bool:
-    """Whether a column holds pictures as the Hugging Face hub stores them."""
-    first = column.iloc[0] if len(column) else None
-    return isinstance(first, dict) and "bytes" in first
-
-
-def _decoded(column: Any, where: str, frame: Framing) -> Array:
-    """Pictures uint8 [N, C, H, W]; grey ones only if the first one is grey."""
-    from PIL import Image
-
-    if frame != Framing():
-        return _framed(column, where, frame)
-    pictures = [cell["bytes"] if isinstance(cell, dict) else None for cell in column]
-    with reading(where), Image.open(BytesIO(pictures[0] or b"")) as first:
-        channels = 1 if first.mode in ("1", "L", "I", "I;16") else 3
-    with ThreadPoolExecutor() as pool:
-        return decode_pictures(pictures, channels, pool, where)
-
-
-def _framed(column: Any, where: str, frame: Framing) -> Array:
-    """Pictures of any size, resized [N, C, H, W]."""
-
-    def one(row: int) -> Array:
-        place = f"{where}, row {row + 1:,}"
-        cell = column.iloc[row]
-        image = frame.open((cell["bytes"] if isinstance(cell, dict) else b"") or b"", place)
-        return frame.array(image, place)
-
-    first = one(0)
-    frame = replace(frame, channels=len(first))
-    with ThreadPoolExecutor() as pool:
-        arrays = list(pool.map(one, range(len(column))))
-    for row, array in enumerate(arrays):
-        if array.shape != first.shape:
-            raise DataError(
-                f"{where}: the picture of row {row + 1:,} is {size(array.shape)} (channels, "
-                f"height, width), and that of row 1 {size(first.shape)}; give data.size"
-            )
-    return np.stack(arrays)
-
-
-def _testing(column: Any, name: str, where: str) -> Array:
-    """Which rows a split column puts into the test part [N]."""
-    if column.isna().any():
-        raise DataError(
-            f"{where}: {int(column.isna().sum()):,} of {len(column):,} rows have no value in "
-            f"column '{name}'; it must say train or test"
-        )
-    words = column.astype(str).str.strip().str.lower().to_numpy()
-    odd = ~np.isin(words, ["train", "test"])
-    if odd.any():
-        raise DataError(f"{where}: '{words[odd][0]}' in column '{name}' is neither train nor test")
-    return np.asarray(words == "test")
 
 
 def _read_arrays(
@@ -334,7 +247,7 @@ def _assemble(
     kinds: Sequence[str],
     where: str,
     notes: list[str],
-    features: tuple[str, ...],
+    columns: tuple[Column, ...],
     tokens: Tokens | None = None,
     framed: Framing | None = None,
 ) -> Dataset:
@@ -371,7 +284,8 @@ def _assemble(
         groups=None if group_index is None else group_index[order],
         group_names=group_names,
         scale=settings.scale or scale,
-        features=features,
+        features=tuple(name for column in columns for name in column.codes),
+        columns=columns,
         notes=tuple(notes),
         statistics=statistics,
         tokens=tokens,

@@ -1,6 +1,7 @@
-"""The user's own tables: CSV and Parquet files as columns of numbers."""
+"""The user's own tables: CSV, Parquet and Excel files as frames."""
 
 import csv
+import gzip
 import warnings
 from collections import Counter
 from io import StringIO
@@ -9,29 +10,39 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.data.dataset import Array
+from fedbayes.data.cells import cell, is_numeric, no_number
+from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.wording import listed
-from fedbayes.errors import DataError
+from fedbayes.errors import CellError, DataError, did_you_mean
 
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+TABLES = (".parquet", ".csv", ".csv.gz", ".xlsx")
+"""Suffixes of tables."""
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _HEAD = 1 << 16
 _DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
-_NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
-"""Kinds of objects, as pandas calls them, that are numbers."""
 UNNAMED = "Unnamed: 0"
 """What pandas calls a first column without a name."""
 
 
-def read_tables(files: dict[str, list[Path]], notes: list[str]) -> tuple[Any, int]:
+def is_table(file: Path) -> bool:
+    """Whether a file is a table, by its name."""
+    return file.name.lower().endswith(TABLES)
+
+
+def read_tables(
+    files: dict[str, list[Path]], settings: SourceSettings, notes: list[str]
+) -> tuple[Any, int]:
     """The rows of all files as one frame, and how many of them are of the training part.
 
     Args:
-        files: CSV or Parquet files by part.
+        files: Tables by part.
+        settings: How they are read.
         notes: Takes up what a user should know.
 
     Raises:
-        DataError: A file is damaged or empty, or lacks a column that the first one has.
+        DataError: A file is damaged or empty, or lacks a column that the first one has, or has
+            other things in it.
     """
     import pandas as pd
 
@@ -40,7 +51,7 @@ def read_tables(files: dict[str, list[Path]], notes: list[str]) -> tuple[Any, in
     trained = 0
     for part, paths in files.items():
         for file in paths:
-            frame = _read_table(file, notes)
+            frame = read_table(file, settings, notes)
             columns = frames[0].columns if frames else frame.columns
             absent = [column for column in columns if column not in frame.columns]
             if absent:
@@ -48,32 +59,107 @@ def read_tables(files: dict[str, list[Path]], notes: list[str]) -> tuple[Any, in
             extra = [column for column in frame.columns if column not in columns]
             if extra:
                 notes.append(f"{file}: {listed(extra)} left out, since {first} has no such column")
+            if frames:
+                _compare(frame, frames[0], settings, file, first)
             frames.append(frame[columns])
             trained += len(frame) if part == "train" else 0
     return pd.concat(frames, ignore_index=True), trained
 
 
-def _read_table(file: Path, notes: list[str]) -> Any:
+def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first: Path) -> None:
+    """See that columns of a file hold what those of the first one do.
+
+    Raises:
+        CellError: One does not; names the row.
+    """
+    chosen = {*settings.categorical, *settings.text, *settings.drop, *settings.label}
+    chosen |= {settings.group or "", settings.split or ""}
+    for name in other.columns:
+        here, there = family(frame[name]), family(other[name])
+        if str(name) in chosen or not here or not there or here == there:
+            continue
+        way = f"it holds {there} in {first}; mend it, or name it in categorical or drop"
+        if there == "numbers" and here == "text":
+            raise no_number(frame[name], str(name), str(file), way)
+        row = int(np.asarray(frame[name].notna()).argmax())
+        what = f"{file}: column '{name}' holds {here} ({cell(frame[name], row)} in row {row + 1:,})"
+        raise CellError(f"{what}; {way}", str(name), row)
+
+
+def family(column: Any) -> str:
+    """What sort of thing the cells of a column are: numbers, dates or text; empty if none are."""
     import pandas as pd
 
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    if kind == "empty" or column.isna().all():
+        return ""
+    if is_numeric(column):
+        return "numbers"
+    return "dates" if column.dtype.kind == "M" or kind.startswith("date") else "text"
+
+
+def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
+    """A table as a frame, with the names of columns stripped of blanks.
+
+    Args:
+        file: A CSV, Parquet or Excel file.
+        settings: The sheet to take.
+        notes: Takes up what a user should know.
+
+    Raises:
+        DataError: It is damaged or empty.
+    """
+    import pandas as pd
+
+    name = file.name.lower()
+    if settings.sheet is not None and not name.endswith(".xlsx"):
+        raise DataError(f"{file} has no sheets, so sheet has no effect; leave it out")
     with reading(file):
-        table = file.suffix.lower() == ".parquet"
-        frame = pd.read_parquet(file) if table else _read_csv(file, notes)
+        if name.endswith(".parquet"):
+            frame = pd.read_parquet(file)
+        elif name.endswith(".xlsx"):
+            frame = _read_excel(file, settings.sheet)
+        else:
+            frame = _read_csv(file, notes)
         frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     if frame.empty:
         raise DataError(f"{file} has no rows")
+    _refuse_twice(list(frame.columns), file)
     return frame
+
+
+def _read_excel(file: Path, sheet: str | None) -> Any:
+    import pandas as pd
+
+    with pd.ExcelFile(file, engine="openpyxl") as book:
+        names = [str(name) for name in book.sheet_names]
+        if sheet is None and len(names) > 1:
+            raise DataError(f"{file} has the sheets {listed(names)}; choose one with sheet")
+        if sheet is not None and sheet not in names:
+            raise DataError(
+                f"{file} has no sheet '{sheet}'{did_you_mean(sheet, names)}; it has {listed(names)}"
+            )
+        chosen = sheet or names[0]
+        head = book.parse(chosen, header=None, nrows=1)
+        _refuse_twice(
+            [str(name).strip() for name in head.iloc[0].dropna()] if len(head) else [], file
+        )
+        return book.parse(chosen)
+
+
+def _refuse_twice(names: list[str], file: Path) -> None:
+    twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
+    if twice:
+        raise DataError(f"{file} has two columns '{twice[0]}'; give each column a name of its own")
 
 
 def _read_csv(file: Path, notes: list[str]) -> Any:
     import pandas as pd
 
-    delimiter, names = _layout(file)
+    delimiter, names = layout(file)
     if not any(names):
         raise DataError(f"{file} is empty: its first line must name the columns")
-    twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
-    if twice:
-        raise DataError(f"{file} has two columns '{twice[0]}'; give each column a name of its own")
+    _refuse_twice(names, file)
     try:
         with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
             # All at once, since a column read in pieces may come as numbers here, as text there.
@@ -84,21 +170,22 @@ def _read_csv(file: Path, notes: list[str]) -> Any:
         raise DataError(
             f"{file} has more values in a row than its first line has names; name every column"
         ) from None
-    commas = [] if delimiter == "," else _mend_decimal_commas(frame)
+    commas = [] if delimiter == "," else mend_decimal_commas(frame)
     if delimiter != ",":
         numbers = f", and numbers with decimal commas in {listed(commas)}" if commas else ""
-        notes.append(f"{file} is read with {_DELIMITERS[delimiter]} between columns{numbers}")
+        notes.append(f"{file} is read with {DELIMITERS[delimiter]} between columns{numbers}")
     return frame
 
 
-def _layout(file: Path) -> tuple[str, list[str]]:
+def layout(file: Path) -> tuple[str, list[str]]:
     """The delimiter of a CSV file, and the names in its first line.
 
     It is the first one of comma, semicolon, tab and bar by which all rows at the beginning have
     as many fields as the first line, and more than one; a comma if there is none.
     """
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
+        opened = gzip.open if file.suffix.lower() == ".gz" else open
+        with opened(file, "rt", encoding="utf-8-sig", newline="") as stream:
             first = stream.readline()
             rest = stream.read(_HEAD)
     except UnicodeDecodeError:
@@ -106,7 +193,7 @@ def _layout(file: Path) -> tuple[str, list[str]]:
     whole = len(rest) < _HEAD
     head = first + rest
     rows: dict[str, list[list[str]]] = {}
-    for delimiter in _DELIMITERS:
+    for delimiter in DELIMITERS:
         found = [row for row in csv.reader(StringIO(head, newline=""), delimiter=delimiter) if row]
         # The last row may be cut off.
         rows[delimiter] = found if whole or len(found) < 2 else found[:-1]
@@ -117,7 +204,7 @@ def _layout(file: Path) -> tuple[str, list[str]]:
     return ",", [name.strip() for name in rows[","][0]] if rows[","] else []
 
 
-def _mend_decimal_commas(frame: Any) -> list[str]:
+def mend_decimal_commas(frame: Any) -> list[str]:
     """Read columns of text such as 1,5 as numbers, in place; their names."""
     import pandas as pd
 
@@ -129,83 +216,6 @@ def _mend_decimal_commas(frame: Any) -> list[str]:
             frame[column] = pd.to_numeric(frame[column].str.replace(",", ".", regex=False))
             mended.append(str(column))
     return mended
-
-
-def numbers(frame: Any, features: tuple[str, ...], where: str, notes: list[str]) -> Array:
-    """The feature columns as float32 [N, D], missing values as NaN.
-
-    Args:
-        frame: The table.
-        features: Names of the columns to take, in this order.
-        where: Name of the file, for messages.
-        notes: Takes up what a user should know.
-
-    Raises:
-        DataError: There are no such columns, or one holds what is no number.
-    """
-    if not features:
-        raise DataError(f"{where} has no columns beside label, group, split and those to drop")
-    chosen = frame[list(features)]
-    way = "encode it as numbers, or leave it out with drop"
-    chosen = chosen.assign(
-        **{name: as_numbers(chosen[name], name, where, way) for name in features}
-    )
-    empty = chosen.columns[chosen.isna().all()].tolist()
-    if empty:
-        notes.append(
-            f"{where}: {listed(empty)} {'has' if len(empty) == 1 else 'have'} no value in any row "
-            "and can tell a model nothing; leave such columns out with drop"
-        )
-    return np.asarray(chosen.to_numpy(np.float32, na_value=np.nan))
-
-
-def is_numeric(column: Any) -> bool:
-    """Whether a column of a table holds numbers alone, or nothing."""
-    import pandas as pd
-
-    kind = pd.api.types.infer_dtype(column, skipna=True)
-    return column.dtype.kind in "iufb" or kind in _NUMERIC
-
-
-def as_numbers(column: Any, name: str, where: str, way: str) -> Any:
-    """A column of a table as numbers, missing values as they are.
-
-    Args:
-        column: The column.
-        name: Its name.
-        where: Name of the file, for messages.
-        way: The way out, for messages.
-
-    Raises:
-        DataError: It holds what is no number; the message names the first such row.
-    """
-    import pandas as pd
-
-    if column.dtype.kind in "iufb":
-        return column
-    if not is_numeric(column):
-        raise DataError(f"{_no_number(column, name, where)}; {way}")
-    return pd.to_numeric(column)
-
-
-def _no_number(column: Any, name: str, where: str) -> str:
-    """What is wrong with a column that holds something else than numbers."""
-    import pandas as pd
-
-    there = column.dropna()
-    try:
-        wrong = there[pd.to_numeric(there, errors="coerce").isna()]
-    except TypeError:
-        wrong = there
-    row = (wrong if len(wrong) else there).index[0]
-    cell = column[row]
-    cell = (
-        f"'{str(cell)[:40]}'" if np.isscalar(cell) or hasattr(cell, "year") else "no single value"
-    )
-    return (
-        f"{where}: column '{name}' holds what is no number ({cell} in row {row + 1:,}, of "
-        f"{len(wrong) or len(there):,} such rows)"
-    )
 
 
 def has_row_numbers(frame: Any) -> bool:

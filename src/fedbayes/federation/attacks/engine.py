@@ -10,7 +10,7 @@ from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.base import View
 from fedbayes.federation.checks import decode_report, encode_report
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
-from fedbayes.federation.engines import Engine
+from fedbayes.federation.engines import AtWork, Engine, at_work
 from fedbayes.tensors import Tensors
 
 
@@ -53,6 +53,10 @@ class Lying:
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations on the engine inside."""
         return self.engine.evaluate(evaluations)
+
+    def at_work(self) -> AtWork:
+        """What goes on at the clients of the engine inside."""
+        return at_work(self.engine)
 
     def close(self) -> None:
         """Close the engine inside."""

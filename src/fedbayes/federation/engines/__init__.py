@@ -1,7 +1,8 @@
 """Engines: who carries a round's tasks to the clients and brings the outcomes back."""
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
 from fedbayes.tensors import Tensors
@@ -18,3 +19,41 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; it cannot be used after."""
+
+
+NOT_CONNECTED = "not connected"
+"""Why a client cannot be reached of which nothing else is known."""
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """What goes on at the clients at a moment."""
+
+    working: tuple[int, ...] = ()
+    """Clients that are at work."""
+    answered: int = 0
+    """Tasks of the round that are answered, also those whose turn to be handed on has not come; 0
+    where that is never more than what was handed on."""
+    away: Mapping[int, str] = field(default_factory=dict)
+    """Clients that cannot be reached, and why."""
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """An engine that tells what goes on, at any moment, to another thread."""
+
+    def at_work(self) -> AtWork:
+        """What goes on at the clients now. It is quick, and changes nothing."""
+
+
+def at_work(engine: Engine | None) -> AtWork:
+    """What goes on at the clients of an engine, if there is one yet and it tells."""
+    return engine.at_work() if isinstance(engine, Telling) else AtWork()
+
+
+@runtime_checkable
+class Delivers(Protocol):
+    """An engine whose clients are elsewhere, and can be handed what they are to keep."""
+
+    def deliver(self, copies: Iterable[Task]) -> dict[int, str]:
+        """Hand clients copies of the last global model; those that got none, each with why."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Outcome, Task
+from fedbayes.federation.engines import AtWork
 from fedbayes.tensors import Tensors
 
 
@@ -12,14 +13,23 @@ class Sequential:
 
     def __init__(self, runtime: ClientRuntime) -> None:
         self._runtime = runtime
+        self._working: tuple[int, ...] = ()
 
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Run the tasks in order."""
-        return map(self._runtime.train, tasks)
+        for task in tasks:
+            self._working = (task.client,)
+            outcome = self._runtime.train(task)
+            self._working = ()
+            yield outcome
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations in order."""
         return map(self._runtime.evaluate, evaluations)
+
+    def at_work(self) -> AtWork:
+        """The client that is at work."""
+        return AtWork(self._working)
 
     def close(self) -> None:
         """There is nothing to free: clients run in this process."""

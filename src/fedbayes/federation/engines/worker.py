@@ -65,7 +65,8 @@ def handle(
         outcome = runtime.train(Task(*place, blobs[0], state, header["constants"]))
         reply = {"info": outcome.info, "scores": outcome.scores}
         return reply, [outcome.report, outcome.state]
-    result = runtime.evaluate(Evaluation(blobs[0], header["start"], header["stop"]))
+    asked = Evaluation(blobs[0], header["start"], header["stop"], tuple(header["measures"]))
+    result = runtime.evaluate(asked)
     return {}, [encode(dict(result))]
 
 

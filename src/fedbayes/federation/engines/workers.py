@@ -19,6 +19,7 @@ from joblib import cpu_count
 from fedbayes import errors
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
+from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.worker import Header, read, write
 from fedbayes.messages import decode_file
 from fedbayes.tensors import Tensors
@@ -159,6 +160,8 @@ class Workers:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedbayes-worker")
         self._closed = False
+        self._working: set[int] = set()  # clients; changed by the threads of the workers
+        self._answered: set[int] = set()  # clients of the round under way
         self.replaced = 0
         """How many workers died and were replaced."""
 
@@ -169,11 +172,17 @@ class Workers:
 
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Run the tasks on whichever worker is idle."""
-        return self._spread(self._train, tasks)
+        self._answered.clear()
+        yield from self._spread(self._train, tasks)
+        self._answered.clear()
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations on whichever worker is idle."""
         return self._spread(self._evaluate, evaluations)
+
+    def at_work(self) -> AtWork:
+        """The clients that processes are at work for."""
+        return AtWork(tuple(sorted(self._working.copy())), len(self._answered))
 
     def close(self) -> None:
         """End the processes, those at work too."""
@@ -204,13 +213,25 @@ class Workers:
             "joined": joined,
             "constants": task.constants,
         }
-        reply, blobs = self._call(
-            f"client {task.client} in round {task.round}", header, [task.message, task.state or b""]
-        )
+        self._working.add(task.client)
+        try:
+            reply, blobs = self._call(
+                f"client {task.client} in round {task.round}",
+                header,
+                [task.message, task.state or b""],
+            )
+        finally:
+            self._working.discard(task.client)
+        self._answered.add(task.client)
         return Outcome(blobs[0], blobs[1], reply["info"], reply["scores"])
 
     def _evaluate(self, evaluation: Evaluation) -> Tensors:
-        header = {"kind": "evaluate", "start": evaluation.start, "stop": evaluation.stop}
+        header = {
+            "kind": "evaluate",
+            "start": evaluation.start,
+            "stop": evaluation.stop,
+            "measures": evaluation.measures,
+        }
         _, blobs = self._call("the evaluation", header, [evaluation.model])
         return decode_file(blobs[0])
 

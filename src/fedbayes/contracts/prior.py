@@ -1,0 +1,42 @@
+"""How strongly a method's prior draws clients to the server, in one unit for all methods.
+
+λ stands beside the mean loss of a client in some papers, beside the summed one in others. A
+client's posterior is p(D_s | φ) p(φ | w), so the prior's own λ is the one beside the summed loss.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The prior p(φ_s | w) of a client's weights around the server's."""
+
+    kind: Literal["precision", "inverse scale"]
+    """λ of N(w, 1/λ), or of Lap(w, 1/λ)."""
+    strength: float
+    """It: λ beside the client's summed loss; λ / N_s beside its mean loss."""
+
+
+def in_words(prior: Callable[[int], Prior | None], sizes: Iterable[int]) -> str:
+    """The priors of clients in a sentence; empty if there are none.
+
+    Args:
+        prior: of a client of so many training samples.
+        sizes: training samples of each client.
+    """
+    found = [(one, size) for size in sizes if size and (one := prior(size)) is not None]
+    if not found:
+        return ""
+    summed = _range([one.strength for one, _ in found])
+    mean = _range([one.strength / size for one, size in found])
+    return (
+        f"prior around the server: {found[0][0].kind} {summed} beside the summed loss of a client, "
+        f"{mean} beside its mean loss"
+    )
+
+
+def _range(values: list[float]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return low if low == high else f"{low} to {high}"

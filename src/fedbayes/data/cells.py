@@ -1,0 +1,239 @@
+"""Cells of a table's columns as numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedbayes.data.columns import UNSEEN, Column
+from fedbayes.data.dataset import CHUNK, Array
+from fedbayes.errors import CellError
+
+_NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
+"""Kinds of objects, as pandas calls them, that are numbers."""
+
+
+def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
+    """A table as it is stored: see `fedbayes.data.columns`.
+
+    Args:
+        frame: the table; other columns are ignored.
+        columns: what to make of it.
+        where: what the table is, for messages.
+
+    Returns:
+        float32 [N, C]; NaN where a cell is empty, `UNSEEN` where it is none of the categories.
+
+    Raises:
+        CellError: a cell is not of its column's kind; names column and row.
+    """
+    coded = np.empty((len(frame), sum(len(column.codes) for column in columns)), np.float32)
+    at = 0
+    for column in columns:
+        width = len(column.codes)
+        coded[:, at : at + width] = _CODERS[column.kind](frame[column.name], column, where)
+        at += width
+    return coded
+
+
+def is_numeric(column: Any) -> bool:
+    """Whether a column of a table holds numbers alone, or nothing."""
+    import pandas as pd
+
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    return column.dtype.kind in "iufb" or kind in _NUMERIC
+
+
+def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = False) -> Any:
+    """A column of a table as numbers, missing values as they are.
+
+    Args:
+        column: The column.
+        name: Its name.
+        where: Name of the file, for messages.
+        way: The way out, for messages.
+        texts: Whether text that is a number counts as one, and blanks as an empty cell.
+
+    Raises:
+        CellError: It holds what is no number; the message names the first such row.
+    """
+    import pandas as pd
+
+    if column.dtype.kind in "iufb":
+        return column
+    if not is_numeric(column):
+        if texts and hasattr(column.dropna(), "str"):
+            column = _without_blanks(column)
+            try:
+                return pd.to_numeric(column)
+            except (TypeError, ValueError):
+                pass
+        raise no_number(column, name, where, way)
+    return pd.to_numeric(column)
+
+
+def no_number(column: Any, name: str, where: str, way: str) -> CellError:
+    """What to raise of a column that holds something else than numbers, as for `as_numbers`."""
+    import pandas as pd
+
+    there = column.dropna()
+    try:
+        wrong = there[pd.to_numeric(there, errors="coerce").isna()]
+    except TypeError:
+        wrong = there
+    row = position(column, (wrong if len(wrong) else there).index[0])
+    return CellError(
+        f"{where}: column '{name}' holds what is no number ({cell(column, row)} in row "
+        f"{row + 1:,}, of {len(wrong) or len(there):,} such rows); {way}",
+        name,
+        row,
+    )
+
+
+def position(column: Any, label: Any) -> int:
+    """The place of a row with this label in the column's index, from 0."""
+    return int(np.flatnonzero(column.index == label)[0])
+
+
+def cell(column: Any, row: int) -> str:
+    """A cell in words."""
+    value = column.iloc[row]
+    if np.isscalar(value) or hasattr(value, "year"):
+        return f"'{str(value)[:40]}'"
+    return "no single value"
+
+
+def values(column: Any, name: str, where: str) -> tuple[Array, list[str]]:
+    """A column as indices [N], -1 where a cell is empty or blank, into its distinct values as text.
+
+    Whole numbers are written without a point, so that 1 and 1.0 are one value.
+
+    Raises:
+        CellError: A cell is a list or the like; names the row.
+    """
+    import pandas as pd
+
+    try:
+        index, distinct = pd.factorize(column)
+    except TypeError:  # lists and the like have no hash
+        there = column.dropna()
+        kinds = there.map(lambda value: not np.isscalar(value) and not hasattr(value, "year"))
+        row = position(column, there.index[int(kinds.argmax())])
+        raise CellError(
+            f"{where}: column '{name}' holds no single value in row {row + 1:,}; leave it out with "
+            "drop",
+            name,
+            row,
+        ) from None
+    texts = [_text(value) for value in np.asarray(distinct, object).tolist()]
+    names = list(dict.fromkeys(text for text in texts if text))
+    place = {text: k for k, text in enumerate(names)} | {"": -1}
+    table = np.array([*(place[text] for text in texts), -1], np.int64)
+    return table[index], names
+
+
+def _text(value: object) -> str:
+    """A value of a category, as text."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def _canonical(text: str) -> str:
+    """Text of a number as it would be, had it been read as one; all else as it is."""
+    try:
+        return _text(float(text))
+    except (ValueError, OverflowError):
+        return text
+
+
+def _without_blanks(column: Any) -> Any:
+    import pandas as pd
+
+    texts = column.astype(object)
+    blank = texts.map(lambda value: isinstance(value, str) and not value.strip())
+    return pd.Series(texts.mask(blank.astype(bool), None), index=column.index)
+
+
+def _numbers(column: Any, wanted: Column, where: str) -> Array:
+    way = f"encode it as numbers, leave it out with drop, or name it in categorical or {_OTHERS}"
+    found = as_numbers(column, wanted.name, where, way, texts=True)
+    return np.asarray(found.to_numpy(np.float32, na_value=np.nan)).reshape(-1, 1)
+
+
+_OTHERS = "another setting for its kind"
+
+
+def _categories(column: Any, wanted: Column, where: str) -> Array:
+    index, names = values(column, wanted.name, where)
+    place = {name: k for k, name in enumerate(wanted.categories)}
+    table = [place.get(name, place.get(_canonical(name), UNSEEN)) for name in names]
+    return np.array([*table, np.nan], np.float32)[index].reshape(-1, 1)
+
+
+def _dates(column: Any, wanted: Column, where: str) -> Array:
+    """Days since 1970 in UTC."""
+    return dates(column, wanted.name, wanted.date_format, where).reshape(-1, 1)
+
+
+def dates(column: Any, name: str, date_format: str, where: str) -> Array:
+    """Dates as days since 1970 in UTC, float64 [N], with NaN where a cell is empty.
+
+    Raises:
+        CellError: A cell is no date, or not written so; names the row.
+    """
+    import pandas as pd
+
+    if column.dtype.kind == "M":
+        found = pd.to_datetime(column, utc=True)
+    else:
+        # Numbers as text: a year, or 20200331, and never a time since some day.
+        column = _without_blanks(column).map(_dated, na_action="ignore")
+        form = date_format or "ISO8601"
+        found = pd.to_datetime(column, utc=True, errors="coerce", format=form)
+    wrong = np.asarray(found.isna() & column.notna())
+    if wrong.any():
+        row = int(wrong.argmax())
+        how = f"written as {date_format}" if date_format else "written as 2020-03-31"
+        raise CellError(
+            f"{where}: column '{name}' holds what is no date {how} ({cell(column, row)} in row "
+            f"{row + 1:,}, of {int(wrong.sum()):,} such rows); mend it, or say how dates are "
+            "written with date_format, as in %d.%m.%Y",
+            name,
+            row,
+        )
+    days = (found - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    return np.asarray(days.to_numpy(np.float64, na_value=np.nan))
+
+
+def _dated(value: object) -> object:
+    """A date as it is, all else as text."""
+    if hasattr(value, "year"):
+        return value
+    return value.strip() if isinstance(value, str) else _text(value)
+
+
+def _hashed(column: Any, wanted: Column, where: str) -> Array:
+    """Words hashed into so many numbers with signs, rows of length 1 (Weinberger et al. 2009)."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    index, names = values(column, wanted.name, where)
+    hashing = HashingVectorizer(n_features=wanted.width, dtype=np.float32)
+    found = np.full((len(index), wanted.width), np.nan, np.float32)
+    for start in range(0, len(index), CHUNK):
+        part = index[start : start + CHUNK]
+        there = np.flatnonzero(part >= 0)
+        if len(there):
+            texts = [names[k] for k in part[there]]
+            found[start + there] = hashing.transform(texts).toarray()
+    return found
+
+
+_CODERS = {
+    "number": _numbers,
+    "boolean": _numbers,
+    "date": _dates,
+    "category": _categories,
+    "text": _hashed,
+}
+"""Columns as float32 [N, width], by their kind."""

@@ -1,0 +1,235 @@
+"""What a client says of its table, so that columns are encoded alike everywhere: counts and sums.
+
+Of a quantity: how many rows have it, its mean and the sum of squared deviations from that, which
+add over clients (Chan, Golub and LeVeque 1983). Of a category: which there are, and how many rows
+have each. Of every column: its name and kind, and in how many rows it is empty. Of a text no more
+than that.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+
+from fedbayes.data.columns import Column, Kind, described, features_of, ordered, plain
+from fedbayes.data.dataset import Array, Dataset, Rows, deviations
+from fedbayes.data.encoding import spread
+from fedbayes.errors import DataError
+from fedbayes.files import read_text, write_beside
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class ColumnSummary(BaseModel):
+    """Of one column."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    kind: Kind
+    missing: Count
+    """Rows in which it is empty."""
+    categories: dict[str, Count] = {}
+    """How many rows have each."""
+    mean: FiniteFloat = 0.0
+    """Of a quantity, over the rows that have it."""
+    squares: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Sum of its squared deviations from the mean."""
+    width: int = 1
+    date_format: str = ""
+
+
+class TableSummary(BaseModel):
+    """Of a table. Summaries add: that of two tables is the summary of all their rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["fedbayes-table-1"] = "fedbayes-table-1"
+    rows: Annotated[int, Field(ge=1, le=2**53)]
+    columns: tuple[ColumnSummary, ...]
+
+    @model_validator(mode="after")
+    def _of_rows(self) -> "TableSummary":
+        for column in self.columns:
+            there = self.rows - column.missing
+            if there < 0 or sum(column.categories.values()) > there:
+                raise ValueError(f"counts of column '{column.name}' are not of {self.rows:,} rows")
+        return self
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, whole or not at all."""
+        write_beside(path, self.model_dump_json(indent=2).encode() + b"\n")
+
+
+def summarize(dataset: Dataset, rows: Rows, least: int = 1) -> TableSummary:
+    """The summary of some rows of a table.
+
+    Args:
+        dataset: the table.
+        rows: those that count [n].
+        least: rows of which a category is at least; others are left out.
+
+    Raises:
+        DataError: it is no table.
+    """
+    if not dataset.columns:
+        raise DataError(f"{dataset.name} is no table, and has no columns to sum up")
+    count, mean, squares = deviations(dataset.x, rows)
+    found, at = [], 0
+    for column in dataset.columns:
+        categories = {}
+        if column.kind == "category":
+            codes = np.asarray(dataset.x[rows, at])
+            counts = np.bincount(
+                codes[~np.isnan(codes)].astype(np.int64), minlength=len(column.categories)
+            ).tolist()
+            named = zip(column.categories, counts, strict=True)
+            categories = {name: many for name, many in named if many >= max(least, 1)}
+        found.append(
+            ColumnSummary(
+                name=column.name,
+                kind=column.kind,
+                missing=len(rows) - int(count[at]),
+                categories=categories,
+                mean=float(mean[at]) if column.measured else 0.0,
+                squares=float(squares[at]) if column.measured else 0.0,
+                width=column.width,
+                date_format=column.date_format,
+            )
+        )
+        at += len(column.codes)
+    return TableSummary(rows=len(rows), columns=tuple(found))
+
+
+def read_summary(path: Path) -> TableSummary:
+    """Read a summary that a client sent.
+
+    Raises:
+        DataError: there is no such file, it holds no summary, or one that no rows have.
+    """
+    try:
+        return TableSummary.model_validate_json(read_text(path))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        raise DataError(f"{path} holds no summary of a table: {place} {problem['msg']}") from None
+    except ValueError as error:
+        raise DataError(f"{path} holds no summary of a table: {error}") from None
+
+
+def add_summaries(several: Sequence[TableSummary], names: Sequence[str]) -> TableSummary:
+    """The summary of the rows of all.
+
+    Args:
+        several: at least one.
+        names: where each is from, for messages.
+
+    Raises:
+        DataError: one is of other columns, or of other kinds; names both.
+    """
+    first, *others = several
+    for other, name in zip(others, names[1:], strict=True):
+        _compare(first, other, names[0], name)
+        pairs = zip(first.columns, _in_order(first, other), strict=True)
+        columns = tuple(_added(here, there, first.rows, other.rows) for here, there in pairs)
+        first = TableSummary(rows=first.rows + other.rows, columns=columns)
+    return first
+
+
+def _in_order(first: TableSummary, other: TableSummary) -> list[ColumnSummary]:
+    place = {column.name: column for column in other.columns}
+    return [place[column.name] for column in first.columns]
+
+
+def _compare(first: TableSummary, other: TableSummary, one: str, two: str) -> None:
+    names = [{column.name for column in table.columns} for table in (first, other)]
+    for lacking, has, more in ((two, one, names[0] - names[1]), (one, two, names[1] - names[0])):
+        if more:
+            raise DataError(
+                f"{lacking} has no column '{min(more)}', which {has} has; give all clients the "
+                "same columns, with features or drop"
+            )
+    for here, there in zip(first.columns, _in_order(first, other), strict=True):
+        kinds = [column.kind.replace("boolean", "number") for column in (here, there)]
+        if kinds[0] != kinds[1]:
+            raise DataError(
+                f"{two} has column '{here.name}' as {there.kind}, and {one} as {here.kind}; name "
+                "it in numeric, categorical, dates or text for all: fedbayes data check then names "
+                "the rows that do not fit"
+            )
+        if here.width != there.width:
+            raise DataError(
+                f"{two} hashes column '{here.name}' into {there.width} numbers, and {one} into "
+                f"{here.width}; set one text_width for all"
+            )
+
+
+def _added(one: ColumnSummary, two: ColumnSummary, rows: int, more: int) -> ColumnSummary:
+    """Of the rows of both, of which there are so many."""
+    first, second = rows - one.missing, more - two.missing
+    apart = two.mean - one.mean
+    share = second / max(first + second, 1)
+    return one.model_copy(
+        update={
+            "missing": one.missing + two.missing,
+            "categories": dict(Counter(one.categories) + Counter(two.categories)),
+            "mean": one.mean + apart * share,
+            "squares": one.squares + two.squares + apart * apart * first * share,
+        }
+    )
+
+
+def fit_summary(
+    summary: TableSummary, dataset: Dataset, indicate: bool, where: str
+) -> tuple[tuple[Column, ...], tuple[Array, Array]]:
+    """How columns are encoded by a summary in place of rows, with mean and deviation.
+
+    Args:
+        summary: of the clients' rows.
+        dataset: a table with the same columns.
+        indicate: whether empty cells of quantities and texts have a feature of their own.
+        where: what the summary is of, for messages.
+
+    Returns:
+        The columns, none if they are plain numbers; mean and standard deviation of each feature.
+
+    Raises:
+        DataError: it is of other columns or kinds.
+    """
+    place = {column.name: column for column in summary.columns}
+    wanted = [Column(c.name, c.kind, width=c.width) for c in summary.columns]
+    kinds = [
+        {(c.name, c.kind.replace("boolean", "number"), c.width) for c in columns}
+        for columns in (wanted, dataset.columns)
+    ]
+    if kinds[0] != kinds[1]:
+        raise DataError(
+            f"{where} are of the columns {described(wanted)}, and {dataset.name} has "
+            f"{described(dataset.columns)}; choose the same with features, drop, numeric, "
+            "categorical, dates and text"
+        )
+    columns = tuple(
+        replace(
+            column,
+            categories=tuple(ordered([n for n, k in place[column.name].categories.items() if k])),
+            gaps=place[column.name].missing > 0 and (indicate or column.kind == "category"),
+        )
+        for column in dataset.columns
+    )
+    mean, std = [], []
+    for column in columns:
+        own = place[column.name]
+        there = max(summary.rows - own.missing, 1)
+        deviation = float(np.sqrt(own.squares / there))
+        constant = deviation <= 1e-7 * abs(own.mean)
+        mean += [own.mean / dataset.scale] * len(column.codes)
+        std += [1.0 if constant else deviation / dataset.scale] * len(column.codes)
+    features_of(columns)
+    numbers = (spread(np.array(mean), columns, 0.0), spread(np.array(std), columns, 1.0))
+    return (() if plain(columns) else columns), numbers

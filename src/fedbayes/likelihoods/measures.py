@@ -1,0 +1,345 @@
+"""Metrics that people ask for by name, of predictions and targets: ranks, thresholds, errors.
+
+A likelihood's own metrics come from sums that every sample adds to (`Likelihood.terms`). Those here
+need the predictions of all samples in question at once, and scikit-learn computes them. Another one
+is a row of `MEASURES`. This file imports neither PyTorch nor scikit-learn before they are needed.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fedbayes.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fedbayes.likelihoods.base import Likelihood
+    from fedbayes.tensors import Tensors
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+AUTO = "auto"
+"""In place of names: those of `default_measures`."""
+MOST = 16
+"""Metrics that a config may name: each is a figure that a client sends."""
+THRESHOLD = 0.5
+"""Probability above which the positive class, or a label, is predicted, unless another is asked."""
+PREDICTION = "prediction/"
+"""Beginning of the names of columns that `predictions` gives."""
+SCORE = "metric/"
+"""Beginning of the name of a metric among the scores that a client sends; NaN: undefined."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric by name."""
+
+    summary: str
+    """One line for lists."""
+    kinds: tuple[str, ...]
+    """Kinds of targets that it is for."""
+    higher_is_better: bool | None
+    """None where neither is: a share that should be as large as it says."""
+    value: Callable[[Array, Array, float], float] | None = None
+    """Targets, predictions (`_columns`) and a threshold to the metric, NaN where it is undefined;
+    None of a likelihood's own, which come from its sums."""
+    possible: tuple[float, float] = (0.0, 1.0)
+    """Least and greatest value."""
+    thresholds: bool = False
+    """Whether predictions are cut at a threshold: `NAME@0.3`."""
+    two_classes: bool = False
+    """Whether it is for two classes alone."""
+
+
+def _indicators(y: Array, p: Array) -> tuple[Array, Array]:
+    """Whether samples are of each class or label, and its probability, [n, C] each.
+
+    Of two classes C is 1, that of the second. Only those are left of which there are samples and
+    others: of the rest nothing can be ranked.
+    """
+    import numpy as np
+
+    if p.ndim == 1:
+        y, p = y[:, None], p[:, None]
+    elif y.ndim == 1:
+        y = y[:, None] == np.arange(p.shape[1])
+    told = (y > 0).any(axis=0) & ~(y > 0).all(axis=0)
+    return (y > 0)[:, told], p[:, told]
+
+
+def _auroc(y: Array, p: Array, threshold: float) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    y, p = _indicators(y, p)
+    return float(roc_auc_score(y, p, average="macro")) if y.shape[1] else math.nan
+
+
+def _average_precision(y: Array, p: Array, threshold: float) -> float:
+    from sklearn.metrics import average_precision_score
+
+    y, p = _indicators(y, p)
+    return float(average_precision_score(y, p, average="macro")) if y.shape[1] else math.nan
+
+
+def _sensitivity(y: Array, p: Array, threshold: float) -> float:
+    from sklearn.metrics import recall_score
+
+    return float(recall_score(y, p > threshold, zero_division=math.nan))
+
+
+def _specificity(y: Array, p: Array, threshold: float) -> float:
+    from sklearn.metrics import recall_score
+
+    return float(recall_score(y, p > threshold, pos_label=0, zero_division=math.nan))
+
+
+def _f1(y: Array, p: Array, threshold: float) -> float:
+    from sklearn.metrics import f1_score
+
+    if p.ndim == 1:
+        return float(f1_score(y, p > threshold, zero_division=math.nan))
+    if y.ndim == 1:
+        return float(f1_score(y, p.argmax(axis=1), average="macro"))
+    return float(f1_score(y > 0, p > threshold, average="micro", zero_division=math.nan))
+
+
+def _balanced_accuracy(y: Array, p: Array, threshold: float) -> float:
+    import numpy as np
+    from sklearn.metrics import recall_score
+
+    found = p > threshold if p.ndim == 1 else p.argmax(axis=1)
+    present = np.unique(y)
+    if len(present) < 2:
+        return math.nan
+    # The mean recall of the classes that there are, as in balanced_accuracy_score, less its
+    # warning of predictions of others.
+    return float(recall_score(y, found.astype(y.dtype), labels=present, average="macro"))
+
+
+def _brier(y: Array, p: Array, threshold: float) -> float:
+    import numpy as np
+    from sklearn.metrics import mean_squared_error
+
+    if p.ndim > y.ndim:  # several classes: the sum over them
+        return int(p.shape[1]) * float(mean_squared_error(y[:, None] == np.arange(p.shape[1]), p))
+    return float(mean_squared_error(y, p))
+
+
+def _mean(y: Array, p: Array, threshold: float) -> float:
+    return float(p.mean())
+
+
+_CLASSES, _LABELS, _NUMBERS = ("class",), ("labels",), ("real", "count")
+_ANY = (*_CLASSES, *_LABELS)
+
+MEASURES: Mapping[str, Measure] = {
+    "auroc": Measure("area under the ROC curve", _ANY, True, _auroc),
+    "average_precision": Measure(
+        "area under precision over recall", _ANY, True, _average_precision
+    ),
+    "sensitivity": Measure(
+        "share of positives that are found", _CLASSES, True, _sensitivity, (0, 1), True, True
+    ),
+    "specificity": Measure(
+        "share of negatives that are found", _CLASSES, True, _specificity, (0, 1), True, True
+    ),
+    "f1": Measure("F1 score", _ANY, True, _f1, (0, 1), True),
+    "balanced_accuracy": Measure(
+        "mean recall of the classes", _CLASSES, True, _balanced_accuracy, (0, 1), True
+    ),
+    "brier": Measure("Brier score", _ANY, False, _brier, (0, 2)),
+    "crps": Measure("continuous ranked probability score", _NUMBERS, False, _mean, (0, math.inf)),
+    "accuracy": Measure("share of right classes", _CLASSES, True),
+    "label_accuracy": Measure("share of right labels", _LABELS, True),
+    "exact_match": Measure("share of samples with all labels right", _LABELS, True),
+    "rmse": Measure("root mean squared error", _NUMBERS, False),
+    "mae": Measure("mean absolute error", _NUMBERS, False),
+    "r2": Measure("share of variance explained", _NUMBERS, True),
+    "deviance": Measure("mean Poisson deviance", ("count",), False),
+    "pinball": Measure("mean pinball loss of quantiles", ("real",), False),
+    "coverage": Measure("share between the outer quantiles", ("real",), None),
+    "nll": Measure("mean negative log-likelihood", (*_ANY, *_NUMBERS), False),
+}
+"""Every metric by its name; those without `value` are told by likelihoods themselves."""
+
+
+def split(name: str) -> tuple[str, float]:
+    """The metric and the threshold of a name such as `sensitivity@0.3`.
+
+    Raises:
+        ConfigError: there is no such metric, it has no threshold, or that is no probability.
+    """
+    base, mark, text = name.partition("@")
+    if base not in MEASURES:
+        raise ConfigError(
+            f"no metric is called {base!r}{did_you_mean(base, MEASURES)}; there are "
+            f"{', '.join(MEASURES)}"
+        )
+    if not mark:
+        return base, THRESHOLD
+    if not MEASURES[base].thresholds:
+        with_one = ", ".join(key for key, one in MEASURES.items() if one.thresholds)
+        raise ConfigError(f"{name}: {base} has no threshold; {with_one} have one")
+    try:
+        threshold = float(text)
+    except ValueError:
+        threshold = math.nan
+    if not 0 < threshold < 1:
+        raise ConfigError(f"{name}: a threshold is a probability above 0 and below 1")
+    return base, threshold
+
+
+def check_names(names: Collection[str]) -> None:
+    """See that names are those of metrics, whatever the target.
+
+    Raises:
+        ConfigError: one is not, is named twice, or there are too many.
+    """
+    if AUTO in names and len(names) > 1:
+        raise ConfigError(f"metrics has {AUTO!r} beside others; name all, or {AUTO!r} alone")
+    if len(names) > MOST:
+        raise ConfigError(f"metrics has {len(names)} names; at most {MOST}")
+    twice = next((name for name in names if list(names).count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"metrics names {twice!r} twice")
+    for name in names:
+        if name != AUTO:
+            split(name)
+
+
+def default_measures(likelihood: "Likelihood") -> tuple[str, ...]:
+    """Metrics that suit a likelihood, beside its own."""
+    target = likelihood.target
+    if target.kind == "class" and target.classes == 2:
+        wanted: tuple[str, ...] = (
+            *("auroc", "average_precision", "sensitivity", "specificity"),
+            *("f1", "balanced_accuracy", "brier"),
+        )
+    elif target.kind == "class":
+        wanted = ("auroc", "f1", "balanced_accuracy", "brier")
+    else:
+        wanted = ("auroc", "average_precision", "brier")
+        if target.kind == "real":  # of counts, quantiles take their time
+            wanted = ("crps",)
+    return tuple(name for name in wanted if not _unfit(name, likelihood))
+
+
+def fitting(names: Iterable[str], likelihood: "Likelihood") -> tuple[str, ...]:
+    """The metrics of these names that a likelihood does not tell by itself.
+
+    Args:
+        names: as a config has them; `auto` stands for those of `default_measures`.
+        likelihood: of the predictions.
+
+    Raises:
+        ConfigError: one is not for such targets or such a likelihood; names those that are.
+    """
+    found: list[str] = []
+    for name in names:
+        if name == AUTO:
+            found += default_measures(likelihood)
+        elif reason := _unfit(name, likelihood):
+            able = [key for key in MEASURES if not _unfit(key, likelihood)]
+            raise ConfigError(
+                f"metrics names {name}, which is {reason}; of the likelihood {likelihood.name} "
+                f"there are {', '.join(able)}"
+            )
+        elif name not in own_metrics(likelihood):
+            found.append(name)
+    return tuple(found)
+
+
+def _unfit(name: str, likelihood: "Likelihood") -> str:
+    """What a metric is for, where it is not for the predictions of this likelihood; else empty."""
+    base, _ = split(name)
+    measure, target = MEASURES[base], likelihood.target
+    if name in own_metrics(likelihood):
+        return ""
+    if target.kind not in measure.kinds:
+        return f"for {' or '.join(_IN_WORDS[kind] for kind in measure.kinds)}"
+    if measure.value is None:
+        return "told by other likelihoods"
+    if base == "crps" and not hasattr(likelihood, "crps"):
+        return "for likelihoods with a distribution"
+    several = target.kind == "class" and target.classes > 2
+    if several and (measure.two_classes or "@" in name):
+        return f"for two classes, and there are {target.classes}"
+    return ""
+
+
+_IN_WORDS = {"class": "classes", "labels": "labels", "real": "real numbers", "count": "counts"}
+
+
+@lru_cache(maxsize=8)
+def own_metrics(likelihood: "Likelihood") -> frozenset[str]:
+    """Names of the metrics that a likelihood tells by itself."""
+    from fedbayes.likelihoods.base import example_scores
+
+    return frozenset(likelihood.metrics(example_scores(likelihood)))
+
+
+def predictions(
+    likelihood: "Likelihood", names: Collection[str], draws: "Tensor", y: "Tensor"
+) -> "Tensors":
+    """What metrics need of each sample.
+
+    Args:
+        likelihood: of the targets.
+        names: of the metrics, as `fitting` gives them.
+        draws: outputs under draws from a posterior, [draws, n, width].
+        y: targets, [n] or [n, columns].
+
+    Returns:
+        By name, [n] or [n, C] each: `prediction/true`, the targets, and `prediction/of`, of two
+        classes the probability of the second, of more or of labels that of each; of numbers
+        `prediction/crps`, the score of each sample. Nothing where no metric needs it.
+    """
+    bases = {split(name)[0] for name in names}
+    if not bases:
+        return {}
+    if likelihood.target.kind in _NUMBERS:
+        return {f"{PREDICTION}crps": likelihood.crps(draws, y)}  # type: ignore[attr-defined]
+    p = likelihood.mean(draws.double())
+    two = likelihood.target.classes == 2
+    return {f"{PREDICTION}true": y, f"{PREDICTION}of": p[:, 1] if two else p}
+
+
+def measured(names: Collection[str], columns: "Mapping[str, Tensor]") -> dict[str, float]:
+    """Metrics of samples, all taken together.
+
+    Args:
+        names: of the metrics, as `fitting` gives them.
+        columns: what `predictions` gave of the samples.
+
+    Returns:
+        By name; NaN where a metric is undefined: there are no samples, or of one class alone, or a
+        prediction is not finite.
+    """
+    import numpy as np
+
+    found = {name.removeprefix(PREDICTION): column.numpy() for name, column in columns.items()}
+    if "crps" in found:
+        p = y = found["crps"]
+    else:
+        y, p = found.get("true", np.empty(0)), found.get("of", np.empty(0))
+    if not len(y) or not np.isfinite(p).all():
+        return dict.fromkeys(names, math.nan)
+    values = {}
+    for name in names:
+        base, threshold = split(name)
+        measure = MEASURES[base].value
+        assert measure is not None
+        values[name] = measure(y, p, threshold)
+    return values
+
+
+def better(name: str) -> bool | None:
+    """Whether a higher value is a better one of a metric, whose name may have a threshold or a
+    column; None where neither is, or the metric is not known.
+    """
+    base = name.partition("@")[0].partition("/")[0]
+    return MEASURES[base].higher_is_better if base in MEASURES else None

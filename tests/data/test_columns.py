@@ -1,0 +1,279 @@
+"""Tables of mixed columns: read, encoded by the training rows, and applied to new ones.
+
+The independent side is pandas: `get_dummies`, means and standard deviations of the pooled rows.
+"""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
+from fedbayes.errors import DataError, FedbayesWarning
+
+
+def patients(rows=300, seed=0):
+    """A table with a column of each kind, and gaps in some."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "site": rng.choice(["north", "south", "east"], rows),
+            "age": rng.normal(60, 12, rows).round(),
+            "sex": rng.choice(["m", "f"], rows),
+            "ward": rng.choice(["icu", "er", "ward"], rows, p=[0.1, 0.3, 0.6]),
+            "smoker": rng.random(rows) < 0.3,
+            "admitted": (
+                pd.Timestamp("2021-01-01") + pd.to_timedelta(rng.integers(0, 700, rows), unit="D")
+            ).strftime("%Y-%m-%d"),
+            "stage": rng.integers(1, 4, rows),
+            "label": rng.choice(["died", "lived"], rows),
+        }
+    )
+    frame.loc[rng.random(rows) < 0.2, "age"] = np.nan
+    frame.loc[rng.random(rows) < 0.1, "ward"] = None
+    return frame
+
+
+def write(frame, file):
+    name = file.name
+    if name.endswith(".parquet"):
+        frame.to_parquet(file)
+    elif name.endswith(".xlsx"):
+        frame.to_excel(file, index=False)
+    else:
+        frame.to_csv(file, index=False)
+    return file
+
+
+def federated(file, seed=0, **asked):
+    settings = DataSettings(path=file, group="site", **asked)
+    dataset = load_dataset(settings)
+    return FederatedData(dataset, partition(dataset, settings, seed), seed)
+
+
+def by_pandas(frame, train):
+    """The same rows encoded by pandas, with the numbers of the pooled training rows."""
+    days = (pd.to_datetime(frame.admitted) - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    numbers = pd.DataFrame({"age": frame.age, "smoker": frame.smoker * 1.0, "admitted": days})
+    mean, std = numbers.iloc[train].mean(), numbers.iloc[train].std(ddof=0)
+    numbers = ((numbers - mean) / std).fillna(0.0)
+    dummies = pd.get_dummies(frame[["sex", "ward"]], prefix_sep="=").astype(float)
+    stage = pd.get_dummies(frame.stage.astype(str), prefix="stage", prefix_sep="=").astype(float)
+    gaps = frame[["age", "ward"]].isna().add_suffix(" (missing)").astype(float)
+    return pd.concat([numbers, dummies, stage, gaps], axis=1)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet", "t.xlsx"])
+def test_clients_see_what_pandas_makes_of_the_pooled_training_rows(tmp_path, name):
+    frame = patients()
+    data = federated(write(frame, tmp_path / name), categorical="stage")
+    features = data.preprocessing.features
+    expected = by_pandas(frame, data.partition.train)
+    assert sorted(features) == sorted(expected.columns)
+    wanted = expected[list(features)].to_numpy()
+    np.testing.assert_allclose(data.all_train().x, wanted[data.partition.train], atol=1e-5)
+    np.testing.assert_allclose(
+        data.test_union(0, data.test_total).x, wanted[data.partition.test], atol=1e-5
+    )
+    # What is stored is applied to the raw table, and to encoded rows, with the same result.
+    stored = Preprocessing.load(data.preprocessing.dump())
+    assert stored == data.preprocessing
+    seen = stored.apply(frame.drop(columns="label").iloc[::-1])
+    np.testing.assert_allclose(seen.flip(0), wanted, atol=1e-5)
+    raw = data.raw_test(0, data.test_total)
+    assert torch.equal(stored.apply(raw), data.test_union(0, data.test_total).x)
+    assert torch.equal(stored.module()(raw), data.test_union(0, data.test_total).x)
+
+
+def test_formats_hold_the_same_data(tmp_path):
+    frame = patients()
+    files = [write(frame, tmp_path / name) for name in ("t.csv", "t.csv.gz", "t.parquet", "t.xlsx")]
+    read = [load_dataset(DataSettings(path=file)) for file in files]
+    assert len({dataset.digest for dataset in read}) == 1
+    assert {column.kind for column in read[0].columns} == {"number", "boolean", "category", "date"}
+
+
+def test_unseen_categories_are_zeros_and_said(tmp_path):
+    data = federated(write(patients(), tmp_path / "t.csv"))
+    new = patients(6, seed=1).assign(ward="spa")
+    with pytest.warns(FedbayesWarning, match=r"'ward' has a category, as in no .* in 6 rows"):
+        seen = data.preprocessing.apply(new)
+    ward = [k for k, name in enumerate(data.preprocessing.features) if name.startswith("ward")]
+    assert not seen[:, ward].any()
+    new = new.assign(ward="icu", sex=["m", None, " ", "f", "f", "m"], age=50.0)
+    with pytest.warns(FedbayesWarning, match=r"'sex' is empty, .* in 2 rows \(first in row 2\)"):
+        seen = data.preprocessing.apply(new)
+    sex = [k for k, name in enumerate(data.preprocessing.features) if name.startswith("sex=")]
+    assert seen[:, sex].sum(1).tolist() == [1, 0, 0, 1, 1, 1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data.preprocessing.apply(patients(50, seed=2))
+
+
+def test_categories_are_those_of_the_training_rows(tmp_path):
+    """What only test rows have is unseen, whatever the whole table has."""
+    frame = patients().assign(part=["train"] * 200 + ["test"] * 100)
+    frame["ward"] = frame.ward.fillna("er").where(frame.part == "train", "spa")
+    frame["age"] = frame.age.fillna(50.0).where(frame.part == "train", np.nan)
+    data = federated(write(frame, tmp_path / "t.csv"), split="part")
+    features = data.preprocessing.features
+    assert "ward=spa" not in features
+    assert "ward (missing)" not in features
+    assert "age (missing)" not in features
+    seen = data.test_union(0, data.test_total).x
+    assert not seen[:, [k for k, name in enumerate(features) if name.startswith("ward")]].any()
+    assert not seen[:, features.index("age")].any()
+
+
+def test_the_division_does_not_change_what_is_seen(tmp_path):
+    """Sums, counts and sets add over clients: the same rows give the same numbers."""
+    frame = patients().assign(part=["train"] * 200 + ["test"] * 100)
+    file = write(frame, tmp_path / "t.csv")
+    one = federated(file, split="part").preprocessing
+    settings = DataSettings(path=file, split="part", drop="site", partition="iid", clients=7)
+    dataset = load_dataset(settings)
+    two = FederatedData(dataset, partition(dataset, settings, 3), 3).preprocessing
+    assert one.columns == two.columns
+    assert one.statistics[0].tolist() == two.statistics[0].tolist()
+
+
+def test_missing_values_may_be_imputed_alone_or_dropped(tmp_path):
+    file = write(patients(), tmp_path / "t.csv")
+    imputed = federated(file, missing="impute").preprocessing
+    assert "age (missing)" not in imputed.features
+    assert "ward (missing)" in imputed.features  # there is no mean of categories
+    dropped = load_dataset(DataSettings(path=file, missing="drop"))
+    assert dropped.samples == int(patients().notna().all(axis=1).sum())
+    assert "rows are left out" in " ".join(dropped.notes)
+
+
+def test_texts_are_hashed_as_scikit_learn_does(tmp_path):
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    words = np.array(["chest pain", "short of breath", "cough and fever", "fall from a ladder"])
+    rng = np.random.default_rng(0)
+    frame = patients().assign(note=[" ".join(rng.permutation(words)[:3]) for _ in range(300)])
+    frame.loc[::10, "note"] = None
+    data = federated(write(frame, tmp_path / "t.csv"), text="note", text_width=16)
+    stored, features = data.preprocessing, data.preprocessing.features
+    seen = stored.apply(frame).numpy()
+    at = features.index("note#0")
+    expected = HashingVectorizer(n_features=16).transform(frame.note.fillna("")).toarray()
+    np.testing.assert_allclose(seen[:, at : at + 16], expected, atol=1e-6)
+    assert seen[:, features.index("note (missing)")].tolist() == frame.note.isna().tolist()
+    assert b"ladder" not in stored.dump()
+
+
+def test_categories_are_the_same_however_a_reader_takes_them(tmp_path):
+    """1, 1.0 and "1" are one category, as integers become floats beside an empty cell."""
+    data = federated(write(patients(), tmp_path / "t.csv"), categorical="stage").preprocessing
+    new = patients(20, seed=5)
+    expected = data.apply(new)
+    for kind in (float, str, object, "Int64", "category"):
+        assert torch.equal(data.apply(new.assign(stage=new.stage.astype(kind))), expected)
+    text = new.assign(stage=new.stage.map("{:03d}".format), age=new.age.astype(object))
+    assert torch.equal(data.apply(text), expected)
+    numbers = new.age.map("{:.0f}".format).where(new.age.notna(), "")
+    assert torch.equal(data.apply(new.assign(age=numbers)), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "says"),
+    [
+        ({"id": [f"P{k}" for k in range(300)]}, {}, r"'id' has 300 different texts.*drop"),
+        ({"id": [f"P{k % 200}" for k in range(300)]}, {}, "'id' has 200 different texts"),
+        ({"code": ["1", "2", "x"] * 100}, {}, r"'code' holds what is no number \('x' in row 3"),
+        ({"when": ["31.03.2020", "01.04.2020"] * 150}, {"dates": "when"}, "'31.03.2020' in row 1"),
+        ({"when": 43921}, {"dates": "when"}, r"no date written as 2020-03-31 \('43921' in row 1"),
+        ({"fold": ["train", "test", "test"] * 100}, {}, "says train and test"),
+        ({}, {"numeric": "sex"}, r"'sex' holds what is no number \('.' in row 1, of 300"),
+        ({}, {"numeric": "sexx"}, r"no column 'sexx' \(did you mean 'sex'\?\); set numeric to"),
+        ({"age (missing)": 1.0}, {}, r"two features would be called 'age \(missing\)'"),
+        ({}, {"scale": 2.0}, "scale has no effect"),
+        ({}, {"sheet": "first"}, "has no sheets"),
+    ],
+)
+def test_a_column_that_cannot_be_used_says_why(tmp_path, change, asked, says):
+    file = write(patients().assign(**change), tmp_path / "t.csv")
+    with pytest.raises(DataError, match=says):
+        load_dataset(DataSettings(path=file, **asked))
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"categorical": "label"}, "categorical and label both name 'label'"),
+        ({"categorical": "a", "text": "a"}, "text and categorical both name 'a'"),
+        ({"numeric": "a", "drop": "a"}, "numeric and drop both name 'a'"),
+        ({"numeric": "a", "features": ("b",)}, "numeric names 'a', which features leaves out"),
+        ({"dates": ("a", "a")}, "dates names 'a' twice"),
+    ],
+)
+def test_settings_of_kinds_that_contradict(asked, says):
+    with pytest.raises(ValueError, match=says):
+        DataSettings(path="t.csv", **asked)
+
+
+def test_dates_in_a_format_of_ones_own(tmp_path):
+    frame = patients()
+    expected = federated(write(frame, tmp_path / "t.csv"))
+    german = frame.assign(admitted=pd.to_datetime(frame.admitted).dt.strftime("%d.%m.%Y"))
+    file = write(german, tmp_path / "g.csv")
+    data = federated(file, dates="admitted", date_format="%d.%m.%Y")
+    assert torch.equal(data.all_train().x, expected.all_train().x)
+    assert torch.equal(data.preprocessing.apply(german), expected.preprocessing.apply(frame))
+    with pytest.raises(DataError, match=r"no date written as %d\.%m\.%Y \('20.*in row 1, of 300"):
+        data.preprocessing.apply(frame)
+
+
+def test_a_file_with_other_things_in_a_column_is_named(tmp_path):
+    write(patients(), tmp_path / "train-a.csv")
+    other = patients(seed=1).assign(age="old")
+    other.loc[:4, "age"] = "50"
+    write(other, tmp_path / "train-b.csv")
+    with pytest.raises(
+        DataError, match=r"train-b\.csv: column 'age' .*'old' in row 6.*numbers in .*train-a\.csv"
+    ):
+        load_dataset(DataSettings(path=tmp_path))
+    write(patients().assign(sex=1.0), tmp_path / "train-b.csv")
+    with pytest.raises(
+        DataError, match=r"column 'sex' holds numbers \('1.0' in row 1\); it holds text"
+    ):
+        load_dataset(DataSettings(path=tmp_path))
+
+
+def test_a_sheet_of_several_is_named(tmp_path):
+    with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
+        patients().to_excel(book, sheet_name="rows", index=False)
+        patients().to_excel(book, sheet_name="legend", index=False)
+    with pytest.raises(DataError, match="has the sheets rows, legend; choose one with sheet"):
+        load_dataset(DataSettings(path=tmp_path / "t.xlsx"))
+    with pytest.raises(DataError, match=r"no sheet 'row' \(did you mean 'rows'\?\)"):
+        load_dataset(DataSettings(path=tmp_path / "t.xlsx", sheet="row"))
+    assert load_dataset(DataSettings(path=tmp_path / "t.xlsx", sheet="rows")).samples == 300
+    (tmp_path / "t.xlsx").write_bytes(b"PK no workbook")
+    with pytest.raises(DataError, match=r"cannot read .*t\.xlsx"):
+        load_dataset(DataSettings(path=tmp_path / "t.xlsx"))
+
+
+def test_stored_columns_that_do_not_fit_are_told(tmp_path):
+    stored = federated(write(patients(), tmp_path / "t.csv")).preprocessing
+    with pytest.raises(DataError, match="invalid preprocessing"):
+        Preprocessing.load(stored.dump().replace(b'"gaps": true', b'"gaps": false'))
+    with pytest.raises(ValueError, match="columns do not fit"):
+        dataclasses.replace(stored, columns=stored.columns[1:])
+
+
+def test_a_client_with_other_things_in_a_column_is_named(tmp_path):
+    frame = patients().assign(crp="1.5")
+    row = frame.index[frame.site == "south"][3]
+    frame.loc[row, "crp"] = "high"
+    file = write(frame, tmp_path / "t.csv")
+    with pytest.raises(
+        DataError,
+        match=rf"'crp' .*'high' in row {row + 1}, .* \(row {row + 1} is of client 'south'",
+    ):
+        load_dataset(DataSettings(path=file, group="site"))

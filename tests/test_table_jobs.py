@@ -1,0 +1,296 @@
+"""Tables of mixed columns on their way: checked, summed up, trained on, resumed and tried."""
+
+import json
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sqlalchemy import create_engine
+
+import fedbayes
+from fedbayes import Config
+from fedbayes.cli import main
+from fedbayes.data import DataSettings, load_dataset
+from fedbayes.data.summaries import add_summaries, read_summary, summarize
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning
+from fedbayes.inputs import add_sums, read_sums
+from fedbayes.runs.build import build_data, stored_data
+from fedbayes.runs.folder import RunFolder
+
+
+def patients(rows=120, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(60, 12, rows).round(1),
+            "sex": rng.choice(["m", "f"], rows),
+            "ward": rng.choice(["icu", "er", "ward"], rows),
+            "label": rng.choice(["died", "lived"], rows),
+        }
+    )
+    frame.loc[rng.random(rows) < 0.2, "age"] = np.nan
+    return frame
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with the tables of three sites, and one of all their rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDBAYES_CACHE", str(tmp_path / "cache"))
+    warnings.simplefilter("ignore", FedbayesWarning)
+    frames = [patients(60 + 20 * k, k).assign(site=f"s{k}") for k in range(3)]
+    for k, frame in enumerate(frames):
+        frame.drop(columns="site").to_csv(f"s{k}.csv", index=False)
+    pd.concat(frames).to_csv("all.csv", index=False)
+    return tmp_path
+
+
+def run(*arguments):
+    """The exit status of the command line."""
+    sys.argv = ["fedbayes", *map(str, arguments)]
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_summaries_add_to_that_of_the_pooled_rows(place):
+    datasets = [load_dataset(DataSettings(path=f"s{k}.csv")) for k in range(3)]
+    parts = [summarize(dataset, np.arange(dataset.samples)) for dataset in datasets]
+    whole = add_summaries(parts, ["a", "b", "c"])
+    frame = pd.read_csv("all.csv")
+    age, sex, _ = whole.columns
+    assert whole.rows == len(frame)
+    assert age.missing == frame.age.isna().sum()
+    np.testing.assert_allclose(age.mean, frame.age.mean(), rtol=1e-6)
+    np.testing.assert_allclose(age.squares, frame.age.var(ddof=0) * frame.age.count(), rtol=1e-5)
+    assert sex.categories == frame.sex.value_counts().to_dict()
+    # In any order the same.
+    back = add_summaries(parts[::-1], ["c", "b", "a"])
+    np.testing.assert_allclose(back.columns[0].squares, age.squares, rtol=1e-9)
+    assert "s0" not in whole.model_dump_json()
+
+
+def test_a_federation_encodes_by_the_clients_summaries(place):
+    """What three clients' files say is what the pooled training rows would."""
+    for k in range(3):
+        assert (
+            run("data", "summarize", f"s{k}.csv", "-o", f"s{k}.json", "-s", "data.test=0.01") == 0
+        )
+    reference = patients(30, 9).assign(ward="er", age=50.0)
+    reference.to_csv("reference.csv", index=False)
+    config = Config.create(
+        data={
+            "path": "reference.csv",
+            "clients": 2,
+            "partition": "iid",
+            "summaries": [f"s{k}.json" for k in range(3)],
+        }
+    )
+    seen = build_data(config).preprocessing
+    whole = add_summaries([read_summary(place / f"s{k}.json") for k in range(3)], list("abc"))
+    assert seen.features == (
+        *("age", "age (missing)", "sex=f", "sex=m", "ward=er", "ward=icu", "ward=ward"),
+    )
+    assert seen.mean[0] == pytest.approx(whole.columns[0].mean, rel=1e-6)
+    frame = pd.read_csv("all.csv")
+    assert seen.mean[0] == pytest.approx(frame.age.mean(), rel=0.02)
+    assert seen.std[0] == pytest.approx(frame.age.std(ddof=0), rel=0.05)
+    assert seen.mean[1:] == (0.0,) * 6
+    assert seen.std[1:] == (1.0,) * 6
+
+
+def test_summaries_that_do_not_belong_together_are_refused(place):
+    run("data", "summarize", "s0.csv", "-o", "s0.json")
+    run("data", "summarize", "s1.csv", "-o", "s1.json", "-s", "data.categorical=age")
+    run("data", "summarize", "s1.csv", "-o", "short.json", "-s", "data.drop=ward")
+    both = [read_summary(place / name) for name in ("s0.json", "s1.json")]
+    with pytest.raises(DataError, match="s1 has column 'age' as category, and s0 as number"):
+        add_summaries(both, ["s0", "s1"])
+    short = read_summary(place / "short.json")
+    for pair in ([both[0], short], [short, both[0]]):
+        with pytest.raises(DataError, match="has no column 'ward'"):
+            add_summaries(pair, ["one", "two"])
+    text = (place / "s0.json").read_text()
+    for damaged in (
+        "{",
+        "[]",
+        text.replace("number", "word"),
+        text.replace('"rows": 45', '"rows": 1'),
+    ):
+        (place / "bad.json").write_text(damaged)
+        with pytest.raises(DataError, match=r"bad\.json holds no summary of a table"):
+            read_summary(place / "bad.json")
+    with pytest.raises(ConfigError, match="summaries is for your own data"):
+        Config.create(data={"name": "digits", "summaries": ["s0.json"]})
+
+
+def test_few_rows_and_rare_categories_are_said_or_left_out(place, capsys):
+    patients(12).to_csv("few.csv", index=False)
+    assert run("data", "summarize", "few.csv", "-o", "few.json") == 2
+    assert "9 training rows, and sums of so few nearly say" in capsys.readouterr().err
+    assert not (place / "few.json").exists()
+    frame = patients(100)
+    frame.loc[:0, "ward"] = "isolation"
+    frame.to_csv("rare.csv", index=False)
+    given = ["rare.csv", "-s", "data.test=0.01", "-o"]
+    assert run("data", "summarize", *given, "one.json", "--min-rows", 5) == 0
+    assert run("data", "summarize", *given, "two.json", "--min-count", 2) == 0
+    one, two = (read_summary(place / f"{name}.json").columns[2] for name in ("one", "two"))
+    assert one.categories.items() - two.categories.items() == {("isolation", 1)}
+    assert one.missing == two.missing == 0
+
+
+def test_check_says_what_becomes_of_every_column(place, capsys):
+    frame = patients(60).assign(
+        id=[f"P{k}" for k in range(60)], born="1960-02-29", code=range(60), site=["a", "b"] * 30
+    )
+    frame.loc[:9, "sex"] = " "
+    frame.to_csv("t.csv", index=False)
+    assert run("data", "check", "t.csv", "--json", "-s", "data.group=site") == 1
+    said = json.loads(capsys.readouterr().out)
+    columns = {column["name"]: column for column in said["columns"]}
+    assert {name: column["kind"] for name, column in columns.items()} == {
+        "age": "number",
+        "sex": "category",
+        "ward": "category",
+        "label": "the classes died, lived",
+        "id": "",
+        "born": "date",
+        "code": "number",
+        "site": "2 clients",
+    }
+    assert columns["age"]["missing"] == int(frame.age.isna().sum())
+    assert (columns["age"]["width"], columns["sex"]["width"], columns["ward"]["width"]) == (2, 3, 3)
+    assert columns["sex"]["missing"] == 10
+    assert "60 different texts" in columns["id"]["refused"]
+    assert "different whole number in every row" in columns["code"]["hint"]
+    assert "same in every row" in columns["born"]["hint"]
+    assert not said["usable"]
+    # What it says is what a run does.
+    assert run("data", "check", "t.csv", "--json", "-s", "data.drop=id,site") == 0
+    said = json.loads(capsys.readouterr().out)
+    config = Config.create(
+        data={"path": "t.csv", "drop": ["id", "site"], "clients": 2, "test": 0.1}
+    )
+    assert said["width"] == build_data(config).shape[0]
+    assert run("data", "check", "t.csv", "-o", "t.png", "-s", "data.drop=id") == 0
+    assert "a network would see 12 features" in capsys.readouterr().out
+    assert (place / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert run("data", "check", "t.csv", "-o", "t.txt") == 2
+    assert run("data", "check", "t.csv", "-s", "data.label=outcome", "--json") == 1
+    assert "no column 'outcome'; say which" in capsys.readouterr().out
+
+
+def test_rows_of_a_query_are_those_of_the_file(place, capsys, monkeypatch):
+    frame = pd.read_csv("all.csv")
+    with create_engine(f"sqlite:///{place}/p.db").connect() as connection:
+        frame.to_sql("patients", connection, index=False)
+        connection.commit()
+    given = {"query": "select * from patients", "database": f"sqlite:///{place}/p.db"}
+    found = load_dataset(DataSettings(**given, group="site"))
+    file = load_dataset(DataSettings(path="all.csv", group="site"))
+    assert found.columns == file.columns
+    assert sorted(map(str, found.x.tolist())) == sorted(map(str, file.x.tolist()))
+    other = {**given, "query": "select * from patients order by age desc"}
+    assert load_dataset(DataSettings(**other, group="site")).digest == found.digest
+    monkeypatch.setenv("FEDBAYES_DATABASE", given["database"])
+    named = load_dataset(DataSettings(query=given["query"], group="site"))
+    assert named.digest == found.digest
+    for query, says in (
+        ("selec 1", "the query to sqlite.* failed: near"),
+        ("select age, age from patients", "two columns 'age'"),
+        ("select * from patients where age > 1000", "no rows"),
+    ):
+        with pytest.raises(DataError, match=says):
+            load_dataset(DataSettings(query=query))
+    with pytest.raises(DataError, match=r"there is no file .*gone\.db"):
+        load_dataset(DataSettings(query="select 1", database="sqlite:///gone.db"))
+
+
+def test_no_password_of_a_database_is_kept_or_said(place, capsys, monkeypatch):
+    for url in ("postgresql://me:s3cret@host/db", "mysql://me@host/db?password=s3cret"):
+        assert run("run", "-s", "data.query=select 1", "-s", f"data.database={url}") == 2
+        said = capsys.readouterr().err
+        assert "FEDBAYES_DATABASE_PASSWORD" in said
+        assert "s3cret" not in said
+    monkeypatch.setenv("FEDBAYES_DATABASE", "nothing+there://me:s3cret@host/db")
+    assert run("run", "-s", "data.query=select 1", "-o", "r") == 2
+    assert "s3cret" not in capsys.readouterr().err
+    monkeypatch.setenv("FEDBAYES_DATABASE", f"sqlite:///{place}/p.db")
+    monkeypatch.setenv("FEDBAYES_DATABASE_PASSWORD", "s3cret")
+    with create_engine(f"sqlite:///{place}/p.db").connect() as connection:
+        pd.read_csv("all.csv").to_sql("patients", connection, index=False)
+        connection.commit()
+
+
+def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
+    config = {"data": {"path": "all.csv", "group": "site"}, "rounds": 2, "checkpoint_every": 1}
+    config["model"] = {"hidden": [4]}
+    whole = fedbayes.run(Config.create(**config), folder=place / "whole")
+    stopped = fedbayes.run(Config.create(**{**config, "rounds": 1}), folder=place / "part")
+    assert stopped.preprocessing == whole.preprocessing
+    stored = place / "part" / "config.toml"
+    stored.write_text(stored.read_text().replace("rounds = 1\n", "rounds = 2\n"))
+    assert run("resume", "part") == 0
+    folder = RunFolder(place / "part")
+    again = stored_data(folder.config(), folder)
+    assert again.preprocessing == whole.preprocessing
+    for name, tensor in whole.model.items():
+        assert torch.equal(folder.model()[name], tensor)
+    frame = pd.read_csv("all.csv")
+    seen = whole.predictor()(frame.iloc[:5])
+    encoded, odd = whole.preprocessing.encode(frame.iloc[:5])
+    assert not odd
+    assert torch.equal(whole.predictor()(torch.from_numpy(encoded)), seen)
+    # A model file reads other tables by the same columns, whatever they hold.
+    assert run("export", "whole", "-o", "m.safetensors") == 0
+    new = patients(40, 7).assign(ward="spa")
+    new.to_csv("new.csv", index=False)
+    capsys.readouterr()
+    assert run("evaluate", "m.safetensors", "--json", "-s", "data.path=new.csv") == 0
+    said = capsys.readouterr()
+    assert "'ward' has a category, as in no training row, in 40 rows" in said.err
+    truth = new.label.map(whole.preprocessing.classes.index).to_numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        answered = whole.predictor()(new).argmax(-1).numpy()
+    assert json.loads(said.out)[0]["accuracy"] == pytest.approx((answered == truth).mean())
+    new.assign(age="old").to_csv("new.csv", index=False)
+    assert run("evaluate", "m.safetensors", "-s", "data.path=new.csv") == 2
+    assert "column 'age' holds what is no number ('old' in row 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_program_takes_encoded_rows(place):
+    config = {"data": {"path": "all.csv", "group": "site"}, "rounds": 1, "model": {"hidden": [4]}}
+    model = fedbayes.run(Config.create(**config), folder=place / "r")
+    assert run("export", "r", "-o", "m.pt2") == 0
+    frame = pd.read_csv("all.csv")
+    encoded, _ = model.preprocessing.encode(frame)
+    program = torch.export.load(place / "m.pt2").module()
+    answered = program(torch.from_numpy(encoded)).log_softmax(-1)
+    torch.testing.assert_close(answered, model.predictor()(frame), atol=1e-5, rtol=1e-4)
+
+
+def test_sums_for_fusion_are_of_what_networks_see(place):
+    """Clients' sums by one model's columns add to those of the pooled encoded rows."""
+    config = {"data": {"path": "all.csv", "group": "site"}, "rounds": 1, "model": {"hidden": [4]}}
+    model = fedbayes.run(Config.create(**config), folder=place / "r")
+    assert run("export", "r", "-o", "m.safetensors") == 0
+    for k in range(3):
+        assert run("sums", "m.safetensors", "--data", f"s{k}.csv", "-o", f"sums{k}.json") == 0
+    names = [f"sums{k}.json" for k in range(3)]
+    whole = add_sums([read_sums(place / name) for name in names], names)
+    assert whole.features == model.preprocessing.features
+    seen = model.preprocessing.apply(pd.read_csv("all.csv")).double().numpy()
+    mean, std = (np.float64(numbers) for numbers in model.preprocessing.statistics)
+    rows = seen * std + mean
+    np.testing.assert_allclose(whole.mean, rows.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(whole.covariance, np.cov(rows.T, ddof=0), rtol=1e-3, atol=1e-4)
+    # Features of 0 and 1 are categories of the input prior, without a word.
+    assert [whole.features[k] for k in whole.categories] == [
+        name for name in whole.features if name != "age"
+    ]
