@@ -7,7 +7,10 @@ import torch
 from fedbayes import pretrained
 from fedbayes.errors import ModelError
 
-WORDS = ["good", "bad", "fine", "poor", "great", "awful", "pain", "fever", "none", "severe", "mild", "the", "a", "was", "is", "very", "not"]
+WORDS = (
+    *("good", "bad", "fine", "poor", "great", "awful", "pain", "fever", "none", "severe", "mild"),
+    *("the", "a", "was", "is", "very", "not"),
+)
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 

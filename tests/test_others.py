@@ -160,7 +160,8 @@ def test_units_of_adapters_are_their_ranks(bert, texts):
     found = {g.layer: g for g in net.groups if not g.output}
     assert len(found) == 4
     for layer, group in found.items():
-        assert layer.endswith(".lora_A.default") and group.count == 4
+        assert layer.endswith(".lora_A.default")
+        assert group.count == 4
         assert [(a.tensor, a.axis) for a in group.readers] == [
             (layer.replace("lora_A", "lora_B") + ".weight", 1)
         ]
@@ -217,9 +218,11 @@ def test_a_frozen_body_keeps_its_statistics():
         pytest.skip("timm is not installed")
     chosen = ModelSettings(name="timm", pretrained="resnet10t", scratch=True, trains="head")
     net = build(chosen, (3, 32, 32), 4, seed=0)
-    assert set(net.initial) == {"fc.weight", "fc.bias"} and not net.buffers
+    assert set(net.initial) == {"fc.weight", "fc.bias"}
+    assert not net.buffers
     statistics = {n for n in net.module.state_dict() if n.endswith(("_mean", "_var", "_tracked"))}
-    assert statistics and statistics <= net.constants.keys()
+    assert statistics
+    assert statistics <= net.constants.keys()
     before = net.constants_digest
     x = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(net(net.initial, x, training=True), net(net.initial, x))

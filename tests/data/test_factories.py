@@ -87,8 +87,10 @@ def load(factory, **settings):
 @pytest.mark.parametrize("factory", ["torch_sets", "hugging_face", "lazy"])
 def test_every_kind_of_data_is_the_same_data(factory):
     found, wanted = load(factory), load("arrays")
-    assert np.array_equal(found.x, wanted.x) and np.array_equal(found.y, wanted.y)
-    assert found.digest == wanted.digest and found.group_names == wanted.group_names
+    assert np.array_equal(found.x, wanted.x)
+    assert np.array_equal(found.y, wanted.y)
+    assert found.digest == wanted.digest
+    assert found.group_names == wanted.group_names
     assert np.array_equal(found.x, np.concatenate([one(seed)[0] for seed in range(3)]))
     assert found.groups.tolist() == [0] * 12 + [1] * 12 + [2] * 12
 
@@ -105,12 +107,15 @@ def test_clients_have_their_own_tests_or_share_them():
         assert np.array_equal(data.raw_test(5 * client, 5 * client + 5), one(client + 10, 5)[0])
     assert data.train_sizes().tolist() == [12] * 3
     shared = divided("with_common_test")
-    assert shared.test_total == 9 and shared.test_sizes().tolist() == [3, 3, 3]
+    assert shared.test_total == 9
+    assert shared.test_sizes().tolist() == [3, 3, 3]
 
 
 def test_pictures_and_sounds():
     found = load("pictures")
-    assert found.shape == (3, 5, 4) and found.scale == 255 and found.x.dtype == np.uint8
+    assert found.shape == (3, 5, 4)
+    assert found.scale == 255
+    assert found.x.dtype == np.uint8
     assert np.array_equal(found.x[0], pictures()[0][0][0].transpose(2, 0, 1))
     assert load("waves").shape == (1, 200)
 

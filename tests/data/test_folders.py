@@ -34,8 +34,10 @@ def test_a_folder_for_each_class(folder):
     names = ["dog/b.png", "cat/a.png", "cat/c.bmp", "dog/d.png"]
     draw(folder, names)
     found = load(folder)
-    assert found.classes == ("cat", "dog") and found.shape == (3, 6, 5)
-    assert found.y.tolist() == [0, 0, 1, 1] and found.groups is None
+    assert found.classes == ("cat", "dog")
+    assert found.shape == (3, 6, 5)
+    assert found.y.tolist() == [0, 0, 1, 1]
+    assert found.groups is None
     for row, number in enumerate((1, 2, 0, 3)):
         assert np.array_equal(found.x[row], pixels(number).transpose(2, 0, 1))
     draw(folder, ["cat/e.png"])
@@ -53,11 +55,14 @@ def test_clients_and_parts_above_the_classes(pattern, folder):
     ]
     draw(folder, names)
     found = load(folder)
-    assert found.classes == ("1", "2", "10") and found.group_names == ("a", "b")
-    assert found.official_train == 12 and found.samples == 18
+    assert found.classes == ("1", "2", "10")
+    assert found.group_names == ("a", "b")
+    assert found.official_train == 12
+    assert found.samples == 18
     data = FederatedData(found, partition(found, DataSettings(path=folder), 0), 0)
     assert data.partition.names == ("a", "b")
-    assert data.train_sizes().tolist() == [6, 6] and data.test_sizes().tolist() == [3, 3]
+    assert data.train_sizes().tolist() == [6, 6]
+    assert data.test_sizes().tolist() == [3, 3]
     assert any("the upper one is the client" in note for note in found.notes)
 
 
@@ -118,10 +123,12 @@ def test_memory_is_for_a_few_pictures_at_a_time(folder, monkeypatch):
         tracemalloc.stop()
     # Statistics take float64, of which a chunk is all of these pictures.
     assert found.x.nbytes == 120 * 120 * 120 * 3
-    assert isinstance(found.x, np.memmap) and peak < 30 * found.x.nbytes
+    assert isinstance(found.x, np.memmap)
+    assert peak < 30 * found.x.nbytes
 
 
 def test_batches_become_one_array_on_disk():
     parts = [np.full((n, 2), n, np.float32) for n in (3, 1, 2)]
     found = spool.spool(iter(parts))
-    assert isinstance(found, np.memmap) and np.array_equal(found, np.concatenate(parts))
+    assert isinstance(found, np.memmap)
+    assert np.array_equal(found, np.concatenate(parts))
