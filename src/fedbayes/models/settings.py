@@ -23,7 +23,7 @@ OTHERS = {
     "timm": "a network of timm (PyTorch image models), by name (pretrained)",
 }
 """Networks that others trained; of the extra `hf`."""
-NAMES = {**BUILT_IN, **OTHERS}
+NAMES = {**OTHERS, **BUILT_IN}
 """All that a config may name without code of its own."""
 
 
