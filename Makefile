@@ -1,11 +1,11 @@
 # make demo: install and watch a federation learn. make test: run the tests. make check: all
 # that must hold before a commit. make mutants: what the tests would not notice. make hostile: all
-# attacks on messages, files and rounds, in under an hour.
+# attacks on messages, files and rounds, in under an hour. make notebooks: execute those of the docs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow check mutants hostile docs format clean
+.PHONY: demo test slow check mutants hostile docs notebooks format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedbayes run
@@ -31,6 +31,9 @@ hostile: $(VENV)/.developing
 
 docs: $(VENV)/.developing
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebooks: $(VENV)/.developing
+	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/notebooks/*.ipynb
 
 format: $(VENV)/.developing
 	$(BIN)/ruff check --fix .

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.deployment import Deployment
 
 from fedbayes import Config, run
-from fedbayes.runs.result import Result
+from fedbayes.reports.result import Result
 
 
 class Proxy:

@@ -11,12 +11,14 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import rich
 from rich.console import Console
 
 import fedbayes
 from fedbayes import Config, Simulation
+from fedbayes.errors import RunError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.sequential import Sequential
@@ -26,6 +28,7 @@ from fedbayes.runs import pace as pace_of
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
 from fedbayes.runs.display import Display, clock
 from fedbayes.runs.heartbeat import Work
+from fedbayes.runs.notebook import Panel, sparkline
 from fedbayes.runs.pace import Pace
 
 SMALL = {"data": {"clients": 4, "partition": "iid"}, "model": {"hidden": [8]}}
@@ -296,15 +299,93 @@ def test_python_shows_rounds_when_asked_and_where_someone_looks(
     assert again.summary["rounds"] == 2
 
 
-def test_a_notebook_gets_plain_lines(monkeypatch, capsys):
-    """Its kernels set FORCE_COLOR, by which Rich takes them for terminals."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr(rich, "get_console", lambda: SimpleNamespace(is_jupyter=True))
-    run = fedbayes.run(small(rounds=2), progress=True)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
-    assert f"global {run.summary['global_accuracy']:.4f}" in lines[-1]
-    assert "\x1b" not in "".join(lines)
+@pytest.fixture
+def outputs(monkeypatch):
+    """What a notebook shows: a list of outputs, each of them all that it showed, old to new."""
+    found = []
+
+    def display(bundle, raw, display_id):
+        assert raw
+        assert display_id
+        found.append([bundle])
+        return SimpleNamespace(update=lambda bundle, raw: found[-1].append(bundle))
+
+    shell = SimpleNamespace(get_ipython=object)
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    console = Console(force_jupyter=True)
+    monkeypatch.setattr(rich, "get_console", lambda: console)
+    return found
+
+
+def test_a_notebook_has_one_output_that_follows_the_run(outputs, monkeypatch, capsys):
+    monkeypatch.setattr("fedbayes.runs.notebook.LEAST_WAIT", 0.0)
+    run = fedbayes.run(small(rounds=3))
+    assert capsys.readouterr() == ("", "")
+    (drawn,) = outputs
+    texts = [bundle["text/plain"] for bundle in drawn]
+    assert texts[0].startswith("starting")
+    assert any("loading digits" in text for text in texts)
+    rounds = [int(number) for text in texts for number in re.findall(r"round (\d)/3", text)]
+    assert rounds == sorted(rounds)
+    assert set(rounds) >= {1, 2, 3}
+    last = drawn[-1]
+    accuracy = f"global {run.summary['global_accuracy']:.4f}"
+    assert accuracy in last["text/plain"]
+    assert accuracy in last["text/html"]
+    assert '<progress value="1.0000"' in last["text/html"]
+    # The curve has a point for each round, and lower is drawn lower.
+    points = re.search(r'points="([^"]*)"', last["text/html"])[1].split()
+    heights = [-float(point.split(",")[1]) for point in points]
+    values = [line["global_accuracy"] for line in run.metrics]
+    assert np.argsort(heights).tolist() == np.argsort(values).tolist()
+
+
+def test_a_thousand_rounds_do_not_flood_a_notebook(outputs, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("fedbayes.runs.notebook.time.monotonic", lambda: now[0])
+    panel = Panel(lambda: ("<p>", "p"))
+    for _ in range(1000):
+        now[0] += 0.01
+        panel.draw()
+    (drawn,) = outputs
+    assert len(drawn) <= 10 / 0.2 + 1
+    panel.draw(at_once=True)
+    assert len(drawn) >= 10 / 0.2 - 1
+
+
+def test_a_notebook_names_who_is_away(outputs, monkeypatch):
+    monkeypatch.setattr("fedbayes.runs.notebook.LEAST_WAIT", 0.0)
+
+    class Away(Sequential):
+        def at_work(self):
+            return AtWork((), 0, {1: "not connected"})
+
+    with (
+        Display(rich.get_console()) as display,
+        Simulation(
+            small(rounds=1), engine=lambda run: Away(run.runtime), notify=display.notify
+        ) as simulation,
+    ):
+        display.begin(simulation)
+        for step in simulation:
+            display.show(simulation, step)
+    (drawn,) = outputs
+    assert "away: client-1" in drawn[-2]["text/plain"]
+
+
+def test_a_notebook_is_told_what_went_wrong(outputs):
+    with pytest.raises(RunError, match="5 rounds in a row"):
+        fedbayes.run(small(rounds=9, training={"lr": 1e30, "epochs": 3}))
+    (drawn,) = outputs
+    told = drawn[-1]["text/plain"].splitlines()[2:]
+    # Five rounds of four reports refused and no update, and why it ended: five lines of them.
+    assert told[0] == "… 21 earlier lines"
+    assert len(told) == 6
+    assert told[1].startswith("round 5: client 1 refused: ")
+    assert told[-2] == "round 5: too few good reports: the global model is as before"
+    assert told[-1].startswith("broken off: ")
+    assert sparkline([math.nan, 1.0]) == ""
 
 
 def test_what_is_shown_changes_no_number(tmp_path):

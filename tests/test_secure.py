@@ -16,7 +16,7 @@ from fedbayes.federation.secure import MODULUS, Plan, Secure, check
 from fedbayes.federation.secure import plan as make_plan
 from fedbayes.messages import Masked
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.runs.result import Result
+from fedbayes.reports.result import Result
 from tests.deployment import Deployment, wait_for
 from tests.test_federation import at_work, start
 from tests.test_flower import same, without

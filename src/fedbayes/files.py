@@ -8,9 +8,11 @@ import struct
 import tomllib
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import EINVAL
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 NPZ_ERRORS = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, ArithmeticError),
@@ -103,6 +105,15 @@ def write_beside(path: Path, data: bytes) -> None:
 
     In a folder that is closed to others, so is the file.
     """
+    with written_whole(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written piece by piece, as `write_beside` does: it takes the place of what is
+    at the path when the block ends, and where the block raises, nothing is left of it.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     mode = 0o666 & stat.S_IMODE(path.parent.stat().st_mode)
     try:
@@ -112,7 +123,7 @@ def write_beside(path: Path, data: bytes) -> None:
             beside.unlink()
             number = os.open(beside, _NEW, mode | 0o600)
         with os.fdopen(number, "wb") as file:
-            file.write(data)
+            yield file
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)

@@ -14,8 +14,8 @@ from fedbayes.runs.activity import Notify
 from fedbayes.runs.display import Display, console_for, stop_after_round
 
 if TYPE_CHECKING:
+    from fedbayes.reports.result import Result
     from fedbayes.runs.config import Config
-    from fedbayes.runs.result import Result
     from fedbayes.runs.simulation import Simulation, Step
 
 Listener = Callable[["Simulation", "Step"], None]
@@ -94,7 +94,7 @@ def complete(
         progress: as for `run`.
         title: what is shown before the method's name.
     """
-    from fedbayes.runs.result import Result
+    from fedbayes.reports.result import Result
 
     simulation = drive(start, console_for(progress), listener=listener, track=track, title=title)
     return Result(simulation.folder.path, simulation.temporary)

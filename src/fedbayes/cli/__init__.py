@@ -8,11 +8,13 @@ from fedbayes.cli import (  # noqa: F401, I001
     run,
     attack,
     files,
+    predict,
     fuse,
     posterior,
     reports,
     federate,
     nodes,
+    biostatistics,
     data,
     listing,
 )

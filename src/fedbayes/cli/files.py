@@ -222,6 +222,7 @@ def export(
                     "kept": done.kept,
                     "difference": done.difference,
                     "tried": done.tried,
+                    "cards": list(map(str, done.cards)),
                 }
             )
         )
@@ -229,4 +230,6 @@ def export(
     text = f"wrote {done.path}: {done.kept:,} of {done.parameters:,} parameters"
     if done.tried:
         text += f", outputs the same to {done.difference:.1g} on {done.tried}"
+    if done.cards:
+        text += f"; its card is in {' and '.join(map(str, done.cards))}"
     Console().print(text, highlight=False, soft_wrap=True)

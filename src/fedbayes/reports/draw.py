@@ -4,7 +4,7 @@ import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,12 +19,16 @@ from fedbayes.runs.folder import writable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from fedbayes.reports.shown import Shown
+
 MOST_NUMBERS = 12
 """Classes up to which the cells of a heat map have their counts written in them."""
 MOST_LABELS = 40
 """Rows or columns up to which each has its name."""
 MARKS = 10
 """Markers on a curve, about."""
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedbayes", "pdf.fonttype": 42}
+"""Text stays text in SVG and PDF, and a file is the same whenever it is drawn."""
 
 
 def plot(folders: Sequence[Path], figure: str, out: Path, watch: Watch = lambda _: None) -> None:
@@ -56,18 +60,32 @@ def draw(found: Sequence[Chart], names: Sequence[str], form: str) -> bytes:
         form: `png`, `svg` or `pdf`.
     """
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        file = io.BytesIO()
+        date = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        figure_of(found, names).savefig(file, format=form, dpi=200, metadata=date[form])
+    return file.getvalue()
+
+
+def figure_of(found: Sequence[Chart], names: Sequence[str]) -> "Shown":
+    """Charts side by side, as a figure.
+
+    Args:
+        found: the charts, of one kind.
+        names: of the runs.
+    """
+    from matplotlib import rc_context
+
+    from fedbayes.reports.shown import Shown
 
     columns = min(len(found), 3)
     rows = -(-len(found) // columns)
     width, height = (5.2, 3.4 + 0.35 * _taller(found)) if len(found) == 1 else (4.2, 4.0)
     if isinstance(found[0], Reliability):
         width, height = 4.6, 5.2
-    # Text stays text in SVG and PDF, and a file is the same whenever it is drawn.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedbayes", "pdf.fonttype": 42}):
-        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-        FigureCanvasAgg(figure)
+    with rc_context(_STYLE):
+        figure = Shown(figsize=(width * columns, height * rows), layout="constrained")
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes in panels[len(found) :]:
             axes.axis("off")
@@ -87,10 +105,7 @@ def draw(found: Sequence[Chart], names: Sequence[str], form: str) -> bytes:
                 case Reliability():
                     (run,) = chart.runs
                     reliability(axes, chart, run, names[run] if len(names) > 1 else "")
-        file = io.BytesIO()
-        date = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        figure.savefig(file, format=form, dpi=200, metadata=date[form])
-    return file.getvalue()
+    return figure
 
 
 def _taller(found: Sequence[Chart]) -> int:

@@ -16,7 +16,7 @@ from fedbayes.data import (
     load_dataset,
     partition,
 )
-from fedbayes.data.summaries import add_summaries, fit_summary, read_summary
+from fedbayes.data.summaries import add_summaries, fit_summary, fit_target, read_summary
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.attacks.adversary import Adversary
@@ -33,15 +33,23 @@ from fedbayes.targets import Target
 def build_data(config: Config) -> FederatedData:
     """The clients' data, divided as the config says."""
     dataset = load_dataset(config.data, config.target_kinds)
-    columns, statistics = None, None
+    columns, statistics, target = None, None, None
     if files := config.data.summaries:
         names = [str(file) for file in files]
         whole = add_summaries([read_summary(file) for file in files], names)
         indicate = config.data.tells_missing
-        columns, statistics = fit_summary(whole, dataset, indicate, f"the sums of {listed(names)}")
+        where = f"the sums of {listed(names)}"
+        columns, statistics = fit_summary(whole, dataset, indicate, where)
+        target = fit_target(whole, dataset.target, where)
     divided = partition(dataset, config.data, config.seed)
     return FederatedData(
-        dataset, divided, config.seed, statistics, columns=columns, label=_label(config)
+        dataset,
+        divided,
+        config.seed,
+        statistics,
+        target=target,
+        columns=columns,
+        label=_label(config),
     )
 
 
@@ -188,10 +196,9 @@ def build_network(
 
 
 def bind_frozen(run: RunFolder, network: Network) -> None:
-    """Give a network of a run the frozen parameters that the run was made with.
-
-    They are in its saved model. Where there is none, the network's own must be the same ones: the
-    factory may have read another file, or be of another version.
+    """See that a network of a run has the frozen parameters that the run was made with: its code
+    may read another file now, or be of another version. Runs of before 0.3 have them in their
+    saved model, from which they are taken.
 
     Raises:
         RunError: they are not.
@@ -204,7 +211,7 @@ def bind_frozen(run: RunFolder, network: Network) -> None:
     if progress is not None and progress.constants != network.constants_digest:
         raise RunError(
             f"frozen weights of the network are not those that {run.path} was made with; put its "
-            "code and files back as they were"
+            "code, or the pretrained files, back as they were"
         )
 
 

@@ -1,4 +1,5 @@
-"""What a run looks like while it goes: a live line on a terminal, plain lines elsewhere.
+"""What a run looks like while it goes: a live line on a terminal, one output of a notebook that
+follows it, plain lines elsewhere.
 
 Light to import (no PyTorch), so that a command shows something before it loads anything.
 """
@@ -27,6 +28,7 @@ from rich.text import Text
 from fedbayes.likelihoods.measures import MEASURES, Measure
 from fedbayes.runs.activity import TRAINING, Activity
 from fedbayes.runs.between import rows
+from fedbayes.runs.notebook import Panel, panel
 from fedbayes.runs.pace import Pace
 from fedbayes.runs.standing import flat
 
@@ -63,10 +65,7 @@ def console_for(progress: bool | None) -> Console | None:
         progress = ipython is not None and ipython.get_ipython() is not None
     if not progress:
         return None
-    console = rich.get_console()
-    # In a notebook plain lines gather in one output; Rich would make one of each line.
-    plain = Console(force_jupyter=False, force_terminal=False)
-    return plain if console.is_jupyter else console
+    return rich.get_console()
 
 
 def number(value: float | None) -> str:
@@ -122,12 +121,19 @@ class Display:
         self._spinner = Spinner("dots")
         self._over = threading.Event()
         self._live: Live | None = None
-        if console is not None and console.is_terminal:
+        self._panel: Panel | None = None
+        self._lines: list[str] = []  # what a notebook is told beside its line
+        self._curve: list[float] = []  # the headline metric of the rounds so far
+        if console is not None and console.is_jupyter:
+            self._panel = Panel(self._sheet)
+        elif console is not None and console.is_terminal:
             self._live = Live(console=console, get_renderable=self._picture)
 
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start(refresh=True)
+        elif self._panel is not None:
+            self._panel.draw(at_once=True)
         elif self._console is not None:
             threading.Thread(target=self._watch, daemon=True, name="fedbayes-display").start()
         return self
@@ -142,6 +148,10 @@ class Display:
         if self._live is not None:
             self._live.transient = self._pace is None  # a spinner leaves nothing behind
             self._live.stop()
+        if self._panel is not None:
+            if error is not None:
+                self._lines.append(f"broken off: {str(error) or type(error).__name__}")
+            self._panel.draw(at_once=True)
 
     def notify(self, activity: Activity) -> None:
         """Take note of what the run is busy with."""
@@ -150,6 +160,8 @@ class Display:
         if self._pace is not None:
             self._pace.heard(time.monotonic())
         self._activity = activity
+        if self._panel is not None:
+            self._panel.draw()
 
     def begin(self, simulation: "Simulation") -> None:
         """Say what is run; from here on its rounds are shown."""
@@ -168,6 +180,9 @@ class Display:
             self._print(f"{self._title}{simulation.adversary.words}")
         lines = simulation.folder.metrics()
         self._metrics = {name: value for line in lines for name, value in flat(line).items()}
+        self._curve = [
+            v for line in lines if (v := flat(line).get(simulation.headline)) is not None
+        ]
         self._simulation = simulation
         self._activity = Activity(TRAINING, simulation.progress.round)
         self._pace = Pace(config.rounds, time.monotonic())
@@ -178,7 +193,12 @@ class Display:
         self._activity = Activity(TRAINING, step.number)
         if self._pace is not None:
             self._pace.round_ended(time.monotonic())
-        if self._live is None:
+        if (value := flat(step.metrics).get(simulation.headline)) is not None:
+            self._curve.append(value)
+        if self._panel is not None:
+            self._lines += (f"round {step.number}: {line}" for line in _troubles(step.metrics))
+            self._panel.draw()
+        elif self._live is None:
             self._print(_line(step, simulation))
         else:
             for line in _troubles(step.metrics):
@@ -186,7 +206,9 @@ class Display:
 
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()
-        if self._console is not None:
+        if self._panel is not None:
+            self._lines.append(text)
+        elif self._console is not None:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _watch(self) -> None:
@@ -213,6 +235,24 @@ class Display:
             + ("" if left is None else f", about {clock(left)} left")
             + (f"; {away}" if (away := _away(work)) else "")
         )
+
+    def _sheet(self) -> tuple[str, str]:
+        """What a notebook shows: HTML and plain text."""
+        now, busy, pace, simulation = (
+            time.monotonic(),
+            self._activity,
+            self._pace,
+            self._simulation,
+        )
+        title, *lines = self._lines or [f"{self._title}{busy.what}"]
+        if pace is None or simulation is None:
+            return panel(title, [clock(now - self._since)], 0.0, [], lines)
+        work = simulation.work()
+        busy = pace.noticed(busy, work.answered, now)
+        parts = [part.plain for part in _parts(simulation, self._metrics, busy, pace, now)]
+        parts += filter(None, [_away(work)])
+        done = _done(simulation, busy) / simulation.config.rounds
+        return panel(title, parts, done, self._curve, lines)
 
     def _picture(self) -> RenderableType:
         """The live line, no wider than the console."""
@@ -246,27 +286,10 @@ def _row(
     now: float,
 ) -> Table:
     """A run in one line: what comes first stays where the line is too narrow for all."""
-    rounds, done, left = simulation.config.rounds, float(busy.round), pace.left(now, busy)
-    doing = ""
-    if busy.total:
-        doing = f"{busy.done:>{len(str(busy.total))}}/{busy.total} clients"
-        done += busy.done / busy.total - 1
-    if busy.what != TRAINING:
-        doing, done = busy.what.ljust(len(doing)), float(busy.round)
-    taken, progress = clock(pace.elapsed(now)), simulation.progress
-    parts = [
-        Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
-        Text(f"{taken}, {clock(left)} left" if left is not None and done < rounds else taken),
-        Text(doing),
-        *(
-            Text.assemble(f"{name} ", (value, "bold"))
-            for name, value in _headlines(simulation, metrics)
-        ),
-        Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
-    ]
+    rounds, done = simulation.config.rounds, _done(simulation, busy)
     fitting: list[RenderableType] = []
     room = width + _GAP
-    for part in filter(None, parts):
+    for part in _parts(simulation, metrics, busy, pace, now):
         room -= part.cell_len + _GAP
         if room < 0:
             break
@@ -280,6 +303,36 @@ def _row(
         row.add_column(no_wrap=True)
     row.add_row(*fitting)
     return row
+
+
+def _done(simulation: "Simulation", busy: Activity) -> float:
+    """Rounds that are done, the one under way by its clients."""
+    if not busy.total or busy.what != TRAINING:
+        return float(busy.round)
+    return busy.round + busy.done / busy.total - 1
+
+
+def _parts(
+    simulation: "Simulation", metrics: "Metrics", busy: Activity, pace: Pace, now: float
+) -> list[Text]:
+    """How far a run is, in a few words each, the most important first."""
+    rounds, left = simulation.config.rounds, pace.left(now, busy)
+    doing = f"{busy.done:>{len(str(busy.total))}}/{busy.total} clients" if busy.total else ""
+    if busy.what != TRAINING:
+        doing = busy.what.ljust(len(doing))
+    taken, progress = clock(pace.elapsed(now)), simulation.progress
+    going = left is not None and _done(simulation, busy) < rounds
+    parts = [
+        Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
+        Text(f"{taken}, {clock(left or 0)} left" if going else taken),
+        Text(doing),
+        *(
+            Text.assemble(f"{name} ", (value, "bold"))
+            for name, value in _headlines(simulation, metrics)
+        ),
+        Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
+    ]
+    return [part for part in parts if part]
 
 
 def _clients_row(
@@ -443,6 +496,13 @@ def _base(name: str) -> str:
 def _outcome(summary: "Metrics") -> Table:
     """The summary as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in outcome_rows(summary).items():
+        table.add_row(f"[bold]{name}", escape(value))
+    return table
+
+
+def outcome_rows(summary: "Metrics") -> dict[str, str]:
+    """What came of a run, by name, for people."""
     metrics, headline = flat(summary), summary["headline"]
     metric = headline.partition("_")[2]
     names = sorted((f"global_{metric}", f"local_{metric}"), key=headline.__ne__)
@@ -478,9 +538,7 @@ def _outcome(summary: "Metrics") -> Table:
         rows["privacy"] = _privacy(summary)
     if not summary["link_down"]:
         del rows["on the link"], rows["lost reports"]
-    for name, value in rows.items():
-        table.add_row(f"[bold]{name}", escape(value))
-    return table
+    return rows
 
 
 def _privacy(summary: "Metrics") -> str:

@@ -75,7 +75,7 @@ def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
     """
     if path.is_dir():
         raise RunError(f"{what} {path} is a folder; name a file")
-    if formats and path.suffix.lower() not in formats:
+    if formats and not path.name.lower().endswith(tuple(formats)):
         raise RunError(
             f"{what} {path}: the suffix says the format; name a file that ends in "
             f"{', '.join(formats[:-1])}{' or ' if formats[1:] else ''}{formats[-1]}"

@@ -52,30 +52,46 @@ def own_models(
     if client is not None and client not in states:
         raise RunError(
             f"client {folder.client_names()[client]} of {folder.path} has no model of its own: "
-            f"{'it was in no round' if len(states) else _none(method)}"
+            f"{'it was in no round' if len(states) else none_kept(method)}"
         )
-    device, any_model = run.network.device, False
+    any_model = False
     for number in states if client is None else [client]:
-        at = At(run, progress.round + 1, number)
-        message = {name: t.to(device) for name, t in method.message(server, at).items()}
         state = states[number]
         if place == "nodes":
             state = StateStore(folder.path / "nodes" / str(number)).load(state, number)
         try:
-            own: Any = unpack(method.client_state, to(decode_file(state), device))
+            model = own_model(method, server, state, At(run, progress.round + 1, number))
         except MessageError as error:
             raise RunError(
                 f"the private state of client {number} in {folder.path} is damaged: {error}"
             ) from None
-        model = method.personal_model(message, None, own, run)
         if model is not None:
             any_model = True
             yield number, model
     if not any_model:
-        raise RunError(f"{folder.path} has no models of single clients: {_none(method)}")
+        raise RunError(f"{folder.path} has no models of single clients: {none_kept(method)}")
 
 
-def _none(method: AnyMethod) -> str:
+def own_model(method: AnyMethod, server: Any, state: bytes, at: At) -> Tensors | None:
+    """The model that a client keeps between rounds, as `Method.draws` takes it; None if none.
+
+    Args:
+        method: of the run.
+        server: the server's state.
+        state: the client's private state, encoded.
+        at: the client, in the round that would follow.
+
+    Raises:
+        MessageError: the private state is damaged.
+    """
+    device = at.run.network.device
+    message = {name: t.to(device) for name, t in method.message(server, at).items()}
+    own: Any = unpack(method.client_state, to(decode_file(state), device))
+    return method.personal_model(message, None, own, at.run)
+
+
+def none_kept(method: AnyMethod) -> str:
+    """That clients have no models of their own, and under which methods they have, in words."""
     return f"clients under {method.name} keep none between rounds; under {_keepers()} they do"
 
 
@@ -92,7 +108,7 @@ def own_weights(
         RunError: it has none, or none that single weights say.
     """
     ((_, model),) = own_models(folder, method, run, client, number)
-    if model.keys() != run.network.initial.keys():
+    if model.keys() != run.network.initial.keys() | run.network.own.keys():
         raise RunError(
             f"clients under {method.name} keep no network of their own as weights between rounds; "
             "leave --client out for the global model"

@@ -24,8 +24,7 @@ from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Task
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import NOT_CONNECTED, AtWork, Delivers, Engine, at_work
 from fedbayes.federation.privacy import keys
-from fedbayes.federation.privacy.sampling import poisson_cohort
-from fedbayes.federation.round import Round, run_round, sample_cohort
+from fedbayes.federation.round import Round, run_round
 from fedbayes.federation.weights import Weights, none_yet
 from fedbayes.likelihoods.measures import AUTO, default_measures
 from fedbayes.messages import encode
@@ -33,6 +32,7 @@ from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnot
 from fedbayes.runs.build import build_data, build_runtime, note_start, stored_data
 from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
+from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.config import Config
 from fedbayes.runs.flusher import Flusher
 from fedbayes.runs.folder import Metrics, RunFolder
@@ -309,9 +309,9 @@ class Simulation:
         if self.progress.round:
             server: Any = unpack(self.method.server_state, self.kept.server)
             model = self.method.model(server, self.run) if self.method.has_global_model else None
-            whole = None if model is None else self.network.whole(model)
             card = Card.of(self.config, self.data.preprocessing, self.kept.round)
-            self.folder.finish(whole, self.summary(), card)
+            card = replace(card, frozen=self.network.constants_digest)
+            self.folder.finish(model, self.summary(), card)
         if self.over and self.progress.privacy.run:
             keys.forget(self.progress.privacy.run)
 
@@ -618,11 +618,7 @@ class Simulation:
 
     def cohort_of(self, number: int) -> list[int]:
         """The clients of a round."""
-        if self._secret is not None and self.config.sampling == "poisson":
-            rate = self.cohort / self.clients
-            return poisson_cohort(self._secret, number, self.clients, rate)
-        cyclic = self.config.sampling == "cyclic"
-        return sample_cohort(self.config.seed, number, self.clients, self.cohort, cyclic=cyclic)
+        return cohort_of(self.config, self.run, self._secret, number)
 
     def summary(self) -> Metrics:
         """What came of the rounds so far."""

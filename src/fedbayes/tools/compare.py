@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import lcm, prod
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ from fedbayes.models import (
 from fedbayes.runs.build import build_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
+from fedbayes.runs.trained import joined
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors, parameter_count
 from fedbayes.tools.evaluation_set import EvaluationSet, is_program, refuse_own_order, trained_in
@@ -121,7 +122,10 @@ def open_model(
             _dense(layers, preprocessing), likelihood, count, preprocessing, whose, layers
         )
     network = _network(settings, preprocessing, likelihood)
-    wanted = network.whole(network.initial)
+    if card is not None:
+        weights = network.completed(weights, card.frozen, name)
+        count = parameter_count(weights)
+    wanted = network.start
     named = named_as(weights, wanted)
     cut = settings.name == "mlp" or (card is not None and given is None)
     if named is not None and not cut and _shapes(named) != _shapes(wanted):
@@ -404,9 +408,7 @@ def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = 
         )
 
     def draw(x: Tensor) -> Tensor:
-        each = [model.draw(x) for model in models]
-        draws = lcm(*map(len, each))
-        return torch.cat([one.repeat(draws // len(one), 1, 1) for one in each])
+        return joined([model.draw(x) for model in models])
 
     return Candidate(draw, first.likelihood, size, first.preprocessing, whose)
 

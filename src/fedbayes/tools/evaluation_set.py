@@ -84,7 +84,7 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     card, source = _known(model, run, trusted)
     given = _beside(card, source, given)
     if card is not None and not named:
-        if card.data.get("name") == "own":
+        if card.data.get("name") == "own" or ":" in str(card.data.get("name")):
             raise ConfigError(
                 f"{model} was trained on data of its user's own: name what to try it on with "
                 "--set data.path=FILE, or --run RUN for the test sets of a run"
@@ -152,7 +152,12 @@ def _own_names(run: Path) -> frozenset[str]:
     folder = RunFolder(run)
     folder.refuse_changed_config()
     config = folder.config()
-    names = (config.task["likelihood"], config.model.name, config.method["name"])
+    names = (
+        config.task["likelihood"],
+        config.model.name,
+        config.method["name"],
+        config.data.name,
+    )
     return frozenset(name for name in names if ":" in name)
 
 
@@ -229,6 +234,18 @@ def refuse_own_order(card: Card | None, name: str) -> None:
         )
 
 
+def _columns_of(before: Preprocessing) -> dict[str, Any]:
+    """Settings that find the columns of a model's samples in a table."""
+    tokens = before.tokens
+    if tokens is None:
+        return reading(before.table)
+    return {
+        "tokens": tokens.column,
+        "processor": tokens.tokenizer,
+        "max_tokens": tokens.length,
+    }
+
+
 def trained_in(source: str) -> str:
     """By whose numbers samples are standardized: those that a run folder or model file keeps."""
     return f"by the numbers of its training, in {source}"
@@ -273,6 +290,7 @@ def _new_rows(
     settings = config.data
     asked = settings.model_fields_set - {"name"}
     used = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
+    used |= {"processor", "size", "crop"}
     if card is None:
         used = set(SourceSettings.model_fields)
     idle = sorted(asked - used)
@@ -287,7 +305,7 @@ def _new_rows(
         read["classes"] = before.classes
         if has_columns(path):
             label = [before.label or "label"] if before.classes else before.target.names
-            read = {"label": label, **read, **reading(before.table)}
+            read = {"label": label, **read, **_columns_of(before)}
     try:
         dataset = load_dataset(DataSettings(**read), kinds)
     except ValidationError as error:
@@ -295,10 +313,7 @@ def _new_rows(
     except ColumnError as error:
         if card is None or error.setting != "features":
             raise
-        raise DataError(
-            f"{path} has no column '{error.column}', which the model of {source} "
-            f"needs{error.like}; values that are not known may be left empty"
-        ) from None
+        raise absent_feature(path, source, error) from None
     for note in dataset.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=3)
     last = dataset.official_train or dataset.samples
@@ -332,6 +347,44 @@ def _new_rows(
     samples = Samples(torch.from_numpy(x), torch.from_numpy(y))
     likelihood = _likelihood(config, card, preprocessing)
     return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose, likelihood)
+
+
+def absent_feature(path: Path, source: str, error: ColumnError) -> DataError:
+    """The error of a table that lacks a feature of a model.
+
+    Args:
+        path: the table.
+        source: the model.
+        error: that of who read the table.
+    """
+    return DataError(
+        f"{path} has no column '{error.column}', which the model of {source} needs{error.like}; "
+        "values that are not known may be left empty"
+    )
+
+
+def of_card(path: Path, trusted: frozenset[str] = frozenset()) -> tuple[EvaluationSet, Card]:
+    """No samples, but how a model file says that samples are read, and all else that it says.
+
+    Args:
+        path: the file.
+        trusted: what may be imported if it names it.
+
+    Raises:
+        ModelError: it cannot be read, or does not say.
+    """
+    card, source = _known(path, None, trusted)
+    if card is None:
+        raise ModelError(
+            f"{path} says of its model neither what its inputs are nor what it predicts: it has no "
+            "card. Predict with the run folder, or with a file that fedbayes export wrote"
+        )
+    nothing = Samples(torch.empty(0, *card.preprocessing.shape), torch.empty(0))
+    whose = trained_in(source)
+    tests = EvaluationSet(
+        nothing, "no samples", card.preprocessing, whose, card.likelihood, trusted=trusted
+    )
+    return tests, card
 
 
 def _likelihood(config: Config, card: Card | None, preprocessing: Preprocessing) -> Likelihood:

@@ -15,15 +15,18 @@ from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
 from fedbayes.files import write_beside
 from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.models import CARD, PROGRAMS
 from fedbayes.models.compact import compact
 from fedbayes.models.resize import with_weights
 from fedbayes.models.units import find_units
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.card import PROGRAM_INPUTS, Card, program_outputs
+from fedbayes.runs.conformal import read_conformal
 from fedbayes.runs.folder import RunFolder, writable
 from fedbayes.runs.personal import own_weights, require_global
 from fedbayes.tensors import parameter_count
+from fedbayes.tools.model_card import facts, measured, write_cards
 from fedbayes.tools.model_files import WEIGHTS, write_model
 
 FORMATS = (*WEIGHTS, *PROGRAMS)
@@ -49,6 +52,8 @@ class Export:
     log-probabilities, or of means in units of the target's std."""
     tried: str = ""
     """What both were tried on; empty where the weights were written as they are."""
+    cards: tuple[Path, ...] = ()
+    """What goes with a program: its card as JSON and as Markdown."""
 
 
 def export(
@@ -57,7 +62,9 @@ def export(
     """Write the global model of a run that has ended, or a client's own network.
 
     Every file has a card: what the network sees of a raw sample, names of classes and features,
-    and where the model comes from (see `fedbayes.runs.card`).
+    and where the model comes from (see `fedbayes.runs.card`). Beside a program lie two more, for
+    people and programs that serve it: `NAME.card.md` and `NAME.card.json` tell its data, clients,
+    metrics, calibration and privacy (see `fedbayes.tools.model_card`).
 
     Args:
         folder: the run folder.
@@ -95,7 +102,8 @@ def export(
             f"here: {trouble}"
         )
     preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
-    card = Card.of(config, preprocessing, rounds, name)
+    conformal = read_conformal(run) if client is None else _own_threshold(run, name)
+    card = replace(Card.of(config, preprocessing, rounds, name), conformal=conformal)
     kept = stored_run(run, config, preprocessing)
     network, likelihood = kept.network, kept.likelihood
     model = run.model() if chosen is None else own_weights(run, method, kept, chosen)
@@ -104,7 +112,7 @@ def export(
     if suffix in WEIGHTS and not small:
         write_model(path, weights, card)
         return Export(path, size, size, 0.0)
-    if weights.keys() != network.whole(network.initial).keys():
+    if weights.keys() != network.start.keys():
         raise RunError(
             f"the model of {folder} ({method.name}) is not one network, as a program and --compact "
             "need; export its weights, as in -o model.safetensors"
@@ -141,7 +149,29 @@ def export(
             stacklevel=2,
         )
     left = sum(parameter.numel() for parameter in module.parameters())
-    return Export(path, size, left, difference, tried)
+    cards: tuple[Path, ...] = ()
+    if content:
+        results = measured(kept, method.draws(model, kept), data, chosen)
+        told = facts(
+            card,
+            run.summary(),
+            path.name,
+            parameters=left,
+            results=results,
+            conformal=conformal,
+            clients=run.client_names(),
+        )
+        cards = write_cards(path, told)
+    return Export(path, size, left, difference, tried, cards)
+
+
+def _own_threshold(run: RunFolder, client: str) -> Conformal | None:
+    """The threshold of a client's own model, if it was calibrated."""
+    try:
+        return read_conformal(run, client, personal=True)
+    except RunError as error:
+        warnings.warn(str(error), FedbayesWarning, stacklevel=3)
+        return None
 
 
 def _answering(network: nn.Module, likelihood: Likelihood) -> nn.Module:

@@ -15,22 +15,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import tomli_w
 
 from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.files import parse_json, parse_toml, read_text, write_beside
+from fedbayes.reports.result import Result
 from fedbayes.runs.activity import Notify, unnoticed
 from fedbayes.runs.config import Config, renewed
 from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder
 from fedbayes.runs.inventory import FREE, Inventory
-from fedbayes.runs.result import Result
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
 from fedbayes.runs.tracking import check
 from fedbayes.start import Listener, complete
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COSTS = ("rounds", "bytes_down", "bytes_up", "seconds")
 """What a summary has beside its metrics of which there are mean and standard deviation."""
@@ -223,6 +226,20 @@ class SeedRuns:
             RunError: one has not ended.
         """
         return {seed: Result(self.place(seed), self._temporary) for seed in self.seeds}
+
+    def frame(self, of: str = "rounds") -> "pd.DataFrame":
+        """Metrics of all runs, one below the other, by seed.
+
+        Args:
+            of: as for `Result.frame`.
+
+        Raises:
+            RunError: a run has not ended, or as for `Result.frame`.
+        """
+        import pandas as pd
+
+        frames = {seed: run.frame(of) for seed, run in self.runs.items()}
+        return pd.concat(frames, names=["seed"])
 
     def _note(self) -> None:
         """Write down what is run here."""

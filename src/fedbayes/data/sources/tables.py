@@ -18,7 +18,7 @@ from fedbayes.errors import CellError, DataError, did_you_mean
 
 TABLES = (".parquet", ".csv", ".csv.gz", ".xlsx")
 """Suffixes of tables."""
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _HEAD = 1 << 16
 _DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
 UNNAMED = "Unnamed: 0"
@@ -124,7 +124,7 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
         frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     if frame.empty:
         raise DataError(f"{file} has no rows")
-    _refuse_twice(list(frame.columns), file)
+    refuse_twice(list(frame.columns), file)
     return frame
 
 
@@ -141,13 +141,18 @@ def _read_excel(file: Path, sheet: str | None) -> Any:
             )
         chosen = sheet or names[0]
         head = book.parse(chosen, header=None, nrows=1)
-        _refuse_twice(
+        refuse_twice(
             [str(name).strip() for name in head.iloc[0].dropna()] if len(head) else [], file
         )
         return book.parse(chosen)
 
 
-def _refuse_twice(names: list[str], file: Path) -> None:
+def refuse_twice(names: list[str], file: Path) -> None:
+    """See that no two columns have one name.
+
+    Raises:
+        DataError: Two have.
+    """
     twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
     if twice:
         raise DataError(f"{file} has two columns '{twice[0]}'; give each column a name of its own")
@@ -156,10 +161,10 @@ def _refuse_twice(names: list[str], file: Path) -> None:
 def _read_csv(file: Path, notes: list[str]) -> Any:
     import pandas as pd
 
-    delimiter, names = _layout(file)
+    delimiter, names = layout(file)
     if not any(names):
         raise DataError(f"{file} is empty: its first line must name the columns")
-    _refuse_twice(names, file)
+    refuse_twice(names, file)
     try:
         with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
             # All at once, since a column read in pieces may come as numbers here, as text there.
@@ -170,14 +175,14 @@ def _read_csv(file: Path, notes: list[str]) -> Any:
         raise DataError(
             f"{file} has more values in a row than its first line has names; name every column"
         ) from None
-    commas = [] if delimiter == "," else _mend_decimal_commas(frame)
+    commas = [] if delimiter == "," else mend_decimal_commas(frame)
     if delimiter != ",":
         numbers = f", and numbers with decimal commas in {listed(commas)}" if commas else ""
-        notes.append(f"{file} is read with {_DELIMITERS[delimiter]} between columns{numbers}")
+        notes.append(f"{file} is read with {DELIMITERS[delimiter]} between columns{numbers}")
     return frame
 
 
-def _layout(file: Path) -> tuple[str, list[str]]:
+def layout(file: Path) -> tuple[str, list[str]]:
     """The delimiter of a CSV file, and the names in its first line.
 
     It is the first one of comma, semicolon, tab and bar by which all rows at the beginning have
@@ -193,7 +198,7 @@ def _layout(file: Path) -> tuple[str, list[str]]:
     whole = len(rest) < _HEAD
     head = first + rest
     rows: dict[str, list[list[str]]] = {}
-    for delimiter in _DELIMITERS:
+    for delimiter in DELIMITERS:
         found = [row for row in csv.reader(StringIO(head, newline=""), delimiter=delimiter) if row]
         # The last row may be cut off.
         rows[delimiter] = found if whole or len(found) < 2 else found[:-1]
@@ -204,7 +209,7 @@ def _layout(file: Path) -> tuple[str, list[str]]:
     return ",", [name.strip() for name in rows[","][0]] if rows[","] else []
 
 
-def _mend_decimal_commas(frame: Any) -> list[str]:
+def mend_decimal_commas(frame: Any) -> list[str]:
     """Read columns of text such as 1,5 as numbers, in place; their names."""
     import pandas as pd
 

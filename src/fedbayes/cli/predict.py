@@ -1,0 +1,166 @@
+"""`predict`, `conformal`: what a model says of new rows, and how often that is to be true."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import rich
+import typer
+
+from fedbayes.cli.app import Console, app
+from fedbayes.cli.options import Setting
+from fedbayes.errors import FedbayesWarning, RunError
+
+
+@app.command()
+def predict(
+    models: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folder, or model file with its card (.safetensors, .pt, .pt2); several "
+            "predict together.",
+            metavar="RUN|MODEL...",
+        ),
+    ],
+    inputs: Annotated[
+        Path, typer.Argument(help="Rows to predict: .csv, .csv.gz, .parquet, .xlsx, .npz.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File to write: .csv, .csv.gz or .parquet.")
+    ] = Path("predictions.csv"),
+    client: Annotated[
+        str | None,
+        typer.Option(help="A client's own model in place of the global one; name or number."),
+    ] = None,
+    level: Annotated[
+        float | None,
+        typer.Option(help="Probability that a number is between low and high. Default: 0.9."),
+    ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(
+            help="Sets and intervals by the threshold of this client, of conformal --per-client."
+        ),
+    ] = None,
+    no_conformal: Annotated[
+        bool,
+        typer.Option("--no-conformal", help="The model's own intervals, though it is calibrated."),
+    ] = False,
+    keep_inputs: Annotated[
+        bool, typer.Option("--keep-inputs", help="Write the columns that the model reads too.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write over the output if it is there.")
+    ] = False,
+    rows: Annotated[int, typer.Option("--chunk", help="Rows that are read at a time.")] = 10_000,
+    settings: Setting = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as JSON.")
+    ] = False,
+) -> None:
+    """Predict new rows: probabilities, or means and intervals, beside the ids of the rows."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    from fedbayes.tools.evaluation_set import named_by
+    from fedbayes.tools.prediction import predict_file
+    from fedbayes.tools.trained_models import load
+
+    trusted = named_by(settings or [])
+    if idle := [entry for entry in settings or [] if not named_by([entry])]:
+        raise RunError(
+            f"--set {idle[0]} has no effect: predict only takes the names of code that a model "
+            "file names too, as task.likelihood=package.module:Class"
+        )
+    model = load(*models, client=client, site=site, conformal=not no_conformal, trusted=trusted)
+    columns = (TextColumn("predicting"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    console = rich.get_console()
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("", total=1.0)
+        done = predict_file(
+            model,
+            inputs,
+            out,
+            level=level,
+            keep_inputs=keep_inputs,
+            overwrite=overwrite,
+            rows=rows,
+            watch=lambda share: progress.update(task, completed=share),
+        )
+    for note in done.notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=2)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "path": str(done.path),
+                    "rows": done.rows,
+                    "columns": done.columns,
+                    "level": done.level,
+                    "missing": done.missing,
+                    "broken": done.broken,
+                }
+            )
+        )
+        return
+    Console().print(
+        f"wrote {done.path}: {done.rows:,} rows, with {', '.join(done.columns)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def conformal(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    level: Annotated[
+        float, typer.Option(help="Promised share of sets or intervals that hold the truth.")
+    ] = 0.9,
+    score: Annotated[
+        str,
+        typer.Option(
+            help="What is counted. probability: of the true class. quantile: how far numbers are "
+            "outside of the model's interval. residual: how far from its mean. auto: by the "
+            "likelihood."
+        ),
+    ] = "auto",
+    per_client: Annotated[
+        bool, typer.Option("--per-client", help="A threshold for each client too.")
+    ] = False,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="Of every client's own model, each by its own rows.")
+    ] = False,
+    share: Annotated[
+        float, typer.Option(help="Part of each client's test rows that is counted.")
+    ] = 0.5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as JSON.")] = False,
+) -> None:
+    """Sets and intervals with a promise of coverage, from clients' counts; predict uses them."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from fedbayes.runs.display import number
+    from fedbayes.tools.conformal import calibrate_conformal
+
+    found = calibrate_conformal(
+        folder, level, score=score, per_client=per_client, personal=personal, share=share
+    )
+    if as_json:
+        print(json.dumps(asdict(found) | {"path": str(found.path)}))
+        return
+    size = "classes in a set" if found.score == "probability" else "width, median"
+    table = Table("rows of", "counted", "tested", "inside", size, pad_edge=False)
+    for name, one in [("all", found.all), *found.clients.items()]:
+        shown = ["  ".join(map(number, values)) for values in (one.coverage, one.size)]
+        table.add_row(name, f"{one.counted:,}", f"{one.tested:,}", *shown)
+    Console().print(table)
+    if short := [name for name, one in found.clients.items() if not one.bounded]:
+        warnings.warn(
+            f"too few rows for a level of {level:.0%}, so that sets hold all classes and intervals "
+            f"are endless: {', '.join(short[:5])}{' …' if short[5:] else ''}",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+    Console().print(f"wrote {found.path}", highlight=False, soft_wrap=True)

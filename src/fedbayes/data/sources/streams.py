@@ -1,0 +1,267 @@
+"""Rows to be predicted, read piece by piece: files may be larger than memory."""
+
+import gzip
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from fedbayes.data.columns import Column
+from fedbayes.data.settings import SourceSettings
+from fedbayes.data.sources.files import reading
+from fedbayes.data.sources.own import as_pictures, plain_array
+from fedbayes.data.sources.rows import decoded, holds_pictures
+from fedbayes.data.sources.tables import (
+    DELIMITERS,
+    TABLES,
+    layout,
+    mend_decimal_commas,
+    read_table,
+    refuse_twice,
+)
+from fedbayes.data.wording import listed
+from fedbayes.errors import ColumnError, DataError, did_you_mean
+
+FORMATS = (*TABLES, ".npz")
+"""Suffixes of the files that can be read so."""
+_MISSING = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+    *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+)
+"""What stands for an empty cell in a column that the model reads, as pandas has it by default."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a file."""
+
+    x: Any
+    """What the model reads of them: a DataFrame of its columns, or an array [n, ...]."""
+    kept: Any
+    """All other columns as they are in the file, a DataFrame."""
+    start: int
+    """Rows before them."""
+
+
+@dataclass
+class Rows:
+    """The rows of a file, in pieces."""
+
+    path: Path
+    table: Sequence[Column]
+    """Columns that the model reads; none if its samples have no names."""
+    size: int = 10_000
+    """Rows of a piece."""
+    share: float = 0.0
+    """How much has been read, of 1."""
+    notes: list[str] = field(default_factory=list)
+    """What a user should know."""
+
+    def __iter__(self) -> Iterator[Piece]:
+        """The pieces, in the order of the file.
+
+        Raises:
+            DataError: it is absent, damaged, empty, or of another format.
+            ColumnError: it has no column that the model reads.
+        """
+        name = self.path.name.lower()
+        if not name.endswith(FORMATS):
+            raise DataError(
+                f"{self.path} cannot be predicted from: give a file that ends in "
+                f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+            )
+        if not self.path.is_file():
+            raise DataError(f"there is no file {self.path} to predict from")
+        read = next((reader for suffix, reader in _READERS.items() if name.endswith(suffix)), _csv)
+        done = 0
+        with reading(self.path):
+            for x, kept in read(self):
+                if len(x):
+                    yield Piece(x, kept, done)
+                done += len(x)
+        if not done:
+            raise DataError(f"{self.path} has no rows to predict")
+
+
+_Parts = Iterator[tuple[Any, Any]]
+"""What the model reads, and what is kept."""
+
+
+def _csv(rows: Rows) -> _Parts:
+    import pandas as pd
+
+    path = rows.path
+    delimiter, names = layout(path)
+    if not any(names):
+        raise DataError(f"{path} is empty: its first line must name the columns")
+    refuse_twice(names, path)
+    if delimiter != ",":
+        rows.notes.append(f"{path} is read with {DELIMITERS[delimiter]} between columns")
+    columns = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+    wanted = _wanted(rows, columns)
+    kept = [name for name in columns if name not in wanted]
+    # What is no quantity is text, whatever it looks like: in another piece it may not.
+    texts = [column.name for column in rows.table if column.kind not in ("number", "boolean")]
+    total = path.stat().st_size
+    with _opened(path) as (file, text):
+        pieces = pd.read_csv(
+            text,
+            sep=delimiter,
+            header=0,
+            names=columns,
+            index_col=False,
+            dtype=dict.fromkeys([*kept, *texts], str),
+            keep_default_na=False,
+            na_values={name: list(_MISSING) for name in wanted},
+            low_memory=False,
+            chunksize=rows.size,
+        )
+        while (frame := _next(pieces, path)) is not None:
+            chosen = frame[wanted]
+            if delimiter != ",":
+                numbers = chosen[[name for name in wanted if name not in texts]].copy()
+                mend_decimal_commas(numbers)
+                chosen = chosen.assign(**{name: numbers[name] for name in numbers.columns})
+            rows.share = file.tell() / max(total, 1)
+            yield chosen, frame[kept].reset_index(drop=True)
+
+
+def _next(pieces: Any, path: Path) -> Any:
+    """The next piece of a CSV file; None at its end.
+
+    Raises:
+        DataError: a row has more values than there are columns.
+    """
+    import pandas as pd
+
+    try:
+        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+            return next(pieces, None)
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{path} has more values in a row than its first line has names; name every column"
+        ) from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[str]]]:
+    """A CSV file, as it lies on the disk and as text."""
+    with path.open("rb") as file:
+        plain: Any = gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file
+        with TextIOWrapper(plain, encoding="utf-8-sig", newline="") as text:
+            yield file, text
+
+
+def _parquet(rows: Rows) -> _Parts:
+    import pandas as pd
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = rows.path
+    with parquet.ParquetFile(path) as file:
+        columns = [name.strip() for name in file.schema_arrow.names]
+        refuse_twice(columns, path)
+        total, done = file.metadata.num_rows, 0
+        pictured = _pictured(file.schema_arrow) if not rows.table else ""
+        wanted = [pictured] if pictured else _wanted(rows, columns)
+        for batch in file.iter_batches(batch_size=rows.size):
+            table = pa.Table.from_batches([batch]).rename_columns(columns)
+            frame = table.select(wanted).to_pandas(ignore_metadata=True)
+            kept = table.drop_columns(wanted).to_pandas(
+                types_mapper=pd.ArrowDtype, ignore_metadata=True
+            )
+            done += len(frame)
+            rows.share = done / max(total, 1)
+            if pictured and len(frame) and holds_pictures(frame[pictured]):
+                yield decoded(frame[pictured], str(path)), kept
+            else:
+                yield frame, kept
+
+
+def _pictured(schema: Any) -> str:
+    """The only column of pictures as the Hugging Face hub stores them; empty if there is none."""
+    import pyarrow as pa
+
+    found = [
+        column.name
+        for column in schema
+        if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
+    ]
+    return found[0] if len(found) == 1 else ""
+
+
+def _excel(rows: Rows) -> _Parts:
+    """A sheet, which is read whole; what is kept becomes text."""
+    import pandas as pd
+
+    frame = read_table(rows.path, SourceSettings(), rows.notes)
+    wanted = _wanted(rows, list(frame.columns))
+    # Read as numbers, ids would lose their leading zeros.
+    cells = pd.read_excel(rows.path, dtype=object, na_filter=False).set_axis(frame.columns, axis=1)
+    kept = cells.drop(columns=wanted).map(str)
+    for start in range(0, len(frame), rows.size):
+        part = slice(start, start + rows.size)
+        rows.share = min(start + rows.size, len(frame)) / len(frame)
+        yield frame[wanted].iloc[part], kept.iloc[part].reset_index(drop=True)
+
+
+def _arrays(rows: Rows) -> _Parts:
+    import pandas as pd
+
+    path = rows.path
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: plain_array(file, name, path) for name in file.files}
+    if "x" not in arrays:
+        raise DataError(f"{path} has no array 'x' with the samples; there are {listed(arrays)}")
+    x = arrays.pop("x")
+    if x.ndim < 2 or x.dtype.kind not in "iufb":
+        raise DataError(
+            f"{path}: x must hold numbers, a sample in each of its first dimension, and have at "
+            "least two dimensions"
+        )
+    x = as_pictures(x)
+    if rows.table:
+        names = [name for column in rows.table for name in column.features]
+        rows.notes.append(
+            f"{path} has no names of features; they are taken to be in the order of the model's: "
+            f"{listed(names, 3)}"
+        )
+    aligned = {name: one for name, one in arrays.items() if one.shape == (len(x),)}
+    if left := [name for name in arrays if name not in aligned]:
+        rows.notes.append(
+            f"{path}: {listed(left)} left out: columns are of one value a sample, [{len(x)}]"
+        )
+    kept = pd.DataFrame(aligned, index=pd.RangeIndex(len(x)))
+    for start in range(0, len(x), rows.size):
+        part = slice(start, start + rows.size)
+        rows.share = min(start + rows.size, len(x)) / len(x)
+        yield x[part], kept.iloc[part].reset_index(drop=True)
+
+
+_READERS = {".parquet": _parquet, ".xlsx": _excel, ".npz": _arrays}
+"""How files are read, by the ends of their names; all others are CSV."""
+
+
+def _wanted(rows: Rows, columns: Sequence[str]) -> list[str]:
+    """Names of the columns that the model reads, in its order.
+
+    Raises:
+        ColumnError: one is absent.
+        DataError: the model has no names of columns.
+    """
+    if not rows.table:
+        raise DataError(
+            f"{rows.path} is a table, and the features of this model have no names: it was trained "
+            "on arrays; give its samples as an array x [n, ...] in a .npz file"
+        )
+    names = [column.name for column in rows.table]
+    for name in names:
+        if name not in columns:
+            like = did_you_mean(name, columns)
+            raise ColumnError(f"{rows.path} has no column '{name}'{like}", name, "features", like)
+    return names

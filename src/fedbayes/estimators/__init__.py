@@ -1,0 +1,23 @@
+"""Federations as scikit-learn estimators: `fit`, `predict`, `score`, all of it in memory.
+
+`settings` makes a config of constructor parameters, `samples` clients' data of arrays, `federation`
+runs the rounds without a run folder, and `base` is what classifier and regressor share.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedbayes.lazy import attributes
+
+if TYPE_CHECKING:
+    from fedbayes.estimators.classifier import FederatedClassifier
+    from fedbayes.estimators.regressor import FederatedRegressor
+
+__all__ = ["FederatedClassifier", "FederatedRegressor"]
+
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "FederatedClassifier": "fedbayes.estimators.classifier",
+        "FederatedRegressor": "fedbayes.estimators.regressor",
+    },
+)

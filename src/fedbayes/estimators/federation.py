@@ -1,0 +1,218 @@
+"""A federation from its first round to its last, in memory: no folder, no process, no file."""
+
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.data import FederatedData, Preprocessing
+from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.federation.engines.sequential import Sequential
+from fedbayes.federation.privacy import keys
+from fedbayes.federation.privacy.noise import Secret
+from fedbayes.federation.privacy.spending import Spending
+from fedbayes.federation.round import run_round
+from fedbayes.federation.weights import Weights, none_yet
+from fedbayes.runs.build import build_likelihood, build_network, build_run, build_runtime
+from fedbayes.runs.checks import check, remarks
+from fedbayes.runs.cohorts import cohort_of
+from fedbayes.runs.config import Config
+from fedbayes.runs.folder import Metrics
+from fedbayes.runs.lines import in_vain, round_line
+from fedbayes.runs.personal import none_kept, own_model
+from fedbayes.runs.privacy import mechanism, needs_secret, run_summary
+from fedbayes.tensors import Tensors, pack, to, unpack
+
+ROWS = 1000
+"""Samples that are predicted at a time."""
+
+_ONE_AT_A_TIME = threading.Lock()
+"""PyTorch's global random state, which networks are built with, is the process's."""
+
+
+class Federation:
+    """What a federation has learnt, and what it takes to predict with it.
+
+    It can be pickled; the network is built again where it is loaded. Several threads may predict.
+    """
+
+    def __init__(self, config: Config, data: FederatedData) -> None:
+        """Run all rounds.
+
+        Args:
+            config: the settings.
+            data: the clients' data, all of them to train on.
+
+        Raises:
+            FedbayesError: a setting will not do, or no round had an update.
+        """
+        self.config = config
+        self.preprocessing: Preprocessing = data.preprocessing
+        self.clients = data.clients
+        self.states: dict[int, bytes] = {}
+        """Clients' private states, encoded."""
+        self.lines: list[Metrics] = []
+        """Of each round what `metrics.jsonl` would have."""
+        self.privacy: Metrics = {}
+        """ε and what belongs to it, where there was noise."""
+        self._lock = threading.Lock()
+        with _ONE_AT_A_TIME:
+            server = self._rounds(data)
+        self._server = to(pack(server), "cpu")
+        self._constants: Tensors = dict(self.run.network.constants)
+
+    def _rounds(self, data: FederatedData) -> Any:
+        """The server's state after the last round."""
+        config = self.config
+        runtime = build_runtime(config, data, quiet=True)
+        run = self.__dict__["run"] = runtime.run
+        method = runtime.method
+        check(config, method, run, data)
+        for remark in remarks(config, method, run, data):
+            warnings.warn(remark, FedbayesWarning, stacklevel=6)
+        weights = Weights.of(method, config.aggregation.max_weight, none_yet(run.clients))
+        secret, record, failed = _secret(config), Spending.empty(), 0
+        engine, server = Sequential(runtime), method.init(run)
+        for number in range(1, config.rounds + 1):
+            began = time.perf_counter()
+            cohort = cohort_of(config, run, secret, number)
+            result = run_round(
+                run,
+                method,
+                server,
+                engine,
+                self.states,
+                number=number,
+                cohort=cohort,
+                min_reports=1 if method.centralized else config.min_reports,
+                aggregation=config.aggregation,
+                privacy=mechanism(config, run, record, secret, number=number, cohort=cohort),
+                weights=weights,
+            )
+            server = unpack(method.server_state, pack(result.server))
+            record = result.privacy or record
+            model = method.model(server, run)
+            seconds = time.perf_counter() - began
+            line = round_line(result, {}, model, run.network, seconds)
+            self.lines.append(line)
+            failed = failed + 1 if in_vain(line) else 0
+            self._require_sound(failed)
+            if method.stopped(server):
+                break
+        if all(line["skipped"] for line in self.lines):
+            raise RunError(f"no round had an update: {_why(self.lines[-1])}")
+        self.privacy = run_summary(config, record, len(self.lines))
+        return server
+
+    def _require_sound(self, failed: int) -> None:
+        """See that rounds come to something.
+
+        Raises:
+            RunError: for `stop_refused` rounds in a row they did not.
+        """
+        config = self.config
+        if config.stop_refused and failed >= config.stop_refused and not config.privacy.noise:
+            raise RunError(
+                f"for {failed} rounds in a row every report was refused, or the update was undone; "
+                f"the last time: {in_vain(self.lines[-1])}. Training diverges: a smaller "
+                'learning rate may do, as in training={"lr": 0.01}'
+            )
+
+    @cached_property
+    def run(self) -> Run:
+        """What no round changed; built again where it was loaded from a pickle."""
+        with _ONE_AT_A_TIME:
+            likelihood = build_likelihood(self.config, self.preprocessing.target, quiet=True)
+            network = build_network(self.config, self.preprocessing.shape, likelihood)
+            network.adopt(self._constants)
+            return build_run(self.config, network, self.preprocessing, likelihood, self.clients)
+
+    @cached_property
+    def method(self) -> AnyMethod:
+        """The method with its parameters."""
+        return self.config.build_method()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what can be built again."""
+        left_out = ("run", "method", "_lock")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+    def model(self, client: int | None = None) -> Tensors:
+        """The global model, or a client's own.
+
+        Args:
+            client: index of the client.
+
+        Raises:
+            RunError: there is none.
+        """
+        method, run = self.method, self.run
+        server: Any = unpack(method.server_state, self._server)
+        if client is None:
+            if not method.has_global_model:
+                raise RunError(
+                    f"under {method.name} only clients have models, and there is no global one: "
+                    "name the client whose model is to predict"
+                )
+            return method.model(server, run)
+        if client not in self.states:
+            raise RunError(
+                f"client {client} has no model of its own: "
+                f"{'it was in no round' if self.states else none_kept(method)}"
+            )
+        own = own_model(method, server, self.states[client], At(run, len(self.lines) + 1, client))
+        if own is None:
+            raise RunError(f"there are no models of single clients: {none_kept(method)}")
+        return own
+
+    @torch.no_grad()
+    def predict(self, x: Any, ask: Callable[[Tensor], Tensor], client: int | None = None) -> Tensor:
+        """What a model says of samples.
+
+        Args:
+            x: raw samples [n, ...], NaN for missing values.
+            ask: makes of outputs [draws, n, width] what is wanted, [n, ...].
+            client: index of the client whose model it is; None: the global one.
+
+        Returns:
+            float64, on the CPU.
+
+        Raises:
+            RunError: there is no such model.
+        """
+        with self._lock:
+            run = self.run
+            draw = self.method.draws(to(self.model(client), run.network.device), run)
+            pieces = [
+                ask(draw(self.preprocessing.apply(part).to(run.network.device)).double()).cpu()
+                for part in torch.split(torch.as_tensor(x), ROWS)
+            ]
+        return torch.cat(pieces)
+
+
+def _secret(config: Config) -> Secret | None:
+    """What noise and secret cohorts follow from; kept nowhere."""
+    if not needs_secret(config):
+        return None
+    if config.privacy.repeatable or not config.privacy.noise:
+        return keys.public(config.seed)
+    return Secret(secrets.token_bytes(32))
+
+
+def _why(line: Metrics) -> str:
+    """Why a round had no update, in words."""
+    reasons = {**line["refused"], **line["lost"]}
+    if reasons:
+        client, reason = next(iter(reasons.items()))
+        return f"client {client}: {reason}"
+    return str(line.get("undone") or "too few good reports came")

@@ -1,0 +1,125 @@
+"""The config of an estimator: constructor parameters as settings of a run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedbayes.errors import ConfigError
+from fedbayes.runs.config import Config
+
+OWN = {
+    "seed": "random_state",
+    "rounds": "rounds",
+    "cohort": "cohort",
+    "method": "method",
+    "model": "model",
+    "training": "training",
+    "task": "likelihood",
+    "data": "clients of fit, n_clients and partition",
+}
+"""Settings that have a constructor parameter of their own, and which."""
+NEEDS_FOLDER = (
+    "engine",
+    "round_timeout",
+    "workers",
+    "threads",
+    "evaluate_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "stop_after",
+    "stop_min_improvement",
+    "secure",
+    "attack",
+)
+"""Settings that have no meaning without a run folder, test samples or other processes."""
+
+
+def config_of(parameters: Mapping[str, Any], *, seed: int, given: bool) -> Config:
+    """The settings that an estimator's parameters stand for.
+
+    Args:
+        parameters: of the constructor, by name.
+        seed: of all randomness.
+        given: whether the clients are given, so that nothing is divided.
+
+    Raises:
+        ConfigError: a parameter is of the wrong type or not allowed; the text names it.
+    """
+    settings = nested(parameters["settings"])
+    data = {"partition": "natural"} if given else _partition(parameters)
+    for key in settings:
+        if key in OWN:
+            raise ConfigError(f"settings has {key!r}, which is set by {OWN[key]}")
+        if key in NEEDS_FOLDER:
+            raise ConfigError(
+                f"settings has {key!r}, which has no effect in memory; fedbayes.run takes it"
+            )
+    return Config.create(
+        seed=seed,
+        rounds=parameters["rounds"],
+        cohort=parameters["cohort"],
+        method=table(parameters, "method", "name"),
+        model=table(parameters, "model", "name"),
+        task=table(parameters, "likelihood", "likelihood"),
+        training=table(parameters, "training"),
+        data=data,
+        **settings,
+    )
+
+
+def table(parameters: Mapping[str, Any], name: str, key: str = "") -> dict[str, Any]:
+    """A parameter as a table of settings: a mapping, nothing, or a word that stands for one key.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    value = parameters[name]
+    if value is None:
+        return {}
+    if isinstance(value, str) and key:
+        return {key: value}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise ConfigError(f"{name} is {value!r}; give {'a name, or ' if key else ''}a dict of settings")
+
+
+def nested(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings with keys such as `aggregation.rule` as tables in tables.
+
+    Raises:
+        ConfigError: they are no mapping, or a key says two things.
+    """
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings is {settings!r}; give a dict of settings")
+    tables: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, last = str(key).split(".")
+        place = tables
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"settings has {key!r}, but {part} is no table")
+        if last in place:
+            raise ConfigError(f"settings has {key!r} twice")
+        place[last] = dict(value) if isinstance(value, Mapping) else value
+    return tables
+
+
+def _partition(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[data]` table of an artificial partition.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    partition = table(parameters, "partition", "partition")
+    allowed = ("partition", "alpha", "balance", "shards_per_client", "class_counts")
+    for key in partition:
+        if key not in allowed:
+            raise ConfigError(f"partition has {key!r}; it takes {', '.join(allowed)}")
+    if partition.get("partition") in ("natural", "default"):
+        raise ConfigError(
+            f"partition is {partition['partition']!r}, and there are no clients to divide by: give "
+            "fit an array of clients, or choose iid or dirichlet"
+        )
+    return {"clients": parameters["n_clients"], **partition}

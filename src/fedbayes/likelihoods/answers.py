@@ -1,0 +1,149 @@
+"""What a model says of each sample, column by column, for people and programs that read tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedbayes.likelihoods.base import Classes, Likelihood, finite
+from fedbayes.likelihoods.conformal import Conformal
+from fedbayes.likelihoods.numeric import Numeric, Parametric
+from fedbayes.metrics import uncertainty
+
+Answers = dict[str, npt.NDArray[Any]]
+"""Columns by name, [n] each."""
+
+
+@torch.no_grad()
+def answers(
+    likelihood: Likelihood,
+    draws: Tensor,
+    level: float | None = None,
+    conformal: Conformal | None = None,
+) -> Answers:
+    """What draws of a model predict, as columns.
+
+    Of classes `p_CLASS`, the probability of each, and `predicted`, the name of the likeliest; of
+    labels `p_LABEL`; of numbers `mean`, and with a level `low` and `high`, the ends of the central
+    interval (of several target columns `mean_NAME` and so on). With several draws also, of
+    probabilities `std_NAME`, their standard deviation between draws, and in nats `entropy`, all
+    that is unknown, and `mutual_information`, the part of it that more data would remove (of
+    labels, each by its name); of numbers `std`, the standard deviation of the prediction, and
+    `std_between`, the part of it between draws. With a conformal threshold `set`, the names of
+    the classes that hold the true one with the promised probability, a tuple, likeliest first; and
+    `low` and `high` are the conformal interval's.
+
+    Args:
+        likelihood: what the outputs mean.
+        draws: outputs under draws from a posterior, [draws, n, width].
+        level: probability that a number is in its interval, above 0 and below 1; None for none.
+        conformal: a threshold of this model, if there is one; its level counts.
+
+    Returns:
+        The columns in this order, float32 of probabilities and float64 of numbers; NaN, and
+        nothing predicted, all classes in the set, where an output is not finite.
+
+    Raises:
+        ConfigError: the level is invalid, or the likelihood has no interval of it.
+    """
+    several = len(draws) > 1
+    match likelihood:
+        case Classes():
+            found = _classes(likelihood, draws, several)
+            if conformal is not None:
+                found["set"] = _sets(likelihood, draws, conformal)
+        case Numeric():
+            interval = None
+            if conformal is not None:
+                interval = conformal.interval(likelihood, draws)
+            elif level is not None:
+                interval = likelihood.interval(draws.double(), level)
+            found = _numbers(likelihood, draws.double(), interval, several)
+        case _ if likelihood.target.kind == "labels":
+            found = _labels(likelihood, draws, several)
+        case _:
+            found = number_columns({"mean": likelihood.mean(draws)}, likelihood.target.names)
+    broken = ~finite(draws).cpu().numpy()
+    if broken.any():
+        for name, column in found.items():
+            if name != "set":
+                column[broken] = "" if name == "predicted" else np.nan
+    return found
+
+
+def _classes(likelihood: Classes, draws: Tensor, several: bool) -> Answers:
+    names = likelihood.target.names
+    each = likelihood.normalized(draws)
+    logs = likelihood.log_probabilities(draws)
+    found = _by_name("p_", names, logs.exp())
+    found["predicted"] = np.array(names, object)[logs.argmax(dim=-1).cpu().numpy()]
+    if several:
+        found |= _by_name("std_", names, each.exp().std(dim=0, correction=0))
+        unknown = uncertainty(each)
+        found["entropy"] = _array(unknown.entropy)
+        found["mutual_information"] = _array(unknown.information)
+    return found
+
+
+def _labels(likelihood: Likelihood, draws: Tensor, several: bool) -> Answers:
+    names = likelihood.target.names
+    found = _by_name("p_", names, likelihood.mean(draws))
+    if several:
+        each = torch.stack([likelihood.mean(draw[None]) for draw in draws])
+        found |= _by_name("std_", names, each.std(dim=0, correction=0))
+        coins = torch.stack([each, 1 - each], dim=-1).log()
+        unknown = uncertainty(coins.flatten(1, 2))
+        shape = each.shape[1:]
+        found |= _by_name("entropy_", names, unknown.entropy.reshape(shape))
+        found |= _by_name("mutual_information_", names, unknown.information.reshape(shape))
+    return found
+
+
+def _sets(likelihood: Classes, draws: Tensor, conformal: Conformal) -> npt.NDArray[Any]:
+    """The names of the classes in each set, likeliest first."""
+    inside = conformal.sets(likelihood, draws) | ~finite(draws)[:, None]
+    order = likelihood.log_probabilities(draws).argsort(dim=-1, descending=True, stable=True)
+    listed = torch.where(inside.gather(1, order), order, -1)
+    distinct, which = torch.unique(listed, dim=0, return_inverse=True)
+    sets = np.empty(len(distinct), object)
+    for place, row in enumerate(distinct.tolist()):
+        sets[place] = tuple(likelihood.target.names[k] for k in row if k >= 0)
+    return np.asarray(sets[which.cpu().numpy()])
+
+
+def _numbers(
+    likelihood: Numeric, draws: Tensor, interval: tuple[Tensor, Tensor] | None, several: bool
+) -> Answers:
+    found = {"mean": likelihood.mean(draws)}
+    if interval is not None:
+        found["low"], found["high"] = interval
+    if several and isinstance(likelihood, Parametric):
+        found["std"], found["std_between"] = likelihood.std(draws)
+    return number_columns(found, likelihood.target.names)
+
+
+def number_columns(found: Mapping[str, Tensor], names: Sequence[str]) -> Answers:
+    """What is known of target columns, [n, columns] by kind, as columns by name.
+
+    Args:
+        found: such as the means, by `mean`.
+        names: of the target columns; a single one is not named.
+    """
+    columns: Answers = {}
+    for kind, values in found.items():
+        columns |= _by_name(f"{kind}_", names, values) if len(names) > 1 else {}
+        if len(names) == 1:
+            columns[kind] = _array(values[:, 0])
+    return columns
+
+
+def _by_name(prefix: str, names: Sequence[str], values: Tensor) -> Answers:
+    """Columns of [n, names]."""
+    return {f"{prefix}{name}": _array(values[:, k]) for k, name in enumerate(names)}
+
+
+def _array(values: Tensor) -> npt.NDArray[Any]:
+    return values.cpu().numpy().copy()

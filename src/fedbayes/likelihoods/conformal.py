@@ -1,0 +1,202 @@
+"""Split conformal prediction in a federation: sets and intervals with a promise of coverage.
+
+A score says how badly a target fits a prediction. Clients count the scores of rows that were held
+out, on a grid that all share; the sum of the counts gives the threshold under which a share of new
+scores will be. The promise holds for any model, as long as new rows are drawn like those that were
+counted (Vovk et al. 2005; Romano et al. 2019; Angelopoulos and Bates 2023).
+"""
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import ConfigError
+from fedbayes.likelihoods.base import Classes, Likelihood
+from fedbayes.likelihoods.numeric import Numeric
+
+Score = Literal["probability", "residual", "quantile"]
+SCORES: dict[Score, str] = {
+    "probability": "classes: −log of the probability of the true class",
+    "residual": "numbers: distance from the predictive mean",
+    "quantile": "numbers: how far outside of the model's own interval (CQR)",
+}
+"""Scores by name, in words."""
+_LEAST, _LARGEST, _STEPS = 1e-8, 1e4, 4096
+_HALF = torch.logspace(math.log10(_LEAST), math.log10(_LARGEST), _STEPS, dtype=torch.float64)
+GRID = torch.cat([-_HALF.flip(0), torch.zeros(1, dtype=torch.float64), _HALF])
+"""Where the bins of scores end, float64 [edges]: 0.7 % apart on either side of 0. Scores of numbers
+are in units of the target's standard deviation, those of classes in nats."""
+BINS = len(GRID) + 1
+"""Bin b holds the scores in (GRID[b − 1], GRID[b]], the last one all above."""
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """A threshold of scores, and what they are."""
+
+    level: float
+    """Share of new rows whose score the threshold promises to be above, or equal to."""
+    score: Score
+    threshold: tuple[float | None, ...]
+    """Of classes one, in nats; of numbers one for each target column, in its unit. None where too
+    few rows were counted for the level: sets are whole then, and intervals endless."""
+    rows: int
+    """That were counted."""
+
+    def __post_init__(self) -> None:
+        """See that the numbers are possible."""
+        ends = [end for end in self.threshold if end is not None]
+        if not (0 < self.level < 1 and self.threshold and all(map(math.isfinite, ends))):
+            raise ValueError("level or threshold of a conformal calibration is none")
+
+    def fits(self, likelihood: Likelihood) -> bool:
+        """Whether it is of predictions of this likelihood."""
+        if isinstance(likelihood, Classes):
+            return self.score == "probability" and len(self.threshold) == 1
+        if not isinstance(likelihood, Numeric) or self.score == "probability":
+            return False
+        return len(self.threshold) == likelihood.target.columns
+
+    def sets(self, likelihood: Classes, draws: Tensor) -> Tensor:
+        """Which classes are in the set of each sample, bool [n, classes].
+
+        Args:
+            likelihood: of the outputs.
+            draws: outputs under draws from a posterior, [draws, n, width].
+        """
+        scores: Tensor = -likelihood.log_probabilities(draws).double()
+        return scores <= self._ends(draws)
+
+    def interval(self, likelihood: Numeric, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends, float64 [n, columns], in the unit of the target; of a count at
+        least 0. Arguments as for `sets`.
+        """
+        ends = self._ends(draws)
+        low, high = _inner(likelihood, draws, self.score, self.level)
+        middle = (low + high) / 2
+        low, high = torch.minimum(low - ends, middle), torch.maximum(high + ends, middle)
+        if likelihood.target.kind == "count":
+            low, high = low.ceil().clamp_min(0.0), high.floor().clamp_min(0.0)
+        return low, high
+
+    def _ends(self, like: Tensor) -> Tensor:
+        ends = [math.inf if end is None else end for end in self.threshold]
+        return torch.tensor(ends, dtype=torch.float64, device=like.device)
+
+
+def choose_score(likelihood: Likelihood, level: float, asked: str = "auto") -> Score:
+    """The score of a likelihood.
+
+    Args:
+        likelihood: of the targets.
+        level: the promised coverage.
+        asked: a name, or `auto`: of classes `probability`, of numbers `quantile`, or if the
+            likelihood has no interval of the level `residual`.
+
+    Raises:
+        ConfigError: the level or the name is invalid, or the score is not one of such targets.
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"the level {level} is no share; give one above 0 and below 1")
+    kinds: tuple[Score, ...] = ()
+    if isinstance(likelihood, Classes):
+        kinds = ("probability",)
+    elif isinstance(likelihood, Numeric):
+        kinds = ("quantile", "residual") if _has_interval(likelihood, level) else ("residual",)
+    if not kinds:
+        raise ConfigError(
+            f"conformal prediction is for classes and numbers; the likelihood {likelihood.name} "
+            "predicts neither"
+        )
+    if asked == "auto":
+        return kinds[0]
+    for kind in kinds:
+        if kind == asked:
+            return kind
+    why = ""
+    if asked == "quantile" and kinds == ("residual",):
+        why = f": the model learnt no quantiles for an interval of {level:.0%}"
+    raise ConfigError(
+        f"the score {asked!r} is none of the likelihood {likelihood.name}{why}; there are "
+        f"{', '.join(kinds)}"
+    )
+
+
+def _has_interval(likelihood: Numeric, level: float) -> bool:
+    try:
+        likelihood.interval(torch.zeros(1, 1, likelihood.width), level)
+    except ConfigError:
+        return False
+    return True
+
+
+@torch.no_grad()
+def scores(likelihood: Likelihood, draws: Tensor, y: Tensor, score: Score, level: float) -> Tensor:
+    """How badly targets fit predictions, float64 [n, columns], as `GRID` has them; inf where an
+    output is not finite.
+
+    Args:
+        likelihood: of the targets.
+        draws: outputs under draws from a posterior, [draws, n, width].
+        y: targets, [n] or [n, columns].
+        score: its name.
+        level: the promised coverage.
+    """
+    if isinstance(likelihood, Classes):
+        found = -likelihood.log_probabilities(draws).double().gather(1, y[:, None])
+    else:
+        assert isinstance(likelihood, Numeric)
+        low, high = _inner(likelihood, draws, score, level)
+        found = torch.maximum(low - y, y - high) / unit(likelihood).to(draws.device)
+    return found.nan_to_num(nan=math.inf, posinf=math.inf, neginf=math.inf)
+
+
+def _inner(likelihood: Numeric, draws: Tensor, score: Score, level: float) -> tuple[Tensor, Tensor]:
+    """The interval that a threshold of 0 would give, float64 [n, columns] each."""
+    if score == "quantile":
+        low, high = likelihood.interval(draws.double(), level)
+        return low.double(), high.double()
+    mean = likelihood.mean(draws.double())
+    return mean, mean
+
+
+def unit(likelihood: Likelihood) -> Tensor:
+    """What scores are divided by, float64 [columns]: a number's standard deviation in training, a
+    count's mean; 1 for classes.
+    """
+    target = likelihood.target
+    if target.classes:
+        return torch.ones(1, dtype=torch.float64)
+    given = target.scale or target.center or (1.0,) * target.columns
+    return torch.tensor([abs(value) or 1.0 for value in given], dtype=torch.float64)
+
+
+def count(found: Tensor) -> Tensor:
+    """How many scores [n, columns] are in each bin, int64 [columns, BINS]: what a client sends."""
+    place = torch.bucketize(found.cpu(), GRID)
+    return torch.stack([torch.bincount(column, minlength=BINS) for column in place.T])
+
+
+def threshold(counts: Tensor, likelihood: Likelihood, score: Score, level: float) -> Conformal:
+    """The threshold that clients' counts together give.
+
+    With n scores it is at least the ⌈(n + 1) level⌉-th smallest: a new score, drawn like them, is
+    at most that with probability level or more. It is the end of that score's bin, so never below.
+
+    Args:
+        counts: the sum of what `count` gave at clients, [columns, BINS].
+        likelihood: of the targets.
+        score: that was counted.
+        level: the promised coverage.
+    """
+    rows = int(counts[0].sum())
+    rank = math.ceil(Decimal(str(level)) * (rows + 1))
+    ends: list[float | None] = []
+    for column, scale in zip(counts, unit(likelihood).tolist(), strict=True):
+        place = int(torch.searchsorted(column.cumsum(0), rank))
+        ends.append(float(GRID[place]) * scale if rank <= rows and place < len(GRID) else None)
+    return Conformal(level, score, tuple(ends), rows)

@@ -1,0 +1,303 @@
+"""What came of a run, as its folder tells it."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes.data import Preprocessing, pixel_order
+from fedbayes.errors import RunError
+from fedbayes.likelihoods import Likelihood, Numeric, predictor
+from fedbayes.runs.build import build_likelihood, stored_data, stored_run
+from fedbayes.runs.config import Config
+from fedbayes.runs.conformal import read_conformal
+from fedbayes.runs.display import outcome_rows
+from fedbayes.runs.folder import Metrics, RunFolder
+from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
+from fedbayes.runs.notebook import outline
+from fedbayes.runs.personal import own_models, require_global
+from fedbayes.runs.standing import flat
+from fedbayes.runs.trained import Member, TrainedModel
+from fedbayes.tensors import Tensors, to, unpack
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+RawPredictor = Callable[[Any], Tensor]
+"""Raw samples, a tensor, array or DataFrame of n, to predictions [n, ...]."""
+
+
+class Interval(NamedTuple):
+    """Where targets lie, in their own unit, [n, columns] each."""
+
+    low: Tensor
+    high: Tensor
+
+
+class Result:
+    """A run that has ended, as its folder tells it."""
+
+    def __init__(self, folder: Path | str, keep: object = None) -> None:
+        self.folder = RunFolder(Path(folder))
+        self._keep = keep  # a temporary folder lives as long as the run that is in it
+        self.summary = self.folder.summary()
+        self.metrics = self.folder.metrics()
+
+    def __repr__(self) -> str:
+        return f"<Result {self._title}, in {self.folder.path}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        headline = self.summary["headline"]
+        values = (flat(line).get(headline) for line in self.metrics)
+        curve = [value for value in values if value is not None]
+        return outline(self._title, outcome_rows(self.summary), curve)
+
+    @property
+    def _title(self) -> str:
+        """What was run, in words."""
+        summary = self.summary
+        return f"{summary['method']} on {summary['dataset']}, round {summary['rounds']}"
+
+    def frame(self, of: str = "rounds") -> "pd.DataFrame":
+        """Metrics as a pandas DataFrame.
+
+        Args:
+            of: `rounds`, a row for each round: metrics of the models, bytes, loss, how many clients
+                were refused; `clients`, a row for each client: its samples, metrics of the global
+                model and of the one that it last reported on its own test samples, how often its
+                report was refused;
+                `troubles`, a row for each report that was refused, lost or odd, with the reason.
+
+        Raises:
+            RunError: there is no such frame, or the files that it is of are damaged.
+        """
+        lines = self.metrics
+        if of == "rounds":
+            return rounds_frame(lines, self.preprocessing.classes)
+        if of not in ("clients", "troubles"):
+            raise RunError(f"there is no frame {of!r}; there are rounds, clients and troubles")
+        division = self.folder.partition()
+        if division is None:
+            raise RunError(f"there is no partition file {self.folder.partition_file}")
+        if of == "troubles":
+            return troubles_frame(division.names, lines)
+        sizes = {
+            "train_samples": np.diff(division.train_offsets).tolist(),
+            "test_samples": np.diff(division.test_offsets).tolist(),
+        }
+        return clients_frame(division.names, sizes, self._per_client(division.names), lines)
+
+    def _per_client(self, names: Sequence[str]) -> Metrics:
+        """Metrics of each client by model; those of its own alone in folders of older versions."""
+        if "per_client" in self.summary:
+            told: Metrics = self.summary["per_client"]
+            return told
+        progress = self.folder.progress()
+        each = {} if progress is None else progress.clients.each(self.likelihood)
+        return {"local": {names[client]: found for client, found in each.items()}} if each else {}
+
+    def plot(
+        self, figure: str = "headline", *others: "Result", names: Sequence[str] = ()
+    ) -> "Figure":
+        """Draw one figure of the run, or of several together, as `fedbayes plot` does.
+
+            run.plot("reliability").savefig("reliability.svg")
+
+        Args:
+            figure: a name in `fedbayes.reports.charts.FIGURES`, or of any column of `frame()`.
+            *others: runs to compare with.
+            names: of this run and the others; their methods if these differ, else the ends of
+                their folders.
+
+        Returns:
+            A Matplotlib figure, which notebooks show.
+
+        Raises:
+            RunError: there is no such figure, it has nothing to show, or there are not as many
+                names as runs.
+        """
+        from fedbayes.reports.charts import charts
+        from fedbayes.reports.draw import figure_of
+        from fedbayes.reports.gather import gather
+
+        results = (self, *others)
+        records = gather([result.folder.path for result in results])
+        methods = [result.summary["method"] for result in results]
+        if len(set(methods)) < len(methods):
+            methods = [record.label for record in records]
+        if names and len(names) != len(results):
+            raise RunError(f"there are {len(names)} names of {len(results)} runs; give one of each")
+        return figure_of(charts(figure, records), list(names) or methods)
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings; what they name as `package.module:Class` is imported."""
+        self.folder.refuse_changed_config()
+        return self.folder.config()
+
+    @property
+    def model(self) -> Tensors:
+        """The global model, with what is frozen in its network.
+
+        Raises:
+            RunError: there is none: under some methods only clients have models; or frozen weights
+                are not those that it was trained beside.
+        """
+        model, progress = self.folder.model(), self.folder.progress()
+        if progress is None or not progress.constants:
+            return model
+        network = stored_run(self.folder, self.config, self.preprocessing).network
+        return network.whole(model)
+
+    def server(self, number: int | None = None) -> Any:
+        """The server's state after a round (the last by default) that a checkpoint was kept of.
+
+        With `keep_checkpoints = "best"`, `model` is that of `summary["best_round"]`, not the last.
+        """
+        progress = self.folder.progress(number)
+        method = self.config.build_method()
+        return unpack(method.server_state, progress.server) if progress else None
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """What the network sees of a raw sample; names of classes and features."""
+        stored = self.folder.preprocessing()
+        return stored or stored_data(self.config, self.folder).preprocessing
+
+    @cached_property
+    def likelihood(self) -> Likelihood:
+        """What the network's outputs mean for the target."""
+        return build_likelihood(self.config, self.preprocessing.target, quiet=True)
+
+    def predictor(self, client: str | int | None = None) -> "RawPredictor":
+        """The global model as a function from raw samples to predictions.
+
+        It takes samples as the data set has them, a tensor or array [n, ...] with NaN for missing
+        values, or for a table a pandas DataFrame with its features as columns in any order; it
+        gives log-probabilities [n, classes], classes in the order of `preprocessing.classes`, or
+        predictive means [n, columns] in the unit of the target (probabilities, if it is labels).
+        Where clients see pixels in an order of their own, the global model wants them in that
+        order.
+
+        Args:
+            client: name or index of a client, for its own model in place of the global one.
+
+        Raises:
+            RunError: there is no global model, or the client has none of its own.
+        """
+        return predictor(self.likelihood, self.draws(client))
+
+    def interval(self, x: Any, level: float = 0.9, client: str | int | None = None) -> Interval:
+        """Where numbers lie that are predicted for raw samples.
+
+        Args:
+            x: samples, as for `predictor`.
+            level: probability that a target is inside, above 0 and below 1.
+            client: as for `predictor`.
+
+        Returns:
+            Lower and upper ends of the central predictive intervals, float64 [n, columns] each, in
+            the unit of the target.
+
+        Raises:
+            RunError: as for `predictor`, or what is predicted is no number.
+            ConfigError: the level is invalid, or quantiles that it needs are not among those that
+                the run learnt.
+        """
+        likelihood = self.likelihood
+        if not isinstance(likelihood, Numeric):
+            raise RunError(
+                f"the likelihood {likelihood.name} of {self.folder.path} has no intervals: "
+                "predictor() gives probabilities"
+            )
+        return Interval(*likelihood.interval(self.draws(client)(x), level))
+
+    def predict(self, x: Any, client: str | int | None = None) -> Tensor:
+        """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
+        target; arguments and errors as for `predictor`.
+        """
+        return self.trained(client).predict(x)
+
+    def predict_frame(
+        self, x: Any, client: str | int | None = None, *, level: float | None = None
+    ) -> Any:
+        """Predictions as a DataFrame, as `fedbayes predict` writes them; see
+        `fedbayes.runs.trained.TrainedModel.predict_frame`.
+        """
+        return self.trained(client).predict_frame(x, level=level)
+
+    def trained(
+        self,
+        client: str | int | None = None,
+        *,
+        site: str | int | None = None,
+        conformal: bool = True,
+    ) -> TrainedModel:
+        """The model as it predicts, without its run.
+
+        Args:
+            client: as for `predictor`, and so are the errors.
+            site: name or index of the client whose own rows the conformal threshold of the global
+                model is to be of, in place of all clients'.
+            conformal: whether sets and intervals are those of `fedbayes conformal`, if the run
+                was calibrated by it.
+
+        Raises:
+            RunError: the run has no threshold of such a client, though it was calibrated.
+        """
+        names = self.folder.client_names()
+        source, threshold = str(self.folder.path), None
+        if client is not None and site is not None:
+            raise RunError("a client's own model has its own threshold: give no site beside it")
+        if site is not None and not conformal:
+            raise RunError("a site chooses a conformal threshold, which is left out; leave it out")
+        if conformal:
+            whose = client if site is None else site
+            name = None if whose is None else names[self.folder.find_client(whose)]
+            threshold = read_conformal(self.folder, name, personal=client is not None)
+            if site is not None and threshold is None:
+                raise RunError(
+                    f"{source} has no threshold of client {name}: fedbayes conformal {source} "
+                    "--per-client finds them"
+                )
+        if client is not None:
+            source = f"the model of client {client} of {source}"
+        members = (Member(self.draws(client), self.preprocessing),)
+        return TrainedModel(members, self.likelihood, source, conformal=threshold)
+
+    def draws(self, client: str | int | None = None) -> "RawPredictor":
+        """A model as a function from raw samples to what its network says, [draws, n, width], for
+        `likelihood`: a posterior, or an ensemble, has several draws.
+
+        Args:
+            client: as for `predictor`, and so are the errors.
+        """
+        preprocessing, method = self.preprocessing, self.config.build_method()
+        run = stored_run(self.folder, self.config, preprocessing)
+        order = None
+        if client is None:
+            require_global(self.folder, method)
+            model = self.model
+        else:
+            number = self.folder.find_client(client)
+            ((_, model),) = own_models(self.folder, method, run, number)
+            if preprocessing.permuted:
+                order = pixel_order(self.config.seed, number, preprocessing.shape)
+
+        model = to(model, run.network.device)
+        draw = method.draws(model, run)
+
+        @torch.no_grad()
+        def draw_raw(x: Any) -> Tensor:
+            seen = preprocessing.apply(x)
+            if order is not None:
+                seen = seen.flatten(1)[:, order].reshape(seen.shape)
+            return draw(seen.to(run.network.device))
+
+        return draw_raw

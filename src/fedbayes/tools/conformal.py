@@ -1,0 +1,260 @@
+"""Thresholds of scores for the model of a run, from its clients' counts."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbayes import seeds
+from fedbayes.contracts import Run, Sampler
+from fedbayes.data import FederatedData
+from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.likelihoods import Classes, Likelihood, Numeric
+from fedbayes.likelihoods.conformal import (
+    Conformal,
+    Score,
+    choose_score,
+    count,
+    scores,
+    threshold,
+)
+from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.runs.config import Config
+from fedbayes.runs.conformal import StoredConformal, calibrated_model, write_conformal
+from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.personal import own_models, require_global
+from fedbayes.tensors import Samples, to
+
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Covered:
+    """How often targets are where they were promised to be, on rows that were not counted."""
+
+    counted: int
+    """Rows behind the threshold."""
+    tested: int
+    """Rows that the coverage is of."""
+    coverage: tuple[float, ...]
+    """Share of targets inside; of numbers for each column. Empty where no row was left to test."""
+    size: tuple[float | None, ...]
+    """Mean number of classes in a set; or median width of the interval of each column, in its
+    unit, None where it is endless. Empty likewise."""
+    bounded: bool
+    """Whether enough rows were counted for the level; else sets are whole, intervals endless."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What `calibrate_conformal` wrote, and how it does."""
+
+    path: Path
+    level: float
+    score: Score
+    all: Covered
+    """Of all clients' rows: under the common threshold, or each under its own if that was asked
+    for."""
+    clients: dict[str, Covered]
+    """Of each client with test rows, by name, under the same."""
+
+
+def calibrate_conformal(
+    folder: Path | str,
+    level: float = 0.9,
+    *,
+    score: str = "auto",
+    per_client: bool = False,
+    personal: bool = False,
+    share: float = 0.5,
+) -> Calibrated:
+    """Find thresholds for sets or intervals that hold the truth with a given probability, and
+    write them beside the model, where `fedbayes predict` looks for them.
+
+    A share of each client's test rows, drawn from the run's seed, is counted; none of them trained
+    the model. The coverage that is told is of the others.
+
+    Args:
+        folder: of a run that has ended, with its data.
+        level: the promised coverage, above 0 and below 1.
+        score: its name, as in `fedbayes.likelihoods.conformal.SCORES`; `auto` by the likelihood.
+        per_client: a threshold for each client too, from its rows alone.
+        personal: of every client's own model, each with a threshold from its rows alone, in place
+            of the global model.
+        share: of each client's test rows that are counted.
+
+    Raises:
+        FedbayesError: the run has not ended, has no such model, or predicts neither classes nor
+            numbers; its data are not here; or its clients have too few test rows.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"a share of {share} of the test rows: give one above 0 and below 1")
+    place = RunFolder(Path(folder))
+    place.require_run()
+    place.summary()  # it has ended
+    place.refuse_changed_config()
+    config = place.config()
+    if not personal:
+        require_global(place, config.build_method())
+    data = stored_data(config, place, changed="refuse")
+    run = stored_run(place, config, data.preprocessing)
+    kind = choose_score(run.likelihood, level, score)
+    _remarks(place, config)
+    names = place.client_names()
+    halves = {
+        client: _Halves.of(run, draw, data.test(client), config.seed, client, kind, level, share)
+        for client, draw in _models(place, config, run, data, personal)
+    }
+    if not any(half.rows for half in halves.values()):
+        raise RunError(
+            f"the clients of {place.path} have too few test rows: none is left to be counted; a "
+            "client needs two or more"
+        )
+    own = per_client or personal
+    common = threshold(sum_of(halves), run.likelihood, kind, level)
+    single = {
+        client: threshold(half.counts, run.likelihood, kind, level)
+        for client, half in halves.items()
+        if half.rows
+    }
+    path = write_conformal(
+        place,
+        StoredConformal(
+            personal,
+            calibrated_model(place, personal=personal),
+            None if personal else common,
+            {names[client]: found for client, found in single.items()} if own else {},
+        ),
+    )
+    told = {
+        client: half.test(single[client] if own else common, run.likelihood)
+        for client, half in halves.items()
+        if not own or client in single
+    }
+    classes = isinstance(run.likelihood, Classes)
+    return Calibrated(
+        path,
+        level,
+        kind,
+        _covered(list(told.values()), classes),
+        {names[client]: _covered([one], classes) for client, one in told.items()},
+    )
+
+
+def sum_of(halves: "dict[int, _Halves]") -> Tensor:
+    """What the server adds up, [columns, BINS]."""
+    return torch.stack([half.counts for half in halves.values()]).sum(dim=0)
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """A client's test rows: those that it counts, and those that tell the coverage."""
+
+    counts: Tensor
+    """What it sends."""
+    rows: int
+    draws: Sampler
+    rest: Samples
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        draw: Sampler,
+        samples: Samples,
+        seed: int,
+        client: int,
+        kind: Score,
+        level: float,
+        share: float,
+    ) -> "_Halves":
+        order = seeds.numpy_rng(seed, "conformal", client=client).permutation(len(samples.y))
+        rows = round(share * len(order))
+        first, rest = (torch.from_numpy(part) for part in (order[:rows], order[rows:]))
+        columns = 1 if isinstance(run.likelihood, Classes) else run.likelihood.target.columns
+        found = [torch.empty(0, columns, dtype=torch.float64)]
+        for part in torch.split(first, _BATCH) if rows else ():
+            x, y = (values[part].to(run.network.device) for values in samples)
+            found.append(scores(run.likelihood, draw(x), y, kind, level).cpu())
+        left = Samples(samples.x[rest], samples.y[rest])
+        return cls(count(torch.cat(found)), rows, draw, left, run.network.device)
+
+    def test(self, found: Conformal, likelihood: Likelihood) -> "_Tested":
+        """Which of the other rows' targets are inside, and how large the sets are."""
+        inside, sizes = [], []
+        for x, y in zip(*(torch.split(values, _BATCH) for values in self.rest), strict=True):
+            if not len(y):
+                continue
+            draws = self.draws(x.to(self.device))
+            if isinstance(likelihood, Classes):
+                sets = found.sets(likelihood, draws).cpu()
+                inside.append(sets.gather(1, y[:, None]))
+                sizes.append(sets.sum(dim=1, keepdim=True))
+            else:
+                assert isinstance(likelihood, Numeric)
+                low, high = (end.cpu() for end in found.interval(likelihood, draws))
+                inside.append((low <= y) & (y <= high))
+                sizes.append(high - low)
+        return _Tested(
+            self.rows,
+            found.threshold.count(None) == 0,
+            torch.cat(inside).double().numpy() if inside else None,
+            torch.cat(sizes).double().numpy() if sizes else None,
+        )
+
+
+@dataclass(frozen=True)
+class _Tested:
+    counted: int
+    bounded: bool
+    inside: np.ndarray | None
+    sizes: np.ndarray | None
+
+
+def _covered(tested: list[_Tested], classes: bool) -> Covered:
+    inside = [one.inside for one in tested if one.inside is not None]
+    sizes = [one.sizes for one in tested if one.sizes is not None]
+    counted, bounded = sum(one.counted for one in tested), all(one.bounded for one in tested)
+    if not inside:
+        return Covered(counted, 0, (), (), bounded)
+    rows, size = np.concatenate(inside), np.concatenate(sizes)
+    middle = (size.mean(axis=0) if classes else np.median(size, axis=0)).tolist()
+    told = tuple(value if math.isfinite(value) else None for value in middle)
+    return Covered(counted, len(rows), tuple(rows.mean(axis=0).tolist()), told, bounded)
+
+
+def _models(
+    folder: RunFolder, config: Config, run: Run, data: FederatedData, personal: bool
+) -> Iterator[tuple[int, Sampler]]:
+    """Clients, and the model of each."""
+    method = config.build_method()
+    if personal:
+        for client, model in own_models(folder, method, run):
+            yield client, method.draws(model, run)
+        return
+    draw = method.draws(to(folder.model(), run.network.device), run)
+    for client in range(data.clients):
+        yield client, draw
+
+
+def _remarks(folder: RunFolder, config: Config) -> None:
+    """Say what weakens the promise, or what the counts tell."""
+    if config.keep_checkpoints == "best":
+        warnings.warn(
+            f"the round of {folder.path} was chosen by the test rows that are counted here, so "
+            "coverage may be a little below what is promised",
+            FedbayesWarning,
+            stacklevel=3,
+        )
+    if config.privacy.noise:
+        warnings.warn(
+            f"the counts of scores have no noise: the ε of {folder.path} does not cover them",
+            FedbayesWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,234 @@
+"""Predictions of the rows of a file, written to another: both may be larger than memory."""
+
+import gzip
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from torch import Tensor
+
+from fedbayes.data.encoding import Unknown
+from fedbayes.data.sources.streams import Piece, Rows
+from fedbayes.data.sources.tables import UNNAMED
+from fedbayes.errors import CellError, ColumnError, DataError, RunError
+from fedbayes.files import written_whole
+from fedbayes.likelihoods.answers import Answers
+from fedbayes.runs.folder import writable
+from fedbayes.runs.trained import TrainedModel
+from fedbayes.tools.evaluation_set import absent_feature
+
+OUTPUTS = (".csv", ".csv.gz", ".parquet")
+"""Suffixes of files of predictions."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What `predict_file` wrote."""
+
+    path: Path
+    rows: int
+    columns: tuple[str, ...]
+    """Those that were added."""
+    level: float | None
+    """Probability that a number is in its interval; None where there are no intervals."""
+    missing: int
+    """Rows in which the value of some feature is missing: the model takes its training mean."""
+    broken: int
+    """Rows of which the model predicts nothing finite."""
+    notes: tuple[str, ...]
+    """What a user should know of how the file was read."""
+
+
+def predict_file(
+    model: TrainedModel,
+    inputs: Path | str,
+    out: Path | str,
+    *,
+    level: float | None = None,
+    keep_inputs: bool = False,
+    overwrite: bool = False,
+    rows: int = 10_000,
+    watch: Callable[[float], None] = lambda share: None,
+) -> Predicted:
+    """Predict every row of a file, in its order.
+
+    Columns that the model does not know (ids, and the label if it is there) are written as they
+    are, before the predictions; see `fedbayes.likelihoods.answers` for these.
+
+    Args:
+        model: as `fedbayes.load` gives it.
+        inputs: a `.csv`, `.csv.gz`, `.parquet` or `.xlsx` with the columns that the model reads,
+            or a `.npz` with an array `x` [n, ...], of which other arrays [n] are kept.
+        out: a `.csv`, `.csv.gz` or `.parquet`, there whole at the end or not at all.
+        level: as for `TrainedModel.predict_frame`.
+        keep_inputs: write the features too.
+        overwrite: whether `out` may be there already.
+        rows: that are read at a time; predictions do not depend on it.
+        watch: is told how much is done, of 1.
+
+    Raises:
+        FedbayesError: a file cannot be read or written, or does not fit the model.
+    """
+    inputs, out = Path(inputs), Path(out)
+    writable(out, "the predictions", OUTPUTS)
+    if out.exists() and not overwrite:
+        raise RunError(f"{out} is there already; name another file, or add --overwrite")
+    if rows < 1:
+        raise RunError(f"{rows} rows cannot be read at a time; give 1 or more")
+    read = Rows(inputs, model.table, rows)
+    level = model.level(level)
+    count = missing = broken = 0
+    added: list[str] = []
+    odd: list[Unknown] = []
+    try:
+        with _writing(out) as write:
+            for piece in read:
+                raw, unknown = _encode(model, piece, inputs)
+                found = model.columns(raw, level)
+                odd += [replace(one, first=one.first + piece.start) for one in unknown]
+                kept = piece.kept
+                if keep_inputs and hasattr(piece.x, "columns"):
+                    kept = kept.join(piece.x.reset_index(drop=True))
+                model.refuse_taken(kept.columns, found, str(inputs))
+                write(kept, found)
+                added = list(found)
+                count += len(piece.x)
+                missing += _rows_with_gaps(piece.x)
+                broken += _not_finite(found)
+                watch(read.share)
+    except ColumnError as error:
+        raise absent_feature(inputs, model.source, error) from None
+    notes = [*dict.fromkeys(read.notes), *(one.told(str(inputs)) for one in _summed(odd))]
+    if missing:
+        notes.append(
+            f"{inputs}: {missing:,} of {count:,} rows have an empty cell that the model reads, as "
+            "in training: a quantity is taken for the mean of the training rows"
+        )
+    if broken:
+        notes.append(f"{inputs}: the model predicts nothing finite of {broken:,} rows")
+    return Predicted(out, count, tuple(added), level, missing, broken, tuple(notes))
+
+
+def _encode(model: TrainedModel, piece: Piece, inputs: Path) -> tuple[list[Tensor], list[Unknown]]:
+    """What the networks take of a piece of a file.
+
+    Raises:
+        DataError: it is not such as the model was trained on; names the row of the file.
+    """
+    try:
+        return model.encode(piece.x, str(inputs))
+    except CellError as error:
+        here, there = (f"in row {row + 1:,}" for row in (error.row, error.row + piece.start))
+        raise CellError(
+            str(error).replace(here, there), error.column, error.row + piece.start
+        ) from None
+    except DataError as error:
+        text = str(error)
+        raise DataError(text if str(inputs) in text else f"{inputs}: {text}") from None
+
+
+def _summed(odd: Sequence[Unknown]) -> list[Unknown]:
+    """What is unknown in all pieces together, by column."""
+    found: dict[tuple[str, bool], Unknown] = {}
+    for one in odd:
+        key = one.column.name, one.empty
+        before = found.get(key)
+        found[key] = one if before is None else replace(before, rows=before.rows + one.rows)
+    return list(found.values())
+
+
+def _rows_with_gaps(x: Any) -> int:
+    if hasattr(x, "columns"):
+        return int(x.isna().any(axis=1).sum())
+    return int(np.isnan(x.reshape(len(x), -1)).any(axis=1).sum()) if x.dtype.kind == "f" else 0
+
+
+def _not_finite(found: dict[str, Any]) -> int:
+    first = next(iter(found.values()))
+    return int((~np.isfinite(first)).sum())
+
+
+Write = Callable[[Any, Answers], None]
+"""Takes up what is kept of the next rows, a DataFrame, and their predictions."""
+_DIGITS = "{:.10g}".format
+"""Of predictions in double precision, which come from outputs in single precision."""
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Write]:
+    """Rows to be written to a file that is there whole at the end, or not at all."""
+    name = path.name.lower()
+    with written_whole(path) as file:
+        if name.endswith(".parquet"):
+            with _parquet(file) as write:
+                yield write
+        elif name.endswith(".gz"):
+            # Without the time, the same predictions are the same file.
+            packed = gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0)
+            with packed, _csv(packed) as write:
+                yield write
+        else:
+            with _csv(file) as write:
+                yield write
+
+
+@contextmanager
+def _csv(file: Any) -> Iterator[Write]:
+    text = TextIOWrapper(file, encoding="utf-8", newline="")
+    first = True
+
+    def write(kept: Any, found: Answers) -> None:
+        nonlocal first
+        frame = kept.assign(**found)
+        for name, column in found.items():
+            if name == "set":
+                frame[name] = frame[name].map(_spelled)
+            elif column.dtype == np.float64:
+                frame[name] = frame[name].map(_DIGITS, na_action="ignore")
+        names = ["" if name == UNNAMED else name for name in frame.columns]
+        frame.to_csv(text, index=False, header=names if first else False, lineterminator="\n")
+        first = False
+
+    yield write
+    text.flush()
+    text.detach()
+
+
+@cache
+def _spelled(names: tuple[str, ...]) -> str:
+    """A set as text, as in `yes|no`."""
+    if odd := [name for name in names if "|" in name]:
+        raise DataError(
+            f"the class {odd[0]!r} has a | in its name, which is between the classes of a set in a "
+            "CSV; write a .parquet, where sets are lists"
+        )
+    return "|".join(names)
+
+
+@contextmanager
+def _parquet(file: BinaryIO) -> Iterator[Write]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    writer = None
+
+    def write(kept: Any, found: Answers) -> None:
+        nonlocal writer
+        frame = kept.assign(**found)
+        schema = None if writer is None else writer.schema
+        table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
+        table = table.replace_schema_metadata(None)
+        if writer is None:
+            writer = parquet.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()
