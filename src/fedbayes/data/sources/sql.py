@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.errors import DataError
 
