@@ -9,10 +9,13 @@ from pydantic import Field, field_validator, model_validator
 from fedbayes.data.source_settings import ANY_SET, BUILT_IN, KINDS, SourceSettings
 from fedbayes.errors import did_you_mean
 from fedbayes.fields import Only, Several
+from fedbayes.pretrained import absolute
 
 Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"]
 """Ways to divide data among clients."""
 
+_OF_TABLES = ("group", "split", "drop", "features")
+"""Settings that a factory does without."""
 _SECRETS = re.compile(
     r"://[^/@]*:[^/@]+@|[?&;][^=&;]*(pass|pwd|secret|token|key)[^=&;]*=", re.IGNORECASE
 )
@@ -97,6 +100,19 @@ class DataSettings(SourceSettings):
     def _all_absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().absolute() for path in paths)
 
+    @field_validator("processor")
+    @classmethod
+    def _folder(cls, name: str | None) -> str | None:
+        """So that a stored config means the same from every folder."""
+        return None if name is None else absolute(name)
+
+    @field_validator("size")
+    @classmethod
+    def _positive(cls, size: tuple[int, ...]) -> tuple[int, ...]:
+        if len(size) > 2 or any(side < 1 for side in size):
+            raise ValueError("size is one number of pixels, or height and width, each at least 1")
+        return size
+
     @field_validator("dir", "path")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
@@ -112,7 +128,7 @@ class DataSettings(SourceSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
-        if self.name not in (*BUILT_IN, "own"):
+        if self.name not in (*BUILT_IN, "own") and not self.of_factory:
             if Path(self.name).suffix or Path(self.name).exists():
                 raise ValueError(
                     f"there is no data set '{self.name}'; a file or folder of your own is given as "
@@ -121,7 +137,7 @@ class DataSettings(SourceSettings):
             like = did_you_mean(self.name, BUILT_IN)
             raise ValueError(
                 f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
-                "or give the path of your own"
+                "give the path of your own, or name your own factory as package.module:factory"
             )
         if self.missing == "indicate" and self.name != "own":
             raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
@@ -140,6 +156,15 @@ class DataSettings(SourceSettings):
                 f"name = '{self.name}' and {given} do not go together: your own data "
                 "has name = 'own', a built-in set needs no path"
             )
+        if self.arguments and not self.of_factory:
+            raise ValueError(f"arguments are for your own factory; {self.name} takes none")
+        if self.crop and not self.size:
+            raise ValueError("crop has no effect without size; give both, or neither")
+        if self.tokens is not None and self.processor is None:
+            raise ValueError(
+                "tokens needs a tokenizer: give processor, a name on the Hugging Face hub or a "
+                "folder (with model.name = 'transformers' it is that of the model)"
+            )
         self._check_columns()
         if isinstance(self.test, float) and not 0 < self.test < 1:
             raise ValueError(f"test = {self.test} must lie between 0 and 1, or be 'official'")
@@ -152,12 +177,21 @@ class DataSettings(SourceSettings):
         return self
 
     def _check_columns(self) -> None:
-        if self.name != "own":
-            if self.summaries:
-                raise ValueError(
-                    f"summaries is for your own data, and has no effect on {self.name}; leave it "
-                    "out, or give the path of your own data"
-                )
+        if self.summaries and self.name != "own":
+            raise ValueError(
+                f"summaries is for your own data, and has no effect on {self.name}; leave it "
+                "out, or give the path of your own data"
+            )
+        if self.tokens is not None and (self.features or self.drop):
+            raise ValueError("tokens says what x is; leave out features and drop")
+        if self.of_factory:
+            for setting in _OF_TABLES:
+                if getattr(self, setting) != SourceSettings.model_fields[setting].default:
+                    raise ValueError(
+                        f"{setting} is for tables, and has no effect on what {self.name} gives; "
+                        "leave it out"
+                    )
+        elif self.name != "own":
             for setting, field in SourceSettings.model_fields.items():
                 if setting not in ANY_SET and getattr(self, setting) != field.default:
                     raise ValueError(

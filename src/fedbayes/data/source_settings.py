@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedbayes.fields import Only, Several
+from fedbayes.fields import Arguments, Only, Several
 
 BUILT_IN = (
     "digits",
@@ -41,9 +41,11 @@ class SourceSettings(BaseModel):
 
     name: str = Field(
         "digits",
-        description=f"Data set: {', '.join(BUILT_IN)}; or own, with path.",
+        description=f"Data set: {', '.join(BUILT_IN)}; or own, with path; or "
+        "package.module:factory, your own function that gives the clients' data.",
         examples=list(BUILT_IN),
     )
+    arguments: Arguments = Field({}, description="Keyword arguments of your own factory.")
     dir: Path | None = Field(
         None,
         description="Folder with one folder per data set; else the environment variable "
@@ -52,7 +54,8 @@ class SourceSettings(BaseModel):
     path: Path | None = Field(
         None,
         description="Your own data: a .parquet, .csv, .csv.gz, .xlsx or .npz file, or a folder "
-        "with train and test files of one of these kinds, or with LEAF JSON files.",
+        "with train and test files of one of these kinds, with LEAF JSON files, or with pictures "
+        "in a folder for each class (and folders train and test, or of clients, above these).",
     )
     query: str | None = Field(
         None,
@@ -132,13 +135,42 @@ class SourceSettings(BaseModel):
         "or drop such rows. An empty category is one of its own. Default: indicate for own "
         "tables, drop for einstein, impute for others.",
     )
-
+    tokens: str | None = Field(
+        None,
+        description="Own tables and Hugging Face data sets: the column of texts that becomes x, as "
+        "tokens of a pretrained network; all other columns but label, group and split are left "
+        "out.",
+    )
+    max_tokens: Annotated[int, Only("processor")] = Field(
+        128, ge=1, description="Tokens of a sample: what is longer is cut, what is shorter padded."
+    )
+    processor: str | None = Field(
+        None,
+        description="Pretrained network whose tokenizer makes tokens of texts, or whose image "
+        "processor says size, mean and std of pictures: a name on the Hugging Face hub, a folder, "
+        "or timm:NAME. Default: that of model.pretrained for your own texts and pictures.",
+    )
+    size: Several[int] = Field(
+        (),
+        description="Own pictures: height and width (one number for both) to resize to. Default: "
+        "the processor's; without one, all must be of one size.",
+    )
+    crop: bool = Field(
+        False,
+        description="Own pictures: whether size is that of the middle, cut out of a picture that "
+        "keeps its proportions; if not, the whole is stretched.",
+    )
     scale: float | None = Field(
         None,
         gt=0,
         description="Own data: what raw values are divided by before all else, their largest as a "
         "rule. Default: 255 for pictures and integers of 8 bits, 1 for others.",
     )
+
+    @property
+    def of_factory(self) -> bool:
+        """Whether a function of the user's own gives the data."""
+        return ":" in self.name
 
     @property
     def drops_incomplete(self) -> bool:
