@@ -16,6 +16,7 @@ from fedbayes import Config, Simulation, run
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.flower.keys import make_keys
 from fedbayes.flower.own_data import own_data
+from fedbayes.reports.follow import Follower
 from fedbayes.reports.result import Result
 from fedbayes.runs.build import build_data
 from tests.deployment import ROOT, Deployment, free_port, wait_for
@@ -101,6 +102,35 @@ def test_a_killed_node_is_lost_for_its_rounds_and_comes_back(deployment):
     assert "no report within 30 s" in losses[0]["reason"]
     assert "client 1 lost: no report within 30 s" in deployment.log("federate")
     assert same(ended.model, without(config, losses))
+
+
+def test_a_federation_is_followed_while_a_node_is_away_and_when_it_is_killed(deployment):
+    config = Config.create(**settings("fedavg", rounds=3, round_timeout=300))
+    for client in (0, 2):
+        deployment.start_node(client)
+    process = start(deployment, config)
+    follower = Follower([deployment.folder / "run"])
+
+    def state():
+        (told,) = follower.state()["runs"]
+        return told, dict(told["details"]).get("away", "")
+
+    try:
+        missing = "client-1: not connected; the round waits for it"
+        wait_for(lambda: state()[1] == missing, 120, "word of who is away")
+        wait_for(lambda: state()[0]["clients"] == (2, 3), 120, "word of who has answered")
+        assert state()[0]["state"] == "running"
+        deployment.kill(process)
+        wait_for(lambda: state()[0]["state"] == "stopped", 60, "word of its end")
+        again = f"fedbayes federate resume {deployment.folder / 'run'}"
+        assert state()[0]["line"].endswith(f"in round 1 of 3; go on with: {again}")
+        deployment.start_node(1)
+        process = deployment.federate("resume", deployment.folder / "run")
+        assert process.wait(timeout=300) == 0, deployment.log("federate")
+        wait_for(lambda: state()[0]["state"] == "ended", 60, "word of its end")
+        assert state()[0]["line"] == "ended after 3 of 3 rounds: completed"
+    finally:
+        follower.close()
 
 
 def test_a_straggler_is_left_behind_for_the_round(deployment):

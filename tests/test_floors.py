@@ -26,7 +26,7 @@ FLOORS = [
         "version",
     },
     {"likelihoods"},
-    {"data", "models", "inference", "matching"},
+    {"biostatistics", "data", "models", "inference", "matching"},
     {"contracts", "inputs"},
     {"fusion"},
     {"methods"},

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as checked
 from hypothesis import strategies as st
 from scipy.stats import norm, poisson
 from sklearn import metrics as sk
@@ -177,6 +178,7 @@ def test_what_is_undefined_is_nan_and_warns_of_nothing():
     assert all(math.isnan(value) for value in (*none.values(), *lost.values()))
 
 
+@checked(deadline=None)  # the machine may be busy
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 1000))
 def test_pieces_come_to_what_the_whole_does(sizes, seed):
     # Whatever the pieces, metrics are of all rows; those that are means over rows add.

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 import fedbayes
+from fedbayes.data.columns import Column
 from fedbayes.data.sources.streams import Rows
 from fedbayes.errors import ConfigError, DataError, FedbayesError, ModelError
-from tests.test_evaluate import cli as command
+from fedbayes.tools.evaluation_set import find_tests
+from fedbayes.tools.export import export
+from tests.test_evaluate import cli
 
 ROWS = 240
 
@@ -49,6 +52,7 @@ def place(tmp_path_factory, patients):
 def trained(folder, path, label, **settings):
     drop = [name for name in ("patient", "ill", "cost") if name != label]
     data = {"path": str(path), "label": [label], "group": "site", "drop": drop}
+    data |= {"missing": "impute"}
     return fedbayes.run(folder=folder, data=data, rounds=3, **settings)
 
 
@@ -103,9 +107,9 @@ def test_answers_are_those_of_the_network(tmp_path, classes, place, patients):
 
 def test_the_same_as_evaluate(tmp_path, classes, place, monkeypatch, capsys):
     export = tmp_path / "model.safetensors"
-    assert command(monkeypatch, capsys, "export", place / "classes", "-o", export)[0] == 0
+    assert cli(monkeypatch, capsys, "export", place / "classes", "-o", export)[0] == 0
     given = f"data.path={place / 'patients.csv'}"
-    code, out, _ = command(monkeypatch, capsys, "evaluate", export, "--set", given, "--json")
+    code, out, _ = cli(monkeypatch, capsys, "evaluate", export, "--set", given, "--json")
     assert code == 0
     score = json.loads(out)[0]
     for model in (place / "classes", export):
@@ -185,7 +189,7 @@ def test_several_models_are_the_mean_of_their_predictions(tmp_path, classes, pos
 def test_a_clients_own_model(tmp_path, posterior, place, patients, monkeypatch, capsys):
     wanted = posterior.predictor("b")(patients).exp().numpy()
     out = tmp_path / "own.csv"
-    code, _, err = command(
+    code, _, err = cli(
         monkeypatch, capsys, "predict", place / "posterior", place / "patients.csv", "-o", out,
         "--client", "b",
     )  # fmt: skip
@@ -200,7 +204,7 @@ def test_a_program_says_the_same(tmp_path, classes, numbers, place, label, monke
     """The `.pt2` with PyTorch alone, and given to `predict`."""
     run = {"ill": "classes", "cost": "numbers"}[label]
     program = tmp_path / "model.pt2"
-    assert command(monkeypatch, capsys, "export", place / run, "-o", program)[0] == 0
+    assert cli(monkeypatch, capsys, "export", place / run, "-o", program)[0] == 0
     frame = pd.read_csv(place / "patients.csv")
     raw = torch.from_numpy(frame[["age", "bmi"]].to_numpy(np.float32))
     answer = torch.export.load(program).module()(raw).detach()
@@ -413,7 +417,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     """Pieces are handed on one by one: none is read before the one before it is done with."""
     path = tmp_path / "long.csv"
     path.write_text("a,b\n" + "1,2\n" * 400_000)
-    rows = Rows(path, ("a",), size=1000)
+    rows = Rows(path, (Column("a"),), size=1000)
     first = next(iter(rows))
     assert len(first.x) == 1000
     assert rows.share < 0.5
@@ -422,19 +426,109 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 def test_the_command(tmp_path, classes, place, monkeypatch, capsys):
     out = tmp_path / "out.csv"
     arguments = ("predict", place / "classes", place / "patients.csv", "-o", out)
-    code, said, err = command(monkeypatch, capsys, *arguments, "--json")
+    code, said, err = cli(monkeypatch, capsys, *arguments, "--json")
     assert code == 0
     told = json.loads(said)
     assert told["rows"] == ROWS
     assert told["columns"] == ["p_no", "p_yes", "predicted"]
     assert told["missing"] == 15
-    assert "15 of 240 rows lack a value" in err
-    code, said, err = command(monkeypatch, capsys, *arguments)
+    assert "15 of 240 rows have an empty cell" in err
+    code, said, err = cli(monkeypatch, capsys, *arguments)
     assert code == 2
     assert "is there already" in err
-    assert command(monkeypatch, capsys, *arguments, "--overwrite")[0] == 0
-    code, _, err = command(monkeypatch, capsys, *arguments, "--overwrite", "--level", "0.8")
+    assert cli(monkeypatch, capsys, *arguments, "--overwrite")[0] == 0
+    code, _, err = cli(monkeypatch, capsys, *arguments, "--overwrite", "--level", "0.8")
     assert code == 2
     assert "a level is of intervals of numbers" in err
-    code, _, err = command(monkeypatch, capsys, *arguments, "--set", "rounds=3")
+    code, _, err = cli(monkeypatch, capsys, *arguments, "--set", "rounds=3")
     assert "--set rounds=3 has no effect" in err
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A run on categories coded as numbers and as text, dates, booleans, and gaps in all."""
+    folder = tmp_path_factory.mktemp("mixed")
+    rng = np.random.default_rng(2)
+    days = pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 900, ROWS), unit="D")
+    frame = pd.DataFrame(
+        {
+            "id": [f"{k:04d}" for k in range(ROWS)],
+            "grade": rng.choice(["01", "02", "10"], ROWS),
+            "sex": rng.choice(["f", "m", None], ROWS),
+            "seen": days.strftime("%Y-%m-%d"),
+            "smokes": rng.choice(np.array([True, False, None]), ROWS),
+            "age": rng.normal(50, 9, ROWS).round(1),
+        }
+    )
+    frame.loc[::11, "age"] = np.nan
+    frame["ill"] = np.where(rng.normal(size=ROWS) + (frame.sex == "m") > 0.5, "yes", "no")
+    frame.to_csv(folder / "t.csv", index=False)
+    data = {"path": str(folder / "t.csv"), "drop": ["id"], "categorical": ["grade"]}
+    run = fedbayes.run(
+        folder=folder / "run",
+        data=data | {"label": ["ill"], "clients": 3, "partition": "iid"},
+        rounds=2,
+    )
+    return folder, frame, run
+
+
+@pytest.mark.parametrize("rows", [2, 9, 1000])
+def test_columns_of_any_kind_in_pieces_of_any_size(mixed, tmp_path, rows):
+    """As `evaluate` reads them, which reads the whole file; a piece of one row has all cells of a
+    column empty, or all of another type.
+    """
+    folder, frame, run = mixed
+    found = predict(tmp_path, folder / "run", folder / "t.csv", rows=rows)
+    assert list(found.columns) == ["id", "ill", "p_no", "p_yes", "predicted"]
+    assert found.id.tolist() == frame.id.tolist()
+    tests = find_tests(folder / "run" / "model.safetensors", None, [f"data.path={folder}/t.csv"])
+    p = run.predict(tests.samples.x).numpy()
+    np.testing.assert_allclose(numeric(found), p, atol=1e-6)
+    wanted = run.predict_frame(frame)
+    np.testing.assert_allclose(numeric(found), wanted[["p_no", "p_yes"]], atol=1e-6)
+
+
+def test_what_training_did_not_have_is_told_once(mixed, tmp_path, monkeypatch, capsys):
+    folder, frame, _ = mixed
+    new = frame.assign(sex=["x" if k in (7, 30, 31) else "f" for k in range(ROWS)])
+    new.loc[12, "seen"] = None
+    new.to_csv(tmp_path / "new.csv", index=False)
+    arguments = ["predict", folder / "run", tmp_path / "new.csv", "-o", tmp_path / "o.csv"]
+    code, _, err = cli(monkeypatch, capsys, *arguments, "--chunk", 10)
+    assert code == 0, err
+    said = " ".join(err.split())
+    assert "column 'sex' has a category, as in no training row, in 3 rows (first in row 8)" in said
+    assert "column 'seen' is empty, as in no training row, in 1 row (first in row 13)" in said
+    new.loc[33, "seen"] = "soon"
+    new.to_csv(tmp_path / "new.csv", index=False)
+    code, _, err = cli(monkeypatch, capsys, *arguments, "--chunk", 10, "--overwrite")
+    assert code == 2
+    assert "column 'seen' holds what is no date" in " ".join(err.split())
+    assert "'soon' in row 34" in " ".join(err.split())
+
+
+def test_excel_and_parquet_of_any_kind(mixed, tmp_path):
+    folder, frame, _ = mixed
+    wanted = predict(tmp_path, folder / "run", folder / "t.csv", "wanted.csv")
+    frame.to_excel(tmp_path / "t.xlsx", index=False)
+    frame.assign(seen=pd.to_datetime(frame.seen)).to_parquet(tmp_path / "t.parquet")
+    for name in ("t.xlsx", "t.parquet"):
+        found = predict(tmp_path, folder / "run", tmp_path / name, overwrite=True)
+        np.testing.assert_allclose(numeric(found), numeric(wanted), atol=1e-6)
+        assert found.id.tolist() == wanted.id.tolist()
+
+
+def test_a_program_serves_encoded_rows(mixed, tmp_path):
+    """The `.pt2` takes what `Preprocessing.encode` gives, and says the same of it."""
+    folder, frame, run = mixed
+    done = export(folder / "run", tmp_path / "m.pt2")
+    encoded, _ = run.preprocessing.encode(frame)
+    answer = torch.export.load(tmp_path / "m.pt2").module()(torch.from_numpy(encoded))
+    wanted = run.predict(frame)
+    torch.testing.assert_close(answer.softmax(-1), wanted, atol=1e-6, rtol=1e-5)
+    found = predict(tmp_path, tmp_path / "m.pt2", folder / "t.csv")
+    np.testing.assert_allclose(numeric(found), wanted, atol=1e-6)
+    card = json.loads(done.cards[0].read_text())
+    assert [one["name"] for one in card["inputs"]["columns"]] == list(frame.columns[1:-1])
+    assert [one["name"] for one in card["inputs"]["features"]] == list(run.preprocessing.features)
+    assert "| sex | category | f, m |" in done.cards[1].read_text()

@@ -8,13 +8,21 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
 import fedbayes
 from fedbayes import Config
 from fedbayes.cli import main
-from fedbayes.data import DataSettings, load_dataset
-from fedbayes.data.summaries import add_summaries, read_summary, summarize
+from fedbayes.data import DataSettings, Preprocessing, load_dataset
+from fedbayes.data.summaries import (
+    ColumnSummary,
+    TableSummary,
+    add_summaries,
+    read_summary,
+    summarize,
+)
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning
 from fedbayes.inputs import add_sums, read_sums
 from fedbayes.runs.build import build_data, stored_data
@@ -102,6 +110,50 @@ def test_a_federation_encodes_by_the_clients_summaries(place):
     assert seen.std[1:] == (1.0,) * 6
 
 
+def test_center_and_scale_of_a_target_are_of_the_clients_too(place):
+    frames = [patients(50, k).assign(label=patients(50, k + 9).age.fillna(1.0)) for k in range(2)]
+    for k, frame in enumerate(frames):
+        frame.to_csv(f"s{k}.csv", index=False)
+        asked = ["-s", "data.test=0.01", "-s", "task.likelihood=gaussian"]
+        assert run("data", "summarize", f"s{k}.csv", "-o", f"s{k}.json", *asked) == 0
+    source = {"path": "s0.csv", "clients": 2, "summaries": ["s0.json", "s1.json"]}
+    target = build_data(Config.create(data=source, task={"likelihood": "gaussian"})).target
+    pooled = pd.concat(frames).label
+    assert target.center[0] == pytest.approx(pooled.mean(), rel=0.05)
+    assert target.scale[0] == pytest.approx(pooled.std(ddof=0), rel=0.1)
+    exact = add_summaries([read_summary(place / f"s{k}.json") for k in range(2)], list("ab"))
+    assert target.center[0] == exact.target[0].mean
+    classes = patients(50)
+    classes.to_csv("c.csv", index=False)
+    with pytest.raises(DataError, match="are of the target label, and this table has the classes"):
+        build_data(Config.create(data={**source, "path": "c.csv"}))
+
+
+@given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), min_size=2, max_size=5))
+def test_sums_of_squares_add_in_any_division(parts):
+    """Chan's formula against NumPy on the pooled values, whatever the division."""
+    several = [
+        TableSummary(
+            rows=len(part) + 1,
+            columns=(
+                ColumnSummary(
+                    name="x",
+                    kind="number",
+                    missing=1,
+                    mean=float(np.mean(part)),
+                    squares=float(np.var(part) * len(part)),
+                ),
+            ),
+        )
+        for part in parts
+    ]
+    (found,) = add_summaries(several, list("abcde"[: len(parts)])).columns
+    pooled = np.concatenate(parts)
+    assert found.missing == len(parts)
+    assert found.mean == pytest.approx(pooled.mean(), rel=1e-9, abs=1e-6)
+    assert found.squares == pytest.approx(np.var(pooled) * len(pooled), rel=1e-9, abs=1e-2)
+
+
 def test_summaries_that_do_not_belong_together_are_refused(place):
     run("data", "summarize", "s0.csv", "-o", "s0.json")
     run("data", "summarize", "s1.csv", "-o", "s1.json", "-s", "data.categorical=age")
@@ -135,9 +187,9 @@ def test_few_rows_and_rare_categories_are_said_or_left_out(place, capsys):
     frame = patients(100)
     frame.loc[:0, "ward"] = "isolation"
     frame.to_csv("rare.csv", index=False)
-    given = ["rare.csv", "-s", "data.test=0.01", "-o"]
-    assert run("data", "summarize", *given, "one.json", "--min-rows", 5) == 0
-    assert run("data", "summarize", *given, "two.json", "--min-count", 2) == 0
+    options = ["rare.csv", "-s", "data.test=0.01", "-o"]
+    assert run("data", "summarize", *options, "one.json", "--min-rows", 5) == 0
+    assert run("data", "summarize", *options, "two.json", "--min-count", 2) == 0
     one, two = (read_summary(place / f"{name}.json").columns[2] for name in ("one", "two"))
     assert one.categories.items() - two.categories.items() == {("isolation", 1)}
     assert one.missing == two.missing == 0
@@ -189,15 +241,15 @@ def test_rows_of_a_query_are_those_of_the_file(place, capsys, monkeypatch):
     with create_engine(f"sqlite:///{place}/p.db").connect() as connection:
         frame.to_sql("patients", connection, index=False)
         connection.commit()
-    given = {"query": "select * from patients", "database": f"sqlite:///{place}/p.db"}
-    found = load_dataset(DataSettings(**given, group="site"))
+    source = {"query": "select * from patients", "database": f"sqlite:///{place}/p.db"}
+    found = load_dataset(DataSettings(**source, group="site"))
     file = load_dataset(DataSettings(path="all.csv", group="site"))
     assert found.columns == file.columns
     assert sorted(map(str, found.x.tolist())) == sorted(map(str, file.x.tolist()))
-    other = {**given, "query": "select * from patients order by age desc"}
+    other = {**source, "query": "select * from patients order by age desc"}
     assert load_dataset(DataSettings(**other, group="site")).digest == found.digest
-    monkeypatch.setenv("FEDBAYES_DATABASE", given["database"])
-    named = load_dataset(DataSettings(query=given["query"], group="site"))
+    monkeypatch.setenv("FEDBAYES_DATABASE", source["database"])
+    named = load_dataset(DataSettings(query=source["query"], group="site"))
     assert named.digest == found.digest
     for query, says in (
         ("selec 1", "the query to sqlite.* failed: near"),
@@ -258,6 +310,19 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
         warnings.simplefilter("ignore")
         answered = whole.predictor()(new).argmax(-1).numpy()
     assert json.loads(said.out)[0]["accuracy"] == pytest.approx((answered == truth).mean())
+    for like in ("whole", "m.safetensors"):
+        assert run("data", "check", "new.csv", "--like", like, "--json") == 0
+        said = json.loads(capsys.readouterr().out)
+        columns = {column["name"]: column for column in said["columns"]}
+        assert said["width"] == whole.preprocessing.shape[0]
+        assert "in no training row, in 40 rows (first in row 1)" in columns["ward"]["hint"]
+    new.drop(columns="label").assign(age="old").to_csv("bare.csv", index=False)
+    assert run("data", "check", "bare.csv", "--like", "whole", "--json") == 1
+    assert "holds what is no number ('old' in row 1, of 40" in capsys.readouterr().out
+    new.drop(columns="sex").to_csv("bare.csv", index=False)
+    assert run("data", "check", "bare.csv", "--like", "whole") == 2
+    assert "has no column 'sex'" in capsys.readouterr().err
+    assert run("data", "check", "bare.csv", "--like", "all.csv") == 2
     new.assign(age="old").to_csv("new.csv", index=False)
     assert run("evaluate", "m.safetensors", "-s", "data.path=new.csv") == 2
     assert "column 'age' holds what is no number ('old' in row 1" in capsys.readouterr().err
@@ -294,3 +359,24 @@ def test_sums_for_fusion_are_of_what_networks_see(place):
     assert [whole.features[k] for k in whole.categories] == [
         name for name in whole.features if name != "age"
     ]
+
+
+def test_runs_of_older_versions_have_plain_numbers(place):
+    """Their preprocessing has no columns, and a gap no feature of its own."""
+    frame = patients(60).assign(dose=np.arange(60.0)).drop(columns=["sex", "ward"])
+    frame.to_csv("numbers.csv", index=False)
+    config = Config.create(data={"path": "numbers.csv", "clients": 2}, rounds=1)
+    fedbayes.run(
+        Config.create(data={"path": "numbers.csv", "clients": 2, "missing": "impute"}, rounds=1),
+        folder=place / "r",
+    )
+    folder = RunFolder(place / "r")
+    stored = json.loads(folder.preprocessing_file.read_text())
+    assert stored.pop("columns") == []
+    assert Preprocessing.load(json.dumps(stored)) == folder.preprocessing()
+    # Their config says nothing of missing values either, which now would be indicated.
+    assert build_data(config).shape == (3,)
+    again = stored_data(config, folder)
+    assert again.shape == (2,)
+    before = stored_data(folder.config(), folder)
+    assert torch.equal(again.all_train().x, before.all_train().x)

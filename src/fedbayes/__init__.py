@@ -18,6 +18,7 @@ from fedbayes.lazy import attributes
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
+    from fedbayes.biostatistics import cox, glm, kaplan_meier, meta_analysis
     from fedbayes.estimators import FederatedClassifier, FederatedRegressor
     from fedbayes.fusion import Fusion, fuse
     from fedbayes.reports.result import Result
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fedbayes.runs.simulation import Simulation, Step
     from fedbayes.runs.trained import TrainedModel
     from fedbayes.start import resume, run
+    from fedbayes.tools.client_tables import client_tables
     from fedbayes.tools.prediction import predict_file
     from fedbayes.tools.seed_runs import SeedRuns, resume_seeds, run_seeds
     from fedbayes.tools.trained_models import load
@@ -40,8 +42,13 @@ __all__ = [
     "Step",
     "TrainedModel",
     "__version__",
+    "client_tables",
+    "cox",
     "fuse",
+    "glm",
+    "kaplan_meier",
     "load",
+    "meta_analysis",
     "predict_file",
     "resume",
     "resume_seeds",
@@ -64,6 +71,11 @@ __getattr__, __dir__ = attributes(
         "fuse": "fedbayes.fusion",
         "load": "fedbayes.tools.trained_models",
         "predict_file": "fedbayes.tools.prediction",
+        "client_tables": "fedbayes.tools.client_tables",
+        "cox": "fedbayes.biostatistics",
+        "glm": "fedbayes.biostatistics",
+        "kaplan_meier": "fedbayes.biostatistics",
+        "meta_analysis": "fedbayes.biostatistics",
         "resume": "fedbayes.start",
         "resume_seeds": "fedbayes.tools.seed_runs",
         "run": "fedbayes.start",

@@ -14,6 +14,7 @@ from fedbayes.cli import (  # noqa: F401, I001
     reports,
     federate,
     nodes,
+    biostatistics,
     data,
     listing,
 )

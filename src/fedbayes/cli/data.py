@@ -118,6 +118,13 @@ def data_check(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="PNG, SVG or PDF to write.")
     ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run folder, Flower project or model file, by whose columns the table is read: "
+            "whether a client's fits."
+        ),
+    ] = None,
     settings: Setting = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
@@ -135,7 +142,12 @@ def data_check(
 
     if out is not None:
         writable(out, "the picture", PICTURES)
-    check = check_table(config.data, config.target_kinds)
+    if like is None:
+        check = check_table(config.data, config.target_kinds)
+    else:
+        from fedbayes.tools.table_check import check_like
+
+        check = check_like(config, like)
     if out is not None:
         try:
             plot_check(check, out, config.data.date_format or "")

@@ -111,6 +111,16 @@ def values(column: Any, name: str, where: str) -> tuple[Array, list[str]]:
     Raises:
         CellError: A cell is a list or the like; names the row.
     """
+    index, distinct = _factorized(column, name, where)
+    texts = [_text(value) for value in distinct]
+    names = list(dict.fromkeys(text for text in texts if text))
+    place = {text: k for k, text in enumerate(names)} | {"": -1}
+    table = np.array([*(place[text] for text in texts), -1], np.int64)
+    return table[index], names
+
+
+def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]]:
+    """A column as indices [N], -1 where a cell is empty, into its distinct values."""
     import pandas as pd
 
     try:
@@ -125,11 +135,7 @@ def values(column: Any, name: str, where: str) -> tuple[Array, list[str]]:
             name,
             row,
         ) from None
-    texts = [_text(value) for value in np.asarray(distinct, object).tolist()]
-    names = list(dict.fromkeys(text for text in texts if text))
-    place = {text: k for k, text in enumerate(names)} | {"": -1}
-    table = np.array([*(place[text] for text in texts), -1], np.int64)
-    return table[index], names
+    return np.asarray(index), np.asarray(distinct, object).tolist()
 
 
 def _text(value: object) -> str:
@@ -156,12 +162,9 @@ def _without_blanks(column: Any) -> Any:
 
 
 def _numbers(column: Any, wanted: Column, where: str) -> Array:
-    way = f"encode it as numbers, leave it out with drop, or name it in categorical or {_OTHERS}"
+    way = "mend it: a value that is not known is an empty cell"
     found = as_numbers(column, wanted.name, where, way, texts=True)
     return np.asarray(found.to_numpy(np.float32, na_value=np.nan)).reshape(-1, 1)
-
-
-_OTHERS = "another setting for its kind"
 
 
 def _categories(column: Any, wanted: Column, where: str) -> Array:
@@ -185,13 +188,13 @@ def dates(column: Any, name: str, date_format: str, where: str) -> Array:
     import pandas as pd
 
     if column.dtype.kind == "M":
-        found = pd.to_datetime(column, utc=True)
-    else:
-        # Numbers as text: a year, or 20200331, and never a time since some day.
-        column = _without_blanks(column).map(_dated, na_action="ignore")
-        form = date_format or "ISO8601"
-        found = pd.to_datetime(column, utc=True, errors="coerce", format=form)
-    wrong = np.asarray(found.isna() & column.notna())
+        return _days(pd.to_datetime(column, utc=True))
+    # Numbers as text: a year, or 20200331, and never a time since some day. Each value once.
+    index, distinct = _factorized(column, name, where)
+    texts = pd.Series([_dated(value) for value in distinct], dtype=object)
+    form = date_format or "ISO8601"
+    found = _days(pd.to_datetime(texts, utc=True, errors="coerce", format=form))
+    wrong = np.append(np.isnan(found) & (texts != "").to_numpy(bool), False)[index]
     if wrong.any():
         row = int(wrong.argmax())
         how = f"written as {date_format}" if date_format else "written as 2020-03-31"
@@ -202,7 +205,14 @@ def dates(column: Any, name: str, date_format: str, where: str) -> Array:
             name,
             row,
         )
-    days = (found - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    return np.append(found, np.nan)[index]
+
+
+def _days(times: Any) -> Array:
+    """Times in UTC as days since 1970, float64, NaN where there is none."""
+    import pandas as pd
+
+    days = (times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
     return np.asarray(days.to_numpy(np.float64, na_value=np.nan))
 
 
@@ -218,14 +228,15 @@ def _hashed(column: Any, wanted: Column, where: str) -> Array:
     from sklearn.feature_extraction.text import HashingVectorizer
 
     index, names = values(column, wanted.name, where)
-    hashing = HashingVectorizer(n_features=wanted.width, dtype=np.float32)
     found = np.full((len(index), wanted.width), np.nan, np.float32)
+    if not names:
+        return found
+    hashing = HashingVectorizer(n_features=wanted.width, dtype=np.float32)
+    hashed = hashing.transform(names)
     for start in range(0, len(index), CHUNK):
         part = index[start : start + CHUNK]
         there = np.flatnonzero(part >= 0)
-        if len(there):
-            texts = [names[k] for k in part[there]]
-            found[start + there] = hashing.transform(texts).toarray()
+        found[start + there] = hashed[part[there]].toarray()
     return found
 
 

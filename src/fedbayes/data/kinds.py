@@ -12,6 +12,7 @@ from fedbayes.data.settings import SourceSettings
 from fedbayes.data.wording import listed
 from fedbayes.errors import CellError, DataError
 
+_MEND = "mend it (a value that is not known is an empty cell), or read the column otherwise"
 MOST_CATEGORIES = 1000
 """Categories of a column that is named in `categorical`."""
 ROWS_OF_CATEGORY = 2
@@ -89,7 +90,7 @@ def _as_named(
     if kind == "date":
         dates(column, name, settings.date_format or "", where)
         return Column(name, "date", date_format=settings.date_format or "")
-    as_numbers(column, name, where, "mend it, or leave it out of numeric", texts=True)
+    as_numbers(column, name, where, _MEND, texts=True)
     return Column(name)
 
 

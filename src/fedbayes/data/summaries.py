@@ -18,8 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from fedbayes.data.columns import Column, Kind, described, features_of, ordered, plain
 from fedbayes.data.dataset import Array, Dataset, Rows, deviations
 from fedbayes.data.encoding import spread
+from fedbayes.data.wording import describe, listed
 from fedbayes.errors import DataError
 from fedbayes.files import read_text, write_beside
+from fedbayes.targets import Target
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -43,6 +45,9 @@ class ColumnSummary(BaseModel):
     date_format: str = ""
 
 
+Columns = tuple[ColumnSummary, ...]
+
+
 class TableSummary(BaseModel):
     """Of a table. Summaries add: that of two tables is the summary of all their rows."""
 
@@ -51,10 +56,12 @@ class TableSummary(BaseModel):
     format: Literal["fedbayes-table-1"] = "fedbayes-table-1"
     rows: Annotated[int, Field(ge=1, le=2**53)]
     columns: tuple[ColumnSummary, ...]
+    target: tuple[ColumnSummary, ...] = ()
+    """Of what is predicted, if that is real numbers or counts; nothing is said of classes."""
 
     @model_validator(mode="after")
     def _of_rows(self) -> "TableSummary":
-        for column in self.columns:
+        for column in (*self.columns, *self.target):
             there = self.rows - column.missing
             if there < 0 or sum(column.categories.values()) > there:
                 raise ValueError(f"counts of column '{column.name}' are not of {self.rows:,} rows")
@@ -102,7 +109,18 @@ def summarize(dataset: Dataset, rows: Rows, least: int = 1) -> TableSummary:
             )
         )
         at += len(column.codes)
-    return TableSummary(rows=len(rows), columns=tuple(found))
+    return TableSummary(rows=len(rows), columns=tuple(found), target=_of_target(dataset, rows))
+
+
+def _of_target(dataset: Dataset, rows: Rows) -> tuple[ColumnSummary, ...]:
+    if dataset.target.kind not in ("real", "count"):
+        return ()
+    _, mean, squares = deviations(dataset.y, rows)
+    found = zip(dataset.target.names, mean.tolist(), squares.tolist(), strict=True)
+    return tuple(
+        ColumnSummary(name=name, kind="number", missing=0, mean=center, squares=around)
+        for name, center, around in found
+    )
 
 
 def read_summary(path: Path) -> TableSummary:
@@ -135,27 +153,30 @@ def add_summaries(several: Sequence[TableSummary], names: Sequence[str]) -> Tabl
     """
     first, *others = several
     for other, name in zip(others, names[1:], strict=True):
-        _compare(first, other, names[0], name)
-        pairs = zip(first.columns, _in_order(first, other), strict=True)
-        columns = tuple(_added(here, there, first.rows, other.rows) for here, there in pairs)
-        first = TableSummary(rows=first.rows + other.rows, columns=columns)
+        _compare(first.columns, other.columns, names[0], name)
+        _compare(first.target, other.target, names[0], name)
+        columns, target = (
+            tuple(_added(*pair, first.rows, other.rows) for pair in _paired(here, there))
+            for here, there in ((first.columns, other.columns), (first.target, other.target))
+        )
+        first = TableSummary(rows=first.rows + other.rows, columns=columns, target=target)
     return first
 
 
-def _in_order(first: TableSummary, other: TableSummary) -> list[ColumnSummary]:
-    place = {column.name: column for column in other.columns}
-    return [place[column.name] for column in first.columns]
+def _paired(first: Columns, other: Columns) -> list[tuple[ColumnSummary, ColumnSummary]]:
+    place = {column.name: column for column in other}
+    return [(column, place[column.name]) for column in first]
 
 
-def _compare(first: TableSummary, other: TableSummary, one: str, two: str) -> None:
-    names = [{column.name for column in table.columns} for table in (first, other)]
+def _compare(first: Columns, other: Columns, one: str, two: str) -> None:
+    names = [{column.name for column in columns} for columns in (first, other)]
     for lacking, has, more in ((two, one, names[0] - names[1]), (one, two, names[1] - names[0])):
         if more:
             raise DataError(
                 f"{lacking} has no column '{min(more)}', which {has} has; give all clients the "
                 "same columns, with features or drop"
             )
-    for here, there in zip(first.columns, _in_order(first, other), strict=True):
+    for here, there in _paired(first, other):
         kinds = [column.kind.replace("boolean", "number") for column in (here, there)]
         if kinds[0] != kinds[1]:
             raise DataError(
@@ -222,14 +243,51 @@ def fit_summary(
         )
         for column in dataset.columns
     )
-    mean, std = [], []
+    mean: list[float] = []
+    std: list[float] = []
     for column in columns:
         own = place[column.name]
-        there = max(summary.rows - own.missing, 1)
-        deviation = float(np.sqrt(own.squares / there))
-        constant = deviation <= 1e-7 * abs(own.mean)
         mean += [own.mean / dataset.scale] * len(column.codes)
-        std += [1.0 if constant else deviation / dataset.scale] * len(column.codes)
+        std += [_deviation(own, summary.rows, dataset.scale) / dataset.scale] * len(column.codes)
     features_of(columns)
     numbers = (spread(np.array(mean), columns, 0.0), spread(np.array(std), columns, 1.0))
     return (() if plain(columns) else columns), numbers
+
+
+def _deviation(column: ColumnSummary, rows: int, constant: float) -> float:
+    """Standard deviation of a quantity; of one that is always the same what is given."""
+    found = float(np.sqrt(column.squares / max(rows - column.missing, 1)))
+    return constant if found <= 1e-7 * abs(column.mean) else found
+
+
+def fit_target(summary: TableSummary, target: Target, where: str) -> Target:
+    """What is predicted, with center and scale by a summary in place of rows.
+
+    Args:
+        summary: of the clients' rows.
+        target: as a table has it.
+        where: what the summary is of, for messages.
+
+    Raises:
+        DataError: the summary is of another target, or it is the same in all rows.
+    """
+    names = target.names if target.kind in ("real", "count") else ()
+    place = {column.name: column for column in summary.target}
+    if set(names) != set(place):
+        raise DataError(
+            f"{where} are of the target {listed(place) or 'of classes'}, and this table has "
+            f"{describe(target)}; choose the same with label and task.likelihood"
+        )
+    center = tuple(place[name].mean for name in names)
+    for name in names:
+        if not place[name].squares:
+            raise DataError(
+                f"{where}: the target '{name}' is {place[name].mean:g} in all rows, so there is "
+                "nothing to learn; set label to another column"
+            )
+    if target.kind == "count":
+        return replace(target, center=center if all(center) else ())
+    if target.kind != "real":
+        return target
+    scale = tuple(_deviation(place[name], summary.rows, 1.0) for name in names)
+    return replace(target, center=center, scale=scale)

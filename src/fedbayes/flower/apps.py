@@ -20,7 +20,7 @@ from fedbayes.federation import secure
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.state_store import StateStore
 from fedbayes.flower.engine import Flower
-from fedbayes.flower.node import Node, complaint
+from fedbayes.flower.node import NODE_CONFIG, Node, complaint
 from fedbayes.flower.own_data import own_data
 from fedbayes.flower.project import read_schema
 from fedbayes.flower.secagg import SecureFlower
@@ -72,6 +72,7 @@ def find_node(project: Path, context: Context) -> Node:
     data-dir: folder with data sets; else FEDBAYES_DATA.
     state: folder for its private states.
     weights: the file that `model.weights` names, where it lies elsewhere on this machine.
+    min-count: of biostatistics alone, see `fedbayes.flower.sums`.
 
     Raises:
         ConfigError: it does not say who it is.
@@ -80,10 +81,10 @@ def find_node(project: Path, context: Context) -> Node:
     client = given.get("client")
     if type(client) is not int or client < 0:
         raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
-    if unknown := given.keys() - _NODE_CONFIG:
+    if unknown := given.keys() - NODE_CONFIG:
         raise ConfigError(
             f"unknown in the node config: {', '.join(sorted(unknown))}; it has "
-            f"{', '.join(_NODE_CONFIG)}"
+            f"{', '.join(NODE_CONFIG)}"
         )
     config = _config(project, context)
     if "data-dir" in given:
@@ -101,9 +102,6 @@ def find_node(project: Path, context: Context) -> Node:
         return build_runtime(config, own_data(config, Path(str(given["data"])), wanted))
 
     return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
-
-
-_NODE_CONFIG = ("client", "data", "data-dir", "state", "weights")
 
 
 def _with_weights(config: Config, given: object) -> Config:

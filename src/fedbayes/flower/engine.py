@@ -61,7 +61,8 @@ class Flower:
     Args:
         connect: opens a grid; is called again when that one has broken. It may raise
             `EngineError`.
-        runtime: the server's own side, which evaluates global models on the server's test samples.
+        runtime: the server's own side, which evaluates global models on the server's test samples;
+            None where there are none to evaluate.
         clients: how many there are.
         timeout: seconds that a round waits for its reports.
         poll: seconds between two looks at the grid.
@@ -71,7 +72,7 @@ class Flower:
     def __init__(
         self,
         connect: Callable[[], Grid],
-        runtime: ClientRuntime,
+        runtime: ClientRuntime | None,
         *,
         clients: int,
         timeout: float,
@@ -147,6 +148,7 @@ class Flower:
 
     def evaluate(self, evaluations: Iterable[Evaluation]) -> Iterator[Tensors]:
         """Run the evaluations on the server's own test samples."""
+        assert self._runtime is not None
         return map(self._runtime.evaluate, evaluations)
 
     def close(self) -> None:

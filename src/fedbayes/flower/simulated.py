@@ -20,6 +20,7 @@ from flwr.server.superlink.fleet.vce.backend import Backend
 from flwr.server.superlink.fleet.vce.metrics import VceMetrics
 from flwr.server.superlink.linkstate import InMemoryLinkState, LinkStateFactory
 from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
+from flwr.serverapp import Grid
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
@@ -66,6 +67,29 @@ def simulated(config: Config, runtime: ClientRuntime, clients: int, folder: Path
         clients: how many there are.
         folder: where each node keeps its private state, in a folder of its own.
     """
+
+    def node(context: Context) -> Node:
+        client = int(context.node_config[PARTITION_ID_KEY])
+        return Node(client, lambda: runtime, state_store(config, folder / str(client)))
+
+    grid, close = simulated_grid(client_app(node), clients)
+    return flower(config, config.cohort_size(clients))(
+        lambda: grid,
+        runtime,
+        clients=clients,
+        timeout=config.round_timeout,
+        poll=0.02,
+        closing=close,
+    )
+
+
+def simulated_grid(app: ClientApp, clients: int) -> tuple[Grid, Callable[[], None]]:
+    """A grid of nodes in this process, and what ends it.
+
+    Args:
+        app: answers for every node; the partition id in its context is the client.
+        clients: how many nodes there are.
+    """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     factory = LinkStateFactory(
         FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
@@ -81,17 +105,12 @@ def simulated(config: Config, runtime: ClientRuntime, clients: int, folder: Path
     TaskIdentity.node_id = SUPERLINK_NODE_ID
     grid = InMemoryGrid(factory)
     grid.set_run(run)
-
-    def node(context: Context) -> Node:
-        client = int(context.node_config[PARTITION_ID_KEY])
-        return Node(client, lambda: runtime, state_store(config, folder / str(client)))
-
     nodes = vce_api._register_nodes(clients, factory)
     stop = threading.Event()
     thread = threading.Thread(
         target=vce_api.run_api,
         args=(
-            lambda: client_app(node),
+            lambda: app,
             _InProcess,
             nodes,
             factory,
@@ -108,14 +127,7 @@ def simulated(config: Config, runtime: ClientRuntime, clients: int, folder: Path
         stop.set()
         thread.join()
 
-    return flower(config, config.cohort_size(clients))(
-        lambda: grid,
-        runtime,
-        clients=clients,
-        timeout=config.round_timeout,
-        poll=0.02,
-        closing=close,
-    )
+    return grid, close
 
 
 def start(simulation: Any) -> Flower:

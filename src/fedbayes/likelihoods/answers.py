@@ -106,12 +106,12 @@ def _sets(likelihood: Classes, draws: Tensor, conformal: Conformal) -> npt.NDArr
     """The names of the classes in each set, likeliest first."""
     inside = conformal.sets(likelihood, draws) | ~finite(draws)[:, None]
     order = likelihood.log_probabilities(draws).argsort(dim=-1, descending=True, stable=True)
-    names, column = likelihood.target.names, np.empty(len(inside), object)
-    column[:] = [
-        tuple(names[k] for k in row if member[k])
-        for row, member in zip(order.tolist(), inside.tolist(), strict=True)
-    ]
-    return column
+    listed = torch.where(inside.gather(1, order), order, -1)
+    distinct, which = torch.unique(listed, dim=0, return_inverse=True)
+    sets = np.empty(len(distinct), object)
+    for place, row in enumerate(distinct.tolist()):
+        sets[place] = tuple(likelihood.target.names[k] for k in row if k >= 0)
+    return np.asarray(sets[which.cpu().numpy()])
 
 
 def _numbers(

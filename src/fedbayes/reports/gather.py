@@ -330,7 +330,7 @@ def _between(lines: list[Metrics], names: Sequence[str], target: Target) -> dict
     if not each:
         return {}
     whole: dict[str, Any] = {
-        whose: next((m for x in reversed(lines) if (m := x["metrics"].get(whose))), {})
+        whose: next((m for x in reversed(lines) if (m := x.get("metrics", {}).get(whose))), {})
         for whose in ("global", "local")
     }
     return {"metrics": {**whole, **tables(lines)}, **each}

@@ -21,7 +21,7 @@ from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.notebook import outline
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.standing import flat
-from fedbayes.runs.trained import TrainedModel
+from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.tensors import Tensors, to, unpack
 
 if TYPE_CHECKING:
@@ -268,13 +268,8 @@ class Result:
                 )
         if client is not None:
             source = f"the model of client {client} of {source}"
-        return TrainedModel(
-            self.draws(client),
-            self.likelihood,
-            self.preprocessing,
-            source,
-            conformal=threshold,
-        )
+        members = (Member(self.draws(client), self.preprocessing),)
+        return TrainedModel(members, self.likelihood, source, conformal=threshold)
 
     def draws(self, client: str | int | None = None) -> "RawPredictor":
         """A model as a function from raw samples to what its network says, [draws, n, width], for

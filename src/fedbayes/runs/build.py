@@ -16,7 +16,7 @@ from fedbayes.data import (
     load_dataset,
     partition,
 )
-from fedbayes.data.summaries import add_summaries, fit_summary, read_summary
+from fedbayes.data.summaries import add_summaries, fit_summary, fit_target, read_summary
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.attacks.adversary import Adversary
@@ -33,15 +33,23 @@ from fedbayes.targets import Target
 def build_data(config: Config) -> FederatedData:
     """The clients' data, divided as the config says."""
     dataset = load_dataset(config.data, config.target_kinds)
-    columns, statistics = None, None
+    columns, statistics, target = None, None, None
     if files := config.data.summaries:
         names = [str(file) for file in files]
         whole = add_summaries([read_summary(file) for file in files], names)
         indicate = config.data.tells_missing
-        columns, statistics = fit_summary(whole, dataset, indicate, f"the sums of {listed(names)}")
+        where = f"the sums of {listed(names)}"
+        columns, statistics = fit_summary(whole, dataset, indicate, where)
+        target = fit_target(whole, dataset.target, where)
     divided = partition(dataset, config.data, config.seed)
     return FederatedData(
-        dataset, divided, config.seed, statistics, columns=columns, label=_label(config)
+        dataset,
+        divided,
+        config.seed,
+        statistics,
+        target=target,
+        columns=columns,
+        label=_label(config),
     )
 
 

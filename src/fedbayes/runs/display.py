@@ -247,8 +247,10 @@ class Display:
         title, *lines = self._lines or [f"{self._title}{busy.what}"]
         if pace is None or simulation is None:
             return panel(title, [clock(now - self._since)], 0.0, [], lines)
-        busy = pace.noticed(busy, simulation.work().answered, now)
+        work = simulation.work()
+        busy = pace.noticed(busy, work.answered, now)
         parts = [part.plain for part in _parts(simulation, self._metrics, busy, pace, now)]
+        parts += filter(None, [_away(work)])
         done = _done(simulation, busy) / simulation.config.rounds
         return panel(title, parts, done, self._curve, lines)
 
@@ -303,6 +305,36 @@ def _row(
     return row
 
 
+def _done(simulation: "Simulation", busy: Activity) -> float:
+    """Rounds that are done, the one under way by its clients."""
+    if not busy.total or busy.what != TRAINING:
+        return float(busy.round)
+    return busy.round + busy.done / busy.total - 1
+
+
+def _parts(
+    simulation: "Simulation", metrics: "Metrics", busy: Activity, pace: Pace, now: float
+) -> list[Text]:
+    """How far a run is, in a few words each, the most important first."""
+    rounds, left = simulation.config.rounds, pace.left(now, busy)
+    doing = f"{busy.done:>{len(str(busy.total))}}/{busy.total} clients" if busy.total else ""
+    if busy.what != TRAINING:
+        doing = busy.what.ljust(len(doing))
+    taken, progress = clock(pace.elapsed(now)), simulation.progress
+    going = left is not None and _done(simulation, busy) < rounds
+    parts = [
+        Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
+        Text(f"{taken}, {clock(left or 0)} left" if going else taken),
+        Text(doing),
+        *(
+            Text.assemble(f"{name} ", (value, "bold"))
+            for name, value in _headlines(simulation, metrics)
+        ),
+        Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
+    ]
+    return [part for part in parts if part]
+
+
 def _clients_row(
     width: int, head: int, busy: Activity, work: "Work", pace: Pace, now: float
 ) -> Table:
@@ -343,36 +375,6 @@ def _away(work: "Work") -> str:
     names = ", ".join(list(work.away)[:_NAMED])
     more = work.away_total - _NAMED
     return f"away: {names}" + (f" and {more} more" if more > 0 else "")
-
-
-def _done(simulation: "Simulation", busy: Activity) -> float:
-    """Rounds that are done, the one under way by its clients."""
-    if not busy.total or busy.what != TRAINING:
-        return float(busy.round)
-    return busy.round + busy.done / busy.total - 1
-
-
-def _parts(
-    simulation: "Simulation", metrics: "Metrics", busy: Activity, pace: Pace, now: float
-) -> list[Text]:
-    """How far a run is, in a few words each, the most important first."""
-    rounds, left = simulation.config.rounds, pace.left(now, busy)
-    doing = f"{busy.done:>{len(str(busy.total))}}/{busy.total} clients" if busy.total else ""
-    if busy.what != TRAINING:
-        doing = busy.what.ljust(len(doing))
-    taken, progress = clock(pace.elapsed(now)), simulation.progress
-    going = left is not None and _done(simulation, busy) < rounds
-    parts = [
-        Text(f"round {busy.round:>{len(str(rounds))}}/{rounds}"),
-        Text(f"{taken}, {clock(left or 0)} left" if going else taken),
-        Text(doing),
-        *(
-            Text.assemble(f"{name} ", (value, "bold"))
-            for name, value in _headlines(simulation, metrics)
-        ),
-        Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
-    ]
-    return [part for part in parts if part]
 
 
 def _headlines(simulation: "Simulation", metrics: "Metrics") -> list[tuple[str, str]]:

@@ -1,18 +1,21 @@
 """A model that is done with training: raw samples in, predictions out."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.contracts import Sampler
 from fedbayes.data import Preprocessing
+from fedbayes.data.columns import Column
+from fedbayes.data.encoding import Unknown
 from fedbayes.data.wording import describe
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError
+from fedbayes.errors import CellError, ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.answers import Answers, answers
 from fedbayes.likelihoods.categorical import Categorical
@@ -24,17 +27,24 @@ _BATCH = 1000
 """Samples that are predicted at a time."""
 
 
+class Member(NamedTuple):
+    """A network, or a posterior of one."""
+
+    draw: Sampler
+    """Raw samples, as `Preprocessing.raw` gives them, to what the network says of them,
+    [draws, n, width]: a posterior has several draws."""
+    preprocessing: Preprocessing
+    """What it sees of a raw sample; names of classes and features."""
+
+
 @dataclass(frozen=True)
 class TrainedModel:
     """A model of a run or of a file, or several that predict together."""
 
-    draw: Callable[[Any], Tensor]
-    """Raw samples, a tensor, an array or a DataFrame of n, to what the network says of them,
-    [draws, n, width]: a posterior, or an ensemble, has several draws."""
+    members: tuple[Member, ...]
+    """One network or more, with the same weight each."""
     likelihood: Likelihood
-    """What that means for the target."""
-    preprocessing: Preprocessing
-    """What the network sees of a raw sample; names of classes and features."""
+    """What their outputs mean for the target."""
     source: str
     """Where it is from, for messages."""
     means: bool = False
@@ -50,25 +60,42 @@ class TrainedModel:
                 "anew: fedbayes conformal RUN"
             )
 
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What the model, or the first one of several, sees of a raw sample."""
+        return self.members[0].preprocessing
+
+    @property
+    def table(self) -> tuple[Column, ...]:
+        """The columns of a table that are read; none if samples have no names."""
+        found = {
+            column.name: column
+            for member in reversed(self.members)
+            for column in member.preprocessing.table
+        }
+        first = [column.name for column in self.preprocessing.table]
+        return tuple(found[name] for name in [*first, *(n for n in found if n not in first)])
+
     def predict(self, x: Any) -> Tensor:
         """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
         target.
 
         Args:
             x: samples as the data set has them, [n, ...], NaN where a value is missing; of a table
-                also a DataFrame with its features as columns, in any order.
+                also a DataFrame of its columns, in any order.
 
         Raises:
             DataError: the samples are not such as the model was trained on.
         """
-        return torch.cat([self.likelihood.mean(self.draw(batch)) for batch in _batches(x)])
+        found = [self.likelihood.mean(draws) for draws in self._draws(self._raw(x))]
+        return torch.cat(found)
 
     def predict_frame(self, x: Any, *, level: float | None = None) -> Any:
         """Predictions as a DataFrame, a row for each sample.
 
         Args:
-            x: as for `predict`. Of a DataFrame the index is kept, and the columns that are no
-                features, before the predictions.
+            x: as for `predict`. Of a DataFrame the index is kept, and the columns that the model
+                does not read, before the predictions.
             level: probability that a number is in its interval; 0.9 by default, or if a network
                 that learnt quantiles has not these, the widest that it has. Of a calibrated model
                 that of its calibration, and no other.
@@ -83,21 +110,65 @@ class TrainedModel:
         """
         import pandas as pd
 
-        columns = self.columns(x, self.level(level))
+        columns = self.columns(self._raw(x), self.level(level))
         if not hasattr(x, "columns"):
             return pd.DataFrame(columns)
-        own = set(self.preprocessing.features)
+        own = {column.name for column in self.table}
         kept = x[[name for name in x.columns if str(name).strip() not in own]]
         self.refuse_taken(kept.columns, columns, "the table")
         return pd.concat([kept, pd.DataFrame(columns, index=x.index)], axis=1)
 
-    def columns(self, x: Any, level: float | None) -> Answers:
-        """Predictions alone, by column; `level` as the method of this name gives it."""
+    def _raw(self, x: Any) -> list[Tensor]:
+        """What each member takes of samples; what training rows did not have is said.
+
+        Raises:
+            DataError: there are none, or they are not such as the model was trained on.
+        """
+        if not len(x):
+            raise DataError("there are no samples to predict")
+        raw, odd = self.encode(x)
+        for one in odd:
+            warnings.warn(one.told(), FedbayesWarning, stacklevel=4)
+        return raw
+
+    def encode(self, x: Any, where: str = "the table") -> tuple[list[Tensor], list[Unknown]]:
+        """What each member takes of samples, and what training rows did not have.
+
+        Args:
+            x: as for `predict`.
+            where: what it is, for messages.
+
+        Raises:
+            DataError: the samples are not such as the model was trained on; of a table it names
+                column and row.
+        """
+        if not hasattr(x, "columns"):
+            return [member.preprocessing.raw(x) for member in self.members], []
+        raw: list[Tensor] = []
+        odd: dict[tuple[str, bool], Unknown] = {}
+        for member in self.members:
+            rows, unknown = member.preprocessing.encode(x, where)
+            _refuse_infinite(rows, member.preprocessing, where)
+            raw.append(member.preprocessing.raw(rows))
+            odd |= {(one.column.name, one.empty): one for one in unknown}
+        return raw, list(odd.values())
+
+    def columns(self, raw: Sequence[Tensor], level: float | None) -> Answers:
+        """Predictions alone, by column.
+
+        Args:
+            raw: samples, as `encode` gives them.
+            level: as `level` gives it.
+        """
         found = [
-            answers(self.likelihood, self.draw(batch), level, self.conformal)
-            for batch in _batches(x)
+            answers(self.likelihood, draws, level, self.conformal) for draws in self._draws(raw)
         ]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+    def _draws(self, raw: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Outputs of all members together, [draws, n, width], some samples at a time."""
+        for batch in zip(*(torch.split(part, _BATCH) for part in raw), strict=True):
+            yield joined([m.draw(part) for m, part in zip(self.members, batch, strict=True)])
 
     def level(self, asked: float | None) -> float | None:
         """The level of sets, or of intervals of numbers; None where there are none.
@@ -165,16 +236,22 @@ class TrainedModel:
             )
 
 
-def _batches(x: Any) -> list[Any]:
-    """The samples, some at a time.
+def _refuse_infinite(rows: Any, preprocessing: Preprocessing, where: str) -> None:
+    """See that all numbers of encoded rows [n, features] are finite, or missing.
 
     Raises:
-        DataError: there are none.
+        CellError: one is not.
     """
-    if not len(x):
-        raise DataError("there are no samples to predict")
-    rows = x.iloc if hasattr(x, "columns") else x
-    return [rows[start : start + _BATCH] for start in range(0, len(x), _BATCH)]
+    odd = np.argwhere(np.isinf(rows))
+    if len(odd):
+        row, column = (int(place) for place in odd[0])
+        name = preprocessing.features[column]
+        raise CellError(
+            f"{where}: column '{name}' is infinite in row {row + 1:,}; leave a value that is not "
+            "known empty",
+            name,
+            row,
+        )
 
 
 def together(models: Sequence[TrainedModel]) -> TrainedModel:
@@ -196,35 +273,34 @@ def together(models: Sequence[TrainedModel]) -> TrainedModel:
                 f"{first.source} predicts {describe(one)}, and {other.source} {describe(two)}; "
                 "models that predict together have the same target, in the same order"
             )
-    likelihood, draws = first.likelihood, [model.draw for model in models]
+    likelihood = first.likelihood
+    members = tuple(member for model in models for member in model.members)
     if any(model.likelihood != likelihood for model in models):
-        kinds = [model.likelihood for model in models]
-        if not all(isinstance(kind, Classes) for kind in kinds):
+        if not all(isinstance(model.likelihood, Classes) for model in models):
             raise ModelError(
                 f"the outputs of {first.source} and those of the others mean different things "
                 "(their likelihoods, or the units of their targets, differ), so their predictions "
                 "have no common distribution; predict with each alone"
             )
         likelihood = Categorical(target=first.target)
-        draws = [_normalized(model) for model in models]
+        members = tuple(
+            member._replace(draw=_normalized(member.draw, model.likelihood))
+            for model in models
+            for member in model.members
+        )
     source = f"{first.source} and {len(models) - 1} more"
-    means = any(model.means for model in models)
-    return TrainedModel(joined(draws), likelihood, first.preprocessing, source, means)
+    return TrainedModel(members, likelihood, source, any(model.means for model in models))
 
 
-def _normalized(model: TrainedModel) -> Callable[[Any], Tensor]:
+def _normalized(draw: Sampler, likelihood: Likelihood) -> Sampler:
     """Log-probabilities of classes, which are logits too."""
-    likelihood = model.likelihood
     assert isinstance(likelihood, Classes)
-    return lambda x: likelihood.normalized(model.draw(x))
+    return lambda x: likelihood.normalized(draw(x))
 
 
-def joined(draws: Sequence[Callable[[Any], Tensor]]) -> Callable[[Any], Tensor]:
-    """The draws of several models as those of one, each model with the same weight."""
-
-    def draw(x: Any) -> Tensor:
-        each = [one(x) for one in draws]
-        count = lcm(*map(len, each))
-        return torch.cat([one.repeat(count // len(one), 1, 1) for one in each])
-
-    return draw
+def joined(draws: Sequence[Tensor]) -> Tensor:
+    """The draws of several models, each [draws, n, width], as those of one, each model with the
+    same weight.
+    """
+    count = lcm(*map(len, draws))
+    return torch.cat([one.repeat(count // len(one), 1, 1) for one in draws])

@@ -406,7 +406,10 @@ def _ensemble(models: Sequence[Candidate], alike: bool, shares: Tensor | None = 
             first.preprocessing,
             whose,
         )
-    draw = joined([model.draw for model in models])
+
+    def draw(x: Tensor) -> Tensor:
+        return joined([model.draw(x) for model in models])
+
     return Candidate(draw, first.likelihood, size, first.preprocessing, whose)
 
 

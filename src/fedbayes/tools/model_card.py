@@ -13,6 +13,7 @@ from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.files import write_beside
 from fedbayes.likelihoods import evaluate
 from fedbayes.likelihoods.conformal import SCORES, Conformal
+from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.likelihoods.trust import examine
 from fedbayes.runs.card import Card
 from fedbayes.runs.scores import GlobalEvaluation
@@ -41,14 +42,15 @@ def measured(
         return {}, {}, {}
     tests = data.test_union(0, data.test_total) if client is None else data.test(client)
     tests = Samples(*(part.to(run.network.device) for part in tests))
-    found = examine(run.likelihood, [(draw, tests)])
+    measures = fitting((AUTO,), run.likelihood)
+    found = examine(run.likelihood, [(draw, tests)], measures)
     if found is None:
         return {}, {}, {}
     calibration = {k: v for k, v in of_trust(found).items() if k not in found.metrics}
     each: Facts = {}
     if client is None:
-        terms = evaluate(run.likelihood, draw, tests)
-        clients = GlobalEvaluation.of(run.likelihood, terms, data).clients
+        terms = evaluate(run.likelihood, draw, tests, measures=measures)
+        clients = GlobalEvaluation.of(run.likelihood, terms, data, measures).clients
         sizes = data.test_sizes().tolist()
         each = {
             data.partition.names[number]: {"test_rows": sizes[number], **metrics}
@@ -122,6 +124,7 @@ def _inputs(card: Card) -> Facts:
     )
     return {
         "scale": preprocessing.scale,
+        "columns": [asdict(column) for column in preprocessing.columns],
         "features": [
             {"name": name, "mean": mean, "std": std}
             for name, mean, std in zip(names, preprocessing.mean, preprocessing.std, strict=True)
@@ -186,6 +189,7 @@ def markdown(found: Facts) -> str:
         "itself standardizes: x / "
         f"{found['inputs']['scale']:g}, less the mean, by the standard deviation; a missing value "
         "counts as the mean.",
+        _columns(found["inputs"]["columns"]),
         _table(
             ("input", "mean", "standard deviation"),
             ((one["name"], one["mean"], one["std"]) for one in found["inputs"]["features"]),
@@ -207,6 +211,23 @@ def markdown(found: Facts) -> str:
     if found["attack"]:
         parts.insert(2, f"**Clients attacked this run**: {_cell(json.dumps(found['attack']))}.")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _columns(columns: Sequence[Facts]) -> str:
+    """How raw columns of a table become inputs; empty where they are the inputs."""
+    if not columns:
+        return ""
+    rows = (
+        (
+            one["name"],
+            one["kind"],
+            ", ".join(one["categories"]),
+            "0 or 1 if empty" if one["gaps"] else "",
+        )
+        for one in columns
+    )
+    told = "Inputs are encoded columns of a table, which `fedbayes predict` encodes itself:"
+    return f"{told}\n\n{_table(('column', 'kind', 'categories', 'another input'), rows)}"
 
 
 def _data(data: Facts) -> str:

@@ -3,16 +3,19 @@
 import gzip
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from torch import Tensor
 
-from fedbayes.data.sources.streams import Rows
+from fedbayes.data.encoding import Unknown
+from fedbayes.data.sources.streams import Piece, Rows
 from fedbayes.data.sources.tables import UNNAMED
-from fedbayes.errors import ColumnError, DataError, RunError
+from fedbayes.errors import CellError, ColumnError, DataError, RunError
 from fedbayes.files import written_whole
 from fedbayes.runs.folder import writable
 from fedbayes.runs.trained import TrainedModel
@@ -58,8 +61,8 @@ def predict_file(
 
     Args:
         model: as `fedbayes.load` gives it.
-        inputs: a `.csv`, `.csv.gz` or `.parquet` with the model's features as columns, or a `.npz`
-            with an array `x` [n, ...], of which other arrays [n] are kept.
+        inputs: a `.csv`, `.csv.gz`, `.parquet` or `.xlsx` with the columns that the model reads,
+            or a `.npz` with an array `x` [n, ...], of which other arrays [n] are kept.
         out: a `.csv`, `.csv.gz` or `.parquet`, there whole at the end or not at all.
         level: as for `TrainedModel.predict_frame`.
         keep_inputs: write the features too.
@@ -76,18 +79,20 @@ def predict_file(
         raise RunError(f"{out} is there already; name another file, or add --overwrite")
     if rows < 1:
         raise RunError(f"{rows} rows cannot be read at a time; give 1 or more")
-    features = model.preprocessing.features
-    read = Rows(inputs, features, rows)
+    read = Rows(inputs, model.table, rows)
     level = model.level(level)
     count = missing = broken = 0
     added: list[str] = []
+    odd: list[Unknown] = []
     try:
         with _writing(out) as write:
             for piece in read:
-                found = _answer(model, piece.x, level, inputs)
+                raw, unknown = _encode(model, piece, inputs)
+                found = model.columns(raw, level)
+                odd += [replace(one, first=one.first + piece.start) for one in unknown]
                 kept = piece.kept
-                if keep_inputs and features and hasattr(piece.x, "columns"):
-                    kept = kept.join(piece.x.reset_index(drop=True).set_axis(kept.index))
+                if keep_inputs and hasattr(piece.x, "columns"):
+                    kept = kept.join(piece.x.reset_index(drop=True))
                 model.refuse_taken(kept.columns, found, str(inputs))
                 write(kept.assign(**found))
                 added = list(found)
@@ -97,23 +102,43 @@ def predict_file(
                 watch(read.share)
     except ColumnError as error:
         raise absent_feature(inputs, model.source, error) from None
-    notes = list(dict.fromkeys(read.notes))
+    notes = [*dict.fromkeys(read.notes), *(one.told(str(inputs)) for one in _summed(odd))]
     if missing:
         notes.append(
-            f"{inputs}: {missing:,} of {count:,} rows lack a value of some feature, in place of "
-            "which the model takes the mean of its training rows"
+            f"{inputs}: {missing:,} of {count:,} rows have an empty cell that the model reads, as "
+            "in training: a quantity is taken for the mean of the training rows"
         )
     if broken:
         notes.append(f"{inputs}: the model predicts nothing finite of {broken:,} rows")
     return Predicted(out, count, tuple(added), level, missing, broken, tuple(notes))
 
 
-def _answer(model: TrainedModel, x: Any, level: float | None, inputs: Path) -> dict[str, Any]:
-    """The columns of a piece, predicted some rows at a time."""
+def _encode(model: TrainedModel, piece: Piece, inputs: Path) -> tuple[list[Tensor], list[Unknown]]:
+    """What the networks take of a piece of a file.
+
+    Raises:
+        DataError: it is not such as the model was trained on; names the row of the file.
+    """
     try:
-        return model.columns(x, level)
+        return model.encode(piece.x, str(inputs))
+    except CellError as error:
+        here, there = (f"in row {row + 1:,}" for row in (error.row, error.row + piece.start))
+        raise CellError(
+            str(error).replace(here, there), error.column, error.row + piece.start
+        ) from None
     except DataError as error:
-        raise DataError(f"{inputs}: {error}") from None
+        text = str(error)
+        raise DataError(text if str(inputs) in text else f"{inputs}: {text}") from None
+
+
+def _summed(odd: Sequence[Unknown]) -> list[Unknown]:
+    """What is unknown in all pieces together, by column."""
+    found: dict[tuple[str, bool], Unknown] = {}
+    for one in odd:
+        key = one.column.name, one.empty
+        before = found.get(key)
+        found[key] = one if before is None else replace(before, rows=before.rows + one.rows)
+    return list(found.values())
 
 
 def _rows_with_gaps(x: Any) -> int:
@@ -158,7 +183,7 @@ def _csv(file: Any) -> Iterator[Write]:
         nonlocal first
         names = ["" if name == UNNAMED else name for name in frame.columns]
         if "set" in frame:
-            frame = frame.assign(set=[_spelled(names) for names in frame["set"]])
+            frame = frame.assign(set=frame["set"].map(_spelled))
         frame.to_csv(text, index=False, header=names if first else False, lineterminator="\n")
         first = False
 
@@ -167,7 +192,8 @@ def _csv(file: Any) -> Iterator[Write]:
     text.detach()
 
 
-def _spelled(names: Sequence[str]) -> str:
+@cache
+def _spelled(names: tuple[str, ...]) -> str:
     """A set as text, as in `yes|no`."""
     if odd := [name for name in names if "|" in name]:
         raise DataError(

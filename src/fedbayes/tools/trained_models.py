@@ -1,19 +1,13 @@
 """Models that predict: of run folders and of files, one or several together."""
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
-
-from fedbayes.contracts import Sampler
-from fedbayes.data import Preprocessing
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.reports.result import Result
-from fedbayes.runs.trained import TrainedModel, together
+from fedbayes.runs.trained import Member, TrainedModel, together
 from fedbayes.tools.compare import open_model
-from fedbayes.tools.evaluation_set import is_program, of_card
+from fedbayes.tools.evaluation_set import of_card
 
 
 def load(
@@ -67,9 +61,6 @@ def _one(
         )
     tests, card = of_card(path, trusted)
     found = open_model(path, tests)
-    draw = found.draw
-    if is_program(path):
-        draw = _of_raw(draw, found.preprocessing)
     threshold = card.conformal if conformal else None
     if threshold is not None and found.means and threshold.score == "quantile":
         warnings.warn(
@@ -79,11 +70,5 @@ def _one(
             stacklevel=3,
         )
         threshold = None
-    return TrainedModel(
-        draw, found.likelihood, found.preprocessing, str(path), found.means, threshold
-    )
-
-
-def _of_raw(draw: Sampler, preprocessing: Preprocessing) -> Callable[[Any], Tensor]:
-    """A program, which takes tensors alone, on whatever has the samples."""
-    return lambda x: draw(preprocessing.raw(x))
+    members = (Member(found.draw, found.preprocessing),)
+    return TrainedModel(members, found.likelihood, str(path), found.means, threshold)

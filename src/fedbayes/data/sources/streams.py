@@ -2,7 +2,6 @@
 
 import gzip
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,21 +11,29 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedbayes.data.cells import as_numbers
+from fedbayes.data.columns import Column
+from fedbayes.data.settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import as_pictures, plain_array
 from fedbayes.data.sources.rows import decoded, holds_pictures
-from fedbayes.data.sources.tables import DELIMITERS, layout, mend_decimal_commas
+from fedbayes.data.sources.tables import (
+    DELIMITERS,
+    TABLES,
+    layout,
+    mend_decimal_commas,
+    read_table,
+    refuse_twice,
+)
 from fedbayes.data.wording import listed
 from fedbayes.errors import ColumnError, DataError, did_you_mean
 
-FORMATS = (".csv", ".csv.gz", ".parquet", ".npz")
+FORMATS = (*TABLES, ".npz")
 """Suffixes of the files that can be read so."""
 _MISSING = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
     *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
-"""What stands for a missing value in a feature, as pandas has it by default."""
+"""What stands for an empty cell in a column that the model reads, as pandas has it by default."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,11 @@ class Piece:
     """Some rows of a file."""
 
     x: Any
-    """What the model reads of them: a DataFrame of its features, or an array [n, ...]."""
+    """What the model reads of them: a DataFrame of its columns, or an array [n, ...]."""
     kept: Any
     """All other columns as they are in the file, a DataFrame."""
+    start: int
+    """Rows before them."""
 
 
 @dataclass
@@ -44,7 +53,7 @@ class Rows:
     """The rows of a file, in pieces."""
 
     path: Path
-    features: tuple[str, ...]
+    table: Sequence[Column]
     """Columns that the model reads; none if its samples have no names."""
     size: int = 10_000
     """Rows of a piece."""
@@ -57,9 +66,8 @@ class Rows:
         """The pieces, in the order of the file.
 
         Raises:
-            DataError: it is absent, damaged, empty, or of another format, or a feature holds what
-                is no number; names the file, the column and the row.
-            ColumnError: it has no column of a feature.
+            DataError: it is absent, damaged, empty, or of another format.
+            ColumnError: it has no column that the model reads.
         """
         name = self.path.name.lower()
         if not name.endswith(FORMATS):
@@ -69,60 +77,75 @@ class Rows:
             )
         if not self.path.is_file():
             raise DataError(f"there is no file {self.path} to predict from")
-        read = _parquet if name.endswith(".parquet") else _csv
-        pieces = _arrays(self) if name.endswith(".npz") else read(self)
-        some = False
+        read = next((reader for suffix, reader in _READERS.items() if name.endswith(suffix)), _csv)
+        done = 0
         with reading(self.path):
-            for piece in pieces:
-                some = some or bool(len(piece.x))
-                if len(piece.x):
-                    yield piece
-        if not some:
+            for x, kept in read(self):
+                if len(x):
+                    yield Piece(x, kept, done)
+                done += len(x)
+        if not done:
             raise DataError(f"{self.path} has no rows to predict")
-        self.share = 1.0
 
 
-def _csv(rows: Rows) -> Iterator[Piece]:
+_Parts = Iterator[tuple[Any, Any]]
+"""What the model reads, and what is kept."""
+
+
+def _csv(rows: Rows) -> _Parts:
     import pandas as pd
 
     path = rows.path
     delimiter, names = layout(path)
     if not any(names):
         raise DataError(f"{path} is empty: its first line must name the columns")
-    _refuse_twins(path, names)
+    refuse_twice(names, path)
     if delimiter != ",":
         rows.notes.append(f"{path} is read with {DELIMITERS[delimiter]} between columns")
     columns = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
-    features = _features(rows, columns)
-    kept = [name for name in columns if name not in features]
+    wanted = _wanted(rows, columns)
+    kept = [name for name in columns if name not in wanted]
+    # What is no quantity is text, whatever it looks like: in another piece it may not.
+    texts = [column.name for column in rows.table if column.kind not in ("number", "boolean")]
     total = path.stat().st_size
-    with (
-        _opened(path) as (file, text),
-        warnings.catch_warnings(action="error", category=pd.errors.ParserWarning),
-    ):
-        try:
-            for frame in pd.read_csv(
-                text,
-                sep=delimiter,
-                header=0,
-                names=columns,
-                index_col=False,
-                dtype=dict.fromkeys(kept, str),
-                keep_default_na=False,
-                na_values={name: list(_MISSING) for name in features},
-                low_memory=False,
-                chunksize=rows.size,
-            ):
-                chosen = frame[list(features)]
-                if delimiter != ",":
-                    chosen = chosen.copy()
-                    mend_decimal_commas(chosen)
-                rows.share = file.tell() / max(total, 1)
-                yield Piece(_numbers(chosen, path), frame[kept])
-        except pd.errors.ParserWarning:
-            raise DataError(
-                f"{path} has more values in a row than its first line has names; name every column"
-            ) from None
+    with _opened(path) as (file, text):
+        pieces = pd.read_csv(
+            text,
+            sep=delimiter,
+            header=0,
+            names=columns,
+            index_col=False,
+            dtype=dict.fromkeys([*kept, *texts], str),
+            keep_default_na=False,
+            na_values={name: list(_MISSING) for name in wanted},
+            low_memory=False,
+            chunksize=rows.size,
+        )
+        while (frame := _next(pieces, path)) is not None:
+            chosen = frame[wanted]
+            if delimiter != ",":
+                numbers = chosen[[name for name in wanted if name not in texts]].copy()
+                mend_decimal_commas(numbers)
+                chosen = chosen.assign(**{name: numbers[name] for name in numbers.columns})
+            rows.share = file.tell() / max(total, 1)
+            yield chosen, frame[kept].reset_index(drop=True)
+
+
+def _next(pieces: Any, path: Path) -> Any:
+    """The next piece of a CSV file; None at its end.
+
+    Raises:
+        DataError: a row has more values than there are columns.
+    """
+    import pandas as pd
+
+    try:
+        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+            return next(pieces, None)
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{path} has more values in a row than its first line has names; name every column"
+        ) from None
 
 
 @contextmanager
@@ -134,7 +157,7 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[str]]]:
             yield file, text
 
 
-def _parquet(rows: Rows) -> Iterator[Piece]:
+def _parquet(rows: Rows) -> _Parts:
     import pandas as pd
     import pyarrow as pa
     from pyarrow import parquet
@@ -142,23 +165,22 @@ def _parquet(rows: Rows) -> Iterator[Piece]:
     path = rows.path
     with parquet.ParquetFile(path) as file:
         columns = [name.strip() for name in file.schema_arrow.names]
-        _refuse_twins(path, columns)
+        refuse_twice(columns, path)
         total, done = file.metadata.num_rows, 0
-        pictured = _pictured(file.schema_arrow) if not rows.features else ""
-        features = (pictured,) if pictured else _features(rows, columns)
+        pictured = _pictured(file.schema_arrow) if not rows.table else ""
+        wanted = [pictured] if pictured else _wanted(rows, columns)
         for batch in file.iter_batches(batch_size=rows.size):
             table = pa.Table.from_batches([batch]).rename_columns(columns)
-            frame = table.select(list(features)).to_pandas(ignore_metadata=True)
-            frame.index = pd.RangeIndex(done, done + len(frame))
-            kept = table.drop_columns(list(features)).to_pandas(
+            frame = table.select(wanted).to_pandas(ignore_metadata=True)
+            kept = table.drop_columns(wanted).to_pandas(
                 types_mapper=pd.ArrowDtype, ignore_metadata=True
             )
             done += len(frame)
             rows.share = done / max(total, 1)
             if pictured and len(frame) and holds_pictures(frame[pictured]):
-                yield Piece(decoded(frame[pictured], str(path)), kept)
+                yield decoded(frame[pictured], str(path)), kept
             else:
-                yield Piece(_numbers(frame, path), kept)
+                yield frame, kept
 
 
 def _pictured(schema: Any) -> str:
@@ -173,7 +195,22 @@ def _pictured(schema: Any) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _arrays(rows: Rows) -> Iterator[Piece]:
+def _excel(rows: Rows) -> _Parts:
+    """A sheet, which is read whole; what is kept becomes text."""
+    import pandas as pd
+
+    frame = read_table(rows.path, SourceSettings(), rows.notes)
+    wanted = _wanted(rows, list(frame.columns))
+    # Read as numbers, ids would lose their leading zeros.
+    cells = pd.read_excel(rows.path, dtype=object, na_filter=False).set_axis(frame.columns, axis=1)
+    kept = cells.drop(columns=wanted).map(str)
+    for start in range(0, len(frame), rows.size):
+        part = slice(start, start + rows.size)
+        rows.share = min(start + rows.size, len(frame)) / len(frame)
+        yield frame[wanted].iloc[part], kept.iloc[part].reset_index(drop=True)
+
+
+def _arrays(rows: Rows) -> _Parts:
     import pandas as pd
 
     path = rows.path
@@ -188,10 +225,11 @@ def _arrays(rows: Rows) -> Iterator[Piece]:
             "least two dimensions"
         )
     x = as_pictures(x)
-    if rows.features:
+    if rows.table:
+        names = [name for column in rows.table for name in column.features]
         rows.notes.append(
             f"{path} has no names of features; they are taken to be in the order of the model's: "
-            f"{listed(rows.features, 3)}"
+            f"{listed(names, 3)}"
         )
     aligned = {name: one for name, one in arrays.items() if one.shape == (len(x),)}
     if left := [name for name in arrays if name not in aligned]:
@@ -202,49 +240,28 @@ def _arrays(rows: Rows) -> Iterator[Piece]:
     for start in range(0, len(x), rows.size):
         part = slice(start, start + rows.size)
         rows.share = min(start + rows.size, len(x)) / len(x)
-        yield Piece(x[part], kept.iloc[part].reset_index(drop=True))
+        yield x[part], kept.iloc[part].reset_index(drop=True)
 
 
-def _features(rows: Rows, columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns that the model reads, in its order.
+_READERS = {".parquet": _parquet, ".xlsx": _excel, ".npz": _arrays}
+"""How files are read, by the ends of their names; all others are CSV."""
+
+
+def _wanted(rows: Rows, columns: Sequence[str]) -> list[str]:
+    """Names of the columns that the model reads, in its order.
 
     Raises:
         ColumnError: one is absent.
-        DataError: the model has no names of features.
+        DataError: the model has no names of columns.
     """
-    if not rows.features:
+    if not rows.table:
         raise DataError(
             f"{rows.path} is a table, and the features of this model have no names: it was trained "
             "on arrays; give its samples as an array x [n, ...] in a .npz file"
         )
-    for name in rows.features:
+    names = [column.name for column in rows.table]
+    for name in names:
         if name not in columns:
             like = did_you_mean(name, columns)
             raise ColumnError(f"{rows.path} has no column '{name}'{like}", name, "features", like)
-    return rows.features
-
-
-def _refuse_twins(path: Path, names: Sequence[str]) -> None:
-    twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
-    if twice:
-        raise DataError(f"{path} has two columns '{twice[0]}'; give each column a name of its own")
-
-
-def _numbers(frame: Any, path: Path) -> Any:
-    """The features as numbers, NaN where one is missing.
-
-    Raises:
-        DataError: one holds what is no number, or is infinite.
-    """
-    way = "the model was trained on numbers there"
-    frame = frame.assign(
-        **{name: as_numbers(frame[name], name, str(path), way) for name in frame.columns}
-    )
-    values = frame.to_numpy(np.float32, na_value=np.nan)
-    if (odd := np.argwhere(np.isinf(values))).size:
-        row, column = odd[0]
-        raise DataError(
-            f"{path}: column '{frame.columns[column]}' is infinite in row "
-            f"{frame.index[row] + 1:,}; leave a value that is not known empty"
-        )
-    return frame
+    return names

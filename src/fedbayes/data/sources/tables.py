@@ -124,7 +124,7 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
         frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     if frame.empty:
         raise DataError(f"{file} has no rows")
-    _refuse_twice(list(frame.columns), file)
+    refuse_twice(list(frame.columns), file)
     return frame
 
 
@@ -141,13 +141,18 @@ def _read_excel(file: Path, sheet: str | None) -> Any:
             )
         chosen = sheet or names[0]
         head = book.parse(chosen, header=None, nrows=1)
-        _refuse_twice(
+        refuse_twice(
             [str(name).strip() for name in head.iloc[0].dropna()] if len(head) else [], file
         )
         return book.parse(chosen)
 
 
-def _refuse_twice(names: list[str], file: Path) -> None:
+def refuse_twice(names: list[str], file: Path) -> None:
+    """See that no two columns have one name.
+
+    Raises:
+        DataError: Two have.
+    """
     twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
     if twice:
         raise DataError(f"{file} has two columns '{twice[0]}'; give each column a name of its own")
@@ -159,7 +164,7 @@ def _read_csv(file: Path, notes: list[str]) -> Any:
     delimiter, names = layout(file)
     if not any(names):
         raise DataError(f"{file} is empty: its first line must name the columns")
-    _refuse_twice(names, file)
+    refuse_twice(names, file)
     try:
         with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
             # All at once, since a column read in pieces may come as numbers here, as text there.

@@ -1,0 +1,57 @@
+"""Regression and survival analysis of clients' tables, as exact as of the pooled rows.
+
+Clients send sums: of gradients and Hessians, of who is at risk at each event time. One small loop
+runs every model (`newton.py`); an `Exchange` carries questions and answers, within this process or
+over a network. Everything is computed in float64.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedbayes.lazy import attributes
+
+if TYPE_CHECKING:
+    from fedbayes.biostatistics.analyses import cox, glm, kaplan_meier, meta_analysis
+    from fedbayes.biostatistics.client import Client, LocalClients
+    from fedbayes.biostatistics.curves import Curve, LogRank, Survival
+    from fedbayes.biostatistics.exchange import Carrier, Packet
+    from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
+    from fedbayes.biostatistics.results import Regression
+
+__all__ = [
+    "Carrier",
+    "Client",
+    "Curve",
+    "LocalClients",
+    "LogRank",
+    "MetaAnalysis",
+    "Packet",
+    "Pooled",
+    "Regression",
+    "Survival",
+    "cox",
+    "glm",
+    "kaplan_meier",
+    "meta_analysis",
+    "pool",
+]
+
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "Carrier": "fedbayes.biostatistics.exchange",
+        "Client": "fedbayes.biostatistics.client",
+        "Curve": "fedbayes.biostatistics.curves",
+        "LocalClients": "fedbayes.biostatistics.client",
+        "LogRank": "fedbayes.biostatistics.curves",
+        "MetaAnalysis": "fedbayes.biostatistics.meta",
+        "Packet": "fedbayes.biostatistics.exchange",
+        "Pooled": "fedbayes.biostatistics.meta",
+        "Regression": "fedbayes.biostatistics.results",
+        "Survival": "fedbayes.biostatistics.curves",
+        "cox": "fedbayes.biostatistics.analyses",
+        "glm": "fedbayes.biostatistics.analyses",
+        "kaplan_meier": "fedbayes.biostatistics.analyses",
+        "meta_analysis": "fedbayes.biostatistics.analyses",
+        "pool": "fedbayes.biostatistics.meta",
+    },
+)

@@ -1,0 +1,318 @@
+"""Regressions, survival curves and meta-analyses of clients' tables, for Python."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from fedbayes.biostatistics.client import Client, LocalClients
+from fedbayes.biostatistics.columns import Wanted, agree
+from fedbayes.biostatistics.curves import Survival, fit_curves
+from fedbayes.biostatistics.exchange import Carrier, Exchange, Packet
+from fedbayes.biostatistics.families import FAMILIES, FamilyName
+from fedbayes.biostatistics.generalized import fit_glm
+from fedbayes.biostatistics.hazards import Ties, fit_cox
+from fedbayes.biostatistics.meta import MetaAnalysis, Pooled, pool
+from fedbayes.biostatistics.results import Regression
+from fedbayes.errors import ConfigError, DataError, MessageError
+
+Clients = Mapping[str, Any] | Carrier
+"""A DataFrame for each client by its name, or whatever carries questions to clients."""
+CLIENT = "client"
+"""What `strata` is where every client is a stratum of its own."""
+
+
+def glm(
+    clients: Clients,
+    outcome: str,
+    features: Sequence[str] = (),
+    *,
+    family: FamilyName = "gaussian",
+    happened: str = "",
+    categories: Sequence[str] = (),
+    references: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
+    weights: str = "",
+    offset: str = "",
+    exposure: str = "",
+    drop_missing: bool = False,
+    min_count: int = 0,
+) -> Regression:
+    """Linear, logistic or Poisson regression whose coefficients are those of the pooled rows.
+
+    Args:
+        clients: a DataFrame of each client by its name, or a carrier.
+        outcome: the column that is explained.
+        features: the columns that explain it; all others without.
+        family: gaussian (linear), binomial (logistic) or poisson, with the canonical link.
+        happened: binomial: which of the outcome's two values is the event; default 1, true, or
+            the last one in order.
+        categories: columns of numbers that are categories, or of text with more than 50.
+        references: category by column that the others are compared with; default the first.
+        drop: columns that are no features.
+        weights: a column: how many rows each row stands for.
+        offset: a column that is added to the linear predictor.
+        exposure: a column whose logarithm is added to it.
+        drop_missing: whether rows with a missing value are left out; they are refused otherwise.
+        min_count: fewest rows of a client, and of a category at a client, of which it tells sums.
+
+    Raises:
+        FedbayesError: the data do not allow of the fit; the text names client and column.
+    """
+    if family not in FAMILIES:
+        raise ConfigError(f"there is no family {family!r}; choose one of {', '.join(FAMILIES)}")
+    if happened and family != "binomial":
+        raise ConfigError(f"happened has no effect on family = {family!r}; leave it out")
+    wanted = Wanted(
+        outcome=outcome,
+        two_valued=family == "binomial",
+        counts=family == "poisson",
+        happened=happened,
+        features=tuple(features),
+        categories=tuple(categories),
+        references=tuple((references or {}).items()),
+        weights=weights,
+        offset=offset,
+        exposure=exposure,
+        drop_missing=drop_missing,
+        least=min_count,
+    )
+    return fit_glm(Exchange(carrier(clients, min_count)), wanted, family, tuple(drop))
+
+
+def cox(
+    clients: Clients,
+    time: str,
+    event: str,
+    features: Sequence[str] = (),
+    *,
+    ties: Ties = "efron",
+    strata: str = "",
+    happened: str = "",
+    categories: Sequence[str] = (),
+    references: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
+    coarsen: float = 0.0,
+    drop_missing: bool = False,
+    min_count: int = 0,
+) -> Regression:
+    """Proportional-hazards regression whose coefficients are those of the pooled rows.
+
+    Args:
+        clients: a DataFrame of each client by its name, or a carrier.
+        time: the column with the time of the event, or until which there was none.
+        event: the column that says whether it happened (1, true).
+        features: the columns that explain it; all others without.
+        ties: efron or breslow.
+        strata: a column each of whose values has a baseline hazard of its own; or `client`: each
+            client has, and no event times travel.
+        happened: which of the event's two values means that it happened.
+        categories: as for `glm`.
+        references: as for `glm`.
+        drop: columns that are no features.
+        coarsen: times are rounded up to multiples of this.
+        drop_missing: as for `glm`.
+        min_count: as for `glm`.
+
+    Raises:
+        FedbayesError: the data do not allow of the fit; the text names client and column.
+    """
+    if ties not in ("efron", "breslow"):
+        raise ConfigError(f"there are no ties {ties!r}; choose efron or breslow")
+    way = carrier(clients, min_count)
+    wanted = _survival(time, event, happened, coarsen, drop_missing, min_count).model_copy(
+        update={
+            "strata": "" if strata == CLIENT else strata,
+            "features": tuple(features),
+            "categories": tuple(categories),
+            "references": tuple((references or {}).items()),
+        }
+    )
+    return fit_cox(Exchange(way), wanted, ties, tuple(drop), strata_by_client=strata == CLIENT)
+
+
+def kaplan_meier(
+    clients: Clients,
+    time: str,
+    event: str,
+    *,
+    by: str = "",
+    happened: str = "",
+    coarsen: float = 0.0,
+    drop_missing: bool = False,
+    min_count: int = 0,
+) -> Survival:
+    """Survival curves of the pooled rows, exactly, and a log-rank test between groups.
+
+    Args:
+        clients: a DataFrame of each client by its name, or a carrier.
+        time: the column with the time of the event, or until which there was none.
+        event: the column that says whether it happened (1, true).
+        by: a column of groups.
+        happened: which of the event's two values means that it happened.
+        coarsen: times are rounded up to multiples of this.
+        drop_missing: as for `glm`.
+        min_count: as for `glm`.
+
+    Raises:
+        FedbayesError: the data do not allow of it; the text names client and column.
+    """
+    wanted = _survival(time, event, happened, coarsen, drop_missing, min_count)
+    wanted = wanted.model_copy(update={"by": by})
+    return fit_curves(Exchange(carrier(clients, min_count)), wanted)
+
+
+def meta_analysis(
+    clients: Clients,
+    outcome: str = "",
+    features: Sequence[str] = (),
+    *,
+    family: Literal["gaussian", "binomial", "poisson", "cox"] = "gaussian",
+    time: str = "",
+    event: str = "",
+    ties: Ties = "efron",
+    happened: str = "",
+    categories: Sequence[str] = (),
+    references: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
+    weights: str = "",
+    offset: str = "",
+    exposure: str = "",
+    coarsen: float = 0.0,
+    drop_missing: bool = False,
+    min_count: int = 0,
+) -> MetaAnalysis:
+    """A regression of each client's own rows, put together with fixed and random effects.
+
+    Clients send coefficients and standard errors alone. A client that has no fit of its own is left
+    out, and named with the reason; so is a coefficient where it lacks the category.
+
+    Args:
+        clients: a DataFrame of each client by its name, or a carrier.
+        outcome: as for `glm`.
+        features: as for `glm`.
+        family: as for `glm`, or cox.
+        time: cox: as for `cox`.
+        event: cox: as for `cox`.
+        ties: cox: efron or breslow.
+        happened: as for `glm`.
+        categories: as for `glm`.
+        references: as for `glm`.
+        drop: as for `glm`.
+        weights: as for `glm`.
+        offset: as for `glm`.
+        exposure: as for `glm`.
+        coarsen: as for `cox`.
+        drop_missing: as for `glm`.
+        min_count: as for `glm`.
+
+    Raises:
+        FedbayesError: fewer than two clients have a fit, or a column is not there.
+    """
+    wanted = Wanted(
+        outcome=outcome,
+        two_valued=family == "binomial",
+        counts=family == "poisson",
+        time=time,
+        event=event,
+        happened=happened,
+        features=tuple(features),
+        categories=tuple(categories),
+        references=tuple((references or {}).items()),
+        weights=weights,
+        offset=offset,
+        exposure=exposure,
+        coarsen=coarsen,
+        drop_missing=drop_missing,
+        least=min_count,
+    )
+    exchange = Exchange(carrier(clients, min_count))
+    coding = agree(exchange, wanted, tuple(drop)).coding
+    grouped = [term for term in coding.terms if term.levels]
+    same = coding.wanted.model_copy(
+        update={
+            "happened": coding.happened,
+            "categories": tuple(term.column for term in grouped),
+            "references": tuple((term.column, term.levels[0]) for term in grouped),
+        }
+    )
+    answers = exchange.each("fit", {"wanted": same.model_dump(), "family": family, "ties": ties})
+    fits, left_out = {}, {}
+    for name, answer in answers.items():
+        own = _own_fit(name, answer)
+        if own.none:
+            left_out[name] = own.none
+        else:
+            fits[name] = own
+    if len(fits) < 2:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise DataError(f"fewer than two clients have a fit of their own. {why}")
+    intercept = () if family == "cox" else ("intercept",)
+    coefficients = {}
+    for term in (*intercept, *coding.names):
+        having = {name: fit.terms[term] for name, fit in fits.items() if term in fit.terms}
+        if len(having) > 1:
+            estimates, errors = zip(*having.values(), strict=True)
+            coefficients[term] = pool(list(having), estimates, errors)
+    ratio = "hazard_ratio" if family == "cox" else FAMILIES[family].ratio
+    rows = {name: fit.rows for name, fit in fits.items()}
+    return MetaAnalysis(family, ratio, coefficients, left_out, rows)
+
+
+class _OwnFit(BaseModel):
+    """What a client says of a fit of its own rows."""
+
+    none: str = ""
+    """Why there is none."""
+    names: list[str] = Field(default_factory=list)
+    rows: int = Field(0, ge=0)
+    terms: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Estimate and standard error of each coefficient."""
+
+
+def _own_fit(name: str, answer: Packet) -> _OwnFit:
+    try:
+        own = _OwnFit.model_validate({**answer.told, "terms": {}})
+        pairs = zip(
+            answer.numbers.get("estimates", ()), answer.numbers.get("std_errors", ()), strict=True
+        )
+        values = [(float(estimate), float(error)) for estimate, error in pairs]
+        terms = dict(zip(own.names, values, strict=True))
+    except (ValidationError, ValueError, TypeError):
+        raise MessageError(f"client {name} did not say what was asked: fit") from None
+    return own.model_copy(update={"terms": terms})
+
+
+def carrier(clients: Clients, least: int = 0) -> Carrier:
+    """The way to clients: their DataFrames in this process, or what is a way already."""
+    if isinstance(clients, Mapping):
+        return LocalClients({str(name): Client(table, least) for name, table in clients.items()})
+    return clients
+
+
+def _survival(
+    time: str, event: str, happened: str, coarsen: float, drop_missing: bool, least: int
+) -> Wanted:
+    if not coarsen >= 0:
+        raise ConfigError(f"coarsen is {coarsen:g}; it is 0 or more")
+    return Wanted(
+        time=time,
+        event=event,
+        happened=happened,
+        coarsen=coarsen,
+        drop_missing=drop_missing,
+        least=least,
+    )
+
+
+__all__ = [
+    "MetaAnalysis",
+    "Pooled",
+    "Regression",
+    "Survival",
+    "cox",
+    "glm",
+    "kaplan_meier",
+    "meta_analysis",
+    "pool",
+]

@@ -1,0 +1,442 @@
+"""What the columns of the clients' tables are, and how server and clients agree to code them.
+
+A client says the names of its columns, and of those an analysis uses their kind, how many values
+are missing, and the categories of text. The server puts these together: one `Coding` for all.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedbayes.biostatistics.exchange import Exchange, Packet
+from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
+
+MOST_LEVELS = 50
+"""Categories that a column may have, unless it is named as a category."""
+ROLES = ("outcome", "time", "event", "weights", "offset", "exposure", "strata", "by")
+"""Settings of `Wanted` that name one column."""
+
+
+class Wanted(BaseModel):
+    """Which columns an analysis uses, and as what."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    outcome: str = ""
+    """What is explained."""
+    two_valued: bool = False
+    """Whether the outcome is an event that happens or does not."""
+    counts: bool = False
+    """Whether the outcome is a number of events, 0 or more."""
+    time: str = ""
+    event: str = ""
+    """Survival: the column that says whether the event happened at `time`, or observation ended."""
+    happened: str = ""
+    """Which of two values of the outcome or event means that it happened; empty: 1 or true."""
+    features: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    """Features of numbers that are categories; or of text with many categories."""
+    references: tuple[tuple[str, str], ...] = ()
+    """Reference categories other than the first, by column."""
+    weights: str = ""
+    """How many rows each row stands for."""
+    offset: str = ""
+    """What is added to the linear predictor."""
+    exposure: str = ""
+    """Whose logarithm is added to the linear predictor."""
+    strata: str = ""
+    by: str = ""
+    coarsen: float = 0.0
+    """Times are rounded up to multiples of this; 0 leaves them as they are."""
+    drop_missing: bool = False
+    least: int = 0
+    """Fewest rows of a client, and of a category at a client, of which it says anything."""
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """All columns, each once."""
+        named = [getattr(self, role) for role in ROLES]
+        return tuple(dict.fromkeys([*filter(None, named), *self.features]))
+
+    @property
+    def binary(self) -> str:
+        """The column that says whether the event happened, if there is one."""
+        return self.outcome if self.two_valued else self.event
+
+    def is_grouping(self, column: str) -> bool:
+        """Whether a column divides rows, whatever it holds."""
+        return column in (self.strata, self.by, *self.categories)
+
+
+class Term(BaseModel):
+    """A feature, coded: one number, or an indicator of each level but the first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    column: str
+    levels: tuple[str, ...] = ()
+    flag: bool = False
+    """Whether it is a number that is 0 or 1."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the coefficients."""
+        return tuple(f"{self.column}={level}" for level in self.levels[1:]) or (self.column,)
+
+
+class Coding(BaseModel):
+    """How every client turns its table into numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    wanted: Wanted
+    terms: tuple[Term, ...]
+    happened: str = ""
+    """Text of the outcome or event that means that it happened; empty where it is 0 or 1."""
+    groups: tuple[str, ...] = ()
+    """Levels of the column `strata` or `by`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the coefficients, without the intercept."""
+        return tuple(name for term in self.terms for name in term.names)
+
+
+class Named(BaseModel):
+    """What a client says of its table."""
+
+    columns: list[str]
+
+
+class Column(BaseModel):
+    """What a client says of one column."""
+
+    kind: Literal["number", "flag", "text", "date", "empty"]
+    missing: int = Field(ge=0)
+    infinite: int = Field(0, ge=0)
+    levels: list[str] | int = Field(default_factory=list)
+    """Categories; of too many their number."""
+
+
+class Described(BaseModel):
+    """What a client says of the columns that are used."""
+
+    rows: int = Field(ge=0)
+    whole: int = Field(ge=0)
+    """Rows without a missing value."""
+    columns: dict[str, Column]
+
+
+Told = Mapping[str, Described]
+"""By client."""
+
+
+def texts(column: Any) -> Any:
+    """Values of a column as text, whole numbers without a point; missing ones as NaN."""
+    import pandas as pd
+
+    values = column.astype(object)
+    kept = values.notna()
+
+    def text(value: Any) -> str:
+        whole = isinstance(value, float | np.floating) and float(value).is_integer()
+        return str(int(value)) if whole else str(value).strip()
+
+    return pd.Series(
+        [text(v) if k else np.nan for v, k in zip(values, kept, strict=True)],
+        index=column.index,
+        dtype=object,
+    )
+
+
+def kind_of(column: Any) -> str:
+    """number, flag, text, date, or empty if no row has a value."""
+    import pandas as pd
+
+    if column.isna().all():
+        return "empty"
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return "text"
+    found = pd.api.types.infer_dtype(column, skipna=True)
+    if found == "boolean":
+        return "flag"
+    if found in ("integer", "floating", "mixed-integer-float", "decimal"):
+        return "number"
+    return "date" if found.startswith(("date", "time", "period")) else "text"
+
+
+def ordered(levels: set[str]) -> tuple[str, ...]:
+    """Categories in rising order: as numbers if all are, else as text."""
+    try:
+        return tuple(sorted(levels, key=lambda level: (float(level), level)))
+    except ValueError:
+        return tuple(sorted(levels))
+
+
+def tell_names(frame: Any) -> Packet:
+    """A client's answer: the names of its columns."""
+    return Packet({"columns": [str(name) for name in frame.columns]})
+
+
+def describe(frame: Any, wanted: Wanted) -> Packet:
+    """A client's answer: what the columns are that an analysis uses.
+
+    Args:
+        frame: its table.
+        wanted: which columns, and as what.
+
+    Raises:
+        EngineError: there are too few rows to say anything of them.
+    """
+    used = frame[list(wanted.used)]
+    missing = used.isna()
+    rows = used[~missing.any(axis=1)]
+    if len(rows) < wanted.least:
+        raise EngineError(
+            f"it has {len(rows):,} rows with all values, and says nothing of fewer than "
+            f"{wanted.least:,}"
+        )
+    told = {}
+    for name in wanted.used:
+        kind = kind_of(used[name])
+        entry: dict[str, Any] = {"kind": kind, "missing": int(missing[name].sum())}
+        if kind == "number":
+            entry["infinite"] = int(np.isinf(rows[name].astype(float)).sum())
+        grouping = wanted.is_grouping(name)
+        if name == wanted.binary or grouping or kind == "text":
+            entry["levels"] = _levels(rows[name], name, wanted, grouping)
+        told[name] = entry
+    return Packet({"rows": len(used), "whole": len(rows), "columns": told})
+
+
+def _levels(column: Any, name: str, wanted: Wanted, grouping: bool) -> list[str] | int:
+    """The categories in a column; of too many their number alone."""
+    counts = texts(column).value_counts()
+    most = 2 if name == wanted.binary else MOST_LEVELS
+    if len(counts) > most and not grouping:
+        return len(counts)
+    if name != wanted.binary and len(counts) and counts.min() < wanted.least:
+        raise EngineError(
+            f"fewer than {wanted.least:,} of its rows have {name}={counts.idxmin()}; join rare "
+            "categories to others, or leave the column out"
+        )
+    return list(ordered(set(counts.index)))
+
+
+def agree(
+    exchange: Exchange, wanted: Wanted, drop: tuple[str, ...] = (), *, every: bool = True
+) -> "Agreement":
+    """Ask the clients what their columns are, and settle how they are coded.
+
+    Args:
+        exchange: the way to the clients.
+        wanted: which columns, and as what.
+        drop: columns that are no features.
+        every: whether all columns that are nothing else are features, where none is named.
+
+    Raises:
+        ColumnError: a client has no such column.
+        DataError: columns differ between clients, values are missing, or the outcome is not of
+            its kind; the text names column and client.
+    """
+    names = {c: named.columns for c, named in exchange.words("names", {}, Named).items()}
+    wanted = _with_features(wanted, drop, names, every)
+    for client, columns in names.items():
+        for role in (*ROLES, "features"):
+            value = getattr(wanted, role)
+            for column in value if isinstance(value, tuple) else [value] if value else []:
+                if column not in columns:
+                    like = did_you_mean(column, columns)
+                    raise ColumnError(
+                        f"client {client} has no column '{column}'{like}, which {role} names; it "
+                        f"has {', '.join(columns[:30])}",
+                        column,
+                        role,
+                        like,
+                    )
+    told = exchange.words("columns", {"wanted": wanted.model_dump()}, Described)
+    for client, described in told.items():
+        if set(described.columns) != set(wanted.used):
+            raise MessageError(f"client {client} spoke of other columns than were asked for")
+    _refuse_missing(wanted, told)
+    terms = tuple(_term(column, wanted, told) for column in wanted.features)
+    group = wanted.strata or wanted.by
+    coding = Coding(
+        wanted=wanted,
+        terms=terms,
+        happened=_happened(wanted, told) if wanted.binary else "",
+        groups=_union(group, told) if group else (),
+    )
+    for role in ("outcome", "time", "weights", "offset", "exposure"):
+        column = getattr(wanted, role)
+        if column and column != wanted.binary:
+            _number(column, role, told)
+    all_names = ("intercept", *coding.names)
+    if twice := [name for name in all_names if all_names.count(name) > 1]:
+        raise DataError(f"two coefficients would be called '{twice[0]}'; rename a column")
+    rows = {name: t.whole for name, t in told.items()}
+    dropped = {name: t.rows - t.whole for name, t in told.items()}
+    return Agreement(coding=coding, rows=rows, dropped=dropped)
+
+
+class Agreement(BaseModel):
+    """What server and clients have agreed upon, and the rows there are."""
+
+    coding: Coding
+    rows: dict[str, int]
+    """Rows that count, by client."""
+    dropped: dict[str, int]
+    """Rows left out because a value is missing, by client."""
+
+
+def _with_features(
+    wanted: Wanted, drop: tuple[str, ...], names: Mapping[str, list[str]], every: bool
+) -> Wanted:
+    first = next(iter(names.values()))
+    for column in drop:
+        if column not in first:
+            like = did_you_mean(column, first)
+            raise ColumnError(f"drop names '{column}', which is no column{like}", column, "drop")
+    taken = {getattr(wanted, role) for role in ROLES} | set(drop)
+    if wanted.features:
+        both = [column for column in wanted.features if column in taken]
+        if both:
+            raise DataError(
+                f"features names '{both[0]}', which is the outcome or has another part; leave it "
+                "out of features"
+            )
+    elif every:
+        everywhere = tuple(column for column in first if column not in taken)
+        wanted = wanted.model_copy(update={"features": everywhere})
+    for column in (*wanted.categories, *(column for column, _ in wanted.references)):
+        if column not in wanted.features:
+            like = did_you_mean(column, wanted.features)
+            raise DataError(f"'{column}' is called a category, but is no feature{like}")
+    return wanted
+
+
+def _refuse_missing(wanted: Wanted, told: Told) -> None:
+    """See that no value is missing, unless such rows are left out, nor infinite."""
+    lacking = []
+    for column in wanted.used:
+        by_client = {c: t.columns[column].missing for c, t in told.items()}
+        if count := sum(by_client.values()):
+            where = ", ".join(f"{client}: {n:,}" for client, n in by_client.items() if n)
+            lacking.append(f"{count:,} of '{column}' ({where})")
+        for client, entry in told.items():
+            if infinite := entry.columns[column].infinite:
+                raise DataError(
+                    f"client {client}: column '{column}' is infinite in {infinite:,} rows; mend "
+                    "them, or leave the column out"
+                )
+    rows, whole = (sum(getattr(t, key) for t in told.values()) for key in ("rows", "whole"))
+    if lacking and not wanted.drop_missing:
+        raise DataError(
+            f"values are missing: {'; '.join(lacking)}. Leave out the {rows - whole:,} of "
+            f"{rows:,} rows with --drop-missing (drop_missing=True), leave out the columns, or "
+            "fill the values in first"
+        )
+    if not whole:
+        raise DataError("no row has all values; leave out the columns that are mostly empty")
+
+
+def _kinds(column: str, told: Told) -> dict[str, str]:
+    """Kind of a column by client, where it has values."""
+    kinds = {client: t.columns[column].kind for client, t in told.items()}
+    return {client: kind for client, kind in kinds.items() if kind != "empty"}
+
+
+def _number(column: str, role: str, told: Told) -> None:
+    for client, kind in _kinds(column, told).items():
+        if kind not in ("number", "flag"):
+            raise DataError(
+                f"client {client}: column '{column}', which is the {role}, holds {kind} and not "
+                "numbers"
+            )
+
+
+def _term(column: str, wanted: Wanted, told: Told) -> Term:
+    kinds = _kinds(column, told)
+    if "date" in kinds.values():
+        raise DataError(
+            f"column '{column}' holds dates; make a number of them, such as days since a date, or "
+            "leave it out"
+        )
+    if column in wanted.categories or set(kinds.values()) == {"text"}:
+        levels = _union(column, told)
+        reference = dict(wanted.references).get(column)
+        if reference is not None and reference not in levels:
+            like = did_you_mean(reference, levels)
+            raise DataError(f"'{column}' has no category {reference!r}{like} to refer to")
+        if len(levels) < 2:
+            raise DataError(
+                f"column '{column}' is {levels[0]!r} in all rows and explains nothing; leave it out"
+            )
+        if reference is not None:
+            levels = (reference, *(level for level in levels if level != reference))
+        return Term(column=column, levels=levels)
+    if column in dict(wanted.references):
+        raise DataError(f"'{column}' holds numbers; name it as a category to choose a reference")
+    if "text" in kinds.values():
+        text = next(client for client, kind in kinds.items() if kind == "text")
+        number = next(client for client, kind in kinds.items() if kind != "text")
+        raise DataError(
+            f"column '{column}' holds text at client {text} and numbers at client {number}; mend "
+            "it, or name it as a category"
+        )
+    return Term(column=column, flag=set(kinds.values()) == {"flag"})
+
+
+def _union(column: str, told: Told) -> tuple[str, ...]:
+    """The categories of a column at all clients."""
+    levels: set[str] = set()
+    for client, entry in told.items():
+        own = entry.columns[column].levels
+        if isinstance(own, int):
+            raise DataError(
+                f"column '{column}' has {own:,} different texts at client {client}, and a "
+                f"category has at most {MOST_LEVELS}; leave it out (--drop {column}), or name it "
+                f"as a category (--category {column})"
+            )
+        levels |= set(own)
+    return ordered(levels)
+
+
+def _happened(wanted: Wanted, told: Told) -> str:
+    """Which text of the outcome means that the event happened; empty where it is 1.
+
+    Raises:
+        DataError: it has more than two values, or one alone.
+    """
+    column = wanted.binary
+    entries = {client: t.columns[column] for client, t in told.items()}
+    many = next((c for c, e in entries.items() if isinstance(e.levels, int)), None)
+    if many is not None:
+        raise DataError(
+            f"client {many}: column '{column}' has {entries[many].levels:,} different values, "
+            "and an event happens or does not: two values"
+        )
+    levels = _union(column, told)
+    if len(levels) == 1 and not (wanted.event and levels[0] in ("1", "True")):
+        raise DataError(
+            f"'{column}' is {levels[0]!r} in all {sum(t.whole for t in told.values()):,} rows, "
+            "so there is nothing to explain; take another column"
+        )
+    if len(levels) > 2:
+        raise DataError(f"'{column}' has the values {', '.join(levels)}; an event has two")
+    if wanted.happened:
+        if wanted.happened not in levels:
+            raise DataError(
+                f"'{column}' is never {wanted.happened!r}; its values are {', '.join(levels)}"
+            )
+        return wanted.happened
+    if set(levels) <= {"0", "1"} or set(levels) <= {"False", "True"}:
+        return levels[-1]
+    if all(kind in ("number", "flag") for kind in _kinds(column, told).values()):
+        raise DataError(
+            f"'{column}' has the values {' and '.join(levels)}, not 0 and 1; say which of them "
+            f"means that the event happened (--happened {levels[-1]})"
+        )
+    return levels[-1]

@@ -1,0 +1,224 @@
+"""Kaplan-Meier curves by summed counts, and log-rank tests between groups."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fedbayes.biostatistics.columns import Wanted, agree
+from fedbayes.biostatistics.exchange import Array, Exchange
+from fedbayes.biostatistics.times import event_times
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The survival curve of one group, at the K times at which its events happen."""
+
+    times: Array
+    at_risk: Array
+    """Rows at risk just before each time [K]."""
+    events: Array
+
+    @property
+    def survival(self) -> Array:
+        """Kaplan and Meier's (1958) estimate Π (1 − d / n) just after each time [K]."""
+        return np.asarray(np.cumprod(1 - self.events / self.at_risk))
+
+    @property
+    def std_errors(self) -> Array:
+        """Greenwood's (1926) S √Σ d / (n (n − d)) [K]; 0 where the curve has come to 0."""
+        left = self.survival > 0
+        return np.where(left, self.survival * np.sqrt(np.where(left, self._sum, 0.0)), 0.0)
+
+    @property
+    def _sum(self) -> Array:
+        """Σ d / (n (n − d)), the variance of log S [K]."""
+        left = self.at_risk - self.events
+        terms = np.divide(
+            self.events, self.at_risk * left, out=np.full(len(left), np.inf), where=left > 0
+        )
+        return np.asarray(np.cumsum(terms))
+
+    def intervals(self, level: float = 0.95) -> Array:
+        """Confidence intervals [K, 2], by Greenwood's variance on the scale of log(−log S), which
+        keeps them within 0 and 1 (Kalbfleisch and Prentice 2002); (0, 0) where the curve has come
+        to 0.
+        """
+        z = float(stats.norm.ppf((1 + level) / 2))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log = np.log(self.survival)
+            half = z * np.sqrt(self._sum) / log
+            bounds = np.stack([np.exp(log * np.exp(-half)), np.exp(log * np.exp(half))], axis=1)
+        bounds[self.survival <= 0] = 0.0
+        return np.asarray(bounds)
+
+    def median(self, level: float = 0.95) -> tuple[float, float, float]:
+        """The first time at which survival is at most a half, and where its interval's ends are;
+        infinity where they are not reached.
+        """
+        low, high = self.intervals(level).T
+
+        def first(values: Array) -> float:
+            reached = np.flatnonzero(values <= 0.5)
+            return float(self.times[reached[0]]) if len(reached) else float("inf")
+
+        return first(self.survival), first(low), first(high)
+
+
+@dataclass(frozen=True)
+class LogRank:
+    """A test whether G groups survive alike."""
+
+    chi2: float
+    degrees: int
+    p: float
+    observed: Mapping[str, float]
+    """Events by group."""
+    expected: Mapping[str, float]
+    """Events by group if all survived alike."""
+
+
+@dataclass(frozen=True)
+class Survival:
+    """Kaplan-Meier curves of all clients' rows together."""
+
+    by: str
+    """The column of the groups; empty without."""
+    curves: Mapping[str, Curve]
+    """By group; of all rows, under `all`, without groups."""
+    test: LogRank | None
+    """Between the groups, if there are several."""
+    rows: Mapping[str, int]
+    """Rows by client."""
+    dropped: Mapping[str, int]
+    rounds: int
+    floats: int
+    """Numbers that the client which sent most has sent."""
+
+    def frame(self, level: float = 0.95) -> Any:
+        """A DataFrame with a row for each group and event time.
+
+        Args:
+            level: of the confidence intervals.
+
+        Returns:
+            Columns group, time, at_risk, events, survival, std_error, low and high.
+        """
+        import pandas as pd
+
+        frames = []
+        for name, curve in self.curves.items():
+            low, high = curve.intervals(level).T
+            columns = {
+                "group": name,
+                "time": curve.times,
+                "at_risk": curve.at_risk.astype(np.int64),
+                "events": curve.events.astype(np.int64),
+                "survival": curve.survival,
+                "std_error": curve.std_errors,
+                "low": low,
+                "high": high,
+            }
+            frames.append(pd.DataFrame(columns))
+        return pd.concat(frames, ignore_index=True)
+
+    def to_dict(self, level: float = 0.95) -> dict[str, Any]:
+        """All of it as JSON has it; infinite medians, which were not reached, as null."""
+        found: dict[str, Any] = {
+            "by": self.by or None,
+            "confidence_level": level,
+            "curves": {},
+            "rows": dict(self.rows),
+            "dropped": dict(self.dropped),
+            "rounds": self.rounds,
+            "floats_sent": self.floats,
+        }
+        frame = self.frame(level)
+        for name, curve in self.curves.items():
+            median = [None if np.isinf(time) else time for time in curve.median(level)]
+            mine = frame[frame["group"] == name].drop(columns="group")
+            found["curves"][name] = {
+                **{str(key): column.tolist() for key, column in mine.items()},
+                "median": median[0],
+                "median_interval": median[1:],
+            }
+        if self.test is not None:
+            test = self.test
+            found["logrank"] = {
+                "chi2": test.chi2,
+                "degrees": test.degrees,
+                "p": test.p,
+                "observed": dict(test.observed),
+                "expected": dict(test.expected),
+            }
+        return found
+
+    def summary(self) -> str:
+        """In a few lines, how many survive how long."""
+        lines = []
+        for name, curve in self.curves.items():
+            median, low, high = curve.median()
+            lines.append(
+                f"{name}: {curve.events.sum():,.0f} events, median {median:g} ({low:g} to {high:g})"
+            )
+        if self.test is not None:
+            test = self.test
+            lines.append(
+                f"log-rank test: chi2 {test.chi2:.4f}, {test.degrees} degrees of freedom, "
+                f"p {test.p:.4g}"
+            )
+        return "\n".join(lines)
+
+
+def fit_curves(exchange: Exchange, wanted: Wanted) -> Survival:
+    """Kaplan-Meier curves, and with groups (`wanted.by`) a log-rank test.
+
+    Clients send their distinct event times, and how many of their rows are at risk and have an
+    event at each time of the union. So the counts are those of the pooled rows.
+
+    Raises:
+        DataError: the columns do not allow of it.
+    """
+    agreed = agree(exchange, wanted, every=False)
+    groups = agreed.coding.groups or ("all",)
+    found = event_times(exchange, agreed.coding, shared=True)
+    times = found.times.reshape(len(groups), -1)[0]
+    at_risk, events = (a.reshape(len(groups), -1) for a in (found.at_risk, found.events))
+    curves = {}
+    for group, name in enumerate(groups):
+        there = events[group] > 0
+        curves[name] = Curve(times[there], at_risk[group][there], events[group][there])
+    return Survival(
+        by=wanted.by,
+        curves=curves,
+        test=_logrank(groups, at_risk, events) if len(groups) > 1 else None,
+        rows=agreed.rows,
+        dropped=agreed.dropped,
+        rounds=exchange.rounds,
+        floats=exchange.floats,
+    )
+
+
+def _logrank(groups: tuple[str, ...], at_risk: Array, events: Array) -> LogRank:
+    """Mantel's (1966) test; counts are [G, K].
+
+    The events of a group at a time are hypergeometric given all that happen there, d of n: their
+    mean is d n_g / n, their covariance d (n − d) / (n − 1) (δ_gh n_g / n − n_g n_h / n²).
+    """
+    n, d = at_risk.sum(axis=0), events.sum(axis=0)
+    share = at_risk / n
+    expected = (share * d).sum(axis=1)
+    factor = np.where(n > 1, d * (n - d) / np.maximum(n - 1, 1), 0.0)
+    covariance = np.diag((share * factor).sum(axis=1)) - (share * factor) @ share.T
+    away = events.sum(axis=1) - expected
+    degrees = len(groups) - 1
+    chi2 = float(away[:-1] @ np.linalg.pinv(covariance[:-1, :-1]) @ away[:-1])
+    return LogRank(
+        chi2=chi2,
+        degrees=degrees,
+        p=float(stats.chi2.sf(chi2, degrees)),
+        observed=dict(zip(groups, events.sum(axis=1).tolist(), strict=True)),
+        expected=dict(zip(groups, expected.tolist(), strict=True)),
+    )

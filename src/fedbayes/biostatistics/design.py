@@ -1,0 +1,204 @@
+"""A client's table as numbers, and the sums by which its columns are centered and scaled."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedbayes.biostatistics.columns import Coding, Term, texts
+from fedbayes.biostatistics.exchange import Array, Exchange, Packet
+from fedbayes.errors import DataError, EngineError
+
+
+@dataclass(frozen=True)
+class Design:
+    """The rows of a client that count, coded; n rows, p columns."""
+
+    x: Array
+    """Features [n, p], without an intercept."""
+    y: Array
+    """The outcome, or whether the event happened [n]."""
+    weights: Array
+    """How many rows each stands for [n]."""
+    offset: Array
+    """Added to the linear predictor [n]."""
+    time: Array
+    """Survival times [n]; zeros without."""
+    group: Any
+    """Index of the level of `strata` or `by`, int [n]; zeros without."""
+
+    def scaled(self, center: Array, scale: Array) -> Array:
+        """Features centered and scaled [n, p]."""
+        return (self.x - center) / scale
+
+    @cached_property
+    def order(self) -> Any:
+        """Rows by rising time."""
+        return np.argsort(self.time, kind="stable")
+
+
+def design(frame: Any, coding: Coding) -> Design:
+    """Code a client's table.
+
+    Raises:
+        EngineError: it does not fit the coding, so it has changed since that was settled.
+        DataError: an outcome, a weight or a time is negative where it cannot be.
+    """
+    wanted = coding.wanted
+    rows = frame.dropna(subset=list(wanted.used)) if wanted.used else frame
+    if len(rows) < len(frame) and not wanted.drop_missing:
+        raise EngineError("values are missing that were there before")
+    count = len(rows)
+    blocks = [_block(rows[term.column], term) for term in coding.terms]
+    y = np.zeros(count)
+    if wanted.binary:
+        y = (texts(rows[wanted.binary]) == coding.happened).to_numpy(np.float64)
+    elif wanted.outcome:
+        y = _numbers(rows, wanted.outcome)
+        if wanted.counts and (y < 0).any():
+            raise DataError(
+                f"the outcome '{wanted.outcome}' is negative in {int((y < 0).sum()):,} rows, and "
+                "counts are 0 or more"
+            )
+    weights = _numbers(rows, wanted.weights) if wanted.weights else np.ones(count)
+    if (weights < 0).any():
+        raise DataError(f"column '{wanted.weights}' has negative weights")
+    offset = _numbers(rows, wanted.offset) if wanted.offset else np.zeros(count)
+    if wanted.exposure:
+        exposure = _numbers(rows, wanted.exposure)
+        if (exposure <= 0).any():
+            raise DataError(
+                f"the exposure '{wanted.exposure}' is 0 or negative in "
+                f"{int((exposure <= 0).sum()):,} rows, and has no logarithm there"
+            )
+        offset = offset + np.log(exposure)
+    return Design(
+        x=np.concatenate([np.zeros((count, 0)), *blocks], axis=1),
+        y=y,
+        weights=weights,
+        offset=offset,
+        time=_times(rows, coding),
+        group=_groups(rows, coding),
+    )
+
+
+def _numbers(rows: Any, column: str) -> Array:
+    return np.asarray(rows[column].astype(np.float64), np.float64)
+
+
+def _block(column: Any, term: Term) -> Array:
+    """The columns of a term [n, 1 or levels - 1]."""
+    if not term.levels:
+        return np.asarray(column.astype(np.float64), np.float64)[:, None]
+    values = texts(column)
+    if not values.isin(term.levels).all():
+        raise EngineError(f"column '{term.column}' has a category that was not there before")
+    columns = [(values == level).to_numpy(np.float64) for level in term.levels[1:]]
+    return np.stack(columns, axis=1)
+
+
+def _times(rows: Any, coding: Coding) -> Array:
+    wanted = coding.wanted
+    if not wanted.time:
+        return np.zeros(len(rows))
+    time = _numbers(rows, wanted.time)
+    if (time < 0).any():
+        raise DataError(
+            f"the time '{wanted.time}' is negative in {int((time < 0).sum()):,} rows; times count "
+            "from the start of each one's observation"
+        )
+    if wanted.coarsen:
+        time = np.ceil(time / wanted.coarsen - 1e-9) * wanted.coarsen
+    return time
+
+
+def _groups(rows: Any, coding: Coding) -> Any:
+    column = coding.wanted.strata or coding.wanted.by
+    if not column:
+        return np.zeros(len(rows), np.int64)
+    values = texts(rows[column])
+    return values.map({level: i for i, level in enumerate(coding.groups)}).to_numpy(np.int64)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What is known of the columns of all clients together."""
+
+    total: float
+    """Rows, by weight."""
+    mean: Array
+    """Of each feature [p]."""
+    scale: Array
+    """Standard deviation of each feature, by the number of rows [p]."""
+    y_sum: float
+    y_scale: float
+    """Sum and standard deviation of the outcome."""
+    y_mean: float
+    xy: Array
+    """Sum of feature times outcome [p]."""
+    exposure: float
+    """Sum of exp(offset)."""
+    offset: float
+    """Sum of the offsets."""
+
+    @property
+    def transform(self) -> Array:
+        """From coefficients of scaled columns, the intercept first, to those of the columns
+        [p + 1, p + 1].
+        """
+        matrix: Array = np.diag(np.concatenate([[1.0], 1 / self.scale]))
+        matrix[0, 1:] = -self.mean / self.scale
+        return matrix
+
+
+def tell_moments(data: Design, center: Array) -> Packet:
+    """A client's answer: sums and squares of columns around a center, [p + 1], the outcome last."""
+    columns = np.concatenate([data.x, data.y[:, None]], axis=1)
+    away = columns - center
+    weights = data.weights
+    return Packet(
+        numbers={
+            "total": np.array([weights.sum()]),
+            "sum": weights @ away,
+            "squares": weights @ away**2,
+            "xy": (weights * data.y) @ data.x,
+            "offset": np.array([weights @ np.exp(data.offset), weights @ data.offset]),
+        }
+    )
+
+
+def moments(exchange: Exchange, coding: Coding) -> Moments:
+    """Mean and deviation of every column, in two rounds: the second is around the mean.
+
+    Raises:
+        DataError: a column is the same in all rows.
+    """
+    names, told = coding.names, {"coding": coding.model_dump()}
+    p = len(names)
+    shapes = {"total": (1,), "sum": (p + 1,), "squares": (p + 1,), "xy": (p,), "offset": (2,)}
+    first = exchange.sum("moments", told, {"center": np.zeros(p + 1)}, shapes)
+    total = float(first["total"][0])
+    if total <= 0:
+        raise DataError("the weights of all rows are 0")
+    mean = first["sum"] / total
+    second = exchange.sum("moments", told, {"center": mean}, shapes)
+    scale = np.sqrt(second["squares"] / total)
+    flat = scale <= 1e-13 * np.abs(mean)
+    constant = [name for name, same in zip(names, flat[:p], strict=True) if same]
+    if constant:
+        raise DataError(
+            f"'{constant[0]}' is the same in all rows and explains nothing; leave it out "
+            f"(--drop {constant[0].partition('=')[0]})"
+        )
+    return Moments(
+        total=total,
+        mean=mean[:p],
+        scale=scale[:p],
+        y_sum=float(first["sum"][p]),
+        y_mean=float(mean[p]),
+        y_scale=0.0 if flat[p] else float(scale[p]),
+        xy=first["xy"],
+        exposure=float(first["offset"][0]),
+        offset=float(first["offset"][1]),
+    )

@@ -1,0 +1,200 @@
+"""Generalized linear models: clients send log-likelihood, gradient and Hessian of their rows."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedbayes.biostatistics.columns import Agreement, Wanted, agree
+from fedbayes.biostatistics.design import Design, Moments, moments
+from fedbayes.biostatistics.exchange import Array, Exchange, Packet
+from fedbayes.biostatistics.families import FAMILIES, Family
+from fedbayes.biostatistics.newton import Evaluation, maximize, packed, unpacked
+from fedbayes.biostatistics.results import Regression
+from fedbayes.errors import DataError
+
+_INFINITE = {
+    "gaussian": "Columns may nearly depend on one another; leave one of them out.",
+    "binomial": "These columns tell the two outcomes apart without an error (separation), so that "
+    "no finite coefficient is the most likely one; leave one of them out, or join categories.",
+    "poisson": "Some values of these columns have counts of 0 alone, so that no finite coefficient "
+    "is the most likely one; leave one of them out, or join categories.",
+}
+
+
+def tell_fit(data: Design, family: str, numbers: dict[str, Array]) -> Packet:
+    """A client's answer: sums over its rows at some coefficients of scaled columns.
+
+    Args:
+        data: its rows.
+        family: name of the family.
+        numbers: coefficients `at` [p + 1], the intercept first; `center` and `scale` of the
+            columns [p]; `outcome`, center and scale of the outcome.
+    """
+    kind, at = FAMILIES[family], numbers["at"]
+    x = np.concatenate(
+        [np.ones((len(data.y), 1)), data.scaled(numbers["center"], numbers["scale"])], axis=1
+    )
+    y, offset = data.y, data.offset
+    if family == "gaussian":
+        y, offset = (y - offset - numbers["outcome"][0]) / numbers["outcome"][1], 0.0 * offset
+    with np.errstate(over="ignore", invalid="ignore"):
+        eta = x @ at + offset
+        mu, w = kind.mean(eta), data.weights
+        hessian = x.T @ (x * (w * kind.variance(mu))[:, None])
+        return Packet(
+            numbers={
+                "loglik": np.array([w @ kind.loglik(y, eta), w @ kind.deviance(y, mu)]),
+                "gradient": x.T @ (w * (y - mu)),
+                "hessian": packed(hessian),
+            }
+        )
+
+
+def fit_glm(
+    exchange: Exchange, wanted: Wanted, family: str, drop: tuple[str, ...] = ()
+) -> Regression:
+    """Fit a generalized linear model with an intercept.
+
+    Args:
+        exchange: the way to the clients.
+        wanted: outcome and features.
+        family: gaussian, binomial or poisson, with the canonical link.
+        drop: columns that are no features.
+
+    Raises:
+        DataError: the columns do not allow of a fit; the text names them.
+    """
+    agreed = agree(exchange, wanted, drop)
+    scales = moments(exchange, agreed.coding)
+    _check_outcome(scales, family, wanted.outcome)
+    if family != "gaussian":
+        refuse_empty_levels(agreed, scales, all_too=family == "binomial", outcome=wanted.outcome)
+    p = len(agreed.coding.names) + 1
+    if scales.total <= p:
+        raise DataError(
+            f"{p} coefficients cannot be fitted to {scales.total:g} rows; take fewer features"
+        )
+    outcome = (scales.y_mean, scales.y_scale) if family == "gaussian" else (0.0, 1.0)
+    numbers = {"center": scales.mean, "scale": scales.scale, "outcome": np.array(outcome)}
+    told = {"coding": agreed.coding.model_dump(), "family": family}
+    shapes = {"loglik": (2,), "gradient": (p,), "hessian": (p * (p + 1) // 2,)}
+
+    def evaluate(at: Array) -> Evaluation:
+        found = exchange.sum("glm", told, {**numbers, "at": at}, shapes, finite=False)
+        loglik, deviance = found["loglik"]
+        hessian = unpacked(found["hessian"], p)
+        return Evaluation(at, float(loglik), found["gradient"], hessian, float(deviance))
+
+    null = _intercept_alone(evaluate, FAMILIES[family], scales, family, p)
+    names = ("intercept", *agreed.coding.names)
+    first, best = maximize(evaluate, null, names, _INFINITE[family])
+    return _result(exchange, agreed, scales, family, first, best)
+
+
+def _check_outcome(scales: Moments, family: str, outcome: str) -> None:
+    if family != "binomial" and scales.y_scale == 0:
+        raise DataError(
+            f"the outcome '{outcome}' is {scales.y_mean:g} in all rows, so there is nothing to "
+            "explain; take another column"
+        )
+
+
+def refuse_empty_levels(agreed: Agreement, scales: Moments, *, all_too: bool, outcome: str) -> None:
+    """See that the outcome occurs in every category.
+
+    Args:
+        agreed: the columns.
+        scales: sums of the columns.
+        all_too: whether it must also be absent in some row of each.
+        outcome: its name.
+
+    Raises:
+        DataError: a category has no such row, so that its coefficient is infinite.
+    """
+    start = 0
+    for term in agreed.coding.terms:
+        part = slice(start, start + len(term.names))
+        start = part.stop
+        if not term.levels and not term.flag:
+            continue
+        rows, events = scales.total * scales.mean[part], scales.xy[part]
+        rows = np.concatenate([[scales.total - rows.sum()], rows])
+        events = np.concatenate([[scales.y_sum - events.sum()], events])
+        for level, count, happened in zip(
+            term.levels or ("False", "True"), rows, events, strict=True
+        ):
+            never, always = abs(happened) < 1e-9, all_too and abs(count - happened) < 1e-6
+            if count > 0.5 and (never or always):
+                raise DataError(
+                    f"'{outcome}' {'never' if never else 'always'} happens in the {count:,.0f} "
+                    f"rows with {term.column}={level} (separation), so its coefficient is "
+                    f"infinite; join the category with another one, or leave '{term.column}' out"
+                )
+
+
+def _intercept_alone(
+    evaluate: Callable[[Array], Evaluation], kind: Family, scales: Moments, family: str, p: int
+) -> Array:
+    """Coefficients of the model of an intercept alone [p]."""
+    start = np.zeros(p)
+    if family == "gaussian":
+        start[0] = -scales.offset / scales.total / scales.y_scale
+        return start
+    if family == "poisson":
+        start[0] = kind.link(scales.y_sum / scales.exposure)
+        return start
+    start[0] = kind.link(scales.y_mean)
+    if scales.offset == 0 and scales.exposure == scales.total:
+        return start
+
+    def restricted(at: Array) -> Evaluation:
+        found = evaluate(np.concatenate([at, start[1:]]))
+        return Evaluation(at, found.loglik, found.gradient[:1], found.information[:1, :1])
+
+    start[0] = maximize(restricted, start[:1], ("intercept",), _INFINITE[family])[1].at[0]
+    return start
+
+
+def _result(
+    exchange: Exchange,
+    agreed: Agreement,
+    scales: Moments,
+    family: str,
+    first: Evaluation,
+    best: Evaluation,
+) -> Regression:
+    """The fit in the columns' own units."""
+    p, n = len(best.at), scales.total
+    transform, at, covariance = scales.transform, best.at, np.linalg.inv(best.information)
+    loglik, null = best.loglik, first.loglik
+    deviance, null_deviance, dispersion = best.deviance, first.deviance, 1.0
+    if family == "gaussian":
+        at = at * scales.y_scale
+        at[0] += scales.y_mean
+        deviance, null_deviance = (d * scales.y_scale**2 for d in (deviance, null_deviance))
+        dispersion = deviance / (n - p)
+        loglik, null = (-n / 2 * (np.log(2 * np.pi * d / n) + 1) for d in (deviance, null_deviance))
+        covariance = covariance * dispersion
+    return Regression(
+        model=family,
+        outcome=agreed.coding.wanted.outcome,
+        happened=agreed.coding.happened,
+        names=("intercept", *agreed.coding.names),
+        references=tuple((t.column, t.levels[0]) for t in agreed.coding.terms if t.levels),
+        estimates=transform @ at,
+        covariance=transform @ covariance @ transform.T,
+        statistic="t" if family == "gaussian" else "z",
+        freedom=n - p,
+        ratio=FAMILIES[family].ratio,
+        loglik=float(loglik),
+        null_loglik=float(null),
+        deviance=float(deviance),
+        null_deviance=float(null_deviance),
+        dispersion=float(dispersion),
+        total=n,
+        events=scales.y_sum if family == "binomial" else None,
+        rows=agreed.rows,
+        dropped=agreed.dropped,
+        rounds=exchange.rounds,
+        floats=exchange.floats,
+    )

@@ -1,0 +1,460 @@
+"""`glm` and `survival`: regression and survival analysis, as exact as of the pooled rows."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import rich
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedbayes.cli.app import Console, app
+from fedbayes.cli.federate import Certificates, Insecure, Secret
+from fedbayes.cli.options import Json, Setting
+from fedbayes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
+    from fedbayes.tools.study import Place, Study
+
+survival_app = typer.Typer(
+    help="Survival analysis of clients' rows by sums that travel.", no_args_is_help=True
+)
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(help="A table with --group, a table for each client, or a config with [data]."),
+]
+Group = Annotated[
+    str | None, typer.Option("--group", help="Column that says which client a row is of.")
+]
+Features = Annotated[
+    list[str] | None,
+    typer.Option("--features", "-x", help="Columns that explain it, as in age,sex. Default: all."),
+]
+Category = Annotated[
+    list[str] | None,
+    typer.Option("--category", help="Column of numbers that is a category, or of many texts."),
+]
+Reference = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reference", metavar="COL=VALUE", help="Category to compare with. Default: the first."
+    ),
+]
+Drop = Annotated[list[str] | None, typer.Option("--drop", help="Columns that are no features.")]
+Happened = Annotated[
+    str, typer.Option("--happened", help="Value that means that the event happened. Default: 1.")
+]
+DropMissing = Annotated[
+    bool, typer.Option("--drop-missing", help="Leave out rows with a missing value.")
+]
+MinCount = Annotated[
+    int,
+    typer.Option(
+        "--min-count",
+        min=0,
+        help="Fewest rows of a client, and of a category there, of which it tells sums.",
+    ),
+]
+ByClient = Annotated[
+    bool,
+    typer.Option("--by-client", help="Fit each client alone, and put the fits together."),
+]
+Level = Annotated[float, typer.Option("--level", help="Level of the confidence intervals.")]
+Time = Annotated[
+    str, typer.Option("--time", help="Column: time of the event, or of the last look.")
+]
+Event = Annotated[str, typer.Option("--event", help="Column: whether the event happened.")]
+Coarsen = Annotated[
+    float,
+    typer.Option("--coarsen", min=0.0, help="Round times up to multiples of this. 0: as they are."),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="File to write the result to: .csv, .json.")
+]
+Figure = Annotated[
+    Path | None, typer.Option("--plot", help="File to draw it into: .png, .svg, .pdf.")
+]
+Engine = Annotated[
+    str, typer.Option("--engine", help="sequential, or flower-simulation: the same over Flower.")
+]
+Link = Annotated[
+    str | None,
+    typer.Option("--superlink", help="HOST:PORT of a SuperLink whose nodes are the clients."),
+]
+Clients = Annotated[
+    int | None, typer.Option("--clients", min=1, help="Number of clients at the SuperLink.")
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="Seconds that a round there may take.")
+]
+
+
+@app.command()
+def glm(
+    files: Files = None,
+    family: Annotated[
+        str,
+        typer.Option(help="gaussian (linear), binomial (logistic) or poisson (counts)."),
+    ] = "gaussian",
+    outcome: Annotated[
+        str,
+        typer.Option("--outcome", "--label", "-y", help="Column that is explained (data.label)."),
+    ] = "",
+    features: Features = None,
+    group: Group = None,
+    category: Category = None,
+    reference: Reference = None,
+    drop: Drop = None,
+    happened: Happened = "",
+    weights: Annotated[str, typer.Option(help="Column: rows that a row stands for.")] = "",
+    offset: Annotated[str, typer.Option(help="Column added to the linear predictor.")] = "",
+    exposure: Annotated[str, typer.Option(help="Column whose logarithm is added to it.")] = "",
+    drop_missing: DropMissing = False,
+    min_count: MinCount = 0,
+    by_client: ByClient = False,
+    level: Level = 0.95,
+    out: Out = None,
+    plot: Figure = None,
+    engine: Engine = "sequential",
+    superlink: Link = None,
+    clients: Clients = None,
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+    superexec_secret: Secret = None,
+    timeout: Timeout = 600.0,
+    settings: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Linear, logistic or Poisson regression of clients' rows, equal to that of the pooled rows."""
+    place = _place(
+        files, settings, group, engine, superlink, clients, root_certificates, insecure,
+        superexec_secret, timeout,
+    )  # fmt: skip
+    columns = {
+        "outcome": outcome,
+        "family": family,
+        "happened": happened,
+        "weights": weights,
+        "offset": offset,
+        "exposure": exposure,
+        **_features(features, category, reference, drop),
+        "drop_missing": drop_missing,
+        "min_count": min_count,
+    }
+    _run("glm", place, columns, by_client, level, out, plot, as_json)
+
+
+@survival_app.command("cox")
+def survival_cox(
+    files: Files = None,
+    time: Time = ...,  # type: ignore[assignment]
+    event: Event = ...,  # type: ignore[assignment]
+    features: Features = None,
+    group: Group = None,
+    ties: Annotated[str, typer.Option(help="efron or breslow.")] = "efron",
+    strata: Annotated[
+        str,
+        typer.Option(help="Column with a baseline hazard for each value; client: for each client."),
+    ] = "",
+    category: Category = None,
+    reference: Reference = None,
+    drop: Drop = None,
+    happened: Happened = "",
+    coarsen: Coarsen = 0.0,
+    drop_missing: DropMissing = False,
+    min_count: MinCount = 0,
+    by_client: ByClient = False,
+    level: Level = 0.95,
+    out: Out = None,
+    plot: Figure = None,
+    engine: Engine = "sequential",
+    superlink: Link = None,
+    clients: Clients = None,
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+    superexec_secret: Secret = None,
+    timeout: Timeout = 600.0,
+    settings: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Cox regression: hazard ratios of clients' rows, equal to those of the pooled rows."""
+    place = _place(
+        files, settings, group, engine, superlink, clients, root_certificates, insecure,
+        superexec_secret, timeout,
+    )  # fmt: skip
+    columns: dict[str, Any] = {
+        "time": time,
+        "event": event,
+        "ties": ties,
+        "happened": happened,
+        "coarsen": coarsen,
+        **_features(features, category, reference, drop),
+        "drop_missing": drop_missing,
+        "min_count": min_count,
+    }
+    if by_client:
+        if strata:
+            raise ConfigError("--strata has no effect with --by-client; leave one of them out")
+        columns["family"] = "cox"
+    else:
+        columns["strata"] = strata
+    _run("cox", place, columns, by_client, level, out, plot, as_json)
+
+
+@survival_app.command("km")
+def survival_km(
+    files: Files = None,
+    time: Time = ...,  # type: ignore[assignment]
+    event: Event = ...,  # type: ignore[assignment]
+    by: Annotated[str, typer.Option(help="Column of groups, for a curve each and a test.")] = "",
+    group: Group = None,
+    happened: Happened = "",
+    coarsen: Coarsen = 0.0,
+    drop_missing: DropMissing = False,
+    min_count: MinCount = 0,
+    level: Level = 0.95,
+    out: Out = None,
+    plot: Figure = None,
+    engine: Engine = "sequential",
+    superlink: Link = None,
+    clients: Clients = None,
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+    superexec_secret: Secret = None,
+    timeout: Timeout = 600.0,
+    settings: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Kaplan-Meier curves by summed counts, exactly those of the pooled rows; log-rank test."""
+    place = _place(
+        files, settings, group, engine, superlink, clients, root_certificates, insecure,
+        superexec_secret, timeout,
+    )  # fmt: skip
+    columns = {
+        "time": time,
+        "event": event,
+        "by": by,
+        "happened": happened,
+        "coarsen": coarsen,
+        "drop_missing": drop_missing,
+        "min_count": min_count,
+    }
+    _run("km", place, columns, False, level, out, plot, as_json)
+
+
+app.add_typer(survival_app, name="survival")
+
+
+def _place(
+    files: list[Path] | None,
+    settings: list[str] | None,
+    group: str | None,
+    engine: str,
+    superlink: str | None,
+    clients: int | None,
+    certificates: Path | None,
+    insecure: bool,
+    secret: Path | None,
+    timeout: float,
+) -> "Place":
+    """Where the clients are.
+
+    Raises:
+        ConfigError: there is no such engine, or an option has no effect.
+    """
+    from fedbayes.tools.study import Place
+
+    if engine not in ("sequential", "flower-simulation"):
+        raise ConfigError(f"--engine {engine}: choose sequential or flower-simulation")
+    if superlink is None and (certificates is not None or insecure or secret is not None):
+        raise ConfigError(
+            "--root-certificates, --insecure and --superexec-secret are for "
+            "--superlink; leave them out"
+        )
+    return Place(
+        files=files or (),
+        settings=settings or (),
+        group=group,
+        engine=engine,  # type: ignore[arg-type]
+        superlink=superlink,
+        clients=clients,
+        certificates=certificates,
+        insecure=insecure,
+        secret=secret,
+        timeout=timeout,
+    )
+
+
+def _features(
+    features: list[str] | None,
+    category: list[str] | None,
+    reference: list[str] | None,
+    drop: list[str] | None,
+) -> dict[str, Any]:
+    """Which columns are features, and how.
+
+    Raises:
+        ConfigError: a reference is not written as column=category.
+    """
+    references = {}
+    for pair in reference or ():
+        column, equals, level = pair.partition("=")
+        if not (column and equals and level):
+            raise ConfigError(f"--reference {pair}: write COLUMN=CATEGORY, as in sex=m")
+        references[column] = level
+    return {
+        "features": _names(features),
+        "categories": _names(category),
+        "references": references,
+        "drop": _names(drop),
+    }
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    names = [name.strip() for words in given or () for name in words.split(",")]
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def _run(
+    kind: Any,
+    place: "Place",
+    columns: dict[str, Any],
+    by_client: bool,
+    level: float,
+    out: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    from fedbayes.tools.study import Study
+
+    with rich.get_console().status("reading") as status:
+        study = Study(
+            place,
+            columns,
+            kind,
+            by_client,
+            level,
+            out,
+            plot,
+            lambda number, what: status.update(f"round {number}: {what}"),
+        )
+        found = study.run()
+    if as_json:
+        print(json.dumps(found.to_dict(level)))
+        return
+    _show(study, found)
+    for what, path in (("result", out), ("figure", plot)):
+        if path is not None:
+            Console().print(f"{what}: {path}", highlight=False, soft_wrap=True)
+
+
+def _show(study: "Study", found: "Regression | Survival | MetaAnalysis") -> None:
+    from fedbayes.biostatistics import MetaAnalysis, Regression
+
+    if isinstance(found, Regression):
+        _show_regression(found, study.level)
+    elif isinstance(found, MetaAnalysis):
+        _show_meta(found, study.level)
+    else:
+        _show_survival(found, study.level)
+
+
+def _show_regression(found: "Regression", level: float) -> None:
+    console = Console()
+    table = Table("term", pad_edge=False)
+    names = ["coefficient", "std error", found.statistic, "p", f"{_percent(level)} interval"]
+    if found.ratio:
+        names[2:3] = []
+        names[-1:] = [found.ratio.replace("_", " "), f"{_percent(level)} interval"]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=name == names[-1])
+    for term, row in found.frame(level).iterrows():
+        cells = [f"{row['coefficient']:.5g}", f"{row['std_error']:.4g}"]
+        if found.ratio:
+            first = term == "intercept"
+            shown = (row[name] for name in (found.ratio, "ratio_low", "ratio_high"))
+            ratio, low, high = ("" if first else _ratio(value) for value in shown)
+            cells += [_p(row["p"]), ratio, "" if first else f"{low}, {high}"]
+        else:
+            cells += [f"{row[found.statistic]:.3f}", _p(row["p"])]
+            cells += [f"{row['low']:.4g}, {row['high']:.4g}"]
+        table.add_row(escape(str(term)), *cells)
+    console.print(found.heading(), highlight=False, soft_wrap=True)
+    console.print(table)
+    chi2, degrees, p = found.ratio_test
+    lines = [
+        f"log-likelihood {found.loglik:.4f} (without features {found.null_loglik:.4f}), "
+        f"AIC {found.aic:.4f}, BIC {found.bic:.4f}",
+        f"likelihood-ratio test: chi2 {chi2:.4f}, {degrees} degrees of freedom, p {_p(p)}",
+        f"each client sent at most {found.floats:,} numbers",
+    ]
+    if found.references:
+        against = ", ".join(f"{column}={level}" for column, level in found.references)
+        lines.insert(0, f"compared with {against}")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
+
+
+def _show_meta(found: "MetaAnalysis", level: float) -> None:
+    console = Console()
+    table = Table("term", "effects", pad_edge=False)
+    for name in ("coefficient", f"{_percent(level)} interval", "p", "Q", "Q's p", "I²"):
+        table.add_column(name, justify="right")
+    for row in found.frame(level).to_dict("records"):
+        first = row["effects"] == "fixed"
+        table.add_row(
+            escape(row["term"]) if first else "",
+            row["effects"],
+            f"{row['coefficient']:.5g}",
+            f"{row['low']:.3g}, {row['high']:.3g}",
+            _p(row["p"]),
+            f"{row['q']:.2f}" if first else "",
+            _p(row["q_p"]) if first else "",
+            f"{row['i2']:.0%}" if first else "",
+        )
+    sites = ", ".join(f"{name} ({count:,} rows)" for name, count in found.rows.items())
+    console.print(f"fits of {sites}, put together", highlight=False, soft_wrap=True, markup=False)
+    console.print(table)
+
+
+def _show_survival(found: "Survival", level: float) -> None:
+    console = Console()
+    table = Table(found.by or "rows", pad_edge=False)
+    for name in ("events", "median", f"{_percent(level)} interval", "survival at the last event"):
+        table.add_column(name, justify="right")
+    for name, curve in found.curves.items():
+        median, low, high = (_reached(time) for time in curve.median(level))
+        last = "-"
+        if len(curve.times):
+            bounds = curve.intervals(level)[-1]
+            last = f"{curve.survival[-1]:.4f} ({bounds[0]:.4f} to {bounds[1]:.4f})"
+        table.add_row(escape(name), f"{curve.events.sum():,.0f}", median, f"{low}, {high}", last)
+    rows = sum(found.rows.values())
+    console.print(f"{rows:,} rows of {len(found.rows)} clients", highlight=False)
+    console.print(table)
+    if found.test is not None:
+        test = found.test
+        console.print(
+            f"log-rank test: chi2 {test.chi2:.4f}, {test.degrees} degrees of freedom, "
+            f"p {_p(test.p)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _percent(level: float) -> str:
+    return f"{100 * level:.4g}%"
+
+
+def _p(value: float) -> str:
+    return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.4f}" if 0.01 <= value < 1000 else f"{value:.4g}"
+
+
+def _reached(time: float) -> str:
+    return f"{time:,.6g}" if time < float("inf") else "not reached"

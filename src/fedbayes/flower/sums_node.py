@@ -1,0 +1,128 @@
+"""A node's end of biostatistics: questions come as tasks, and are answered with sums."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedbayes.biostatistics import Client, Packet
+from fedbayes.data import DataSettings
+from fedbayes.data.sources.tables import read_table
+from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
+from fedbayes.federation.client_runtime import Outcome
+from fedbayes.flower.node import NODE_CONFIG, complaint
+from fedbayes.flower.wire import HELLO, read_task, write_hello, write_reply
+from fedbayes.messages import LONGEST_HEADER, decode, encode
+
+_WORDS = "words"
+"""Under which name a packet's words travel."""
+_NUMBERS = "numbers."
+"""Before the names of its arrays."""
+
+
+def write_packet(packet: Packet) -> bytes:
+    """A question or an answer as bytes."""
+    words = np.frombuffer(json.dumps(packet.told).encode(), np.uint8).copy()
+    tensors = {_WORDS: torch.from_numpy(words)}
+    for name, array in packet.numbers.items():
+        values = np.ascontiguousarray(array, np.float64)
+        tensors[_NUMBERS + name] = torch.from_numpy(values)
+    return encode(tensors)
+
+
+def read_packet(data: bytes) -> Packet:
+    """The inverse of `write_packet`; nothing is taken on trust.
+
+    Raises:
+        MessageError: the bytes are no packet.
+    """
+    tensors = decode(data, longest_header=LONGEST_HEADER)
+    words = tensors.pop(_WORDS, None)
+    if not isinstance(words, torch.Tensor) or words.dtype != torch.uint8:
+        raise MessageError("not a message: it has no words")
+    try:
+        told = json.loads(words.numpy().tobytes())
+    except (ValueError, RecursionError):
+        raise MessageError("not a message: its words are no JSON") from None
+    if not isinstance(told, dict):
+        raise MessageError("not a message: its words are no table")
+    numbers = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float64:
+            raise MessageError("not a message: its numbers are not float64")
+        numbers[name.removeprefix(_NUMBERS)] = tensor.numpy()
+    return Packet(told, numbers)
+
+
+@dataclass(frozen=True)
+class SumsNode:
+    """One client where its table is: what a ClientApp works with."""
+
+    number: int
+    table: Callable[[], Client]
+    """Its table, read when it is asked."""
+
+    def answer(self, message: Message) -> Message:
+        """Do what a message asks for. What the user can mend is answered in plain words."""
+        if message.metadata.message_type == HELLO:
+            return Message(write_hello(self.number), reply_to=message)
+        try:
+            task = read_task(message.content)
+            if task.client != self.number:
+                raise EngineError(
+                    f"a question to client {task.client} came to the node of client {self.number}"
+                )
+            answer = self.table().answer(read_packet(task.message))
+            outcome = Outcome(report=write_packet(answer), state=b"", info={}, scores={})
+            return Message(write_reply(outcome), reply_to=message)
+        except FedbayesError as error:
+            return complaint(error, message)
+
+
+def answering(find: Callable[[Context], SumsNode]) -> ClientApp:
+    """The ClientApp of nodes that are found from their contexts."""
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return find(context).answer(message)
+        except FedbayesError as error:
+            return complaint(error, message)
+
+    app.query("hello")(answer)
+    app.train("round")(answer)
+    return app
+
+
+def sums_app() -> ClientApp:
+    """The ClientApp of a SuperNode that answers questions of its own table."""
+    return answering(find_client)
+
+
+def find_client(context: Context) -> SumsNode:
+    """The client of a SuperNode, whose node config says who it is and what it has:
+
+    client: which client it is, from 0.
+    data: its own table, a CSV, Parquet or Excel file.
+    min-count: fewest rows, in all and of a category, of which it says anything.
+
+    Raises:
+        ConfigError: it does not say so.
+    """
+    given = context.node_config
+    client, least = given.get("client"), given.get("min-count", 0)
+    if type(client) is not int or client < 0:
+        raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
+    if unknown := given.keys() - NODE_CONFIG:
+        raise ConfigError(f"unknown in the node config: {', '.join(sorted(unknown))}")
+    if "data" not in given:
+        raise ConfigError("name the node's own table: --node-config 'data=\"/path/to/table.csv\"'")
+    if type(least) is not int:
+        raise ConfigError("min-count in the node config is a whole number")
+    path = Path(str(given["data"])).expanduser().absolute()
+    return SumsNode(client, lambda: Client(read_table(path, DataSettings(path=path), []), least))

@@ -1,0 +1,340 @@
+"""`fedbayes glm` and `survival`: from files, over Flower and over nodes to a result."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbayes.biostatistics import Packet, cox, glm
+from fedbayes.errors import EngineError, MessageError
+from tests.test_fusion import command
+
+
+@pytest.fixture(scope="module")
+def patients():
+    rng = np.random.default_rng(5)
+    count = 300
+    table = pd.DataFrame(
+        {
+            "age": rng.integers(30, 90, count),
+            "sex": rng.choice(["f", "m"], count),
+            "smoker": rng.random(count) < 0.3,
+            "ward": rng.choice([3, 5, 12], count),
+        }
+    )
+    risk = 0.04 * (table.age - 60) + 0.6 * (table.sex == "m") + 0.4 * table.smoker
+    table["died"] = (rng.random(count) < 1 / (1 + np.exp(-risk))).astype(int)
+    table["days"] = np.ceil(rng.exponential(200 * np.exp(-risk / 2)))
+    table["hospital"] = rng.choice(["north", "south", "west"], count)
+    return table
+
+
+@pytest.fixture
+def file(patients, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    patients.to_csv("patients.csv", index=False)
+    for name, part in patients.groupby("hospital"):
+        part.drop(columns="hospital").to_csv(f"{name}.csv", index=False)
+    return tmp_path / "patients.csv"
+
+
+FIT = ["--family", "binomial", "--outcome", "died", "--features", "age,sex,smoker"]
+NAMES = ["intercept", "age", "sex=m", "smoker"]
+
+
+def told(capsys, *arguments):
+    """What a command prints as JSON."""
+    capsys.readouterr()
+    assert command(*arguments, "--json") == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_fit_of_a_table_is_that_of_python_and_of_a_file_for_each_client(file, patients, capsys):
+    found = told(capsys, "glm", file, "--group", "hospital", *FIT)
+    assert list(found["coefficients"]) == list(found["std_errors"]) == NAMES
+    clients = {name: part for name, part in patients.groupby("hospital")}  # noqa: C416
+    same = glm(clients, "died", ["age", "sex", "smoker"], family="binomial")
+    assert list(found["coefficients"].values()) == same.estimates.tolist()
+    apart = told(capsys, "glm", "north.csv", "south.csv", "west.csv", *FIT)
+    assert apart == found
+    assert set(found["rows"]) == {"north", "south", "west"}
+
+
+def test_a_config_says_where_the_data_are(file, capsys):
+    (file.parent / "study.toml").write_text(
+        '[data]\npath = "patients.csv"\ngroup = "hospital"\nlabel = "died"\ndrop = "ward"\n'
+    )
+    found = told(capsys, "glm", "study.toml", "--family", "binomial", "--drop", "days")
+    assert list(found["coefficients"]) == NAMES
+    data = ["data.path=patients.csv", "data.group=hospital", "data.label=died"]
+    named = [word for setting in data for word in ("--set", setting)]
+    given = told(capsys, "glm", *named, "--family", "binomial", "--drop", "days,ward")
+    assert given == found
+
+
+def test_a_built_in_set_is_divided_as_for_a_run(capsys):
+    sm = pytest.importorskip("statsmodels.api")
+    from sklearn.datasets import load_diabetes
+
+    table = load_diabetes(as_frame=True, scaled=False).frame.astype(np.float32).astype(float)
+    found = told(capsys, "glm", "--set", "data.name=diabetes", "--set", "data.clients=4")
+    fit = sm.OLS(table.target, sm.add_constant(table.drop(columns="target"))).fit()
+    assert len(found["rows"]) == 4
+    assert np.abs(np.array(list(found["coefficients"].values())) - fit.params).max() < 1e-6
+    assert found["outcome"] == "progression"
+
+
+def test_survival_from_the_command_line(file, patients, capsys):
+    given = [file, "--group", "hospital", "--time", "days", "--event", "died"]
+    found = told(capsys, "survival", "cox", *given, "--features", "age,ward", "--category", "ward",
+                 "--reference", "ward=5")  # fmt: skip
+    assert list(found["coefficients"]) == ["age", "ward=3", "ward=12"]
+    curves = told(capsys, "survival", "km", *given, "--by", "sex")
+    assert set(curves["curves"]) == {"f", "m"}
+    events = sum(sum(curve["events"]) for curve in curves["curves"].values())
+    assert events == patients.died.sum()
+    assert curves["logrank"]["degrees"] == 1
+    meta = told(capsys, "survival", "cox", *given, "--features", "age", "--by-client")
+    assert set(meta["meta"]["age"]["sites"]) == {"north", "south", "west"}
+
+
+def test_results_and_figures_are_written(file, capsys):
+    given = [file, "--group", "hospital"]
+    assert command("glm", *given, *FIT, "-o", "fit.csv", "--plot", "fit.svg") == 0
+    frame = pd.read_csv("fit.csv", index_col="term")
+    assert list(frame.index) == NAMES
+    assert frame.loc["age", "odds_ratio"] == pytest.approx(np.exp(frame.loc["age", "coefficient"]))
+    svg = (file.parent / "fit.svg").read_text()
+    assert all(name in svg for name in NAMES[1:])
+    assert "odds ratio" in svg
+    assert command("glm", *given, *FIT, "--by-client", "-o", "meta.json", "--plot", "f.svg") == 0
+    assert set(json.loads((file.parent / "meta.json").read_text())["meta"]) == set(NAMES)
+    assert "random effects" in (file.parent / "f.svg").read_text()
+    days = ["--time", "days", "--event", "died", "--by", "sex"]
+    assert command("survival", "km", *given, *days, "-o", "km.csv", "--plot", "km.svg") == 0
+    assert (pd.read_csv("km.csv").survival.between(0, 1)).all()
+    assert "log-rank" in (file.parent / "km.svg").read_text()
+    shown = capsys.readouterr().out
+    assert "odds ratio" in shown
+    assert "log-rank test" in shown
+    assert "numbers" in shown
+
+
+def test_rows_left_out_are_said(patients, file, capsys):
+    patients.assign(age=patients.age.where(patients.index > 6)).to_csv("gaps.csv", index=False)
+    given = ["glm", "gaps.csv", "--group", "hospital", *FIT]
+    assert command(*given) == 2
+    assert "7 of 'age'" in capsys.readouterr().err
+    assert command(*given, "--drop-missing") == 0
+    assert "7 rows are left out" in capsys.readouterr().err
+    assert command(*given, "--set", "data.missing=drop") == 0
+    assert "7 rows are left out" in capsys.readouterr().err
+
+
+def test_settings_that_say_nothing_here_are_said_or_refused(file, capsys):
+    given = ["glm", file, "--group", "hospital", *FIT]
+    assert command(*given, "--set", "data.test=0.5") == 0
+    assert "data.test is not looked at" in capsys.readouterr().err
+    assert command(*given, "--set", "data.missing=impute") == 2
+    assert "--drop-missing" in capsys.readouterr().err
+    assert command(*given, "--set", "data.dates=age") == 2
+    assert "data.dates has no effect here" in capsys.readouterr().err
+
+
+def test_other_kinds_of_tables(patients, file, tmp_path, capsys):
+    found = told(capsys, "glm", file, "--group", "hospital", *FIT)
+    patients.to_csv("patients.csv.gz", index=False)
+    patients.to_parquet("patients.parquet")
+    for name in ("patients.csv.gz", "patients.parquet"):
+        assert told(capsys, "glm", name, "--group", "hospital", *FIT) == found
+    for name, part in patients.groupby("hospital"):
+        part.drop(columns="hospital").to_csv(tmp_path / f"{name}.csv.gz", index=False)
+    given = ["north.csv.gz", "south.csv", "west.csv.gz"]
+    assert told(capsys, "glm", *given, *FIT) == found
+
+
+def test_columns_that_a_config_calls_categories_are(file, capsys):
+    given = [file, "--group", "hospital", "-y", "died", "-x", "age,ward"]
+    found = told(capsys, "glm", *given, "--set", "data.categorical=ward")
+    assert list(found["coefficients"]) == ["intercept", "age", "ward=5", "ward=12"]
+    assert found == told(capsys, "glm", *given, "--category", "ward")
+
+
+def test_rows_of_a_query(patients, file, monkeypatch, capsys):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    url = f"sqlite:///{file.parent / 'hospital.db'}"
+    patients.to_sql("patients", sqlalchemy.create_engine(url), index=False)
+    monkeypatch.setenv("FEDBAYES_DATABASE", url)
+    query = ["--set", "data.query=SELECT * FROM patients", "--group", "hospital"]
+    there = told(capsys, "glm", *query, *FIT)["coefficients"]
+    here = told(capsys, "glm", file, "--group", "hospital", *FIT)["coefficients"]
+    assert list(there.values()) == pytest.approx(list(here.values()), abs=1e-9)
+
+
+def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, capsys):
+    patients.rename(columns={"died": "label"}).to_csv("labelled.csv", index=False)
+    found = told(capsys, "glm", "labelled.csv", "--group", "hospital", *FIT[:2], "-x", "age")
+    assert found["outcome"] == "label"
+    assert command("glm", file, "--group", "hospital", *FIT[:2]) == 2
+    assert "--outcome" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing.csv"], "there is no file or folder nothing.csv"),
+        ([], "name the clients' tables"),
+        (["patients.csv", "--group", "hospitl"], "no column 'hospitl' (did you mean 'hospital'?)"),
+        (["north.csv", "south.csv", "--group", "sex"], "group = 'sex' has no effect"),
+        (["patients.csv", "--set", "data.clients=3"], "data.clients has no effect here"),
+        (["patients.csv", "--group", "hospital", "--features", "agee"], "did you mean 'age'?"),
+        (["patients.csv", "--group", "hospital", "--level", "95"], "--level is 95"),
+        (["patients.csv", "--group", "hospital", "-o", "fit.txt"], "ends in .csv or .json"),
+        (["patients.csv", "--group", "hospital", "--plot", "x/fit.png"], "there is no folder x"),
+        (["patients.csv", "--group", "hospital", "--reference", "sex"], "write COLUMN=CATEGORY"),
+        (["patients.csv", "--group", "hospital", "--engine", "ray"], "--engine ray: choose"),
+        (["patients.csv", "--group", "hospital", "--family", "beta"], "no family 'beta'"),
+        (["patients.csv", "--insecure"], "are for --superlink"),
+        (["--superlink", "127.0.0.1:1", "--insecure"], "how many clients"),
+        (["a.csv", "--superlink", "127.0.0.1:1", "--insecure"], "those of the nodes"),
+        (["patients.csv", "--clients", "3"], "--clients is for --superlink"),
+        (["--set", "data.name=digits"], "digits is no table"),
+    ],
+)
+def test_bad_input_is_refused_with_the_way_out(arguments, words, file, capsys):
+    before = set(file.parent.iterdir())
+    given = [*FIT, *arguments] if "--family" not in arguments else [*arguments, "-y", "died"]
+    assert command("glm", *given) == 2
+    assert words in capsys.readouterr().err.replace("\n", " ")
+    assert set(file.parent.iterdir()) == before
+
+
+def test_a_table_without_groups_is_one_client_and_that_is_said(file, capsys):
+    assert command("glm", file, *FIT) == 0
+    assert "taken for one client's" in capsys.readouterr().err
+
+
+def test_over_flower_the_numbers_are_the_same(file, capsys):
+    pytest.importorskip("flwr")
+    given = [file, "--group", "hospital"]
+    both = [
+        told(capsys, "glm", *given, *FIT, "--engine", engine)
+        for engine in ("sequential", "flower-simulation")
+    ]
+    assert both[0] == both[1]
+    days = ["--time", "days", "--event", "died", "--features", "age,sex"]
+    both = [
+        told(capsys, "survival", "cox", *given, *days, "--engine", engine)
+        for engine in ("sequential", "flower-simulation")
+    ]
+    assert both[0] == both[1]
+
+
+def test_a_node_says_too_few_rows_and_keeps_its_data_to_itself(patients):
+    pytest.importorskip("flwr")
+    from fedbayes.flower.sums import simulated_nodes
+
+    tables = {"a": patients[:100], "b": patients[100:103], "c": patients[103:]}
+    nodes = simulated_nodes(tables, 10, 60)
+    try:
+        with pytest.raises(EngineError, match=r"client b: .*3 rows.*fewer than 10"):
+            glm(nodes, "died", ["age"], family="binomial")
+    finally:
+        nodes.close()
+    negative = patients.assign(days=-patients.days)
+    nodes = simulated_nodes({"a": negative[:100], "b": negative[100:]}, 0, 60)
+    try:
+        with pytest.raises(EngineError, match=r"client a: .*its own log says why"):
+            cox(nodes, "days", "died", ["age"])
+    finally:
+        nodes.close()
+
+
+def test_packets_come_back_as_they_were():
+    pytest.importorskip("flwr")
+    from fedbayes.flower.sums_node import read_packet, write_packet
+
+    numbers = {"words": np.arange(3.0), "empty": np.zeros((0, 4)), "one": np.eye(2)}
+    packet = Packet({"ask": "glm", "names": ["ü", "words"]}, numbers)
+    back = read_packet(write_packet(packet))
+    assert back.told == packet.told
+    assert back.numbers.keys() == packet.numbers.keys()
+    for name, array in packet.numbers.items():
+        assert back.numbers[name].dtype == np.float64
+        assert np.array_equal(back.numbers[name], array)
+
+
+def test_what_is_no_packet_is_refused():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("flwr")
+    from fedbayes.flower.sums_node import read_packet
+    from fedbayes.messages import encode
+
+    words = torch.tensor(list(b"{}"), dtype=torch.uint8)
+    for bad in (
+        b"junk",
+        encode({"numbers.a": torch.zeros(2, dtype=torch.float64)}),
+        encode({"words": torch.tensor(list(b"[1"), dtype=torch.uint8)}),
+        encode({"words": torch.tensor(list(b"[1]"), dtype=torch.uint8)}),
+        encode({"words": words, "numbers.a": torch.zeros(2)}),
+    ):
+        with pytest.raises(MessageError):
+            read_packet(bad)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words", "numbers", "message"),
+    [
+        ("glm", {}, {"gradient": np.zeros(9)}, "client b answered with other sums"),
+        ("moments", {}, {"total": np.array([np.nan])}, "client b answered with sums that are not"),
+        ("names", {"columns": 3}, {}, "client b did not say what was asked: names"),
+        ("columns", {"rows": -1}, {}, "client b did not say what was asked: columns"),
+        ("columns", {"columns": {}}, {}, "client b spoke of other columns"),
+        ("event_times", {}, {"0": np.array([np.inf])}, "client b did not say its event times"),
+        ("fit", {"rows": "many"}, {}, "client b did not say what was asked: fit"),
+        ("fit", {}, {"estimates": np.zeros(9)}, "client b did not say what was asked: fit"),
+    ],
+)
+def test_what_a_client_may_not_say_is_refused(patients, ask, words, numbers, message):
+    from fedbayes.biostatistics import Client, LocalClients, meta_analysis
+
+    class Odd(LocalClients):
+        def ask(self, question, most):
+            answers = super().ask(question, most)
+            if question.told["ask"] == ask:
+                honest = answers["b"]
+                answers["b"] = Packet({**honest.told, **words}, {**honest.numbers, **numbers})
+            return answers
+
+    clients = Odd({"a": Client(patients[:150]), "b": Client(patients[150:])})
+    fits = {
+        "event_times": lambda: cox(clients, "days", "died", ["age"]),
+        "fit": lambda: meta_analysis(clients, "died", ["age"], family="binomial"),
+    }
+    fit = fits.get(ask, lambda: glm(clients, "died", ["age"], family="binomial"))
+    with pytest.raises(MessageError, match=message):
+        fit()
+
+
+@pytest.mark.slow
+def test_nodes_of_a_superlink_give_the_same_numbers(file, tmp_path, patients, capsys):
+    pytest.importorskip("flwr")
+    from tests.deployment import Deployment
+
+    names = ("north", "south", "west")
+    here = told(capsys, "glm", *[f"{name}.csv" for name in names], *FIT)
+    days = ["--time", "days", "--event", "died", "--by", "sex"]
+    curves = told(capsys, "survival", "km", *[f"{name}.csv" for name in names], *days)
+    with Deployment(tmp_path) as deployment:
+        for client, name in enumerate(names):
+            deployment.start_node(client, data=str(tmp_path / f"{name}.csv"))
+        at = ["--superlink", deployment.address, "--insecure", "--clients", "3"]
+        there = told(capsys, "glm", *at, *FIT)
+        assert there["coefficients"] == here["coefficients"]
+        assert there["std_errors"] == here["std_errors"]
+        assert there["rows"] == {f"{i}": here["rows"][name] for i, name in enumerate(names)}
+        there = told(capsys, "survival", "km", *at, *days)
+        assert there["curves"] == curves["curves"]
+        assert command("glm", *at, *FIT, "--min-count", "200") == 2
+        assert "fewer than 200" in capsys.readouterr().err
