@@ -278,6 +278,7 @@ class DataSettings(SourceSettings):
     @classmethod
     def _all_absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().absolute() for path in paths)
+
     @field_validator("processor")
     @classmethod
     def _folder(cls, name: str | None) -> str | None:
