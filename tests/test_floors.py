@@ -22,6 +22,7 @@ FLOORS = [
         "tensor_files",
         "messages",
         "metrics",
+        "pretrained",
         "version",
     },
     {"likelihoods"},

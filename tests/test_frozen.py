@@ -1,5 +1,7 @@
 """Frozen parameters are part of the common start: never sent, never changed, always there."""
 
+from hashlib import sha256
+
 import pytest
 import torch
 
@@ -11,11 +13,12 @@ from fedbayes.federation.client_runtime import Task
 from fedbayes.messages import decode, encode
 from fedbayes.methods import METHODS
 from fedbayes.models import build
+from fedbayes.runs.folder import RunFolder
 from fedbayes.tools.calibration import trust
 from fedbayes.tools.compare import compare, open_model
 from fedbayes.tools.evaluation_set import find_tests
 from fedbayes.tools.export import export
-from fedbayes.tools.model_files import read_with_card
+from fedbayes.tools.model_files import read_with_card, write_model
 from tests.toy_models import pretrained
 
 WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
@@ -34,7 +37,7 @@ def settings(method, **more):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_the_rest_is_sent_and_the_whole_is_saved(method, tmp_path):
+def test_only_the_rest_is_sent_and_saved_and_the_whole_comes_back(method, tmp_path):
     if method in ("virtual", "pfnm", "gpi-fnm"):
         with pytest.raises(FedbayesError, match=r"1\.weight"):
             fedbayes.run(**settings(method))
@@ -52,6 +55,7 @@ def test_only_the_rest_is_sent_and_the_whole_is_saved(method, tmp_path):
         assert run.metrics[0]["bytes_down"] < 2 * (copies * REST * 4 + 1500)
     if method == "local":
         return
+    assert not frozen.keys() & run.folder.model().keys()
     assert all(torch.equal(run.model[name], tensor) for name, tensor in frozen.items())
     if method != "mixture":
         pretrained((1, 8, 8), 10).load_state_dict(run.model)
@@ -138,13 +142,12 @@ def other_backbone(monkeypatch):
 def test_a_model_is_tried_with_the_frozen_weights_that_it_was_trained_with(
     tmp_path, other_backbone
 ):
-    """They are in its file: whoever builds the network anew takes them from there."""
+    """Whoever builds the network anew has the same ones, by their digest, or is refused."""
     folder = tmp_path / "run"
     run = fedbayes.run(**settings("fedavg", rounds=5), folder=folder)
     with Simulation(None, folder) as simulation:
         raw = simulation.data.raw_test(0, 40)
     before = run.predictor()(raw)
-    other_backbone()
     assert torch.equal(fedbayes.Result(folder).predictor()(raw), before)
     accuracy = run.summary["global_accuracy"]
     assert trust(folder).metrics["accuracy"] == pytest.approx(accuracy)
@@ -156,6 +159,38 @@ def test_a_model_is_tried_with_the_frozen_weights_that_it_was_trained_with(
     for network in (None, run.config.model):
         (score,) = compare({"m": open_model(model, tests, network)}, tests)
         assert score.metrics["accuracy"] == pytest.approx(accuracy)
+    start = Config.create(**settings("fedavg", model={**settings("")["model"], "weights": model}))
+    with Simulation(start) as simulation:
+        whole = simulation.network.whole(simulation.network.initial)
+    assert all(torch.equal(whole[name], tensor) for name, tensor in run.model.items())
+    other_backbone()
+    for refused in (
+        lambda: fedbayes.Result(folder).predictor(),
+        lambda: fedbayes.Result(folder).model,
+        lambda: trust(folder),
+        lambda: export(folder, tmp_path / "n.pt2"),
+        lambda: open_model(model, tests, run.config.model),
+        lambda: Simulation(start),
+    ):
+        with pytest.raises(FedbayesError, match="frozen weights"):
+            refused()
+    assert not (tmp_path / "n.pt2").exists()
+
+
+def test_a_model_file_of_before_has_the_frozen_weights_in_it(tmp_path, other_backbone):
+    """Whoever builds the network anew takes them from there."""
+    folder = RunFolder(tmp_path / "run")
+    run = fedbayes.run(**settings("fedavg"), folder=folder.path)
+    with Simulation(None, folder.path) as simulation:
+        raw = simulation.data.raw_test(0, 40)
+    before, whole = run.predictor()(raw), run.model
+    write_model(folder.model_file, whole)
+    lines = folder.sums_file.read_text().splitlines()
+    kept = [line for line in lines if not line.endswith("  model.safetensors")]
+    digest = sha256(folder.model_file.read_bytes()).hexdigest()
+    folder.sums_file.write_text("\n".join([*kept, f"{digest}  model.safetensors", ""]))
+    other_backbone()
+    assert torch.equal(fedbayes.Result(folder.path).predictor()(raw), before)
 
 
 def test_a_clients_own_network_is_not_put_on_other_frozen_weights(tmp_path, other_backbone):

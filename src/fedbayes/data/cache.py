@@ -21,6 +21,7 @@ import platformdirs
 
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset
+from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
 from fedbayes.targets import Target
 
@@ -91,6 +92,7 @@ def _open(place: Path) -> Dataset | None:
         for name in _ARRAYS:
             file = place / f"{name}.npy"
             content[name] = _map(file) if name in stored else None
+        content["tokens"] = Tokens(**content["tokens"]) if content["tokens"] else None
         return Dataset(**content)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -111,6 +113,7 @@ def _keep(dataset: Dataset, place: Path) -> None:
             if array is not None:
                 np.save(beside / f"{name}.npy", array, allow_pickle=False)
         plain["target"] = asdict(dataset.target)
+        plain["tokens"] = asdict(dataset.tokens) if dataset.tokens is not None else None
         plain["columns"] = [asdict(column) for column in dataset.columns]
         plain["arrays"] = [name for name, array in arrays.items() if array is not None]
         (beside / "dataset.json").write_text(json.dumps(plain), "utf-8")

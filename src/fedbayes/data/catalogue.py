@@ -10,6 +10,9 @@ from fedbayes.data.dataset import Dataset
 from fedbayes.data.known import KNOWN, Entry, Known
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.sources import own
+from fedbayes.data.sources.factories import read_factory
+from fedbayes.data.sources.pictures import framing
+from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
 
 ENVIRONMENT = "FEDBAYES_DATA"
@@ -30,12 +33,14 @@ def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
         DataError: It is neither here nor there, or damaged; the message says where it was
             looked for, and where to get it.
     """
+    if settings.of_factory:
+        return read_factory(settings, kinds)
     if settings.query is not None:
         return own.read_own_query(settings, kinds)
     if settings.path is not None:
         files = own.own_files(settings.path)
         flat = [file for part in files.values() for file in part]
-        key = fingerprint(flat, settings.reading, *kinds)
+        key = fingerprint(flat, settings.reading, *kinds, *_pretrained(settings))
         return cached(settings.name, key, lambda: own.read_own(files, settings, kinds))
     permuted = settings.name == "permuted-mnist"
     known = KNOWN["mnist" if permuted else settings.name]
@@ -55,6 +60,15 @@ def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
     if permuted:
         return replace(dataset, name=settings.name, permuted=True)
     return dataset
+
+
+def _pretrained(settings: DataSettings) -> tuple[object, ...]:
+    """What decoded data depend on of a pretrained network, beside its name."""
+    if settings.processor is None:
+        return ()
+    if settings.tokens is not None:
+        return (Tokens.of(settings.tokens, settings.processor, settings.max_tokens),)
+    return (framing(settings),)
 
 
 def catalogue(folder: Path | None = None) -> list[Entry]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbayes.data.columns import Column
+from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
 from fedbayes.targets import Target
 
@@ -63,6 +64,10 @@ class Dataset:
     """Whether each client sees its pixels in a fixed order of its own."""
     notes: tuple[str, ...] = ()
     """What a user should know of how the data were read, such as rows that were left out."""
+    fixed: bool = False
+    """Whether mean and std are given, by a pretrained network for one, and not of the data."""
+    tokens: Tokens | None = None
+    """How texts became x, if they did."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -98,6 +103,8 @@ def build_dataset(
     features: tuple[str, ...] = (),
     columns: tuple[Column, ...] = (),
     notes: tuple[str, ...] = (),
+    statistics: tuple[Array, Array] | None = None,
+    tokens: Tokens | None = None,
 ) -> Dataset:
     """A data set of these arrays, checked, with the statistics that standardize it.
 
@@ -113,6 +120,8 @@ def build_dataset(
         features: Names of the columns of a table.
         columns: Columns of a table of which x are the codes, and features their names.
         notes: What a user should know of how the data were read.
+        statistics: Mean and std of each channel or feature, where they are not the data's own.
+        tokens: How texts became x, if they did.
 
     Raises:
         DataError: There are no samples, too few classes, or infinite values.
@@ -131,16 +140,25 @@ def build_dataset(
         raise DataError(f"{name}: its official training or test part is empty")
     _refuse_infinite(name, x, features)
     facts: dict[str, Any] = {"classes": classes}
+    if tokens is not None:
+        facts["tokens"] = [tokens.digest, tokens.length]
+    if statistics is not None:
+        facts["statistics"] = [values.tolist() for values in statistics]
     if target.kind == "class":
         y = np.asarray(y, np.int64)
     else:
         y = np.asarray(y, np.float32).reshape(len(x), target.columns)
-        facts = {"kind": target.kind, "names": target.names}
+        del facts["classes"]
+        facts |= {"kind": target.kind, "names": target.names}
     if any(column.kind not in ("number", "boolean") for column in columns):
         facts["columns"] = [(column.name, column.kind, column.categories) for column in columns]
     groups = None if groups is None else np.asarray(groups, np.int64)
     training = np.arange(official_train or len(x))
-    mean, std = moments(x, training, scale)
+    mean, std = moments(x, training, scale) if statistics is None else statistics
+    if len(mean) != x.shape[1]:
+        raise DataError(
+            f"{name}: its pictures have {x.shape[1]} channels, and the processor is for {len(mean)}"
+        )
     return Dataset(
         name=name,
         x=x,
@@ -165,6 +183,8 @@ def build_dataset(
         features=features,
         columns=columns,
         notes=notes,
+        fixed=statistics is not None,
+        tokens=tokens,
     )
 
 

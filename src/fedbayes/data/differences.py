@@ -3,6 +3,7 @@
 from typing import NamedTuple, Protocol
 
 from fedbayes.data.columns import Column, described
+from fedbayes.data.tokens import Tokens
 from fedbayes.data.wording import listed, size
 from fedbayes.targets import Target
 
@@ -30,12 +31,16 @@ class Described(Protocol):
     def target(self) -> Target:
         """What is to be predicted."""
 
+    @property
+    def tokens(self) -> Tokens | None:
+        """How texts become samples; None if they do not."""
+
 
 class Difference(NamedTuple):
     """In what two kinds of samples differ, in words for a message."""
 
     what: str
-    """SHAPE, SCALE, FEATURES, CLASSES or TARGETS."""
+    """SHAPE, SCALE, FEATURES, TOKENS, CLASSES or TARGETS."""
     first: str
     """How it is of the first."""
     second: str
@@ -47,6 +52,7 @@ SCALE = "samples that are divided by"
 FEATURES = "features"
 CLASSES = "classes"
 TARGETS = "targets"
+TOKENS = "tokens of"
 
 
 def differences(
@@ -74,6 +80,8 @@ def differences(
             found.append(Difference(FEATURES, _names(first.features), _names(second.features)))
     if first.scale != second.scale:
         found.append(Difference(SCALE, f"{first.scale:g}", f"{second.scale:g}"))
+    if first.tokens != second.tokens:
+        found.append(Difference(TOKENS, _tokens(first.tokens), _tokens(second.tokens)))
     old, new = first.target, second.target
     if (old.kind, old.names) != (new.kind, new.names):
         if old.classes and new.classes:
@@ -95,6 +103,12 @@ def _of_columns(first: tuple[Column, ...], second: tuple[Column, ...]) -> list[D
 
 def _names(features: tuple[str, ...]) -> str:
     return listed(features) or "without names"
+
+
+def _tokens(tokens: Tokens | None) -> str:
+    if tokens is None:
+        return "no tokenizer"
+    return f"the tokenizer {tokens.tokenizer} ({tokens.digest[:12]}…), {tokens.length} of a text"
 
 
 def _target(target: Target) -> str:

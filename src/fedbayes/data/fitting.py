@@ -47,12 +47,13 @@ def fitted(
         dataset=dataset.name,
         digest=dataset.digest,
         samples=dataset.samples,
+        tokens=dataset.tokens,
     )
 
 
 def _statistics(dataset: Dataset, rows: Rows, columns: tuple[Column, ...]) -> tuple[Array, Array]:
     """Mean and deviation: of images by their training part, of a table's features by the rows."""
-    if len(dataset.shape) > 1:
+    if len(dataset.shape) > 1 or dataset.fixed:
         return dataset.mean, dataset.std
     mean, std = moments(dataset.x, rows, dataset.scale)
     if not columns:

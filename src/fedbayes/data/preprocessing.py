@@ -16,6 +16,7 @@ from fedbayes.data.cells import code
 from fedbayes.data.columns import Column, features_of
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.encoding import Unknown, encode, unknown
+from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.targets import Target
 
@@ -55,6 +56,8 @@ class Preprocessing:
     columns: tuple[Column, ...] = ()
     """Columns of a table that are no plain numbers alone: how they are encoded as the features,
     by the training rows. None: each feature is a column of numbers."""
+    tokens: Tokens | None = None
+    """How texts become samples, if they do."""
 
     def __post_init__(self) -> None:
         """See that the parts fit together."""
@@ -165,7 +168,9 @@ class Preprocessing:
         """Raw samples [n, ...] of the model's shape, as `apply` and exported programs take them;
         arguments and errors as for `apply`.
         """
-        if hasattr(x, "columns"):
+        if self.tokens is not None and _are_texts(x):
+            x = self.tokens.encode(list(x), "the list")
+        elif hasattr(x, "columns"):
             x, odd = self.encode(x)
             for one in odd:
                 warnings.warn(one.told(), FedbayesWarning, stacklevel=4)
@@ -200,6 +205,8 @@ class Preprocessing:
         Raises:
             DataError: a column is missing or holds other things; names column and row.
         """
+        if self.tokens is not None:
+            return self._texts(frame, self.tokens, where), []
         if not self.features:
             raise DataError("this model has no named features; give its samples as an array")
         # As in reading a CSV file, blanks around a name do not count.
@@ -214,6 +221,15 @@ class Preprocessing:
             raise DataError(f"{where} has two columns of one name")
         coded = code(frame, self.table, where)
         return encode(coded, self.table), unknown(coded, self.columns)
+
+    def _texts(self, frame: Any, tokens: Tokens, where: str) -> Array:
+        """Tokens of a column of a DataFrame, float32 [n, length]."""
+        found = [column for column in frame.columns if str(column).strip() == tokens.column]
+        if len(found) != 1:
+            count = f"{len(found)} columns" if found else "no column"
+            raise DataError(f"{where} has {count} '{tokens.column}', which is to have the texts")
+        ids: Array = tokens.encode(list(frame[found[0]]), where)
+        return ids.astype(np.float32)
 
     def module(self, order: Rows | None = None) -> nn.Module:
         """The same as a module, for programs that take raw samples.
@@ -231,8 +247,13 @@ class Preprocessing:
 
     def same_inputs(self, other: "Preprocessing") -> bool:
         """Whether networks see the same of a sample under both."""
-        names = ("shape", "scale", "mean", "std", "features", "columns", "permuted")
+        names = ("shape", "scale", "mean", "std", "features", "columns", "permuted", "tokens")
         return all(getattr(self, name) == getattr(other, name) for name in names)
+
+
+def _are_texts(x: Any) -> bool:
+    """Whether samples are texts, in a list or array."""
+    return len(x) > 0 and not isinstance(x, Tensor | str) and isinstance(x[0], str)
 
 
 def _flat_grey(shape: Sequence[int]) -> tuple[int, ...] | None:

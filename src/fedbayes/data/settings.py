@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import Only, Several
+from fedbayes.fields import Arguments, Only, Several
+from fedbayes.pretrained import absolute
 
 BUILT_IN = (
     "digits",
@@ -29,6 +30,8 @@ Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "nat
 ANY_SET = frozenset(("name", "dir", "path", "missing", "query", "database"))
 """Settings of how data are read that are not for own data alone."""
 
+_OF_TABLES = ("group", "split", "drop", "features")
+"""Settings that a factory does without."""
 _SECRETS = re.compile(r"://[^/@]*:[^/@]+@|(pass|pwd|secret|token|key)[^=&]*=", re.IGNORECASE)
 """What in a URL is a password, or may be one."""
 
@@ -52,9 +55,11 @@ class SourceSettings(BaseModel):
 
     name: str = Field(
         "digits",
-        description=f"Data set: {', '.join(BUILT_IN)}; or own, with path.",
+        description=f"Data set: {', '.join(BUILT_IN)}; or own, with path; or "
+        "package.module:factory, your own function that gives the clients' data.",
         examples=list(BUILT_IN),
     )
+    arguments: Arguments = Field({}, description="Keyword arguments of your own factory.")
     dir: Path | None = Field(
         None,
         description="Folder with one folder per data set; else the environment variable "
@@ -63,7 +68,8 @@ class SourceSettings(BaseModel):
     path: Path | None = Field(
         None,
         description="Your own data: a .parquet, .csv, .csv.gz, .xlsx or .npz file, or a folder "
-        "with train and test files of one of these kinds, or with LEAF JSON files.",
+        "with train and test files of one of these kinds, with LEAF JSON files, or with pictures "
+        "in a folder for each class (and folders train and test, or of clients, above these).",
     )
     query: str | None = Field(
         None,
@@ -143,13 +149,42 @@ class SourceSettings(BaseModel):
         "or drop such rows. An empty category is one of its own. Default: indicate for own "
         "tables, drop for einstein, impute for others.",
     )
-
+    tokens: str | None = Field(
+        None,
+        description="Own tables and Hugging Face data sets: the column of texts that becomes x, as "
+        "tokens of a pretrained network; all other columns but label, group and split are left "
+        "out.",
+    )
+    max_tokens: Annotated[int, Only("processor")] = Field(
+        128, ge=1, description="Tokens of a sample: what is longer is cut, what is shorter padded."
+    )
+    processor: str | None = Field(
+        None,
+        description="Pretrained network whose tokenizer makes tokens of texts, or whose image "
+        "processor says size, mean and std of pictures: a name on the Hugging Face hub, a folder, "
+        "or timm:NAME. Default: that of model.pretrained for your own texts and pictures.",
+    )
+    size: Several[int] = Field(
+        (),
+        description="Own pictures: height and width (one number for both) to resize to. Default: "
+        "the processor's; without one, all must be of one size.",
+    )
+    crop: bool = Field(
+        False,
+        description="Own pictures: whether size is that of the middle, cut out of a picture that "
+        "keeps its proportions; if not, the whole is stretched.",
+    )
     scale: float | None = Field(
         None,
         gt=0,
         description="Own data: what raw values are divided by before all else, their largest as a "
         "rule. Default: 255 for pictures and integers of 8 bits, 1 for others.",
     )
+
+    @property
+    def of_factory(self) -> bool:
+        """Whether a function of the user's own gives the data."""
+        return ":" in self.name
 
     @property
     def drops_incomplete(self) -> bool:
@@ -243,6 +278,18 @@ class DataSettings(SourceSettings):
     @classmethod
     def _all_absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().absolute() for path in paths)
+    @field_validator("processor")
+    @classmethod
+    def _folder(cls, name: str | None) -> str | None:
+        """So that a stored config means the same from every folder."""
+        return None if name is None else absolute(name)
+
+    @field_validator("size")
+    @classmethod
+    def _positive(cls, size: tuple[int, ...]) -> tuple[int, ...]:
+        if len(size) > 2 or any(side < 1 for side in size):
+            raise ValueError("size is one number of pixels, or height and width, each at least 1")
+        return size
 
     @field_validator("dir", "path")
     @classmethod
@@ -259,7 +306,7 @@ class DataSettings(SourceSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
-        if self.name not in (*BUILT_IN, "own"):
+        if self.name not in (*BUILT_IN, "own") and not self.of_factory:
             if Path(self.name).suffix or Path(self.name).exists():
                 raise ValueError(
                     f"there is no data set '{self.name}'; a file or folder of your own is given as "
@@ -268,7 +315,7 @@ class DataSettings(SourceSettings):
             like = did_you_mean(self.name, BUILT_IN)
             raise ValueError(
                 f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
-                "or give the path of your own"
+                "give the path of your own, or name your own factory as package.module:factory"
             )
         if self.missing == "indicate" and self.name != "own":
             raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
@@ -287,6 +334,15 @@ class DataSettings(SourceSettings):
                 f"name = '{self.name}' and {given} do not go together: your own data "
                 "has name = 'own', a built-in set needs no path"
             )
+        if self.arguments and not self.of_factory:
+            raise ValueError(f"arguments are for your own factory; {self.name} takes none")
+        if self.crop and not self.size:
+            raise ValueError("crop has no effect without size; give both, or neither")
+        if self.tokens is not None and self.processor is None:
+            raise ValueError(
+                "tokens needs a tokenizer: give processor, a name on the Hugging Face hub or a "
+                "folder (with model.name = 'transformers' it is that of the model)"
+            )
         self._check_columns()
         if isinstance(self.test, float) and not 0 < self.test < 1:
             raise ValueError(f"test = {self.test} must lie between 0 and 1, or be 'official'")
@@ -299,12 +355,21 @@ class DataSettings(SourceSettings):
         return self
 
     def _check_columns(self) -> None:
-        if self.name != "own":
-            if self.summaries:
-                raise ValueError(
-                    f"summaries is for your own data, and has no effect on {self.name}; leave it "
-                    "out, or give the path of your own data"
-                )
+        if self.summaries and self.name != "own":
+            raise ValueError(
+                f"summaries is for your own data, and has no effect on {self.name}; leave it "
+                "out, or give the path of your own data"
+            )
+        if self.tokens is not None and (self.features or self.drop):
+            raise ValueError("tokens says what x is; leave out features and drop")
+        if self.of_factory:
+            for setting in _OF_TABLES:
+                if getattr(self, setting) != SourceSettings.model_fields[setting].default:
+                    raise ValueError(
+                        f"{setting} is for tables, and has no effect on what {self.name} gives; "
+                        "leave it out"
+                    )
+        elif self.name != "own":
             for setting, field in SourceSettings.model_fields.items():
                 if setting not in ANY_SET and getattr(self, setting) != field.default:
                     raise ValueError(

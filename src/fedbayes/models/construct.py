@@ -14,10 +14,12 @@ from torch import nn
 from fedbayes import seeds
 from fedbayes.errors import ModelError
 from fedbayes.lazy import own
-from fedbayes.models.files import named_as, read_model, unlike
+from fedbayes.models import normalization
+from fedbayes.models.files import frozen_digest, named_as, read_model, unlike
 from fedbayes.models.network import Network
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
-from fedbayes.models.settings import BUILT_IN, ModelSettings, Precision
+from fedbayes.models.others import build_other
+from fedbayes.models.settings import BUILT_IN, OTHERS, ModelSettings, Precision
 
 
 def build(
@@ -62,9 +64,32 @@ def build(
         module = _with_head(module, head)
     if settings.weights is not None:
         _load(module, settings, settings.weights)
-    network = Network(module, device=device, precision=precision, shape=shape)
+    own = _batch_norm(module, settings)
+    network = Network(module, device=device, precision=precision, shape=shape, own=own)
     _try_out(network, settings.name, shape, width)
     return network
+
+
+def _batch_norm(module: nn.Module, settings: ModelSettings) -> frozenset[str]:
+    """Have batch normalization as the settings say, in place.
+
+    Returns:
+        Names of tensors that are each client's own.
+
+    Raises:
+        ModelError: there is none to which the setting applies.
+    """
+    kind = settings.batch_norm
+    if kind == "default":
+        kind = "frozen" if settings.frozen_body else "averaged"
+    elif not normalization.layers(module):
+        raise ModelError(
+            f"model {settings.name!r} has no batch normalization, so model.batch_norm has no "
+            "effect; leave it out"
+        )
+    if kind == "frozen":
+        normalization.freeze(module)
+    return normalization.tensors(module) if kind == "local" else frozenset()
 
 
 def _with_head(module: nn.Module, head: nn.Module) -> nn.Module:
@@ -97,6 +122,8 @@ def _module(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn
         if 16 % settings.groups:
             raise ModelError(f"model.groups is {settings.groups}; it must divide 16")
         return ResNet20(shape[0], outputs, settings.groups)
+    if settings.name in OTHERS:
+        return build_other(settings, shape, outputs)
     module = _own(settings, shape, outputs)
     if not isinstance(module, nn.Module):
         raise ModelError(f"{settings.name!r} made a {type(module).__name__}, not a torch.nn.Module")
@@ -123,8 +150,11 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
     Raises:
         ModelError: the file cannot be read, or holds the weights of another network.
     """
-    weights, _ = read_model(file)
+    weights, card = read_model(file)
     wanted = module.state_dict()
+    digest = frozen_digest(card)
+    if digest:
+        weights = Network(module).completed(weights, digest, file)
     named = named_as(weights, wanted)
     if named is None or any(t.shape != wanted[name].shape for name, t in named.items()):
         odd = unlike(weights if named is None else named, wanted)
@@ -184,7 +214,7 @@ def _try_out(network: Network, name: str, shape: tuple[int, ...], width: int) ->
     try:
         with torch.no_grad():
             outputs = network(network.prepare(network.initial), x)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         raise ModelError(f"model {name!r} fails on inputs of shape {shape}: {error}") from None
     if tuple(outputs.shape) != (2, width):
         raise ModelError(

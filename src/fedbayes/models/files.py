@@ -130,6 +130,18 @@ def read_model(path: Path) -> tuple[Tensors, str]:
     return weights, card if isinstance(card, str) else ""
 
 
+def frozen_digest(card: str) -> str:
+    """The digest of the frozen weights that a file leaves out, as its card has it; empty if it
+    leaves none out.
+    """
+    try:
+        content = json.loads(card) if card else {}
+    except ValueError:
+        return ""
+    digest = content.get("frozen", "") if isinstance(content, dict) else ""
+    return digest if isinstance(digest, str) else ""
+
+
 _UNREADABLE = (
     *(RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError),
     *(ArithmeticError, MemoryError, AssertionError, BadZipFile, zlib.error),

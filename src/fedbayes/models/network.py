@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ModelError
+from fedbayes.models.normalization import frozen_buffers
 from fedbayes.models.settings import Precision
 from fedbayes.models.units import (
     Group,
@@ -29,6 +30,17 @@ def _copies(tensors: Tensors) -> Tensors:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
+def digest_of(tensors: Tensors) -> str:
+    """SHA-256 of names, types, shapes and values of tensors, hexadecimal; empty without any."""
+    if not tensors:
+        return ""
+    digest = sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}|".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 class Network:
     """A module seen as `logits = network(weights, x)`.
 
@@ -38,9 +50,10 @@ class Network:
     (linear, convolution) accept weights of other widths than the module was built with, so one
     network serves models of any width.
 
-    What no training changes is no weight of it: parameters without `requires_grad` and buffers
-    that are not persistent. They stay in the module and are never sent; whoever builds the
-    network from the same settings has the same ones.
+    What no training changes is no weight of it: parameters without `requires_grad`, buffers that
+    are not persistent, and those of normalizations whose statistics are frozen. They stay in the
+    module, and are neither sent nor stored; whoever builds the network from the same settings has
+    the same ones, which their digest shows.
     """
 
     def __init__(
@@ -50,6 +63,7 @@ class Network:
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
         shape: tuple[int, ...] | None = None,
+        own: frozenset[str] = frozenset(),
     ) -> None:
         """Take a module over.
 
@@ -58,6 +72,7 @@ class Network:
             device: where it computes.
             precision: of its computations.
             shape: of a sample; wanted where somebody asks for `groups`.
+            own: names of tensors that are each client's own.
         """
         self.shape = shape
         self.module = module.to(device)
@@ -65,15 +80,22 @@ class Network:
         self.precision = precision
         stored = module.state_dict().keys()
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        buffers = {n: b for n, b in module.named_buffers() if n in stored}
-        self.initial: Tensors = _copies({**trained, **buffers})
-        """Weights at the start: all that a client's training may change."""
+        fixed = frozen_buffers(module)
+        buffers = {n: b for n, b in module.named_buffers() if n in stored and n not in fixed}
+        changed = {**trained, **buffers}
+        self.initial: Tensors = _copies({n: t for n, t in changed.items() if n not in own})
+        """Weights at the start: all that a client's training may change, and everybody shares."""
+        self.own: Tensors = _copies({n: t for n, t in changed.items() if n in own})
+        """Weights at the start that are each client's own: they never leave it."""
         self.buffers = frozenset(buffers)
         """Names of those that no gradient trains, such as running means."""
-        self.constants: Tensors = _copies(
-            {n: p for n, p in module.named_parameters() if not p.requires_grad}
-        )
-        """Parameters that do not train (`requires_grad` is False); never sent."""
+        self.constants: Tensors = {
+            n: tensor.detach().cpu()
+            for n, tensor in (*module.named_parameters(), *module.named_buffers())
+            if n in fixed or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad)
+        }
+        """What does not train: parameters whose `requires_grad` is False, frozen statistics. Never
+        sent; they share memory with the module."""
         self._slots = self._find_slots()
         self._lay_out(any(isinstance(m, nn.Conv2d) for m in module.modules()))
 
@@ -111,7 +133,7 @@ class Network:
                         continue
                     own = f"{prefix}.{key}" if prefix else key
                     name = names.setdefault(id(tensor), own)
-                    if name in self.initial:
+                    if name in self.initial or name in self.own:
                         slots.append((table, key, name, tensor))
         return slots
 
@@ -178,11 +200,11 @@ class Network:
         return trained, {name: t for name, t in self.initial.items() if name in self.buffers}
 
     def adopt(self, model: Tensors) -> None:
-        """Take the frozen parameters of a model of this network in place of its own, in place."""
+        """Take the frozen tensors of a whole model in place of the network's own, in place."""
+        own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for name in self.constants.keys() & model.keys():
             self.constants[name] = model[name].detach().to("cpu", copy=True)
-            parameter = self.module.get_parameter(name)
-            parameter.data = self.prepare({name: model[name].detach().clone()})[name]
+            own[name].data = self.prepare({name: model[name].detach().clone()})[name]
         self.__dict__.pop("constants_digest", None)
 
     @cached_property
@@ -191,17 +213,38 @@ class Network:
 
         Server and clients that have another one have not built the same network.
         """
-        if not self.constants:
-            return ""
-        digest = sha256()
-        for name, tensor in sorted(self.constants.items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}|".encode())
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return digest_of(self.constants)
 
     def whole(self, weights: Tensors) -> Tensors:
         """A model of this network together with what is frozen: what a `state_dict` holds."""
         return {**self.constants, **weights}
+
+    def completed(self, weights: Tensors, digest: str, where: object) -> Tensors:
+        """As `whole`, of weights that were stored without what is frozen.
+
+        Args:
+            weights: as they were stored; those that hold what is frozen are left as they are.
+            digest: of the frozen tensors that they were trained beside (`constants_digest`).
+            where: what to call them in errors.
+
+        Raises:
+            ModelError: this network's frozen tensors are others.
+        """
+        if not digest or weights.keys() >= self.constants.keys():
+            return weights
+        if digest != self.constants_digest:
+            raise ModelError(
+                f"{where} holds only what was trained, beside frozen weights that are not those of "
+                f"the network built here (SHA-256 {digest[:12]}…, and here "
+                f"{self.constants_digest[:12] or 'none'}…); put the pretrained files, or the code "
+                "that builds it, back as they were"
+            )
+        return self.whole(weights)
+
+    @property
+    def start(self) -> Tensors:
+        """All of the network at the start, as a `state_dict` holds it."""
+        return self.whole({**self.initial, **self.own})
 
     def parameters(self, model: Tensors) -> Tensors:
         """The tensors of a model that are parameters, the frozen ones among them; no buffers."""
@@ -229,8 +272,8 @@ class Network:
     def _bound(self, weights: Tensors) -> Iterator[None]:
         """Have tensors in their places in the module, and its own there after."""
         try:
-            for table, key, name, _ in self._slots:
-                table[key] = weights[name]
+            for table, key, name, own in self._slots:
+                table[key] = weights[name] if name not in self.own else weights.get(name, own)
             yield
         finally:
             for table, key, _, own in self._slots:

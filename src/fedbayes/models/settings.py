@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from fedbayes.errors import did_you_mean
 from fedbayes.fields import Arguments, Only, Several
+from fedbayes.pretrained import absolute
 
 Precision = Literal["float32", "bf16"]
 
@@ -17,6 +18,14 @@ BUILT_IN = {
     "resnet20": "ResNet-20 with group normalization",
 }
 
+OTHERS = {
+    "transformers": "a network of Hugging Face transformers, by name or from a folder (pretrained)",
+    "timm": "a network of timm (PyTorch image models), by name (pretrained)",
+}
+"""Networks that others trained; of the extra `hf`."""
+NAMES = {**OTHERS, **BUILT_IN}
+"""All that a config may name without code of its own."""
+
 
 class ModelSettings(BaseModel):
     """The network that all clients share: the `[model]` table of a config."""
@@ -25,8 +34,56 @@ class ModelSettings(BaseModel):
 
     name: str = Field(
         "mlp",
-        description=f"{', '.join(BUILT_IN)}, or package.module:factory",
-        examples=list(BUILT_IN),
+        description=f"{', '.join(NAMES)}, or package.module:factory",
+        examples=list(NAMES),
+    )
+    pretrained: Annotated[str | None, Only("name", *OTHERS)] = Field(
+        None,
+        description="what others trained: a name on the Hugging Face hub (owner/name, with "
+        "@revision at the end for a fixed state of it) or a folder (transformers); a name that "
+        "timm knows (timm)",
+    )
+    task: Annotated[
+        Literal["auto", "sequence-classification", "image-classification"],
+        Only("name", "transformers"),
+    ] = Field(
+        "auto",
+        description="what a network of transformers is for; auto: what its architecture offers. "
+        "Its head has as many outputs as the likelihood wants, so numbers can be predicted too",
+    )
+    scratch: Annotated[bool, Only("name", *OTHERS)] = Field(
+        False, description="start from random weights of that architecture, trained by nobody"
+    )
+    trains: Annotated[Literal["all", "head", "lora"], Only("name", *OTHERS)] = Field(
+        "all",
+        description="what of a pretrained network trains, and so is sent and stored: all; the "
+        "head; or lora, low-rank adapters of its layers and the head (peft)",
+    )
+    lora_rank: Annotated[int, Only("trains", "lora")] = Field(
+        8, ge=1, description="rank r of the adapters"
+    )
+    lora_alpha: Annotated[float, Only("trains", "lora")] = Field(
+        16.0, gt=0, description="scale of the adapters: what they add is times alpha / rank"
+    )
+    lora_targets: Annotated[Several[str], Only("trains", "lora")] = Field(
+        (),
+        description="endings of the names of the layers that get adapters, such as query, value; "
+        "default: those that peft has for the architecture",
+    )
+    lora_dropout: Annotated[float, Only("trains", "lora")] = Field(
+        0.0, ge=0, lt=1, description="dropout before the adapters, in training"
+    )
+    lora_trains: Annotated[Literal["both", "b"], Only("trains", "lora")] = Field(
+        "both",
+        description="both: the factors A and B of adapters train; b: A stays as drawn, which "
+        "halves what is sent, and the mean of clients' B is that of what their adapters add",
+    )
+    batch_norm: Literal["default", "averaged", "local", "frozen"] = Field(
+        "default",
+        description="batch normalization. averaged: statistics, scales and shifts like all "
+        "weights; local: they are each client's own and never sent (FedBN); frozen: statistics "
+        "stay as they are. Default: frozen in networks of which only a head or adapters train, "
+        "else averaged",
     )
     hidden: Annotated[Several[int], Only("name", "mlp")] = Field(
         (100,), description="widths of the hidden layers (mlp)"
@@ -66,17 +123,44 @@ class ModelSettings(BaseModel):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in BUILT_IN and ":" not in name:
+        if name not in NAMES and ":" not in name:
             raise ValueError(
-                f"no model is called {name!r}{did_you_mean(name, BUILT_IN)}; choose "
-                f"{', '.join(BUILT_IN)}, or name your own as package.module:factory"
+                f"no model is called {name!r}{did_you_mean(name, NAMES)}; choose "
+                f"{', '.join(NAMES)}, or name your own as package.module:factory"
             )
         return name
 
+    @field_validator("pretrained")
+    @classmethod
+    def _folder(cls, name: str | None) -> str | None:
+        """So that a stored config means the same from every folder."""
+        return None if name is None else absolute(name)
+
+    @property
+    def frozen_body(self) -> bool:
+        """Whether a pretrained network trains but for a head or adapters."""
+        return self.name in OTHERS and self.trains != "all"
+
     @model_validator(mode="after")
     def _agree(self) -> "ModelSettings":
-        if self.arguments and self.name in BUILT_IN:
+        if self.arguments and self.name in NAMES:
             raise ValueError(f"arguments are for your own factory; {self.name} takes none")
+        if self.name in OTHERS and self.pretrained is None:
+            example = "prajjwal1/bert-tiny" if self.name == "transformers" else "resnet18"
+            raise ValueError(
+                f"model {self.name!r} needs the name of a network: pretrained = '{example}', say"
+            )
+        if self.name in OTHERS and self.init != "default":
+            raise ValueError(f"init is not for {self.name}; scratch = true draws random weights")
+        if self.name not in OTHERS and self.pretrained is not None:
+            raise ValueError(
+                f"pretrained is for {' and '.join(OTHERS)}, and name is {self.name!r}; set name too"
+            )
+        if self.batch_norm == "local" and self.frozen_body:
+            raise ValueError(
+                f"batch_norm = 'local' is for batch normalization that trains, and trains = "
+                f"{self.trains!r} freezes the network's; leave one of them out"
+            )
         if self.weights is not None and self.init != "default":
             raise ValueError("init has no effect on weights from a file; leave one of them out")
         return self

@@ -290,6 +290,8 @@ def deepened(run: RunFolder, record: Record) -> Record:
         if text := run.free_changes():
             notes.append(text)
         run.refuse_changed_config()
+        if ":" in str(of_data := settings.get("data.name", "")):
+            raise RunError(_untold(str(of_data)))
         config = _built_in(run, own).model_copy(update={"device": "auto"})
         data = stored_data(config, run)
         fields |= {

@@ -143,12 +143,17 @@ class Result:
 
     @property
     def model(self) -> Tensors:
-        """The global model.
+        """The global model, with what is frozen in its network.
 
         Raises:
-            RunError: there is none: under some methods only clients have models.
+            RunError: there is none: under some methods only clients have models; or frozen weights
+                are not those that it was trained beside.
         """
-        return self.folder.model()
+        model, progress = self.folder.model(), self.folder.progress()
+        if progress is None or not progress.constants:
+            return model
+        network = stored_run(self.folder, self.config, self.preprocessing).network
+        return network.whole(model)
 
     def server(self, number: int | None = None) -> Any:
         """The server's state after a round (the last by default) that a checkpoint was kept of.

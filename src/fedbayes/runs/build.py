@@ -196,10 +196,9 @@ def build_network(
 
 
 def bind_frozen(run: RunFolder, network: Network) -> None:
-    """Give a network of a run the frozen parameters that the run was made with.
-
-    They are in its saved model. Where there is none, the network's own must be the same ones: the
-    factory may have read another file, or be of another version.
+    """See that a network of a run has the frozen parameters that the run was made with: its code
+    may read another file now, or be of another version. Runs of before 0.3 have them in their
+    saved model, from which they are taken.
 
     Raises:
         RunError: they are not.
@@ -212,7 +211,7 @@ def bind_frozen(run: RunFolder, network: Network) -> None:
     if progress is not None and progress.constants != network.constants_digest:
         raise RunError(
             f"frozen weights of the network are not those that {run.path} was made with; put its "
-            "code and files back as they were"
+            "code, or the pretrained files, back as they were"
         )
 
 

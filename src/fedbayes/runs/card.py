@@ -20,7 +20,7 @@ WEIGHTS_INPUTS = "samples that were standardized: x / scale, minus mean, by std;
 """What the network of a file of weights takes."""
 PROGRAM_INPUTS = "raw samples [n, ...], NaN where a value is missing"
 """What a program takes."""
-OWN = ("task.likelihood", "model.name", "method.name")
+OWN = ("task.likelihood", "model.name", "method.name", "data.name")
 """Settings that may name what is in a module of the user's own."""
 _READERS = {"source", "trusted"}
 """What a card does not say of itself."""
@@ -50,6 +50,9 @@ class Card:
     """What comes out, in words for people."""
     task: dict[str, Any] = field(default_factory=dict)
     """The `[task]` table of its config, its likelihood by name; empty before 0.2: classes."""
+    frozen: str = ""
+    """Digest of the frozen weights that the model was trained beside, where its file leaves them
+    out (`Network.constants_digest`); empty if it holds the whole network."""
     attack: dict[str, Any] = field(default_factory=dict)
     """The `[attack]` table of its config; empty of an honest run."""
     conformal: Conformal | None = None
@@ -111,7 +114,7 @@ class Card:
 
         Args:
             key: of the setting to be looked up, one of `OWN`.
-            way: what to do about it; by default how `fedbayes evaluate` is told.
+            way: what to do about it; by default how `fedbayes evaluate` and `predict` are told.
 
         Raises:
             ModelError: it is `package.module:name` in a file whose reader did not name it.
@@ -119,7 +122,7 @@ class Card:
         table, _, entry = key.partition(".")
         name = getattr(self, table).get(entry)
         if self.source and isinstance(name, str) and ":" in name and name not in self.trusted:
-            way = way or f"If you trust it, name it too: fedbayes evaluate --set {key}={name}"
+            way = way or f"If you trust it, name it too: --set {key}={name}"
             raise ModelError(
                 f"{self.source} says that its {key} is {name!r}, and no code is run because a "
                 f"file names it. {way}"

@@ -15,6 +15,8 @@ from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.fields import idle
 from fedbayes.likelihoods.measures import AUTO, fitting
+from fedbayes.models.others import TextNetwork
+from fedbayes.models.settings import NAMES
 from fedbayes.runs.config import Config
 from fedbayes.runs.privacy import PUBLIC, needs_secret
 
@@ -41,6 +43,7 @@ def check(
     """
     if not run.network.split()[0]:
         raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
+    _check_tokens(config, run, data)
     method.check(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
@@ -54,6 +57,33 @@ def check(
             data.shape,
             engine=config.engine,
             secure=config.secure.enabled,
+        )
+
+
+def _check_tokens(config: Config, run: Run, data: FederatedData) -> None:
+    """See that tokens of texts and networks that read them go together.
+
+    Raises:
+        ModelError: samples are not what the network takes.
+    """
+    tokens, name = data.preprocessing.tokens, config.model.name
+    reader = next((m for m in run.network.module.modules() if isinstance(m, TextNetwork)), None)
+    if reader is None:
+        if tokens is not None and name in NAMES:
+            raise ModelError(
+                f"samples are tokens of '{tokens.column}' (data.tokens), numbers without an order, "
+                f"which model {name!r} cannot read; set model.name = 'transformers'"
+            )
+    elif tokens is None:
+        raise ModelError(
+            f"{config.model.pretrained} takes texts, and samples of this data are numbers; name "
+            "the column of texts with data.tokens"
+        )
+    elif tokens.vocabulary > reader.vocabulary:
+        raise ModelError(
+            f"the tokenizer of {tokens.tokenizer} has {tokens.vocabulary:,} tokens, and "
+            f"{config.model.pretrained} knows {reader.vocabulary:,}; set data.processor to the "
+            "network's own"
         )
 
 

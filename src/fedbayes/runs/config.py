@@ -22,6 +22,8 @@ from fedbayes.likelihoods import LIKELIHOODS, complete_likelihood, find_likeliho
 from fedbayes.likelihoods.measures import AUTO, MEASURES, check_names
 from fedbayes.methods import METHODS
 from fedbayes.models import ModelSettings, Precision
+from fedbayes.models.settings import OTHERS
+from fedbayes.pretrained import TIMM
 from fedbayes.runs.settings import Row, explain, find, rows, toml, unknown
 
 if TYPE_CHECKING:
@@ -107,6 +109,22 @@ class Config(BaseModel):
         default_factory=lambda: {"name": "fedavg"},
         description="name of the method and its parameters",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _processor(cls, values: Any) -> Any:
+        """Texts and pictures of the user's own are read as the pretrained network was trained."""
+        if not isinstance(values, dict):
+            return values
+        data, model = values.get("data"), values.get("model")
+        if not isinstance(data, dict) or not isinstance(model, dict):
+            return values
+        name, found = model.get("name"), model.get("pretrained")
+        own = data.get("path") is not None or ":" in str(data.get("name", ""))
+        if name not in OTHERS or not isinstance(found, str) or not own or "processor" in data:
+            return values
+        processor = f"{TIMM}{found}" if name == "timm" else found
+        return {**values, "data": {**data, "processor": processor}}
 
     @field_validator("cohort", mode="before")
     @classmethod
@@ -214,7 +232,12 @@ class Config(BaseModel):
     def build_method(self) -> "AnyMethod":
         """The method with its parameters."""
         parameters = {key: value for key, value in self.method.items() if key != "name"}
-        return find_method(self.method["name"]).model_validate(parameters)
+        method = find_method(self.method["name"]).model_validate(parameters)
+        if self.model.batch_norm != "local":
+            return method
+        from fedbayes.federation.own_layers import with_own_layers
+
+        return with_own_layers(method)
 
     @property
     def target_kinds(self) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def own_weights(
         RunError: it has none, or none that single weights say.
     """
     ((_, model),) = own_models(folder, method, run, client, number)
-    if model.keys() != run.network.initial.keys():
+    if model.keys() != run.network.initial.keys() | run.network.own.keys():
         raise RunError(
             f"clients under {method.name} keep no network of their own as weights between rounds; "
             "leave --client out for the global model"

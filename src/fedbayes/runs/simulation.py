@@ -309,9 +309,9 @@ class Simulation:
         if self.progress.round:
             server: Any = unpack(self.method.server_state, self.kept.server)
             model = self.method.model(server, self.run) if self.method.has_global_model else None
-            whole = None if model is None else self.network.whole(model)
             card = Card.of(self.config, self.data.preprocessing, self.kept.round)
-            self.folder.finish(whole, self.summary(), card)
+            card = replace(card, frozen=self.network.constants_digest)
+            self.folder.finish(model, self.summary(), card)
         if self.over and self.progress.privacy.run:
             keys.forget(self.progress.privacy.run)
 

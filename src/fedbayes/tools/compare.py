@@ -122,7 +122,10 @@ def open_model(
             _dense(layers, preprocessing), likelihood, count, preprocessing, whose, layers
         )
     network = _network(settings, preprocessing, likelihood)
-    wanted = network.whole(network.initial)
+    if card is not None:
+        weights = network.completed(weights, card.frozen, name)
+        count = parameter_count(weights)
+    wanted = network.start
     named = named_as(weights, wanted)
     cut = settings.name == "mlp" or (card is not None and given is None)
     if named is not None and not cut and _shapes(named) != _shapes(wanted):

@@ -84,7 +84,7 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     card, source = _known(model, run, trusted)
     given = _beside(card, source, given)
     if card is not None and not named:
-        if card.data.get("name") == "own":
+        if card.data.get("name") == "own" or ":" in str(card.data.get("name")):
             raise ConfigError(
                 f"{model} was trained on data of its user's own: name what to try it on with "
                 "--set data.path=FILE, or --run RUN for the test sets of a run"
@@ -152,7 +152,12 @@ def _own_names(run: Path) -> frozenset[str]:
     folder = RunFolder(run)
     folder.refuse_changed_config()
     config = folder.config()
-    names = (config.task["likelihood"], config.model.name, config.method["name"])
+    names = (
+        config.task["likelihood"],
+        config.model.name,
+        config.method["name"],
+        config.data.name,
+    )
     return frozenset(name for name in names if ":" in name)
 
 
@@ -229,6 +234,18 @@ def refuse_own_order(card: Card | None, name: str) -> None:
         )
 
 
+def _columns_of(before: Preprocessing) -> dict[str, Any]:
+    """Settings that find the columns of a model's samples in a table."""
+    tokens = before.tokens
+    if tokens is None:
+        return reading(before.table)
+    return {
+        "tokens": tokens.column,
+        "processor": tokens.tokenizer,
+        "max_tokens": tokens.length,
+    }
+
+
 def trained_in(source: str) -> str:
     """By whose numbers samples are standardized: those that a run folder or model file keeps."""
     return f"by the numbers of its training, in {source}"
@@ -273,6 +290,7 @@ def _new_rows(
     settings = config.data
     asked = settings.model_fields_set - {"name"}
     used = {"path", "dir", "label", "group", "split", "missing", "scale", "sheet"}
+    used |= {"processor", "size", "crop"}
     if card is None:
         used = set(SourceSettings.model_fields)
     idle = sorted(asked - used)
@@ -287,7 +305,7 @@ def _new_rows(
         read["classes"] = before.classes
         if has_columns(path):
             label = [before.label or "label"] if before.classes else before.target.names
-            read = {"label": label, **read, **reading(before.table)}
+            read = {"label": label, **read, **_columns_of(before)}
     try:
         dataset = load_dataset(DataSettings(**read), kinds)
     except ValidationError as error:

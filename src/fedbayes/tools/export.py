@@ -112,7 +112,7 @@ def export(
     if suffix in WEIGHTS and not small:
         write_model(path, weights, card)
         return Export(path, size, size, 0.0)
-    if weights.keys() != network.whole(network.initial).keys():
+    if weights.keys() != network.start.keys():
         raise RunError(
             f"the model of {folder} ({method.name}) is not one network, as a program and --compact "
             "need; export its weights, as in -o model.safetensors"

@@ -164,7 +164,10 @@ def open_module(
         settings = Config.create(model=card.model).model
     if settings is None:
         return _dense_module(weights, shape, likelihood, source)
-    module = build(settings, shape, likelihood.outputs, head=likelihood.head(), seed=0).module
+    network = build(settings, shape, likelihood.outputs, head=likelihood.head(), seed=0)
+    module = network.module
+    if card is not None:
+        weights = network.completed(weights, card.frozen, source)
     wanted = module.state_dict()
     given = named_as(weights, wanted)
     if given is None or any(t.shape != wanted[n].shape for n, t in given.items()):

@@ -119,8 +119,8 @@ def _weights(
         card.likelihood if card is not None else build_likelihood("auto", preprocessing.target)
     )
     modules = {
-        name: _module(name, weights, settings[name], preprocessing, likelihood)
-        for name, (weights, _) in found.items()
+        name: _module(name, weights, own, settings[name], preprocessing, likelihood)
+        for name, (weights, own) in found.items()
     }
     wanted = str(like) if like is not None else next(iter(modules))
     return Silos(
@@ -206,6 +206,7 @@ def preprocessing_of(seen: Seen) -> Preprocessing:
 def _module(
     name: str,
     weights: Tensors,
+    card: Card | None,
     settings: ModelSettings | None,
     preprocessing: Preprocessing,
     likelihood: Likelihood,
@@ -221,7 +222,9 @@ def _module(
     network = models.build(
         settings, preprocessing.shape, likelihood.outputs, head=likelihood.head(), seed=0
     )
-    wanted = network.whole(network.initial)
+    if card is not None:
+        weights = network.completed(weights, card.frozen, name)
+    wanted = network.start
     named = named_as(weights, wanted)
     if named is None or any(named[key].shape != tensor.shape for key, tensor in wanted.items()):
         if settings.name == "mlp" and likelihood.head() is None:

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from fedbayes.data.sources.files import PARTS, reading
 from fedbayes.errors import DataError
+from fedbayes.pretrained import unreachable
 
 _MAGIC = b"PAR1"
 """What a Parquet file begins and ends with."""
@@ -62,7 +62,7 @@ def open_hub(name: str, hub: str) -> dict[str, Any]:
     """
     import datasets
 
-    silent = _unreachable()
+    silent = "HF_HUB_OFFLINE is set" if datasets.config.HF_HUB_OFFLINE else unreachable(_PATIENCE)
     try:
         with quiet(), _offline() if silent else nullcontext():
             opened = datasets.load_dataset(hub)
@@ -77,32 +77,6 @@ def open_hub(name: str, hub: str) -> dict[str, Any]:
             f"'{name}' and name its parent with dir or FEDBAYES_DATA"
         ) from error
     return {part: opened[part] for part in PARTS if part in opened}
-
-
-def _unreachable() -> str:
-    """Why the hub does not answer; empty if it does.
-
-    The libraries try again for half a minute, so it is asked once before they are. Its name is
-    looked up without a time limit, hence the thread.
-    """
-    import datasets
-    from huggingface_hub import constants, get_session
-
-    if constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    outcome = [f"it does not answer within {_PATIENCE:.0f} seconds"]
-
-    def ask() -> None:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
-            outcome[0] = ""
-        except Exception as error:
-            outcome[0] = f"it cannot be reached ({str(error).strip() or type(error).__name__})"
-
-    thread = Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    return outcome[0]
 
 
 @contextmanager

@@ -9,17 +9,24 @@ import numpy as np
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.settings import SourceSettings
+from fedbayes.data.sources import folders
 from fedbayes.data.sources.files import incomplete, parts_by_name, reading
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.leaf import leaf_files, read_users
+from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.rows import SEVERAL, read_rows
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import TABLES, is_table, read_tables
+from fedbayes.data.tokens import Tokens
 from fedbayes.data.wording import size
 from fedbayes.errors import DataError, did_you_mean
 
 SUFFIXES = (*TABLES, ".npz")
-_OF_COLUMNS = ("label", "group", "split", *SEVERAL, "date_format", "sheet", "max_categories")
+_OF_COLUMNS = (
+    *("label", "group", "split", "tokens"),
+    *SEVERAL,
+    *("date_format", "sheet", "max_categories"),
+)
 """Settings that are for tables alone."""
 ARRAYS = tuple(f"{name}{part}" for part in ("", "_test") for name in ("x", "y", "groups"))
 """What is read of an NPZ file."""
@@ -39,14 +46,17 @@ def own_files(path: Path) -> dict[str, list[Path]]:
             parts = parts_by_name(path, suffix)
             if "train" in parts:
                 return parts
+        if pictures := folders.picture_files(path):
+            return {"train": pictures}
         files = leaf_files(path)
         if files:
             return files
     else:
         raise DataError(f"there is no file or folder {path}; mend path")
     raise DataError(
-        f"{path} is no data that can be read: give a {', '.join(SUFFIXES)} or LEAF .json file, "
-        "or a folder with files named train and, if wanted, test"
+        f"{path} is no data that can be read: give a {', '.join(SUFFIXES)} or LEAF .json file, a "
+        "folder with files named train and, if wanted, test, or one with pictures in a folder for "
+        "each class"
     )
 
 
@@ -82,6 +92,9 @@ def read_own(
             raise DataError(
                 f"{files['train'][0]} has no columns, so {setting} has no effect; leave it out"
             )
+    if suffix in folders.SUFFIXES:
+        assert settings.path is not None
+        return folders.read_folders(settings.path, files["train"], settings, kinds)
     read = _read_users if suffix == ".json" else _read_arrays
     return read(files, settings, kinds)
 
@@ -124,6 +137,8 @@ def _of_frame(
         where,
         notes,
         rows.columns,
+        rows.tokens,
+        rows.framed,
     )
 
 
@@ -233,10 +248,19 @@ def _assemble(
     where: str,
     notes: list[str],
     columns: tuple[Column, ...],
+    tokens: Tokens | None = None,
+    framed: Framing | None = None,
 ) -> Dataset:
     """The data set of these samples, those to train on first; `testing` is None without a test
     part.
     """
+    statistics, scale = None, 255.0 if x.dtype == np.uint8 else 1.0
+    if tokens is not None:
+        statistics = np.zeros(tokens.length, np.float32), np.ones(tokens.length, np.float32)
+    elif framed is not None:
+        statistics, scale = framed.statistics, framed.scale
+    elif settings.processor is not None:
+        statistics, scale = _of_arrays(x, settings, where, notes)
     sizes = [len(x), len(labels), *([] if groups is None else [len(groups)])]
     if len(set(sizes)) > 1:
         raise DataError(
@@ -259,8 +283,31 @@ def _assemble(
         official_train=trained if parted else None,
         groups=None if group_index is None else group_index[order],
         group_names=group_names,
-        scale=settings.scale or (255.0 if x.dtype == np.uint8 else 1.0),
+        scale=settings.scale or scale,
         features=tuple(name for column in columns for name in column.codes),
         columns=columns,
         notes=tuple(notes),
+        statistics=statistics,
+        tokens=tokens,
     )
+
+
+def _of_arrays(
+    x: Array, settings: SourceSettings, where: str, notes: list[str]
+) -> tuple[tuple[Array, Array] | None, float]:
+    """Statistics and scale of pixels by the processor, where x holds pixels of 8 bits; it is told
+    where it does not.
+    """
+    if settings.size:
+        raise DataError(
+            f"{where} holds no pictures in files, so data.size has no effect; leave it out"
+        )
+    if x.ndim == 4 and x.dtype == np.uint8:
+        framed = framing(settings)
+        if framed.statistics is None or len(framed.mean) == x.shape[1]:
+            return framed.statistics, framed.scale
+    notes.append(
+        f"{where}: x is standardized by its own mean and std, and not as the pretrained network's "
+        "samples were: it holds no pixels of 8 bits with as many channels"
+    )
+    return None, 255.0 if x.dtype == np.uint8 else 1.0

@@ -1,6 +1,7 @@
 """Rows of the user's own table: which columns are features, and which say label, group and part."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -13,8 +14,10 @@ from fedbayes.data.kinds import choose_columns
 from fedbayes.data.settings import KINDS, SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.images import decode_pictures
+from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.tables import UNNAMED, has_row_numbers
-from fedbayes.data.wording import listed
+from fedbayes.data.tokens import Tokens
+from fedbayes.data.wording import listed, size
 from fedbayes.errors import ColumnError, DataError, did_you_mean
 
 SEVERAL = ("features", "drop", *KINDS)
@@ -33,7 +36,11 @@ class TableRows(NamedTuple):
     testing: Array | None
     """Which rows are of the test part; None without one."""
     columns: tuple[Column, ...]
-    """None of pictures."""
+    """None of pictures and tokens."""
+    tokens: Tokens | None = None
+    """How texts became x, if they did."""
+    framed: Framing | None = None
+    """How pictures became x, if they did."""
 
 
 def read_rows(
@@ -70,8 +77,15 @@ def read_rows(
             testing = None
     clients = None if settings.group is None else frame[settings.group]
     columns: tuple[Column, ...] = ()
-    if len(features) == 1 and holds_pictures(frame[features[0]]):
-        x = decoded(frame[features[0]], where)
+    tokens, framed = None, None
+    if settings.tokens is not None:
+        tokens = Tokens.of(settings.tokens, str(settings.processor), settings.max_tokens)
+        x = tokens.encode(list(frame[settings.tokens]), where, notes)
+        if others := [name for name in features if name != settings.tokens]:
+            notes.append(f"{where}: x is '{settings.tokens}' alone; left out: {listed(others)}")
+    elif len(features) == 1 and holds_pictures(frame[features[0]]):
+        framed = framing(settings)
+        x = decoded(frame[features[0]], where, framed)
     else:
         for column in features:
             if holds_pictures(frame[column]):
@@ -88,7 +102,8 @@ def read_rows(
             )
         x = code(frame, columns, where)
     groups = None if clients is None else clients.to_numpy()
-    return TableRows(x, frame[list(settings.label)], groups, testing, columns)
+    labels = frame[list(settings.label)]
+    return TableRows(x, labels, groups, testing, columns, tokens, framed)
 
 
 def choose_features(
@@ -112,6 +127,7 @@ def choose_features(
     left_out = {column for _, column in asked} | {*settings.drop, *settings.label}
     asked += [("features", column) for column in settings.features]
     asked += [("drop", column) for column in settings.drop if not settings.features]
+    asked += [("tokens", settings.tokens)] if settings.tokens is not None else []
     asked += [(kind, column) for kind in KINDS for column in getattr(settings, kind)]
     for setting, column in asked:
         if column not in frame.columns:
@@ -138,15 +154,39 @@ def holds_pictures(column: Any) -> bool:
     return isinstance(first, dict) and "bytes" in first
 
 
-def decoded(column: Any, where: str) -> Array:
+def decoded(column: Any, where: str, frame: Framing = Framing()) -> Array:  # noqa: B008
     """Pictures uint8 [N, C, H, W]; grey ones only if the first one is grey."""
     from PIL import Image
 
+    if frame != Framing():
+        return _framed(column, where, frame)
     pictures = [cell["bytes"] if isinstance(cell, dict) else None for cell in column]
     with reading(where), Image.open(BytesIO(pictures[0] or b"")) as first:
         channels = 1 if first.mode in ("1", "L", "I", "I;16") else 3
     with ThreadPoolExecutor() as pool:
         return decode_pictures(pictures, channels, pool, where)
+
+
+def _framed(column: Any, where: str, frame: Framing) -> Array:
+    """Pictures of any size, resized [N, C, H, W]."""
+
+    def one(row: int) -> Array:
+        place = f"{where}, row {row + 1:,}"
+        cell = column.iloc[row]
+        image = frame.open((cell["bytes"] if isinstance(cell, dict) else b"") or b"", place)
+        return frame.array(image, place)
+
+    first = one(0)
+    frame = replace(frame, channels=len(first))
+    with ThreadPoolExecutor() as pool:
+        arrays = list(pool.map(one, range(len(column))))
+    for row, array in enumerate(arrays):
+        if array.shape != first.shape:
+            raise DataError(
+                f"{where}: the picture of row {row + 1:,} is {size(array.shape)} (channels, "
+                f"height, width), and that of row 1 {size(first.shape)}; give data.size"
+            )
+    return np.stack(arrays)
 
 
 def _testing(column: Any, name: str, where: str) -> Array:

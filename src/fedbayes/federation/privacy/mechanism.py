@@ -291,7 +291,8 @@ def _check_clips(clips: Mapping[str, float], parts: list[str]) -> None:
 
 
 def _refuse_running(network: Network) -> None:
-    running = [n for n in sorted(network.buffers) if network.initial[n].is_floating_point()]
+    shared = sorted(network.buffers & network.initial.keys())
+    running = [n for n in shared if network.initial[n].is_floating_point()]
     if running:
         raise ConfigError(
             f"privacy.noise would go on running statistics too ({running[0]!r}), and might make "

@@ -1,0 +1,250 @@
+"""Networks that others trained: Hugging Face `transformers` and `timm`, whole or with adapters."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbayes import pretrained
+from fedbayes.errors import ModelError
+from fedbayes.models.settings import ModelSettings
+
+
+class TextNetwork(nn.Module):
+    """A network of `transformers` for texts, as a function of their tokens.
+
+    A sample is a row of token ids, in which `fedbayes.pretrained.PADDING` follows a text that is
+    shorter. So the mask of the attention is in the sample, whichever id a tokenizer pads with.
+    """
+
+    def __init__(self, network: nn.Module, pad: int, vocabulary: int) -> None:
+        super().__init__()
+        self.network = network
+        self.pad = pad
+        self.vocabulary = vocabulary
+        """How many tokens it knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids [n, length], of any type, to outputs [n, width]."""
+        ids = x.long()
+        given = ids >= 0  # as `PADDING` is not
+        # Something must be attended to, even in a text without a token.
+        first = torch.arange(ids.shape[1], device=ids.device) == 0
+        answer = self.network(
+            input_ids=torch.where(given, ids, self.pad), attention_mask=(given | first).long()
+        )
+        outputs: Tensor = answer.logits
+        return outputs
+
+
+class ImageNetwork(nn.Module):
+    """A network of `transformers` for images, as a function of pixels."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [n, channels, height, width] to outputs [n, width]."""
+        outputs: Tensor = self.network(pixel_values=x).logits
+        return outputs
+
+
+def build_other(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A pretrained network with a head of this width; of it trains what the settings say.
+
+    Args:
+        settings: the `[model]` table.
+        shape: of one sample: (length,) of tokens, (channels, height, width) of images.
+        outputs: width of the last layer.
+
+    Raises:
+        ModelError: there is no such network here or on the hub, it is for other samples, or layers
+            that are to get adapters are not found.
+    """
+    assert settings.pretrained is not None
+    make = _timm if settings.name == "timm" else _transformers
+    network, head, wrapped = make(settings, shape, outputs)
+    if settings.trains == "lora":
+        _add_adapters(network, settings)
+    if settings.trains != "all":
+        for name, parameter in network.named_parameters():
+            adapter = ".lora_" in name and not (settings.lora_trains == "b" and ".lora_A." in name)
+            parameter.requires_grad_(adapter or name in head)
+    return wrapped
+
+
+def _transformers(
+    settings: ModelSettings, shape: tuple[int, ...], outputs: int
+) -> tuple[nn.Module, frozenset[str], nn.Module]:
+    """The network, names of its head's parameters, and the module that takes samples."""
+    pretrained.require("transformers", "model 'transformers'", ModelError)
+    import transformers
+
+    name = str(settings.pretrained)
+
+    def configure(place: str, **options: Any) -> Any:
+        return transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+
+    config = pretrained.load("the network", name, configure, ModelError)
+    task = _task(settings, config)
+    _check_shape(task, config, shape, name)
+    config.num_labels = outputs
+    kind: Any = (
+        transformers.AutoModelForSequenceClassification
+        if task == "sequence-classification"
+        else transformers.AutoModelForImageClassification
+    )
+
+    def loader(place: str, **options: Any) -> Any:
+        return kind.from_pretrained(
+            place,
+            config=config,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            dtype=torch.float32,
+            **options,
+        )
+
+    if settings.scratch:
+        network = kind.from_config(config).float()
+    else:
+        network = pretrained.load("the network", name, loader, ModelError)
+    body = f"{network.base_model_prefix}."
+    head = frozenset(n for n, _ in network.named_parameters() if not n.startswith(body))
+    if task == "image-classification":
+        return network, head, ImageNetwork(network)
+    pad = config.get_text_config().pad_token_id
+    if pad is None:  # the last token of a text is found by it
+        network.config.pad_token_id = pad = 0
+    return network, head, TextNetwork(network, pad, config.get_text_config().vocab_size)
+
+
+def _task(settings: ModelSettings, config: Any) -> str:
+    """What a network of transformers is for.
+
+    Raises:
+        ModelError: its architecture has no head for it, or for both texts and images.
+    """
+    from transformers.models.auto import modeling_auto
+
+    offered = {
+        "sequence-classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        "image-classification": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    }
+    able = [task for task, kinds in offered.items() if type(config) in kinds]
+    if settings.task != "auto" and settings.task not in able:
+        raise ModelError(
+            f"{settings.pretrained} is a {config.model_type}, which transformers offers for "
+            f"{' and '.join(able) or 'neither'}, and model.task is {settings.task!r}"
+        )
+    if settings.task == "auto" and len(able) != 1:
+        raise ModelError(
+            f"{settings.pretrained} is a {config.model_type}, which transformers offers for "
+            f"{'both of' if able else 'none of'} {' and '.join(offered)}; "
+            + ("say which with model.task" if able else "choose another network")
+        )
+    return able[0] if settings.task == "auto" else settings.task
+
+
+def _check_shape(task: str, config: Any, shape: tuple[int, ...], name: str) -> None:
+    """See that samples are what a network takes, as far as its configuration tells.
+
+    Raises:
+        ModelError: they are not.
+    """
+    if task == "sequence-classification":
+        if len(shape) != 1:
+            raise ModelError(
+                f"{name} takes texts, and a sample of this data has shape {shape}; name the column "
+                "of texts with data.tokens"
+            )
+        most = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if most is not None and shape[0] > most:
+            raise ModelError(
+                f"{name} takes texts of at most {most} tokens, and data.max_tokens is {shape[0]}; "
+                f"set it to {most} or less"
+            )
+        return
+    if len(shape) != 3:
+        raise ModelError(f"{name} takes images, and a sample of this data has shape {shape}")
+    channels, side = getattr(config, "num_channels", None), getattr(config, "image_size", None)
+    sides = (side, side) if isinstance(side, int) else side
+    if channels not in (None, shape[0]) or (sides and tuple(sides) != shape[1:]):
+        wanted = (channels or shape[0], *(sides or shape[1:]))
+        raise ModelError(
+            f"{name} takes images of {' x '.join(map(str, wanted))} (channels, height, width), and "
+            f"those of this data are {' x '.join(map(str, shape))}; its own processor makes them "
+            "fit where they come from files (data.processor), or choose data.size"
+        )
+
+
+def _timm(
+    settings: ModelSettings, shape: tuple[int, ...], outputs: int
+) -> tuple[nn.Module, frozenset[str], nn.Module]:
+    """The network, names of its head's parameters, and the module that takes samples."""
+    pretrained.require("timm", "model 'timm'", ModelError)
+    import timm
+
+    name = str(settings.pretrained)
+    if len(shape) != 3:
+        raise ModelError(f"{name} takes images, and a sample of this data has shape {shape}")
+    pretrained.require_timm_name(name, ModelError)
+
+    def make(place: str, **options: Any) -> nn.Module:
+        made: nn.Module = timm.create_model(
+            place, pretrained=not settings.scratch, num_classes=outputs, in_chans=shape[0]
+        )
+        return made
+
+    if settings.scratch:
+        network = make(name)
+    else:
+        network = pretrained.load("the network", name, make, ModelError)
+    inside = {id(p) for p in _parameters(network.get_classifier())}  # type: ignore[operator]
+    head = frozenset(n for n, p in network.named_parameters() if id(p) in inside)
+    return network, head, network
+
+
+def _parameters(heads: Any) -> list[nn.Parameter]:
+    """Of a head, or of several."""
+    several = heads if isinstance(heads, tuple | list) else [heads]
+    return [parameter for one in several for parameter in one.parameters()]
+
+
+def _add_adapters(network: nn.Module, settings: ModelSettings) -> None:
+    """Put low-rank adapters beside layers of a network, in place.
+
+    Raises:
+        ModelError: peft is missing, or there are no such layers.
+    """
+    pretrained.require("peft", "model.trains = 'lora'", ModelError)
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
+        lora_dropout=settings.lora_dropout,
+        target_modules=list(settings.lora_targets) or None,
+    )
+    try:
+        inject_adapter_in_model(config, network)
+    except ValueError as error:
+        raise ModelError(_no_targets(network, settings, error)) from error
+
+
+def _no_targets(network: nn.Module, settings: ModelSettings, error: Exception) -> str:
+    linear = [n for n, layer in network.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    endings = list(dict.fromkeys(_ending(name) for name in linear))
+    shown = ", ".join(endings[:12]) + (", …" if len(endings) > 12 else "")
+    if settings.lora_targets:
+        reason = f"no layers of {settings.pretrained} end in {', '.join(settings.lora_targets)}"
+    else:
+        reason = f"peft has no layers to adapt for {settings.pretrained} ({error})"
+    return f"{reason}; name some with model.lora_targets, of {shown}"
+
+
+def _ending(name: str) -> str:
+    """The last part of a layer's name that is no number."""
+    parts = [part for part in name.split(".") if not part.isdecimal()]
+    return parts[-1] if parts else name
