@@ -18,7 +18,7 @@ from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.round import sample_cohort
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.messages import dense
-from fedbayes.methods.matching import GpiFnm
+from fedbayes.methods.matching import GpiFnm, Pfnm
 from fedbayes.models import dense_layers, relu_network
 from fedbayes.testing import Tampering
 
@@ -123,7 +123,9 @@ def test_a_round_begins_where_the_last_one_ended(tmp_path):
     with pytest.raises(ValueError, match="alternations"):
         match_networks(networks, MatchingSettings(), start=places)
     assert method.warm
-    run = fedbayes.run(config(rounds=3, cohort=3), tmp_path)
+    run = fedbayes.run(
+        config(rounds=3, cohort=3, method={"name": "gpi-fnm", "preset": "wide"}), tmp_path
+    )
     seen, flags = set(), [line["update"]["warm"] for line in run.metrics]
     for number, flag in enumerate(flags, start=1):
         cohort = set(sample_cohort(0, number, 4, 3))
@@ -140,7 +142,13 @@ def test_the_mean_of_biases_is_where_they_start(model, mean):
         run = simulation.run
     assert GpiFnm().settled(run).bias_mean == pytest.approx(mean)
     assert GpiFnm(bias_mean=0.7).settled(run).bias_mean == 0.7
-    assert GpiFnm().settled(run).sigma0 == 10.0
+    wide, published = GpiFnm(preset="wide").settled(run), GpiFnm(preset="published").settled(run)
+    assert (wide.sigma0, wide.gamma, wide.epsilon, wide.alternations) == (10.0, 30.0, 1.0, 12)
+    assert published == MatchingSettings(bias_mean=wide.bias_mean)
+    assert GpiFnm().settled(run) == (wide if mean else published)
+    assert Pfnm().settled(run) == published.model_copy(update={"epsilon": 0.0})
+    assert GpiFnm(preset="wide", gamma=2.0).settled(run) == wide.model_copy(update={"gamma": 2.0})
+    assert f"sigma0 = {10 if mean else 1}," in GpiFnm().remarks(run)[0]
 
 
 @pytest.mark.slow

@@ -49,6 +49,25 @@ class TestLaplace(MethodContract):
     parameters: ClassVar = {"scale": 1e-2}
 
 
+@pytest.mark.slow
+class TestLaplaceVotes(MethodContract):
+    method = "laplace"
+    parameters: ClassVar = {"weighting": "samples", "class_rows": True, "server_optimizer": "adam"}
+    settings: ClassVar = {"training": {"lr": 0.05}}
+
+
+@pytest.mark.slow
+class TestScaffoldBound(MethodContract):
+    method = "scaffold"
+    parameters: ClassVar = {"variate_bound": 0.8}
+
+
+@pytest.mark.slow
+class TestMixtureAdam(MethodContract):
+    method = "mixture"
+    parameters: ClassVar = {"server_optimizer": "adam"}
+
+
 class TestLaplaceSign(MethodContract):
     method = "laplace"
     parameters: ClassVar = {"m_step": "sign"}

@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -126,6 +128,11 @@ def test_the_whole_network_comes_back_beside_the_same_base_alone(tmp_path, bert,
     ids = torch.from_numpy(run.preprocessing.tokens.encode(TEXTS, "here"))
     program = torch.export.load(tmp_path / "whole.pt2").module()
     torch.testing.assert_close(program(ids.float()).log_softmax(-1), answers, rtol=1e-4, atol=1e-5)
+    table = pd.read_csv(texts, keep_default_na=False)
+    predicted = fedbayes.load(folder).predict_frame(table)
+    assert list(predicted.columns[:2]) == ["site", "outcome"]
+    wanted = run.predictor()(list(table["note"])).exp()[:, 1].numpy()
+    np.testing.assert_allclose(predicted["p_well"], wanted, rtol=1e-5)
     weights = base / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1

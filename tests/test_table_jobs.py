@@ -271,11 +271,20 @@ def test_no_password_of_a_database_is_kept_or_said(place, capsys, monkeypatch):
     monkeypatch.setenv("FEDBAYES_DATABASE", "nothing+there://me:s3cret@host/db")
     assert run("run", "-s", "data.query=select 1", "-o", "r") == 2
     assert "s3cret" not in capsys.readouterr().err
-    monkeypatch.setenv("FEDBAYES_DATABASE", f"sqlite:///{place}/p.db")
-    monkeypatch.setenv("FEDBAYES_DATABASE_PASSWORD", "s3cret")
-    with create_engine(f"sqlite:///{place}/p.db").connect() as connection:
+    # A file may be called anything.
+    (place / "passes").mkdir()
+    database = f"sqlite:///{place}/passes/key.db"
+    with create_engine(database).connect() as connection:
         pd.read_csv("all.csv").to_sql("patients", connection, index=False)
         connection.commit()
+    monkeypatch.setenv("FEDBAYES_DATABASE", f"{database}?timeout=7")
+    monkeypatch.setenv("FEDBAYES_DATABASE_PASSWORD", "s3cret")
+    config = Config.create(data={"query": "select * from patients", "clients": 2}, rounds=1)
+    folder = fedbayes.run(config, folder=place / "r").folder.path
+    kept = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    assert b"select * from patients" in kept
+    assert not {one for one in (b"s3cret", b"passes/key.db") if one in kept}
+    DataSettings(query="select 1", database=f"{database}?timeout=7")
 
 
 def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):

@@ -8,6 +8,7 @@ from torch.utils.data import Dataset
 import fedbayes
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.errors import ConfigError, DataError, RunError
+from fedbayes.reports import gather
 
 HERE = "tests.data.test_factories"
 
@@ -135,6 +136,14 @@ def test_a_run_goes_on_with_the_same_data_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{HERE}.arrays", lambda: {k: (x[:, :3], y) for k, (x, y) in lists()})
     with pytest.raises(RunError, match="the data have changed"):
         fedbayes.Simulation(None, tmp_path)
+
+
+def test_a_report_calls_no_factory(tmp_path, monkeypatch):
+    settings = {"data": {"name": f"{HERE}:arrays"}, "rounds": 1, "model": {"hidden": [4]}}
+    fedbayes.run(**settings, folder=tmp_path / "run")
+    monkeypatch.setattr(f"{HERE}.arrays", lambda: pytest.fail("it was called"))
+    (record,) = gather([tmp_path / "run"])
+    assert any("a report imports none" in note for note in record.notes)
 
 
 def lists():

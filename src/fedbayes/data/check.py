@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbayes.data.cells import values
 from fedbayes.data.kinds import judge
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.own import own_files
 from fedbayes.data.sources.rows import choose_features, holds_pictures

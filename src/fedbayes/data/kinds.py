@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbayes.data.cells import as_numbers, dates, is_numeric, no_number, values
 from fedbayes.data.columns import Column, Kind, ordered
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.wording import listed
 from fedbayes.errors import CellError, DataError
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbayes.data.dataset import Dataset, build_dataset
 from fedbayes.data.names import CIFAR10, CIFAR100, DIGITS, LETTERS
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources import einstein, har, leaf
 from fedbayes.data.sources.files import PARTS, parts_by_name
 from fedbayes.data.sources.images import ImageLayout, read_images

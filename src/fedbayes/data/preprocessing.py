@@ -79,6 +79,8 @@ class Preprocessing:
     @property
     def table(self) -> tuple[Column, ...]:
         """The columns of a table that samples are read from, by name; none if it has no names."""
+        if self.tokens is not None:
+            return (Column(self.tokens.column, "text"),)
         return self.columns or tuple(Column(name) for name in self.features)
 
     @property

@@ -4,204 +4,25 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from fedbayes.data.source_settings import ANY_SET, BUILT_IN, KINDS, SourceSettings
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import Arguments, Only, Several
+from fedbayes.fields import Only, Several
 from fedbayes.pretrained import absolute
-
-BUILT_IN = (
-    "digits",
-    "diabetes",
-    "mnist",
-    "permuted-mnist",
-    "cifar10",
-    "cifar100",
-    "femnist",
-    "har",
-    "vehicle",
-    "einstein",
-)
-"""Names of the data sets that the package knows."""
 
 Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "natural"]
 """Ways to divide data among clients."""
 
-ANY_SET = frozenset(("name", "dir", "path", "missing", "query", "database"))
-"""Settings of how data are read that are not for own data alone."""
-
 _OF_TABLES = ("group", "split", "drop", "features")
 """Settings that a factory does without."""
-_SECRETS = re.compile(r"://[^/@]*:[^/@]+@|(pass|pwd|secret|token|key)[^=&]*=", re.IGNORECASE)
+_SECRETS = re.compile(
+    r"://[^/@]*:[^/@]+@|[?&;][^=&;]*(pass|pwd|secret|token|key)[^=&;]*=", re.IGNORECASE
+)
 """What in a URL is a password, or may be one."""
-
-KINDS = ("numeric", "categorical", "dates", "text")
-"""Settings that name columns of a kind."""
 
 DEFAULT_CLIENTS = 10
 """Number of clients of an artificial partition, unless said otherwise."""
-
-
-class SourceSettings(BaseModel):
-    """Which data, and how they are read: all that decoded data depend on.
-
-    Readers get these settings and no others, and the cache is keyed by all of them.
-    """
-
-    # A column may be called 1, which TOML takes for a number.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True
-    )
-
-    name: str = Field(
-        "digits",
-        description=f"Data set: {', '.join(BUILT_IN)}; or own, with path; or "
-        "package.module:factory, your own function that gives the clients' data.",
-        examples=list(BUILT_IN),
-    )
-    arguments: Arguments = Field({}, description="Keyword arguments of your own factory.")
-    dir: Path | None = Field(
-        None,
-        description="Folder with one folder per data set; else the environment variable "
-        "FEDBAYES_DATA; else the Hugging Face hub.",
-    )
-    path: Path | None = Field(
-        None,
-        description="Your own data: a .parquet, .csv, .csv.gz, .xlsx or .npz file, or a folder "
-        "with train and test files of one of these kinds, with LEAF JSON files, or with pictures "
-        "in a folder for each class (and folders train and test, or of clients, above these).",
-    )
-    query: str | None = Field(
-        None,
-        description="Your own data, in place of path: a SQL query whose rows are the table. They "
-        "have an order of their own, so that the same rows are the same data.",
-    )
-    database: Annotated[str | None, Only("query")] = Field(
-        None,
-        description="URL of the query's database, as SQLAlchemy takes it, without a password: "
-        "that is in the environment variable FEDBAYES_DATABASE_PASSWORD, and the whole URL may be "
-        "in FEDBAYES_DATABASE. Needs the extra sql.",
-    )
-    label: Several[str] = Field(
-        ("label",),
-        min_length=1,
-        description="Own tables: the column with the class or the number to be predicted; or "
-        "several columns, of numbers, or of 0 and 1 for labels of which any may hold.",
-    )
-    group: str | None = Field(
-        None, description="Own tables: the column with the natural client, left out of x."
-    )
-    split: str | None = Field(
-        None, description="Own tables: a column that says train or test, left out of x."
-    )
-    classes: Several[str] = Field(
-        (), description="Own tables and arrays: names of all classes, where some may not occur."
-    )
-    drop: Several[str] = Field((), description="Own tables: columns to leave out of x.")
-    features: Several[str] = Field(
-        (),
-        description="Own tables: the columns to take as x, in this order; all others are left "
-        "out. Default: all but label, group, split and drop.",
-    )
-    numeric: Several[str] = Field(
-        (),
-        description="Own tables: columns that are numbers, also where they are stored as text. "
-        "What is no number is an error, whatever else the column might be.",
-    )
-    categorical: Several[str] = Field(
-        (),
-        description="Own tables: columns that are categories, also where they are numbers. Each "
-        "category becomes a feature, 0 or 1. Default: columns of text with at most "
-        "max_categories different values, and two rows for each on average.",
-    )
-    dates: Several[str] = Field(
-        (),
-        description="Own tables: columns that are dates, which become days. Default: columns of "
-        "dates, and of text written as 2020-03-31, with or without a time.",
-    )
-    date_format: str | None = Field(
-        None,
-        description="Own tables: how text in the columns of dates is written, as in %d.%m.%Y. "
-        "Default: ISO 8601.",
-    )
-    text: Several[str] = Field(
-        (),
-        description="Own tables: columns of free text, whose words are hashed into text_width "
-        "numbers. Default: none; free text is refused.",
-    )
-    text_width: Annotated[int, Only("text")] = Field(
-        64, ge=1, le=4096, description="Own tables: numbers that a text is hashed into."
-    )
-    max_categories: int = Field(
-        50,
-        ge=1,
-        le=1000,
-        description="Own tables: different values up to which a column of text is taken for "
-        "categories. Columns that categorical names may have 1,000.",
-    )
-    sheet: str | None = Field(
-        None, description="Own tables: the sheet of an Excel file. Default: its only one."
-    )
-    missing: Literal["default", "indicate", "impute", "drop"] = Field(
-        "default",
-        description="Missing values of a table: indicate them, by the mean of the clients' "
-        "training rows and a feature that says so where these have gaps; impute the mean alone; "
-        "or drop such rows. An empty category is one of its own. Default: indicate for own "
-        "tables, drop for einstein, impute for others.",
-    )
-    tokens: str | None = Field(
-        None,
-        description="Own tables and Hugging Face data sets: the column of texts that becomes x, as "
-        "tokens of a pretrained network; all other columns but label, group and split are left "
-        "out.",
-    )
-    max_tokens: Annotated[int, Only("processor")] = Field(
-        128, ge=1, description="Tokens of a sample: what is longer is cut, what is shorter padded."
-    )
-    processor: str | None = Field(
-        None,
-        description="Pretrained network whose tokenizer makes tokens of texts, or whose image "
-        "processor says size, mean and std of pictures: a name on the Hugging Face hub, a folder, "
-        "or timm:NAME. Default: that of model.pretrained for your own texts and pictures.",
-    )
-    size: Several[int] = Field(
-        (),
-        description="Own pictures: height and width (one number for both) to resize to. Default: "
-        "the processor's; without one, all must be of one size.",
-    )
-    crop: bool = Field(
-        False,
-        description="Own pictures: whether size is that of the middle, cut out of a picture that "
-        "keeps its proportions; if not, the whole is stretched.",
-    )
-    scale: float | None = Field(
-        None,
-        gt=0,
-        description="Own data: what raw values are divided by before all else, their largest as a "
-        "rule. Default: 255 for pictures and integers of 8 bits, 1 for others.",
-    )
-
-    @property
-    def of_factory(self) -> bool:
-        """Whether a function of the user's own gives the data."""
-        return ":" in self.name
-
-    @property
-    def drops_incomplete(self) -> bool:
-        """Whether rows with missing values are left out."""
-        return self.missing == "drop" or (self.missing == "default" and self.name == "einstein")
-
-    @property
-    def tells_missing(self) -> bool:
-        """Whether missing values have a feature of their own."""
-        return self.missing == "indicate" or (self.missing == "default" and self.name == "own")
-
-    @property
-    def reading(self) -> str:
-        """All that the decoded data depend on, beside the files, as text."""
-        settings = set(SourceSettings.model_fields) - ANY_SET
-        how = f"{self.drops_incomplete} {self.tells_missing}"
-        return f"{self.model_dump_json(include=settings)} {how}"
 
 
 class DataSettings(SourceSettings):
@@ -278,6 +99,7 @@ class DataSettings(SourceSettings):
     @classmethod
     def _all_absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().absolute() for path in paths)
+
     @field_validator("processor")
     @classmethod
     def _folder(cls, name: str | None) -> str | None:

@@ -16,7 +16,7 @@ from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array
 from fedbayes.data.encoding import encode
 from fedbayes.data.progress import progress
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import (
     SUFFIXES,

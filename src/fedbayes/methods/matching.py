@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from fedbayes.contracts import (
     Tree,
 )
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fields import Only
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.matching.costs import Indices
 from fedbayes.messages import Message, dense
@@ -51,9 +50,9 @@ class GpiFnm(MatchingSettings, Counted[Server]):
     global size is free. Clients that do not take part in a round are matched by what they
     reported last.
 
-    The paper matches layers top down, anew in every round, with settings chosen on data. Over
-    rounds that falls apart (see the results), so the defaults here are others than those of
-    `fedbayes.fuse`: passes up and down the layers, from where every client's neurons were.
+    The paper matches layers top down, anew in every round, with settings chosen on data. For
+    networks that are trained as there that falls apart over rounds (see the results), and a wide
+    prior with passes up and down the layers, from where every client's neurons were, does not.
     """
 
     name = "gpi-fnm"
@@ -61,26 +60,52 @@ class GpiFnm(MatchingSettings, Counted[Server]):
     paper = "GPI-FNM, sections 4.2 and 4.3"
     server_state = Server
 
-    sigma0: float = Field(
-        10.0, gt=0, description="standard deviation of global weights from their mean"
+    preset: Literal["auto", "published", "wide"] = Field(
+        "auto",
+        description="what sigma0, gamma, epsilon and alternations are where they are not set: "
+        "published 1, 1, 0.3 and 0; wide 10, 30, 1 and 12; auto: wide where all hidden biases of "
+        "the network start at one value other than 0, as in the paper (model.init)",
     )
-    gamma: float = Field(30.0, gt=0, description="mass of the process: more of it, more neurons")
-    epsilon: float = Field(1.0, ge=0, description="weight of the KL term; 0 is PFNM")
+    sigma0: float | None = Field(  # type: ignore[assignment]
+        None,
+        gt=0,
+        description="standard deviation of global weights from their mean; none: as preset has it",
+    )
+    gamma: float | None = Field(  # type: ignore[assignment]
+        None,
+        gt=0,
+        description="mass of the process: more of it, more neurons; none: as preset has it",
+    )
+    epsilon: float | None = Field(  # type: ignore[assignment]
+        None, ge=0, description="weight of the KL term; 0 is PFNM; none: as preset has it"
+    )
+    alternations: int | None = Field(  # type: ignore[assignment]
+        None,
+        ge=0,
+        description="passes up and down the layers at most; 0: top down once, as published; none: "
+        "as preset has it",
+    )
     bias_mean: float | None = Field(  # type: ignore[assignment]
         None,
         description="mean of hidden biases, where they were initialized; none: the value that the "
         "network's initialization gives to all of them, or 0 where it gives several",
     )
-    alternations: int = Field(
-        12,
-        ge=0,
-        description="passes up and down the layers at most; 0: top down once, as published",
-    )
-    warm: Annotated[bool, Only("alternations")] = Field(
+    warm: bool = Field(
         True,
-        description="whether the passes of a round begin where every client's neurons were in the "
-        "last one; if not, or where a client is new, from top-down matchings",
+        description="whether passes up and down (alternations) begin where every client's neurons "
+        "were in the last round; if not, or where a client is new, from top-down matchings",
     )
+
+    def remarks(self, run: Run) -> list[str]:
+        """What the preset comes to."""
+        if self.preset != "auto" or None not in (self.sigma0, self.gamma, self.alternations):
+            return []
+        found = self.settled(run)
+        return [
+            f"{self.name} matches with sigma0 = {found.sigma0:g}, gamma = {found.gamma:g}, epsilon "
+            f"= {found.epsilon:g} and {found.alternations} passes up and down the layers, by where "
+            "the network's biases start; method.preset chooses"
+        ]
 
     def check(self, run: Run) -> None:
         """Fully connected networks with a hidden layer, all of it trained; shares need classes.
@@ -163,10 +188,11 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         counts = None
         if self.counts_classes(at.run):
             counts = np.stack([latest[f"{client}/counts"].double().numpy() for client in clients])
-        start = self._start(server, clients, len(layers) - 1)
+        settings = self.settled(at.run)
+        start = self._start(server, clients, len(layers) - 1, settings.alternations)
         matching = match_networks(
             [_plain(latest, client, len(layers), biased) for client in clients],
-            self.settled(at.run),
+            settings,
             counts=counts,
             names=[f"client {client}" for client in clients],
             seed=seeds.integer(at.run.seed, "matching", round=at.round),
@@ -189,19 +215,22 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         return Server(_named(fused, layers), latest, places), info
 
     def settled(self, run: Run) -> MatchingSettings:
-        """The settings of the matching, with the mean of biases that the network starts with."""
+        """The settings of the matching, those that are not set by the preset and the network."""
         values = {name: getattr(self, name) for name in MatchingSettings.model_fields}
-        if values["bias_mean"] is None:
-            hidden = [layer.bias for layer in _layers(run)[:-1] if layer.bias is not None]
-            started = set(torch.cat(hidden).tolist()) if hidden else {0.0}
-            values["bias_mean"] = started.pop() if len(started) == 1 else 0.0
-        return MatchingSettings(**values)
+        hidden = [layer.bias for layer in _layers(run)[:-1] if layer.bias is not None]
+        started = set(torch.cat(hidden).tolist()) if hidden else {0.0}
+        bias = started.pop() if len(started) == 1 else 0.0
+        wide = self.preset == "wide" or (self.preset == "auto" and bias != 0)
+        filling = (_WIDE if wide else {}) | {"bias_mean": bias}
+        unset = [name for name, value in values.items() if value is None]
+        chosen = {name: value for name, value in values.items() if value is not None}
+        return MatchingSettings(**chosen, **{n: filling[n] for n in unset if n in filling})
 
     def _start(
-        self, server: Server, clients: Sequence[int], hidden: int
+        self, server: Server, clients: Sequence[int], hidden: int, passes: int
     ) -> list[list[Indices]] | None:
         """Where the neurons of every client were; None if passes do not begin there."""
-        if not (self.warm and self.alternations):
+        if not (self.warm and passes):
             return None
         if any(f"{client}/0" not in server.places for client in clients):
             return None
@@ -225,7 +254,7 @@ class Pfnm(GpiFnm):
     """Probabilistic federated neural matching over rounds: GPI-FNM with ε = 0.
 
     Matched top down, as published. Without the KL term a wide prior shares hardly any neuron, and
-    what GPI-FNM has as defaults loses accuracy over rounds.
+    loses accuracy over rounds.
     """
 
     name = "pfnm"
@@ -233,13 +262,14 @@ class Pfnm(GpiFnm):
     paper = "Yurochkin et al. 2019; GPI-FNM, Prop. 1"
 
     epsilon: float = Field(0.0, ge=0, le=0, description="0; with another value it is gpi-fnm")
-    sigma0: float = Field(
-        1.0, gt=0, description="standard deviation of global weights from their mean"
+    preset: Literal["auto", "published", "wide"] = Field(
+        "published",
+        description="what sigma0, gamma and alternations are where they are not set: published 1, "
+        "1 and 0; wide 10, 30 and 12; auto as for gpi-fnm",
     )
-    gamma: float = Field(1.0, gt=0, description="mass of the process: more of it, more neurons")
-    alternations: int = Field(
-        0, ge=0, description="passes up and down the layers at most; 0: top down once, as published"
-    )
+
+
+_WIDE: dict[str, float] = {"sigma0": 10.0, "gamma": 30.0, "epsilon": 1.0, "alternations": 12}
 
 
 def _layers(run: Run) -> list[DenseLayer]:

@@ -15,7 +15,7 @@ from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, loa
 from fedbayes.data.columns import reading
 from fedbayes.data.differences import SCALE
 from fedbayes.data.fitting import fitted, raw, unlike_training
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError

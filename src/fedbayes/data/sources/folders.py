@@ -12,7 +12,7 @@ import numpy as np
 
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.progress import progress
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.sources.spool import spool

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset, build_dataset
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources import folders
 from fedbayes.data.sources.files import incomplete, parts_by_name, reading
 from fedbayes.data.sources.labels import group_indices, read_target

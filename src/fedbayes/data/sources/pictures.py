@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbayes import pretrained
 from fedbayes.data.dataset import Array
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.errors import DataError
 
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L")

@@ -11,7 +11,7 @@ from fedbayes.data.cells import code
 from fedbayes.data.columns import Column, features_of, plain
 from fedbayes.data.dataset import Array
 from fedbayes.data.kinds import choose_columns
-from fedbayes.data.settings import KINDS, SourceSettings
+from fedbayes.data.source_settings import KINDS, SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.images import decode_pictures
 from fedbayes.data.sources.pictures import Framing, framing

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.errors import DataError
 
@@ -77,6 +77,8 @@ def _url(named: str | None) -> Any:
         ) from None
     if url.drivername.startswith("sqlite") and url.database and not os.path.isfile(url.database):  # noqa: PTH113
         raise DataError(f"there is no file {url.database}; mend data.database")
+    if url.drivername.startswith("sqlite"):  # a file, which has none
+        return url
     password = os.environ.get(PASSWORD)
     return url.set(password=password) if password and not url.password else url
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from fedbayes.data.columns import Column
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import as_pictures, plain_array
 from fedbayes.data.sources.rows import decoded, holds_pictures

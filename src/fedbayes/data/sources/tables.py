@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.data.cells import cell, is_numeric, no_number
-from fedbayes.data.settings import SourceSettings
+from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.wording import listed
 from fedbayes.errors import CellError, DataError, did_you_mean
