@@ -354,6 +354,26 @@ def test_a_thousand_rounds_do_not_flood_a_notebook(outputs, monkeypatch):
     assert len(drawn) >= 10 / 0.2 - 1
 
 
+def test_a_notebook_names_who_is_away(outputs, monkeypatch):
+    monkeypatch.setattr("fedbayes.runs.notebook.LEAST_WAIT", 0.0)
+
+    class Away(Sequential):
+        def at_work(self):
+            return AtWork((), 0, {1: "not connected"})
+
+    with (
+        Display(rich.get_console()) as display,
+        Simulation(
+            small(rounds=1), engine=lambda run: Away(run.runtime), notify=display.notify
+        ) as simulation,
+    ):
+        display.begin(simulation)
+        for step in simulation:
+            display.show(simulation, step)
+    (drawn,) = outputs
+    assert "away: client-1" in drawn[-2]["text/plain"]
+
+
 def test_a_notebook_is_told_what_went_wrong(outputs):
     with pytest.raises(RunError, match="5 rounds in a row"):
         fedbayes.run(small(rounds=9, training={"lr": 1e30, "epochs": 3}))

@@ -64,17 +64,12 @@ def test_scikit_learns_checks(estimator, check):
 @parametrize_with_checks(
     [
         FederatedClassifier(),
-        FederatedClassifier("virtual", rounds=5, n_clients=2),
+        FederatedClassifier(
+            {"name": "virtual", "kl_weight": 0.001, "server_likelihood": 1}, rounds=5, n_clients=2
+        ),
         FederatedRegressor(likelihood="student-t"),
     ],
-    expected_failed_checks=lambda estimator: {
-        **expected_failures(estimator),
-        **(
-            dict.fromkeys(("check_classifiers_train",), "under VIRTUAL clients alone have models")
-            if estimator.method == "virtual"
-            else {}
-        ),
-    },
+    expected_failed_checks=expected_failures,
 )
 def test_scikit_learns_checks_with_other_settings(estimator, check):
     warnings.simplefilter("ignore")

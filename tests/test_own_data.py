@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sqlalchemy import create_engine
 
 pytest.importorskip("flwr")
 
@@ -336,3 +337,21 @@ def test_the_schema_of_a_table_says_how_columns_are_encoded(wards, tmp_path):
         update={"data": wards.data.model_copy(update={"database": "x://me@secret/db"})}
     )
     assert b"secret" not in b"".join(app_files(hidden, build_data(wards)).values())
+
+
+def test_own_rows_may_be_those_of_a_query(wards, tmp_path):
+    seen = build_data(wards).preprocessing
+    frame = ward_rows(40, 1)
+    with create_engine(f"sqlite:///{tmp_path}/p.db").connect() as connection:
+        frame.to_sql("rows", connection, index=False)
+        connection.commit()
+    write_project(tmp_path / "p", wards, build_data(wards))
+    sql = {"query": "select * from rows", "database": f"sqlite:///{tmp_path}/p.db"}
+    context = SimpleNamespace(node_config={"client": 0, **sql}, run_config={})
+    mine = find_node(tmp_path / "p", context).runtime().data
+    got = torch.cat([mine.train(0).x, mine.test(0).x])
+    wanted = seen.apply(frame)
+    np.testing.assert_allclose(sorted(got.tolist()), sorted(wanted.tolist()), atol=1e-5)
+    both = SimpleNamespace(node_config={"client": 0, "data": "x.csv", **sql}, run_config={})
+    with pytest.raises(ConfigError, match="data and query in the node config exclude"):
+        find_node(tmp_path / "p", both)

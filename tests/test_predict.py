@@ -146,7 +146,7 @@ def test_any_format_says_the_same(tmp_path, classes, place, name, out):
 
 
 @pytest.mark.parametrize("name", ["patients.csv", "patients.parquet", "packed.csv.gz"])
-@pytest.mark.parametrize("rows", [9, 100, 10**6])
+@pytest.mark.parametrize("rows", [9, 10**6])
 def test_pieces_of_any_size_say_the_same(tmp_path, posterior, place, name, rows):
     wanted = fedbayes.load(place / "posterior").predict_frame(pd.read_csv(place / "patients.csv"))
     watched = []
@@ -472,7 +472,7 @@ def mixed(tmp_path_factory):
     return folder, frame, run
 
 
-@pytest.mark.parametrize("rows", [2, 9, 1000])
+@pytest.mark.parametrize("rows", [7, 1000])
 def test_columns_of_any_kind_in_pieces_of_any_size(mixed, tmp_path, rows):
     """As `evaluate` reads them, which reads the whole file; a piece of one row has all cells of a
     column empty, or all of another type.

@@ -15,7 +15,7 @@ from fedbayes.errors import FedbayesError, ModelError, RunError
 from fedbayes.reports import gather, plot, write_page
 from fedbayes.tools.calibration import trust
 from fedbayes.tools.compare import compare, open_model
-from fedbayes.tools.evaluation_set import find_tests
+from fedbayes.tools.evaluation_set import find_tests, named_by
 from fedbayes.tools.export import export
 from fedbayes.tools.model_files import read_models, read_with_card, write_model
 from tests.hostile import folders
@@ -195,8 +195,9 @@ def tried(path, *given, model=None, run=None):
 def test_a_model_file_has_nothing_imported(stranger, tables, named):
     make, mark = stranger
     path = make(**tables)
-    with pytest.raises(ModelError, match=rf"its {named} is '.*--set {named}="):
-        tried(path)
+    for read in (tried, fedbayes.load):
+        with pytest.raises(ModelError, match=rf"its {named} is '.*--set {named}="):
+            read(path)
     assert not mark.exists()
 
 
@@ -209,6 +210,8 @@ def test_what_a_user_names_too_is_imported(stranger, own):
     with pytest.raises(ModelError, match=r"model.name is 'ownmod:network'"):
         tried(path, "task.likelihood=ownmod:Likely")
     assert tried(path, "task.likelihood=ownmod:Likely", model="ownmod:network") > 0
+    trusted = frozenset(["task.likelihood=ownmod:Likely", "model.name=ownmod:network"])
+    assert fedbayes.load(path, trusted=named_by(sorted(trusted))).likelihood.name == "likely"
     with pytest.raises(ModelError, match=r"task.likelihood is 'ownmod:Likely'"):
         read_models([path])
 

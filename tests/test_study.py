@@ -121,6 +121,17 @@ def test_results_and_figures_are_written(file, capsys):
     assert "numbers" in shown
 
 
+def test_groups_without_events_have_curves_too(patients, file, capsys):
+    patients.assign(arm=np.where(patients.died == 1, "old", patients.sex)).to_csv("arms.csv")
+    given = ["arms.csv", "--group", "hospital", "--time", "days", "--event", "died", "--by", "arm"]
+    found = told(capsys, "survival", "km", *given, "--plot", "arms.svg", "-o", "arms.csv.json")
+    assert found["curves"]["f"]["survival"] == []
+    assert found["curves"]["f"]["median"] is None
+    assert "arm=old" in (file.parent / "arms.svg").read_text()
+    assert command("survival", "km", *given) == 0
+    assert "not reached" in capsys.readouterr().out
+
+
 def test_rows_left_out_are_said(patients, file, capsys):
     patients.assign(age=patients.age.where(patients.index > 6)).to_csv("gaps.csv", index=False)
     given = ["glm", "gaps.csv", "--group", "hospital", *FIT]

@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -539,3 +540,20 @@ def test_ctrl_c_ends_it(end, run):
     finally:
         watching.kill()
         watching.wait()
+
+
+def test_a_browser_is_opened_and_another_interface_is_warned_of(run, monkeypatch, capsys):
+    opened, asked = [], []
+
+    def watch(folders, told, **how):
+        asked.append((folders, how))
+        told(SimpleNamespace(url="http://10.0.0.1:8000/", is_local=False))
+
+    monkeypatch.setattr("fedbayes.reports.serve.watch", watch)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert command("report", run, "--watch", "--open", "--host", "10.0.0.1", "--port", 8000) == 0
+    assert asked == [([run], {"host": "10.0.0.1", "port": 8000})]
+    assert opened == ["http://10.0.0.1:8000/"]
+    printed = capsys.readouterr()
+    assert "watch at http://10.0.0.1:8000/" in printed.out
+    assert "who can reach this machine can see the page" in " ".join(printed.err.split())

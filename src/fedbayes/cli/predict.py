@@ -24,7 +24,7 @@ def predict(
         ),
     ],
     inputs: Annotated[
-        Path, typer.Argument(help="Rows to predict: .csv, .csv.gz, .parquet or .npz.")
+        Path, typer.Argument(help="Rows to predict: .csv, .csv.gz, .parquet, .xlsx, .npz.")
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write: .csv, .csv.gz or .parquet.")
@@ -153,7 +153,7 @@ def conformal(
     size = "classes in a set" if found.score == "probability" else "width, median"
     table = Table("rows of", "counted", "tested", "inside", size, pad_edge=False)
     for name, one in [("all", found.all), *found.clients.items()]:
-        shown = ["  ".join(number(v) for v in values) for values in (one.coverage, one.size)]
+        shown = ["  ".join(map(number, values)) for values in (one.coverage, one.size)]
         table.add_row(name, f"{one.counted:,}", f"{one.tested:,}", *shown)
     Console().print(table)
     if short := [name for name, one in found.clients.items() if not one.bounded]:

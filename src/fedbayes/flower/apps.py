@@ -69,6 +69,8 @@ def find_node(project: Path, context: Context) -> Node:
     client: which client it is, from 0.
     data: a file or folder with its samples; without it, the client's part of the data set that
         the config names, which must then be on this machine.
+    query, database: in place of data, a SQL query that gives the samples, and the URL of its
+        database; else FEDBAYES_DATABASE.
     data-dir: folder with data sets; else FEDBAYES_DATA.
     state: folder for its private states.
     weights: the file that `model.weights` names, where it lies elsewhere on this machine.
@@ -90,16 +92,20 @@ def find_node(project: Path, context: Context) -> Node:
     if "data-dir" in given:
         where = Path(str(given["data-dir"])).expanduser().absolute()
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": where})})
+    if "data" in given and "query" in given:
+        raise ConfigError("data and query in the node config exclude one another")
     config = _with_weights(config, given.get("weights"))
     torch.set_num_threads(config.threads)
     threadpool_limits(config.threads, user_api="blas")
     states = given.get("state") or user_data_path("fedbayes") / "nodes" / str(client)
 
     def runtime() -> ClientRuntime:
-        if "data" not in given:
+        if not {"data", "query"} & given.keys():
             return build_runtime(config, build_data(config))
         wanted = read_schema(project / "schema.json")
-        return build_runtime(config, own_data(config, Path(str(given["data"])), wanted))
+        path = Path(str(given["data"])) if "data" in given else None
+        sql = {name: str(given[name]) for name in ("query", "database") if name in given}
+        return build_runtime(config, own_data(config, path, wanted, **sql))
 
     return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
 

@@ -23,7 +23,9 @@ from fedbayes.seals import sealed
 COPY = "model.safetensors"
 """File in a node's folder with its copy of the last global model."""
 
-NODE_CONFIG = ("client", "data", "data-dir", "state", "weights", "min-count")
+NODE_CONFIG = (
+    *("client", "data", "query", "database", "data-dir", "state", "weights", "min-count"),
+)
 """What a node's config may say; each app takes what concerns it."""
 
 

@@ -26,24 +26,36 @@ class OwnData(FederatedData):
         return super().test(0)
 
 
-def own_data(config: Config, path: Path, wanted: Preprocessing) -> OwnData:
+def own_data(
+    config: Config,
+    path: Path | None,
+    wanted: Preprocessing,
+    *,
+    query: str | None = None,
+    database: str | None = None,
+) -> OwnData:
     """Read a client's own samples and put them in the federation's terms.
 
     Args:
         config: the federation's settings; those of `[data]` say how files are read and split.
-        path: a file or folder in one of the formats of `fedbayes data`.
+        path: a file or folder in one of the formats of `fedbayes data`; None with a query.
         wanted: what the network sees of a sample in this federation.
+        query: SQL that gives the samples, in place of the path.
+        database: its database, as `data.database` has it.
 
     Raises:
         DataError: the samples look otherwise.
     """
-    read = {"name": "own", "path": path.expanduser().absolute(), "query": None, "clients": 1}
+    file = None if path is None else path.expanduser().absolute()
+    read = {"name": "own", "path": file, "query": query, "database": database, "clients": 1}
+    if file is None or file.suffix.lower() != ".xlsx":
+        read["sheet"] = None
     one_part = {"partition": "iid", "limit": None, "classes": wanted.classes}
     # By name, in the federation's order; a column that says whose rows they are is not needed.
     columns = {**reading(wanted.table), "group": None} if wanted.table else {}
     settings = config.data.model_copy(update={**read, **one_part, **columns})
     dataset = load_dataset(settings, (wanted.target.kind,))
-    dataset = fit(dataset, wanted, path)
+    dataset = fit(dataset, wanted, str(path or "the query"))
     divided = partition(dataset, settings, config.seed)
     return OwnData(
         dataset,
@@ -55,7 +67,7 @@ def own_data(config: Config, path: Path, wanted: Preprocessing) -> OwnData:
     )
 
 
-def fit(dataset: Dataset, wanted: Preprocessing, path: Path) -> Dataset:
+def fit(dataset: Dataset, wanted: Preprocessing, where: str) -> Dataset:
     """The data set, if it is of the federation's kind. Classes may be some of the federation's.
 
     Raises:
@@ -63,10 +75,10 @@ def fit(dataset: Dataset, wanted: Preprocessing, path: Path) -> Dataset:
     """
     for what, theirs, own in differences(wanted, dataset):
         if what != CLASSES:
-            raise DataError(f"{path} has {what} {own}; the federation's are {theirs}")
+            raise DataError(f"{where} has {what} {own}; the federation's are {theirs}")
     if not wanted.classes:
         return dataset
     if not set(dataset.classes) <= set(wanted.classes):
-        raise DataError(f"{path}: classes are not all among {listed(wanted.classes)}")
+        raise DataError(f"{where}: classes are not all among {listed(wanted.classes)}")
     place = np.array([wanted.classes.index(name) for name in dataset.classes], np.int64)
     return replace(dataset, y=place[dataset.y], target=wanted.target)

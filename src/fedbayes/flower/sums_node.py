@@ -120,6 +120,8 @@ def find_client(context: Context) -> SumsNode:
         raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
     if unknown := given.keys() - NODE_CONFIG:
         raise ConfigError(f"unknown in the node config: {', '.join(sorted(unknown))}")
+    if "query" in given:
+        raise ConfigError("biostatistics reads files, and no query; name the table with data")
     if "data" not in given:
         raise ConfigError("name the node's own table: --node-config 'data=\"/path/to/table.csv\"'")
     if type(least) is not int:

@@ -34,9 +34,9 @@ def plot_survival(survival: Survival, path: Path, level: float = 0.95) -> None:
     for number, (name, curve) in enumerate(survival.curves.items()):
         colour = LIGHT.runs[number % len(LIGHT.runs)]
         times = np.concatenate([[0.0], curve.times, [last]])
-        survived = np.concatenate([[1.0], curve.survival, curve.survival[-1:]])
-        bounds = curve.intervals(level)
-        low, high = np.concatenate([[[1.0, 1.0]], bounds, bounds[-1:]]).T
+        survived = np.concatenate([[1.0], curve.survival])
+        low, high = np.concatenate([[[1.0, 1.0]], curve.intervals(level)]).T
+        survived, low, high = (np.append(each, each[-1]) for each in (survived, low, high))
         label = f"{survival.by}={name}" if survival.by else "all"
         axes.step(times, survived, where="post", color=colour, label=label, linewidth=1.5)
         axes.fill_between(times, low, high, step="post", color=colour, alpha=0.15, linewidth=0)

@@ -114,7 +114,7 @@ class Card:
 
         Args:
             key: of the setting to be looked up, one of `OWN`.
-            way: what to do about it; by default how `fedbayes evaluate` is told.
+            way: what to do about it; by default how `fedbayes evaluate` and `predict` are told.
 
         Raises:
             ModelError: it is `package.module:name` in a file whose reader did not name it.
@@ -122,7 +122,7 @@ class Card:
         table, _, entry = key.partition(".")
         name = getattr(self, table).get(entry)
         if self.source and isinstance(name, str) and ":" in name and name not in self.trusted:
-            way = way or f"If you trust it, name it too: fedbayes evaluate --set {key}={name}"
+            way = way or f"If you trust it, name it too: --set {key}={name}"
             raise ModelError(
                 f"{self.source} says that its {key} is {name!r}, and no code is run because a "
                 f"file names it. {way}"

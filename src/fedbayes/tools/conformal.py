@@ -1,5 +1,6 @@
 """Thresholds of scores for the model of a run, from its clients' counts."""
 
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,10 +42,10 @@ class Covered:
     tested: int
     """Rows that the coverage is of."""
     coverage: tuple[float, ...]
-    """Share of targets inside; of numbers for each column. NaN where no row was left to test."""
-    size: tuple[float, ...]
+    """Share of targets inside; of numbers for each column. Empty where no row was left to test."""
+    size: tuple[float | None, ...]
     """Mean number of classes in a set; or median width of the interval of each column, in its
-    unit."""
+    unit, None where it is endless. Empty likewise."""
     bounded: bool
     """Whether enough rows were counted for the level; else sets are whole, intervals endless."""
 
@@ -221,10 +222,11 @@ def _covered(tested: list[_Tested], classes: bool) -> Covered:
     sizes = [one.sizes for one in tested if one.sizes is not None]
     counted, bounded = sum(one.counted for one in tested), all(one.bounded for one in tested)
     if not inside:
-        return Covered(counted, 0, (float("nan"),), (float("nan"),), bounded)
+        return Covered(counted, 0, (), (), bounded)
     rows, size = np.concatenate(inside), np.concatenate(sizes)
-    middle = size.mean(axis=0) if classes else np.median(size, axis=0)
-    return Covered(counted, len(rows), tuple(rows.mean(axis=0)), tuple(middle), bounded)
+    middle = (size.mean(axis=0) if classes else np.median(size, axis=0)).tolist()
+    told = tuple(value if math.isfinite(value) else None for value in middle)
+    return Covered(counted, len(rows), tuple(rows.mean(axis=0).tolist()), told, bounded)
 
 
 def _models(

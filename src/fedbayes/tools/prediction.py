@@ -17,6 +17,7 @@ from fedbayes.data.sources.streams import Piece, Rows
 from fedbayes.data.sources.tables import UNNAMED
 from fedbayes.errors import CellError, ColumnError, DataError, RunError
 from fedbayes.files import written_whole
+from fedbayes.likelihoods.answers import Answers
 from fedbayes.runs.folder import writable
 from fedbayes.runs.trained import TrainedModel
 from fedbayes.tools.evaluation_set import absent_feature
@@ -94,7 +95,7 @@ def predict_file(
                 if keep_inputs and hasattr(piece.x, "columns"):
                     kept = kept.join(piece.x.reset_index(drop=True))
                 model.refuse_taken(kept.columns, found, str(inputs))
-                write(kept.assign(**found))
+                write(kept, found)
                 added = list(found)
                 count += len(piece.x)
                 missing += _rows_with_gaps(piece.x)
@@ -152,8 +153,10 @@ def _not_finite(found: dict[str, Any]) -> int:
     return int((~np.isfinite(first)).sum())
 
 
-Write = Callable[[Any], None]
-"""Takes up a DataFrame: the next rows."""
+Write = Callable[[Any, Answers], None]
+"""Takes up what is kept of the next rows, a DataFrame, and their predictions."""
+_DIGITS = "{:.10g}".format
+"""Of predictions in double precision, which come from outputs in single precision."""
 
 
 @contextmanager
@@ -179,11 +182,15 @@ def _csv(file: Any) -> Iterator[Write]:
     text = TextIOWrapper(file, encoding="utf-8", newline="")
     first = True
 
-    def write(frame: Any) -> None:
+    def write(kept: Any, found: Answers) -> None:
         nonlocal first
+        frame = kept.assign(**found)
+        for name, column in found.items():
+            if name == "set":
+                frame[name] = frame[name].map(_spelled)
+            elif column.dtype == np.float64:
+                frame[name] = frame[name].map(_DIGITS, na_action="ignore")
         names = ["" if name == UNNAMED else name for name in frame.columns]
-        if "set" in frame:
-            frame = frame.assign(set=frame["set"].map(_spelled))
         frame.to_csv(text, index=False, header=names if first else False, lineterminator="\n")
         first = False
 
@@ -210,8 +217,9 @@ def _parquet(file: BinaryIO) -> Iterator[Write]:
 
     writer = None
 
-    def write(frame: Any) -> None:
+    def write(kept: Any, found: Answers) -> None:
         nonlocal writer
+        frame = kept.assign(**found)
         schema = None if writer is None else writer.schema
         table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
         table = table.replace_schema_metadata(None)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.reports.result import Result
+from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.trained import Member, TrainedModel, together
 from fedbayes.tools.compare import open_model
 from fedbayes.tools.evaluation_set import of_card
@@ -50,6 +51,7 @@ def _one(
     trusted: frozenset[str],
 ) -> TrainedModel:
     if path.is_dir():
+        RunFolder(path).require_run()
         return Result(path).trained(client, site=site, conformal=conformal)
     if not path.exists():
         raise ModelError(f"there is no run folder and no model file {path}")
