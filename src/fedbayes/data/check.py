@@ -132,9 +132,14 @@ def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Lo
         hint = "few different whole numbers: if they are codes, name it in categorical"
     if verdict.column.measured:
         ends = [column.dropna().min(), column.dropna().max()] if look.distinct else []
-        look = replace(look, values=tuple(str(end)[:40] for end in ends))
+        look = replace(look, values=tuple(_short(end) for end in ends))
     width = len(verdict.column.features)
     return replace(look, kind=kind, missing=verdict.missing, width=width, hint=hint)
+
+
+def _short(value: Any) -> str:
+    """A number to six digits, or a date."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:40]
 
 
 def _whole(column: Any) -> bool:
