@@ -244,8 +244,9 @@ class Stiff(nn.Module):
         return self.two(self.one(x).relu().view(-1, 6))
 
 
-def test_memory_does_not_grow_with_the_number_of_batches():
-    """Bytes of all tensors whenever a batch is drawn; only the teacher's outputs are kept."""
+@pytest.mark.parametrize("memory", [0, 300_000])
+def test_memory_does_not_grow_with_the_number_of_batches(memory):
+    """Bytes of all tensors whenever a batch is drawn, beside what may be kept."""
     make = lambda: MLP(6, [60, 50], 4)  # noqa: E731
     modules = [trained_like(make, seed) for seed in range(3)]
     teacher, example = teacher_of(modules, 4), torch.zeros(2, 6)
@@ -262,13 +263,26 @@ def test_memory_does_not_grow_with_the_number_of_batches():
             seen.append(sum(t.numel() * t.element_size() for t in alive))
             return inputs(example, number, 512)
 
-        regress(modules, modules[0], teacher, draw, batches)
+        regress(modules, modules[0], teacher, draw, batches, memory=memory)
         return max(seen)
 
     few, many = most(2), most(12)
-    outputs = 10 * 512 * 4 * 4
     activations = 10 * 512 * 50 * 4
-    assert many - few < outputs + activations / 2
+    assert many - few < 2 * memory + activations / 4
+
+
+@pytest.mark.parametrize("memory", [0, 40_000])
+def test_what_is_kept_changes_no_weight(memory):
+    make = lambda: LeNet5(1, 28, 28, 4)  # noqa: E731
+    modules = [trained_like(make, seed) for seed in range(3)]
+    teacher, example = teacher_of(modules, 4), torch.zeros(2, 1, 28, 28)
+    draw = lambda number: inputs(example, number, 16)  # noqa: E731
+    plain, again = (
+        regress(modules, modules[0], teacher, draw, 6, **bound).state_dict()
+        for bound in ({}, {"memory": memory})
+    )
+    for name, weights in plain.items():
+        torch.testing.assert_close(again[name], weights, rtol=1e-4, atol=1e-5)
 
 
 @given(st.integers(0, 10**6), st.booleans())

@@ -13,10 +13,15 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.assembly import Origins, assembled, whole_tensors
 from fedbayes.fusion.choice import choose
 from fedbayes.fusion.donors import Donor, find_donors
+from fedbayes.fusion.layers import fits
 from fedbayes.fusion.solver import Solver
+from fedbayes.fusion.targets import Targets
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.fusion.widths import Widths, orders, recorded
 from fedbayes.models.resize import with_weights
+
+MEMORY = 512 * 2**20
+"""Bytes of targets, and of activations, that are kept from layer to layer."""
 
 
 def regress(
@@ -29,6 +34,7 @@ def regress(
     widths: Widths = 1.0,
     samples: Sequence[float] | None = None,
     ridge: float = 1e-3,
+    memory: int = MEMORY,
     watch: Callable[[str], None] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> nn.Module:
@@ -36,8 +42,9 @@ def regress(
 
     Memory: one batch's activations of one network at a time; 32 (F + 1)² bytes for a layer of F
     features (normal equations and their factor); 4 KB for every unit of all clients, or 8 bytes
-    times the units that are wanted; and the teacher's outputs on all batches. Nothing else grows
-    with the number of batches.
+    times the units that are wanted; and twice `memory`. Nothing else grows with the number of
+    batches. Where `memory` is enough, donors go through each batch once for all layers, and the
+    fused network once; else again for the layers that it is not enough for.
 
     Args:
         clients: their networks. Those with the graph of `like`, in whatever widths, give units;
@@ -51,6 +58,7 @@ def regress(
         samples: of each client; what no unit can be followed through is taken whole from the
             client with the most. By default they follow the teacher's shares.
         ridge: of the mean diagonal of the normal equations, toward the chosen units' own weights.
+        memory: bytes of targets that are kept, and as many of the fused network's activations.
         watch: called with what a user should know of what could not be done as asked.
         progress: called with the layer that is being solved for.
 
@@ -94,12 +102,13 @@ def regress(
         [(one.group, one.order) for one in chosen],
         example,
     )
-    solver = Solver(own, donors, origins, steps, tensors, teacher, draw, batches, anchor, shares)
-    fits = solver.fits
-    if solver.left:
-        say(f"not solved for, with their clients' own weights: {', '.join(solver.left)}")
+    found, left = fits(steps, origins, tensors, donors[0].client >= 0)
+    if left:
+        say(f"not solved for, with their clients' own weights: {', '.join(left)}")
+    targets = Targets(found, steps, donors, anchor, shares, teacher, taught, draw, batches, memory)
+    solver = Solver(steps, tensors, origins, anchor, targets, draw, batches, memory)
     with torch.no_grad():
-        for fit in fits:
+        for fit in found:
             if progress is not None:
                 progress(f"solving {fit.name}")
             solver.solve(fit, ridge)

@@ -239,7 +239,9 @@ def read_program(path: Path) -> tuple[nn.Module, str]:
     try:
         _refuse_pickles(data)
         extra = {f"{CARD}.json": ""}
-        module = torch.export.load(io.BytesIO(data), extra_files=extra).module()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of what programs are made of
+            module = torch.export.load(io.BytesIO(data), extra_files=extra).module()
     except UnpicklingError as error:
         raise ModelError(_unreadable(path, str(error))) from None
     except Exception as error:  # of many classes, none of them documented

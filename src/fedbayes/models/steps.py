@@ -26,8 +26,6 @@ class Step:
     arguments: Mapping[str, Any]
     """By the name that the operation has for them."""
     value: Any
-    values: Mapping[Node, Any]
-    """All values that are still wanted, of earlier operations too."""
 
 
 class Steps:
@@ -98,21 +96,48 @@ class Steps:
             tensors: parameters and buffers by name.
             x: a batch of inputs.
         """
+        values = self.begun(x)
+        for node in self.nodes:
+            yield self.carried_out(node, tensors, values)
+            self._forget(node, values)
+
+    def begun(self, x: Tensor) -> dict[Node, Any]:
+        """The values that a forward pass begins with: the inputs, images channels last.
+
+        Raises:
+            ModelError: a batch of another size.
+        """
         if tuple(x.shape) != self.shape:
             raise ModelError(
                 f"a batch of inputs has shape {tuple(x.shape)} where the first has {self.shape}; "
                 "draw batches of one size"
             )
-        values: dict[Node, Any] = {self.input: x}
-        for node, name in self.names.items():
-            values[node] = tensors[name] if name in tensors else self._constants[name]
-        for node in self.nodes:
-            args = map_arg(node.args, values.__getitem__)
-            kwargs = map_arg(node.kwargs, values.__getitem__)
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-            yield Step(node, _by_name(node, args, kwargs), values[node], values)
-            for used in self._done.get(node, ()):
-                del values[used]
+        if x.ndim == 4 and not self._bound_to_layout:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return {self.input: x}
+
+    def carried_out(self, node: Node, tensors: Tensors, values: dict[Node, Any]) -> Step:
+        """One operation, whose result is put beside the values that it has to do with."""
+
+        def value(of: Node) -> Any:
+            name = self.names.get(of)
+            if name is None:
+                return values[of]
+            return tensors[name] if name in tensors else self._constants[name]
+
+        args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
+        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return Step(node, _by_name(node, args, kwargs), values[node])
+
+    def _forget(self, node: Node, values: dict[Node, Any]) -> None:
+        """Leave out what no operation after this one asks for."""
+        for used in self._done.get(node, ()):
+            values.pop(used, None)
+
+    @cached_property
+    def _bound_to_layout(self) -> bool:
+        """Whether an operation asks how tensors lie in memory."""
+        return any(kind(node).startswith(("view", "as_strided", "set")) for node in self.nodes)
 
     def outputs(self, tensors: Tensors, x: Tensor) -> Tensor:
         """What the network says of a batch."""
@@ -154,6 +179,15 @@ class Steps:
                 return users[0]
             node = users[0]
 
+    def read_before(self, node: Node, *names: str | None) -> bool:
+        """Whether an earlier operation reads one of these tensors."""
+        return any(
+            self.place.get(user, len(self.nodes)) < self.place[node]
+            for held, name in self.names.items()
+            if name in names
+            for user in held.users
+        )
+
     def handed_on(self, node: Node) -> Node:
         """What stands behind a value that was handed on."""
         while kind(node) in _PASSING and isinstance(node.args[0], Node):
@@ -171,6 +205,43 @@ class Steps:
             and (not _rigid(one) or _plain(one) == _plain(two))
             for one, two in zip(self.nodes, other.nodes, strict=True)
         )
+
+
+class Pass:
+    """A forward pass that stops at an operation, and goes on with the weights of then.
+
+    Args:
+        steps: the operations.
+        x: a batch of inputs.
+    """
+
+    def __init__(self, steps: Steps, x: Tensor) -> None:
+        self._steps, self._next = steps, 0
+        self._values = steps.begun(x)
+
+    def at(self, node: Node, tensors: Tensors) -> Step:
+        """An operation as it is with these weights; the next call may carry it out again.
+
+        Args:
+            node: no earlier one than in the last call; it changes nothing in place.
+            tensors: parameters and buffers by name.
+        """
+        steps, end = self._steps, self._steps.place[node]
+        for past in steps.nodes[self._next : end]:
+            steps.carried_out(past, tensors, self._values)
+            steps._forget(past, self._values)
+        self._next = end
+        return steps.carried_out(node, tensors, self._values)
+
+    def value(self, node: Node, tensors: Tensors) -> Any:
+        """What an earlier operation gave, or a tensor of the network."""
+        name = self._steps.names.get(node)
+        return self._values[node] if name is None else tensors[name]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all values that are still wanted."""
+        return sum(v.nbytes for v in self._values.values() if isinstance(v, Tensor))
 
 
 def kind(node: Node) -> str:

@@ -1,0 +1,152 @@
+"""What layers of a fused network are to say, heard from the donors.
+
+A layer's targets are what its units say in their own clients' networks; these do not depend on the
+fused network. So all layers listen in one forward pass of each donor and batch, as long as what
+they hear (outputs at some places) takes little memory; and in the end the same pass tells what the
+clients say together.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fedbayes.fusion.assembly import FREE
+from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.layers import Fit, bundles
+from fedbayes.fusion.patches import picked
+from fedbayes.fusion.teacher import Teacher
+from fedbayes.likelihoods import Classes
+from fedbayes.models.steps import Steps
+
+
+class Targets:
+    """Targets of all layers, for whoever asks in their order.
+
+    Args:
+        fits: the layers.
+        steps: of the fused network.
+        donors: whose units there are.
+        anchor: the donor of what comes from no client in particular.
+        shares: of donors in classes, [donors, K].
+        teacher: what the clients say together.
+        taught: that of the first batch, [n, K].
+        draw: batches of inputs by number.
+        batches: how many there are.
+        memory: bytes of targets that are kept. What takes more is heard by layer and batch.
+    """
+
+    def __init__(
+        self,
+        fits: Sequence[Fit],
+        steps: Steps,
+        donors: Sequence[Donor],
+        anchor: int,
+        shares: Tensor,
+        teacher: Teacher,
+        taught: Tensor,
+        draw: Callable[[int], Tensor],
+        batches: int,
+        memory: int,
+    ) -> None:
+        self.steps, self.donors, self.anchor, self.shares = steps, donors, anchor, shares
+        self.teacher, self.draw, self.batches = teacher, draw, batches
+        self._taught = taught
+        self._bundles = bundles(fits, batches, memory)
+        self._heard: dict[tuple[str, int], Tensor] = {}
+        self._clients_tell = len(donors) == len(teacher.clients)
+
+    def of(self, fit: Fit, number: int) -> Tensor:
+        """What a layer is to say at its places of a batch, [n, rows]."""
+        if (fit.weight, number) not in self._heard:
+            self._heard.clear()
+            bundle = next(bundle for bundle in self._bundles if fit in bundle)
+            self._listen(bundle, [number] if len(bundle) == 1 else range(self.batches))
+        return self._heard[fit.weight, number]
+
+    def _listen(self, bundle: Sequence[Fit], numbers: Iterable[int]) -> None:
+        """Hear what these layers are to say on batches, as far as they want them."""
+        last = [fit for fit in bundle if self._is_last(fit)]
+        inner = [fit for fit in bundle if not self._is_last(fit)]
+        for number in numbers:
+            asking = [fit for fit in inner if number < fit.batches(self.batches)]
+            ending = [fit for fit in last if number < fit.batches(self.batches)]
+            if not asking and not ending:
+                break
+            x = self.draw(number)
+            outputs = self._inner(asking, number, x, bool(ending) and self._clients_tell)
+            for fit in ending:
+                taught = self._teachers(number, x, outputs)
+                self._heard[fit.weight, number] = picked(taught, fit.channel, fit.places(number))
+
+    def _inner(self, asking: Sequence[Fit], number: int, x: Tensor, ending: bool) -> list[Tensor]:
+        """Hear the donors on a batch; their outputs, if they are wanted."""
+        places = {fit.weight: fit.places(number) for fit in asking}
+        for fit in asking:
+            shape = () if fit.outputs else (places[fit.weight].shape[1], len(fit.origin.donor))
+            self._heard[fit.weight, number] = torch.zeros(shape)
+        outputs = []
+        for at, donor in enumerate(self.donors):
+            # Operations of donors have the fused network's order.
+            own = [fit for fit in asking if fit.outputs or bool((self._giver(fit) == at).any())]
+            wanted: dict[Node, list[Fit]] = {}
+            for fit in own:
+                node = donor.steps.nodes[self.steps.place[fit.said]]
+                wanted.setdefault(node, []).append(fit)
+            missing = len(wanted) + ending
+            if not missing:
+                continue
+            for step in donor.steps.run(donor.tensors, x):
+                for fit in wanted.get(step.node, ()):
+                    said = picked(step.value, fit.channel, places[fit.weight])
+                    self._enter(fit, number, at, said)
+                missing -= step.node in wanted
+                if ending and step.node is donor.steps.output:
+                    outputs.append(step.value)
+                    missing -= 1
+                if not missing:
+                    break
+        return outputs
+
+    def _enter(self, fit: Fit, number: int, at: int, said: Tensor) -> None:
+        """What a donor says for a layer: of its own units; of what stands for outputs by its
+        shares, which are of classes where it tells one for each.
+        """
+        heard = self._heard[fit.weight, number]
+        if not fit.outputs:
+            rows = (self._giver(fit) == at).nonzero()[:, 0]
+            heard[:, rows] = said[:, fit.origin.entry[rows]]
+            return
+        share = self.shares[at]
+        if self._classes and said.shape[-1] == len(share):
+            said = share * (said - said.mean(-1, keepdim=True))
+        else:
+            said = share.mean() * said
+        self._heard[fit.weight, number] = heard + said
+
+    def _giver(self, fit: Fit) -> Tensor:
+        """The donor of each of a layer's rows."""
+        return torch.where(fit.origin.donor == FREE, self.anchor, fit.origin.donor)
+
+    def _teachers(self, number: int, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+        """What the clients say together on a batch, from their outputs if the teacher is made of
+        nothing else.
+        """
+        if number == 0:
+            taught = self._taught
+            self._clients_tell = self._clients_tell and torch.allclose(
+                self.teacher.of(outputs), taught, rtol=1e-4, atol=1e-4
+            )
+            return taught
+        return self.teacher.of(outputs) if self._clients_tell else self.teacher(x)
+
+    def _is_last(self, fit: Fit) -> bool:
+        """Whether a layer's outputs are the network's."""
+        return fit.outputs and self.steps.handed_on(self.steps.output) is fit.said
+
+    @cached_property
+    def _classes(self) -> bool:
+        """Whether outputs of the network are of classes."""
+        return isinstance(self.teacher.likelihood(self.shares.shape[1]), Classes)
