@@ -1,6 +1,7 @@
 """What the clients' networks say together: the teacher of a fusion in function space."""
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy.typing as npt
@@ -191,7 +192,9 @@ def frozen(module: nn.Module, name: str = "the network") -> Function:
         plain = tensor.detach()
         is_parameter = isinstance(tensor, nn.Parameter)
         own[id(tensor)] = nn.Parameter(plain, requires_grad=False) if is_parameter else plain
-    twin = copy.deepcopy(module, own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of what programs are made of
+        twin = copy.deepcopy(module, own)
     set_training(twin, False)
     return ChannelsLast(twin)
 
