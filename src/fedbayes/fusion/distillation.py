@@ -3,6 +3,7 @@
 import copy
 import math
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -149,7 +150,10 @@ class _Run:
     def __init__(
         self, student: nn.Module, teacher: Teacher, draws: Draws, settings: DistillationSettings
     ) -> None:
-        self.module, self.teacher, self.settings = copy.deepcopy(student), teacher, settings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of what programs are made of
+            self.module = copy.deepcopy(student)
+        self.teacher, self.settings = teacher, settings
         self.draws = draws if isinstance(draws, Kept) else Kept(draws)
         self.network = ChannelsLast(self.module)
         self.device = next((p.device for p in student.parameters()), torch.device("cpu"))
