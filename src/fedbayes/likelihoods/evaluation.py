@@ -26,8 +26,9 @@ def evaluate(
     Args:
         likelihood: of the targets.
         draw: inputs [n, ...] to outputs [draws, n, width].
-        samples: to be predicted; on the device of the network.
-        batch_size: samples at a time.
+        samples: to be predicted; on the device of the network. Of one client, where the likelihood
+            couples samples: their terms are of all of them together.
+        batch_size: samples that are predicted at a time.
         measures: names of metrics that need more than sums, as `measures.fitting` gives them.
 
     Returns:
@@ -39,15 +40,17 @@ def evaluate(
     def piece(draws: Tensor, y: Tensor) -> Tensors:
         return likelihood.terms(draws, y) | predictions(likelihood, measures, draws, y)
 
-    pieces = [
-        piece(draw(x), y)
-        for x, y in zip(
-            torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True
-        )
-        if len(y)
-    ]
-    names = pieces[0] if pieces else ()
-    return {name: torch.cat([piece[name] for piece in pieces]).cpu() for name in names}
+    if not len(samples.y):
+        return {}
+    outputs = (draw(x) for x in torch.split(samples.x, batch_size))
+    if likelihood.coupled:
+        pieces = [piece(torch.cat(list(outputs), dim=1), samples.y)]
+    else:
+        pieces = [
+            piece(draws, y)
+            for draws, y in zip(outputs, torch.split(samples.y, batch_size), strict=True)
+        ]
+    return {name: torch.cat([piece[name] for piece in pieces]).cpu() for name in pieces[0]}
 
 
 Predictor = Callable[[Tensor], Tensor]

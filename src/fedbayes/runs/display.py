@@ -84,9 +84,7 @@ def number(value: float | None) -> str:
 
 def words(metric: str) -> str:
     """The name of a metric for people, as in `global accuracy`."""
-    return re.sub(
-        r"\b(ece|nll|auroc|crps|f1)\b", lambda m: m[0].upper(), metric.replace("_", " ")
-    )
+    return re.sub(r"\b(ece|nll|auroc|crps|f1)\b", lambda m: m[0].upper(), metric.replace("_", " "))
 
 
 def clock(seconds: float) -> str:
