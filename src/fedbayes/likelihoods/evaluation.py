@@ -1,6 +1,6 @@
 """How good predictions are: terms of single samples, and the scores that they add up to."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -20,16 +20,18 @@ def evaluate(
     samples: Samples,
     batch_size: int = 1000,
     measures: Collection[str] = (),
+    sizes: Sequence[int] = (),
 ) -> Tensors:
     """Predict samples batch by batch and compare with their targets.
 
     Args:
         likelihood: of the targets.
         draw: inputs [n, ...] to outputs [draws, n, width].
-        samples: to be predicted; on the device of the network. Of one client, where the likelihood
-            couples samples: their terms are of all of them together.
+        samples: to be predicted; on the device of the network.
         batch_size: samples that are predicted at a time.
         measures: names of metrics that need more than sums, as `measures.fitting` gives them.
+        sizes: numbers of samples of each client, one client after the other; all are of one
+            without. They count where the likelihood couples samples.
 
     Returns:
         What each sample adds to the scores, float64 [n] by name (`Likelihood.terms`), and what
@@ -44,7 +46,10 @@ def evaluate(
         return {}
     outputs = (draw(x) for x in torch.split(samples.x, batch_size))
     if likelihood.coupled:
-        pieces = [piece(torch.cat(list(outputs), dim=1), samples.y)]
+        parts = [*sizes] or [len(samples.y)]
+        split = torch.split(torch.cat(list(outputs), dim=1), parts, dim=1)
+        each = zip(split, torch.split(samples.y, parts), strict=True)
+        pieces = [piece(draws, y) for draws, y in each if len(y)]
     else:
         pieces = [
             piece(draws, y)

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedbayes.contracts import Run, Sampler
 from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.files import write_beside
@@ -50,10 +48,10 @@ def measured(
     calibration = {k: v for k, v in of_trust(found).items() if k not in found.metrics}
     each: Facts = {}
     if client is None:
-        each_part = [evaluate(run.likelihood, draw, part, measures=measures) for part in tests]
-        terms = {name: torch.cat([part[name] for part in each_part]) for name in each_part[0]}
+        union, sizes = data.test_union(0, data.test_total), data.test_sizes().tolist()
+        union = union.to(run.network.device)
+        terms = evaluate(run.likelihood, draw, union, measures=measures, sizes=sizes)
         clients = GlobalEvaluation.of(run.likelihood, terms, data, measures).clients
-        sizes = data.test_sizes().tolist()
         each = {
             data.partition.names[number]: {"test_rows": sizes[number], **metrics}
             for number, metrics in clients.each(run.likelihood).items()
