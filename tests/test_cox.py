@@ -17,6 +17,7 @@ from fedbayes.biostatistics.risk_sets import tell_own_likelihood
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError
 from fedbayes.federation.checks import check_scores
 from fedbayes.likelihoods import build_likelihood, evaluate, total
+from fedbayes.runs.build import stored_data
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from tests.test_fusion import command
@@ -125,16 +126,11 @@ def test_draws_predict_by_their_mean_log_risk():
 def test_a_linear_network_becomes_the_regression(tmp_path, ties):
     """One client, full batches: coefficients of lifelines, in units of the columns' deviations."""
     frame = rossi(tmp_path, sites=1)
-    data = {"path": tmp_path / "rossi.csv", "label": ["week", "arrest"], "group": "site"}
-    run = fedbayes.run(
-        data={**data, "test": 0},
-        task={"likelihood": "cox", "ties": ties},
-        model={"name": "mlp", "hidden": []},
-        training={"batch_size": 1000, "epochs": 50, "lr": 0.5},
-        rounds=20,
-        folder=tmp_path / "run",
-    )
-    table = frame.drop(columns="site")
+    given = {"task": {"likelihood": "cox", "ties": ties}, "model": {"hidden": []}, "rounds": 20}
+    given["training"] = {"batch_size": 1000, "epochs": 50, "lr": 0.5}
+    run = fedbayes.run(**settings_of(tmp_path, **given), folder=tmp_path / "run")
+    rows = stored_data(run.config, run.folder).partition.train_rows(0)
+    table = frame.drop(columns="site").iloc[rows]
     if ties == "efron":
         fit = lifelines.CoxPHFitter().fit(table, "week", "arrest").params_
     else:

@@ -66,3 +66,8 @@ class Target:
     def columns(self) -> int:
         """Entries of a target of one sample: 1 for a class, else one for each name."""
         return 1 if self.kind == "class" else len(self.names)
+
+    @property
+    def predicted(self) -> int:
+        """Numbers that are predicted of a sample: one for each name; of survival the risk."""
+        return 1 if self.kind == "survival" else len(self.names)

@@ -212,7 +212,7 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     except Exception as error:  # a program's own, of any class
         reason = f": {(str(error).strip() or type(error).__name__).splitlines()[0]}"
     target = seen.target
-    shape = (2, len(target.names))
+    shape = (2, target.predicted)
     if not isinstance(found, Tensor) or tuple(found.shape) != shape:
         what = f"logits of {shape[1]} classes" if target.classes else f"{shape[1]} predictions"
         raise ModelError(
