@@ -173,6 +173,7 @@ def test_metrics_are_of_pairs_within_clients(tmp_path):
     assert summary["headline"] == "global_c_index"
 
 
+@pytest.mark.slow
 def test_workers_compute_the_same(tmp_path):
     rossi(tmp_path)
     lines = []

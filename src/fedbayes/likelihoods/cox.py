@@ -12,8 +12,8 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.likelihoods.base import Likelihood, finite, mean_of
 from fedbayes.tensors import Tensors
 
-_PAIRS = 1 << 22
-"""Pairs of samples that are compared at once."""
+_BLOCK = 1 << 10
+"""Samples that are compared with as many one by one."""
 
 
 class Cox(Likelihood):
@@ -151,7 +151,7 @@ class Cox(Likelihood):
 
 
 def _same(times: Tensor) -> tuple[Tensor, Tensor]:
-    """Of falling times [n] for each the number of its group of equal ones, and its last place."""
+    """Of times in order [n] for each the number of its group of equal ones, and its last place."""
     changes = times[1:] != times[:-1]
     edge = torch.ones_like(times[:1], dtype=torch.bool)
     group = torch.cat([~edge, changes]).cumsum(dim=0)
@@ -167,13 +167,28 @@ def _within(values: Tensor, group: Tensor) -> Tensor:
 
 
 def _pairs(risk: Tensor, time: Tensor, event: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each sample the concordant and the comparable pairs in which it is first, float64 [n]."""
-    concordant, comparable = torch.zeros_like(time), torch.zeros_like(time)
-    size = max(1, _PAIRS // max(1, len(time)))
-    for piece in torch.split(event.nonzero()[:, 0], size):
-        mine = time[piece, None]
-        first = (mine < time) | ((mine == time) & ~event)
-        right = (risk[piece, None] > risk).double() + 0.5 * (risk[piece, None] == risk)
-        concordant[piece] = torch.where(first, right, 0.0).sum(dim=1)
-        comparable[piece] = first.double().sum(dim=1)
-    return concordant, comparable
+    """Of each sample the concordant and the comparable pairs in which it is first, float64 [n].
+
+    In the order of times, of equal ones events before the others, those that a sample with an event
+    is compared with are all from some place on. Block by block, those behind the block are sorted
+    and looked up, and those in it compared one by one.
+    """
+    order = event.argsort(descending=True, stable=True)
+    order = order[time[order].argsort(stable=True)]
+    risk, time, event = risk[order], time[order], event[order]
+    group, last = _same(time)
+    start_of = last + 1 - _within((~event).long(), group)
+    comparable = torch.where(event, len(time) - start_of, 0).double()
+    concordant = torch.zeros_like(comparable)
+    for start in range(0, len(time), _BLOCK):
+        here, behind = risk[start : start + _BLOCK], risk[start + _BLOCK :].sort().values
+        places = torch.arange(start, start + len(here), device=risk.device)
+        inside = event & (start_of >= start) & (start_of < start + _BLOCK)
+        for mine in torch.split(inside.nonzero()[:, 0], _BLOCK):
+            own = risk[mine].contiguous()
+            below = torch.searchsorted(behind, own) + torch.searchsorted(behind, own, right=True)
+            counts = places >= start_of[mine, None]
+            right = (own[:, None] > here).double() + 0.5 * (own[:, None] == here)
+            concordant[mine] = below / 2 + torch.where(counts, right, 0.0).sum(dim=1)
+    back = order.argsort()
+    return concordant[back], comparable[back]
