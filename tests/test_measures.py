@@ -445,7 +445,7 @@ def test_a_report_lists_metrics_of_clients(asked, tmp_path):
     assert "Metrics of the global model over clients" in text
     worst = asked.summary["metrics"]["global_worst"]["auroc"]
     assert f"{worst:.4f} (" in text
-    assert "Global auroc over rounds" in text
+    assert "Global AUROC over rounds" in text
 
 
 def test_the_display_names_the_worst_client(asked, capsys, table, tmp_path):
@@ -453,6 +453,6 @@ def test_the_display_names_the_worst_client(asked, capsys, table, tmp_path):
     config.write_text(asked.config.dump())
     assert command("run", str(config), "-o", str(tmp_path / "again")) == 0
     shown = capsys.readouterr()
-    assert "auroc" in shown.err
+    assert "AUROC" in shown.err
     assert "(worst " in shown.err
     assert "worst client" in shown.out

@@ -84,7 +84,7 @@ def test_tensors_move_as_a_whole():
 
 @pytest.mark.parametrize("bins", [None, 4])
 def test_bins_of_confidence_by_hand(bins):
-    """Edges belong to the bin above them, but for 1; an empty bin is 0."""
+    """Edges belong to the bin below them, but for 0; an empty bin is 0."""
     rng = np.random.default_rng(0)
     confidence = np.append(rng.uniform(0.2, 1, 40), [0.25, 0.5, 1.0, 1.0]).round(3)
     right = rng.random(44) < confidence
@@ -95,7 +95,7 @@ def test_bins_of_confidence_by_hand(bins):
     gaps = 0.0
     for place in range(bins):
         inside = [
-            i for i, c in enumerate(confidence) if min(int(np.floor(c * bins)), bins - 1) == place
+            i for i, c in enumerate(confidence) if max(int(np.ceil(c * bins)) - 1, 0) == place
         ]
         assert found.count[place] == len(inside)
         mean, share = (confidence[inside].mean(), right[inside].mean()) if inside else (0.0, 0.0)
