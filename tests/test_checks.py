@@ -134,7 +134,9 @@ def test_scores_that_cannot_be_negative_are_not(name, kind):
         f = scale * torch.randn(7, 200, likelihood.outputs, generator=stream)
         head = likelihood.head()
         f = f if head is None else head(f.flatten(0, 1)).detach().unflatten(0, (7, 200))
-        if kind in ("real", "count"):
+        if kind == "survival":
+            y = torch.rand(200, 2, generator=stream).mul(torch.tensor([9.0, 1.0])).round()
+        elif kind in ("real", "count"):
             y = likelihood.mean(f.double()).float().clamp_min(0).round()
         else:
             y = likelihood.mean(f).round() if kind == "labels" else likelihood.mean(f).argmax(1)

@@ -52,7 +52,10 @@ CASES = {
     "student-t given": (ONE, {"noise": 0.5, "df": 7}),
     "quantile": (REAL, {}),
     "quantile one": (ONE, {"levels": 0.9, "noise": 0.2}),
+    "cox": (Target("survival", ("days", "died")), {}),
 }
+APART = [case for case in CASES if case != "cox"]
+"""Those whose samples are independent given outputs."""
 NUMERIC = [case for case, (target, _) in CASES.items() if target.kind in ("real", "count")]
 PARAMETRIC = [case for case in NUMERIC if not case.startswith("quantile")]
 
@@ -78,6 +81,8 @@ def targets(target, n, seed=0):
         rate = torch.tensor(target.center or 4.0)
         return torch.poisson(rate.expand(n, target.columns), generator=rng)
     z = torch.randn(n, target.columns, generator=rng)
+    if target.kind == "survival":
+        return torch.stack([(3 * z[:, 0].abs()).round(), (z[:, 1] > 0).float()], dim=1)
     return torch.tensor(target.center) + torch.tensor(target.scale) * z
 
 
@@ -249,7 +254,7 @@ def test_a_bad_start_overflows_nothing(case, start):
 # ---- scores
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", APART)
 def test_nll_is_of_the_mean_density(case):
     likelihood = make(case)
     f, y = outputs(likelihood, 5, 7), targets(likelihood.target, 7)
@@ -265,7 +270,7 @@ def test_nll_is_of_the_mean_density(case):
 
 @settings(deadline=None, max_examples=40)
 @given(
-    case=st.sampled_from(sorted(CASES)),
+    case=st.sampled_from(sorted(APART)),
     seed=st.integers(0, 2**31),
     n=st.integers(2, 12),
     draws=st.integers(1, 4),
@@ -389,7 +394,7 @@ def test_metrics_of_nothing_are_nan(case):
     assert math.isnan(found["nll"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", APART)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_outputs_that_are_not_finite_are_wrong(case, value):
     likelihood = make(case)
@@ -667,7 +672,7 @@ def test_names_are_known_without_pytorch():
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-2:] == ["True", "7"]
+    assert done.stdout.split()[-2:] == ["True", "8"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -683,7 +688,7 @@ def test_every_likelihood_says_what_it_is():
     for name, kind in LIKELIHOODS.items():
         assert kind.name == name
         assert kind.summary
-        assert set(kind.kinds) <= {"class", "labels", "real", "count"}
+        assert set(kind.kinds) <= {"class", "labels", "real", "count", "survival"}
     assert {case.split()[0] for case in CASES} == set(LIKELIHOODS)
 
 
@@ -694,6 +699,7 @@ def test_auto_is_by_the_kind_of_the_target():
         ("multilabel", "multilabel"),
         ("gaussian", "gaussian"),
         ("poisson", "poisson"),
+        ("cox", "cox"),
     ]:
         target = CASES[case][0]
         assert default_likelihood(target) == expected
@@ -824,7 +830,7 @@ def test_divergence_of_several_columns_and_levels_adds_and_averages():
     torch.testing.assert_close(likelihood.divergence(f, g), sum(parts) / len(levels))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("quantile")])
+@pytest.mark.parametrize("case", [case for case in APART if not case.startswith("quantile")])
 def test_pooled_outputs_are_nearest_to_the_mixture(case):
     """No direction lowers Σ_s w_s KL(p_s ‖ p_f), and elsewhere it is higher."""
     likelihood = make(case)

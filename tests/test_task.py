@@ -30,6 +30,7 @@ TARGETS = {
     "labels": Target("labels", ("a", "b")),
     "real": REAL,
     "count": Target("count", ("n",), (3.0,)),
+    "survival": Target("survival", ("days", "died")),
 }
 
 
@@ -119,6 +120,7 @@ def test_a_likelihood_of_ones_own():
         ("labels", "multilabel"),
         ("real", "gaussian"),
         ("count", "poisson"),
+        ("survival", "cox"),
     ],
 )
 def test_auto_is_by_the_target_and_said(kind, name):

@@ -6,8 +6,9 @@ from typing import Literal, get_args
 
 from fedbayes.errors import DataError
 
-Kind = Literal["class", "labels", "real", "count"]
-"""One of several classes; any of several labels; real numbers; counts 0, 1, 2, …"""
+Kind = Literal["class", "labels", "real", "count", "survival"]
+"""One of several classes; any of several labels; real numbers; counts 0, 1, 2, …; a time, and
+whether it is of an event or the last that is known."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class Target:
     """What is to be predicted, as the data have it.
 
     Targets of n samples, `Samples.y`, are int64 [n] of class indices (class), float32 [n, labels]
-    of 0 and 1 (labels), or float32 [n, columns] in their own unit (real, count).
+    of 0 and 1 (labels), float32 [n, columns] in their own unit (real, count), or float32 [n, 2] of
+    a time and of 1 for an event and 0 for censored (survival).
 
     Raises:
         DataError: the kind is unknown, names repeat, or center and scale do not fit the names.
@@ -24,7 +26,8 @@ class Target:
     kind: Kind
     """What sort of thing it is."""
     names: tuple[str, ...]
-    """Of the classes (class), of the labels (labels), of the target columns (real, count)."""
+    """Of the classes (class), of the labels (labels), of the target columns (real, count), of
+    those of time and event (survival)."""
     center: tuple[float, ...] = ()
     """Real: mean of each target column over the training rows, in its own unit. Count: likewise,
     above 0, where it is known."""
@@ -39,6 +42,10 @@ class Target:
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise DataError(f"{twice!r} is the name of two parts of a {self.kind} target")
+        if self.kind == "survival" and len(self.names) != 2:
+            raise DataError(
+                f"a survival target has two columns, time and event, and not {len(self.names)}"
+            )
         for word, values in (("center", self.center), ("scale", self.scale)):
             if values and len(values) != len(self.names):
                 raise DataError(
@@ -59,3 +66,8 @@ class Target:
     def columns(self) -> int:
         """Entries of a target of one sample: 1 for a class, else one for each name."""
         return 1 if self.kind == "class" else len(self.names)
+
+    @property
+    def predicted(self) -> int:
+        """Numbers that are predicted of a sample: one for each name; of survival the risk."""
+        return 1 if self.kind == "survival" else len(self.names)

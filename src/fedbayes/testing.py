@@ -335,7 +335,7 @@ class MethodContract:
             assert predicted.shape == (20, target.classes)
             torch.testing.assert_close(predicted.exp().sum(dim=1), torch.ones(20))
         else:
-            assert predicted.shape == (20, target.columns)
+            assert predicted.shape == (20, target.predicted)
         metrics = ended.summary["metrics"]["global"]
         assert math.isfinite(metrics[likelihood.metric])
         assert math.isfinite(metrics["nll"])

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from fedbayes.targets import Target
 
-_KINDS = {"labels": "labels", "real": "real", "count": "counts"}
+_KINDS = {"labels": "labels", "real": "real", "count": "counts", "survival": "time and event"}
 
 
 def listed(names: Iterable[object], most: int = 10) -> str:

@@ -72,6 +72,7 @@ LIKELIHOODS: Mapping[str, "type[Likelihood]"] = Catalogue(
         "poisson": ("poisson", "Poisson"),
         "student-t": ("student", "StudentT"),
         "quantile": ("quantile", "Quantile"),
+        "cox": ("cox", "Cox"),
     },
 )
 """Every built-in likelihood by its name; the names are known without importing PyTorch."""
@@ -81,18 +82,20 @@ _DEFAULTS = {
     "labels": "multilabel",
     "real": "gaussian",
     "count": "poisson",
+    "survival": "cox",
 }
 _SAMPLES = {
     "class": Target("class", ("0", "1")),
     "labels": Target("labels", ("0",)),
     "real": Target("real", ("0",), (0.0,), (1.0,)),
     "count": Target("count", ("0",)),
+    "survival": Target("survival", ("time", "event")),
 }
 """A target of each kind, to check settings with where the data's own is not known yet."""
 
 
 def default_likelihood(target: Target) -> str:
-    """The likelihood that `auto` stands for: categorical, multilabel, gaussian or poisson."""
+    """The likelihood that `auto` stands for: categorical, multilabel, gaussian, poisson or cox."""
     return _DEFAULTS[target.kind]
 
 

@@ -27,14 +27,14 @@ def answers(
     """What draws of a model predict, as columns.
 
     Of classes `p_CLASS`, the probability of each, and `predicted`, the name of the likeliest; of
-    labels `p_LABEL`; of numbers `mean`, and with a level `low` and `high`, the ends of the central
-    interval (of several target columns `mean_NAME` and so on). With several draws also, of
-    probabilities `std_NAME`, their standard deviation between draws, and in nats `entropy`, all
-    that is unknown, and `mutual_information`, the part of it that more data would remove (of
-    labels, each by its name); of numbers `std`, the standard deviation of the prediction, and
-    `std_between`, the part of it between draws. With a conformal threshold `set`, the names of
-    the classes that hold the true one with the promised probability, a tuple, likeliest first; and
-    `low` and `high` are the conformal interval's.
+    labels `p_LABEL`; of times of events `risk`, the log-risk, which is relative; of numbers `mean`,
+    and with a level `low` and `high`, the ends of the central interval (of several target columns
+    `mean_NAME` and so on). With several draws also, of probabilities `std_NAME`, their standard
+    deviation between draws, and in nats `entropy`, all that is unknown, and `mutual_information`,
+    the part of it that more data would remove (of labels, each by its name); of numbers `std`, the
+    standard deviation of the prediction, and `std_between`, the part of it between draws. With a
+    conformal threshold `set`, the names of the classes that hold the true one with the promised
+    probability, a tuple, likeliest first; and `low` and `high` are the conformal interval's.
 
     Args:
         likelihood: what the outputs mean.
@@ -64,6 +64,8 @@ def answers(
             found = _numbers(likelihood, draws.double(), interval, several)
         case _ if likelihood.target.kind == "labels":
             found = _labels(likelihood, draws, several)
+        case _ if likelihood.target.kind == "survival":
+            found = {"risk": _array(likelihood.mean(draws.double())[:, 0])}
         case _:
             found = number_columns({"mean": likelihood.mean(draws)}, likelihood.target.names)
     broken = ~finite(draws).cpu().numpy()

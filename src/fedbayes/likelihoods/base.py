@@ -49,6 +49,10 @@ class Likelihood(BaseModel):
     nonnegative: ClassVar[tuple[str, ...]] = ()
     """Those to which a sample adds at least 0; of several columns the name before the slash."""
 
+    coupled: ClassVar[bool] = False
+    """Whether samples are not independent given f: then `log_prob` and `terms` of each depend on
+    those that it is given with, which are to be one client's, and are evaluated all at once."""
+
     target: Target = Field(exclude=True, description="what is to be predicted")
 
     @field_validator("target")

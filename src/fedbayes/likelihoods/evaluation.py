@@ -1,6 +1,6 @@
 """How good predictions are: terms of single samples, and the scores that they add up to."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ def evaluate(
     samples: Samples,
     batch_size: int = 1000,
     measures: Collection[str] = (),
+    sizes: Sequence[int] = (),
 ) -> Tensors:
     """Predict samples batch by batch and compare with their targets.
 
@@ -27,8 +28,10 @@ def evaluate(
         likelihood: of the targets.
         draw: inputs [n, ...] to outputs [draws, n, width].
         samples: to be predicted; on the device of the network.
-        batch_size: samples at a time.
+        batch_size: samples that are predicted at a time.
         measures: names of metrics that need more than sums, as `measures.fitting` gives them.
+        sizes: numbers of samples of each client, one client after the other; all are of one
+            without. They count where the likelihood couples samples.
 
     Returns:
         What each sample adds to the scores, float64 [n] by name (`Likelihood.terms`), and what
@@ -39,15 +42,20 @@ def evaluate(
     def piece(draws: Tensor, y: Tensor) -> Tensors:
         return likelihood.terms(draws, y) | predictions(likelihood, measures, draws, y)
 
-    pieces = [
-        piece(draw(x), y)
-        for x, y in zip(
-            torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True
-        )
-        if len(y)
-    ]
-    names = pieces[0] if pieces else ()
-    return {name: torch.cat([piece[name] for piece in pieces]).cpu() for name in names}
+    if not len(samples.y):
+        return {}
+    outputs = (draw(x) for x in torch.split(samples.x, batch_size))
+    if likelihood.coupled:
+        parts = [*sizes] or [len(samples.y)]
+        split = torch.split(torch.cat(list(outputs), dim=1), parts, dim=1)
+        each = zip(split, torch.split(samples.y, parts), strict=True)
+        pieces = [piece(draws, y) for draws, y in each if len(y)]
+    else:
+        pieces = [
+            piece(draws, y)
+            for draws, y in zip(outputs, torch.split(samples.y, batch_size), strict=True)
+        ]
+    return {name: torch.cat([piece[name] for piece in pieces]).cpu() for name in pieces[0]}
 
 
 Predictor = Callable[[Tensor], Tensor]

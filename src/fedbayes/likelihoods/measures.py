@@ -134,7 +134,7 @@ def _mean(y: Array, p: Array, threshold: float) -> float:
 
 
 _CLASSES, _LABELS, _NUMBERS = ("class",), ("labels",), ("real", "count")
-_ANY = (*_CLASSES, *_LABELS)
+_ANY, _SURVIVAL = (*_CLASSES, *_LABELS), ("survival",)
 
 MEASURES: Mapping[str, Measure] = {
     "auroc": Measure("area under the ROC curve", _ANY, True, _auroc),
@@ -162,7 +162,8 @@ MEASURES: Mapping[str, Measure] = {
     "deviance": Measure("mean Poisson deviance", ("count",), False),
     "pinball": Measure("mean pinball loss of quantiles", ("real",), False),
     "coverage": Measure("share between the outer quantiles", ("real",), None),
-    "nll": Measure("mean negative log-likelihood", (*_ANY, *_NUMBERS), False),
+    "c_index": Measure("share of pairs in the right order (Harrell's C)", _SURVIVAL, True),
+    "nll": Measure("mean negative log-likelihood", (*_ANY, *_NUMBERS, *_SURVIVAL), False),
 }
 """Every metric by its name; those without `value` are told by likelihoods themselves."""
 
@@ -271,7 +272,13 @@ def _unfit(name: str, likelihood: "Likelihood") -> str:
     return ""
 
 
-_IN_WORDS = {"class": "classes", "labels": "labels", "real": "real numbers", "count": "counts"}
+_IN_WORDS = {
+    "class": "classes",
+    "labels": "labels",
+    "real": "real numbers",
+    "count": "counts",
+    "survival": "times of events",
+}
 
 
 @lru_cache(maxsize=8)

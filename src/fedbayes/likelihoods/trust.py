@@ -58,7 +58,8 @@ def examine(
 
     Args:
         likelihood: of the targets.
-        tests: models as inputs [n, ...] to outputs [draws, n, width], and samples of each.
+        tests: models as inputs [n, ...] to outputs [draws, n, width], and samples of each; where
+            the likelihood couples samples, those of one client.
         measures: names of metrics beside its own, as `measures.fitting` gives them.
 
     Returns:
@@ -66,10 +67,14 @@ def examine(
     """
     gathered: dict[str, list[Tensor]] = defaultdict(list)
     for draw, samples in tests:
-        for piece in _pieces(samples):
-            draws = draw(piece.x)
-            needed = predictions(likelihood, measures, draws, piece.y)
-            for name, values in (_measured(likelihood, draws, piece.y) | needed).items():
+        outputs: Iterator[tuple[Tensor, Tensor]] = (
+            (draw(piece.x), piece.y) for piece in _pieces(samples)
+        )
+        if likelihood.coupled and len(samples.y):
+            outputs = iter([(torch.cat([draws for draws, _ in outputs], dim=1), samples.y)])
+        for draws, y in outputs:
+            needed = predictions(likelihood, measures, draws, y)
+            for name, values in (_measured(likelihood, draws, y) | needed).items():
                 gathered[name].append(values.cpu())
     if not gathered:
         return None

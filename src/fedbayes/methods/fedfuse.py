@@ -59,6 +59,11 @@ class FedFuse(Counted[Server]):
             ModelError: a weight has the name of what clients report beside the network.
         """
         super().check(run)
+        if run.likelihood.coupled:
+            raise ConfigError(
+                f"{self.name} asks networks what they predict of single inputs, and the likelihood "
+                f"{run.likelihood.name} has no distribution of them; choose another method"
+            )
         if run.preprocessing.permuted:
             raise ConfigError(
                 f"{self.name} asks all clients' networks about the same inputs, and with permuted "

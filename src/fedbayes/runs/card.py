@@ -175,4 +175,6 @@ def program_outputs(likelihood: Likelihood) -> str:
         return "log-probabilities [n, classes]"
     if likelihood.target.kind == "labels":
         return f"probability of each label [n, labels]: {names}"
+    if likelihood.target.kind == "survival":
+        return f"log-risk [n, 1], which is relative, of {names}"
     return f"predictive mean [n, columns] in the unit of the target: {names}"

@@ -2,6 +2,7 @@
 should know of it.
 """
 
+import numpy as np
 from pydantic import BaseModel
 
 from fedbayes.contracts import AnyMethod, Method, Run
@@ -236,6 +237,8 @@ def remarks(
         notes.append(
             f"metrics are of the global model alone: clients tell none of their own, since {why}"
         )
+    if run.likelihood.coupled:
+        notes += _coupled(config, method, run.likelihood.name, data)
     scheme = choose_scheme(data.dataset, config.data)
     return [
         *notes,
@@ -243,6 +246,24 @@ def remarks(
         *idle(method, "method."),
         *method.remarks(run),
     ]
+
+
+def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) -> list[str]:
+    """Which samples a likelihood that couples them takes together in training."""
+    sizes = np.diff(data.partition.train_offsets)
+    most = int(sizes.sum() if method.centralized else sizes.max())
+    notes = []
+    if method.centralized:
+        notes.append(
+            f"{method.name} pools all data, so risk sets of {name} are of rows of several clients "
+            "in training, and of each client's own in its metrics"
+        )
+    if config.training.batch_size < most:
+        notes.append(
+            f"risk sets of {name} are those of a batch, of {config.training.batch_size} rows; with "
+            f"training.batch_size of {most:,} or more they are of all training rows of a client"
+        )
+    return notes
 
 
 def _without_effect(config: Config, method: AnyMethod) -> list[str]:

@@ -84,7 +84,8 @@ def number(value: float | None) -> str:
 
 def words(metric: str) -> str:
     """The name of a metric for people, as in `global accuracy`."""
-    return re.sub(r"\b(ece|nll|auroc|crps|f1)\b", lambda m: m[0].upper(), metric.replace("_", " "))
+    name = metric.replace("c_index", "C-index").replace("_", " ")
+    return re.sub(r"\b(ece|nll|auroc|crps|f1)\b", lambda m: m[0].upper(), name)
 
 
 def clock(seconds: float) -> str:

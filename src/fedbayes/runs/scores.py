@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from fedbayes.federation.attacks.adversary import SUCCESS, success_of
 from fedbayes.likelihoods import Classes, Likelihood, Scores, parted, total
 from fedbayes.likelihoods.measures import SCORE, measured
 from fedbayes.metrics import calibrate
-from fedbayes.tensors import Tensors
+from fedbayes.tensors import Samples, Tensors
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,15 @@ class ClientScores:
         means = mean_metrics(list(self.each(likelihood).values()))
         asked = {name.removeprefix(SCORE) for name in self.sums if name.startswith(SCORE)}
         return {n: v for n, v in means.items() if not (n in asked and math.isnan(v))}
+
+
+def test_parts(data: FederatedData, likelihood: Likelihood) -> list[Samples]:
+    """The union of the clients' test samples, in its order: in parts that are evaluated by
+    themselves, each client's where the likelihood couples samples, else in one.
+    """
+    if not likelihood.coupled:
+        return [data.test_union(0, data.test_total)]
+    return [data.test(client) for client in np.flatnonzero(data.test_sizes()).tolist()]
 
 
 def mean_metrics(each: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -573,10 +574,13 @@ class Simulation:
                 `MOST_UNASKED`.
         """
         rows, data = self.data.test_total, encode(dict(model))
-        evaluations = (
-            Evaluation(data, start, min(start + EVALUATION_ROWS, rows), measures)
-            for start in range(0, rows, EVALUATION_ROWS)
-        )
+        if self.likelihood.coupled:  # every client's rows by themselves, and all of them at once
+            ends = self.data.test_sizes().cumsum().tolist()
+            parts = [(start, stop) for start, stop in pairwise([0, *ends]) if start < stop]
+        else:
+            starts = range(0, rows, EVALUATION_ROWS)
+            parts = [(start, min(start + EVALUATION_ROWS, rows)) for start in starts]
+        evaluations = (Evaluation(data, start, stop, measures) for start, stop in parts)
         pieces = list(self.engine.evaluate(evaluations))
         terms = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         each = AUTO not in self.config.metrics or self.data.clients <= MOST_UNASKED

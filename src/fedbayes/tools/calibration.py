@@ -14,6 +14,7 @@ from fedbayes.reports.draw import draw_lines, reliability
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models, require_global
+from fedbayes.runs.scores import test_parts
 from fedbayes.tensors import to
 
 
@@ -61,7 +62,7 @@ def trust(
         pairs = [(model, data.test(number)) for number, model in models]
     else:
         model = to(folder_of_run.model(), device)
-        pairs = [(model, data.test_union(0, data.test_total))]
+        pairs = [(model, part) for part in test_parts(data, run.likelihood)]
     tests = [(method.draws(m, run), s.to(device)) for m, s in pairs]
     found = examine(run.likelihood, tests, fitting(metrics, run.likelihood))
     if found is None:

@@ -22,6 +22,7 @@ from fedbayes.fusion.combining import combine
 from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares
 from fedbayes.likelihoods import Likelihood, Predictor, evaluate, parted, predictor, total
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.cox import Cox
 from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.likelihoods.measures import AUTO, check_names, fitting, measured
 from fedbayes.likelihoods.multilabel import Multilabel
@@ -211,7 +212,7 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
     except Exception as error:  # a program's own, of any class
         reason = f": {(str(error).strip() or type(error).__name__).splitlines()[0]}"
     target = seen.target
-    shape = (2, len(target.names))
+    shape = (2, target.predicted)
     if not isinstance(found, Tensor) or tuple(found.shape) != shape:
         what = f"logits of {shape[1]} classes" if target.classes else f"{shape[1]} predictions"
         raise ModelError(
@@ -234,6 +235,8 @@ def _answering(
     elif target.kind == "labels":
         draw = lambda x: answer(x).logit(eps=1e-7)[None]  # noqa: E731
         likelihood = Multilabel(target=target)
+    elif target.kind == "survival":
+        likelihood = Cox(target=target)
     else:
         # In its own unit, with any noise: none is known.
         columns = target.columns
@@ -319,7 +322,7 @@ def _asked(name: str, one: Candidate, metrics: Sequence[str]) -> tuple[str, ...]
 
 def _score(name: str, one: Candidate, tests: EvaluationSet, asked: tuple[str, ...]) -> Score:
     """The metrics of a candidate, of all rows and of each client's."""
-    found = evaluate(one.likelihood, one.draw, tests.samples, measures=asked)
+    found = evaluate(one.likelihood, one.draw, tests.samples, measures=asked, sizes=tests.sizes)
 
     def metrics(rows: Tensors) -> dict[str, float]:
         terms, columns = parted(rows)

@@ -16,8 +16,7 @@ from fedbayes.likelihoods.conformal import SCORES, Conformal
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.likelihoods.trust import examine
 from fedbayes.runs.card import Card
-from fedbayes.runs.scores import GlobalEvaluation
-from fedbayes.tensors import Samples
+from fedbayes.runs.scores import GlobalEvaluation, test_parts
 from fedbayes.tools.calibration import summary as of_trust
 
 FORMAT = "fedbayes-model-card-1"
@@ -40,23 +39,24 @@ def measured(
     """
     if data is None:
         return {}, {}, {}
-    tests = data.test_union(0, data.test_total) if client is None else data.test(client)
-    tests = Samples(*(part.to(run.network.device) for part in tests))
+    parts = [data.test(client)] if client is not None else test_parts(data, run.likelihood)
+    tests = [part.to(run.network.device) for part in parts]
     measures = fitting((AUTO,), run.likelihood)
-    found = examine(run.likelihood, [(draw, tests)], measures)
+    found = examine(run.likelihood, [(draw, part) for part in tests], measures)
     if found is None:
         return {}, {}, {}
     calibration = {k: v for k, v in of_trust(found).items() if k not in found.metrics}
     each: Facts = {}
     if client is None:
-        terms = evaluate(run.likelihood, draw, tests, measures=measures)
+        union, sizes = data.test_union(0, data.test_total), data.test_sizes().tolist()
+        union = union.to(run.network.device)
+        terms = evaluate(run.likelihood, draw, union, measures=measures, sizes=sizes)
         clients = GlobalEvaluation.of(run.likelihood, terms, data, measures).clients
-        sizes = data.test_sizes().tolist()
         each = {
             data.partition.names[number]: {"test_rows": sizes[number], **metrics}
             for number, metrics in clients.each(run.likelihood).items()
         }
-    return {"test_rows": len(tests.y), **found.metrics}, each, calibration
+    return {"test_rows": sum(len(part.y) for part in tests), **found.metrics}, each, calibration
 
 
 def facts(

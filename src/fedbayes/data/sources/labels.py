@@ -146,7 +146,39 @@ def _as_real(
     return y, Target("real", columns)
 
 
-_READERS = {"labels": _as_labels, "count": _as_counts, "real": _as_real}
+def _as_survival(
+    table: Array, columns: tuple[str, ...], where: str, notes: list[str]
+) -> tuple[Array, Target]:
+    if len(columns) != 2:
+        raise DataError(
+            f"{where}: label names {len(columns)} columns ({listed(columns)}), and survival is of "
+            'two, the time and whether it is of an event: label = ["time", "event"]'
+        )
+    odd = np.zeros(table.shape, bool)
+    odd[:, 1] = ~np.isin(table[:, 1], (0, 1))
+    _refuse_odd(odd, table, columns, where, "neither 1 (event) nor 0 (censored)")
+    odd[:, 1], odd[:, 0] = False, ~(table[:, 0] >= 0)
+    _refuse_odd(odd, table, columns, where, "no time from 0 on")
+    if not table[:, 1].any():
+        raise DataError(
+            f"{where}: '{columns[1]}' is 0 in every row, so nothing can be learnt of it"
+        )
+    y, _ = _as_real(table, columns, where, [])
+    merged = len(np.unique(table[:, 0])) - len(np.unique(y[:, 0]))
+    if merged:
+        notes.append(
+            f"{where}: {merged:,} times in '{columns[0]}' are as others once they are float32; "
+            "give them in a coarser unit, or less a constant"
+        )
+    return y, Target("survival", columns)
+
+
+_READERS = {
+    "labels": _as_labels,
+    "count": _as_counts,
+    "real": _as_real,
+    "survival": _as_survival,
+}
 """Readers of targets without classes by kind: numbers float64 [N, T] to float32 and a target."""
 
 
