@@ -31,6 +31,7 @@ DATA = {"name": "digits", "clients": 5, "partition": "iid", "limit": 500}
 TRAINED = [name for name in METHODS if name not in ("local", "global")]
 SETTINGS = {
     "virtual": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "pvi": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pfnm": {"model": {"name": "mlp", "init": "normal", "hidden": [16]}},
     "gpi-fnm": {"model": {"name": "mlp", "init": "normal", "hidden": [16]}},
 }

@@ -134,6 +134,18 @@ class TestVirtualWithoutClientNetworks(MethodContract):
     parameters: ClassVar = {"samples": 2, "lateral": False}
 
 
+class TestPvi(MethodContract):
+    method = "pvi"
+    parameters: ClassVar = {"samples": 2, "predictions": 4}
+    settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
+
+
+class TestPviOneByOne(MethodContract):
+    method = "pvi"
+    parameters: ClassVar = {"predictions": 3}
+    settings: ClassVar = {"cohort": 1, "sampling": "cyclic"}
+
+
 class TestGpiFnm(MethodContract):
     method = "gpi-fnm"
     settings: ClassVar = {"model": {"hidden": [8, 6]}}

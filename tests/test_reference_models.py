@@ -24,6 +24,7 @@ SETTINGS = {
 OTHERS = {
     "combined": {"rounds": 1},
     "virtual": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "pvi": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pfnm": {"model": {"name": "mlp", "init": "normal"}},
     "gpi-fnm": {"model": {"name": "mlp", "init": "normal"}},
 }

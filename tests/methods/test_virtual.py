@@ -12,11 +12,12 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Report, Solved
 from fedbayes.contracts.changes import clipped, norm
+from fedbayes.contracts.factors import Posterior as Server
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.messages import decode, decode_file, dense
-from fedbayes.methods.virtual import Client, Server, Virtual, _newcomer, sampled
+from fedbayes.methods.virtual import Client, Virtual, _newcomer, sampled
 from fedbayes.models import MLP, LeNet5, Network, ResNet20
 from fedbayes.models.variational import (
     Drawn,

@@ -26,6 +26,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "feddrop": ("feddrop", "FedDrop"),
         "fedl1": ("fedl1", "FedL1"),
         "virtual": ("virtual", "Virtual"),
+        "pvi": ("pvi", "Pvi"),
         "combined": ("combined", "Combined"),
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),
