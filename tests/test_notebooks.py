@@ -10,13 +10,7 @@ from nbclient import NotebookClient
 from tests.test_docs import DOCS
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-SLOW = ("fusion", "uncertainty")
-
-
-def notebooks():
-    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
-        marks = [pytest.mark.slow] if path.stem in SLOW else []
-        yield pytest.param(path, marks=marks, id=path.stem)
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
 def results(cell):
@@ -28,7 +22,8 @@ def results(cell):
             yield output.data["text/plain"]
 
 
-@pytest.mark.parametrize("path", list(notebooks()))
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_does_what_it_says(path, tmp_path):
     stored = nbformat.read(path, 4)
     nbformat.validate(stored)

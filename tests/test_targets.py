@@ -22,7 +22,7 @@ def test_sizes(target, classes, columns):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("ordinal", ("a",)), "class, labels, real, count, not 'ordinal'"),
+        (("ordinal", ("a",)), "class, labels, real, count, survival, not 'ordinal'"),
         (("class", ()), "at least one name"),
         (("labels", ("a", "b", "a")), "'a' is the name of two parts"),
         (("real", ("a", "b"), (1.0,), (1.0, 1.0)), "2 columns, and 1 of center"),
