@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from fedbayes.contracts import Gathered, Report
+from fedbayes import Config, Simulation
+from fedbayes.contracts import At, Gathered, Report
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.likelihoods import build_likelihood
@@ -158,3 +161,29 @@ def test_refusals():
     with pytest.raises(ModelError, match="has a weight of that name"):
         FedFuse().check(clash)
     FedFuse(class_shares=False).check(clash)
+
+
+def test_real_rows_at_the_server_are_encoded_as_the_clients_are(tmp_path):
+    """A table with categories and gaps, of which some rows without labels lie at the server."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {
+            "age": np.where(rng.random(120) < 0.2, np.nan, rng.normal(60, 10, 120)),
+            "sex": rng.choice(["f", "m"], 120),
+            "died": rng.choice(["no", "yes"], 120),
+        }
+    )
+    table.to_csv(tmp_path / "patients.csv", index=False)
+    table.drop(columns="died").head(70).to_csv(tmp_path / "server.csv", index=False)
+    config = Config.create(
+        data={"path": tmp_path / "patients.csv", "label": "died", "clients": 2},
+        model={"hidden": [4]},
+        method={"name": "fedfuse", "steps": 3, "drawn": 64, "inputs": f"{tmp_path / 'server.csv'}"},
+        rounds=1,
+    )
+    with Simulation(config) as simulation:
+        seen = simulation.run.preprocessing
+        drawn = simulation.method._draws(At(simulation.run, 1)).batch(0, 64)
+        rows = seen.apply(table.drop(columns="died").head(70))
+        assert all(torch.isclose(row, rows, atol=1e-5).all(1).any() for row in drawn)
+        assert len(list(simulation)) == 1

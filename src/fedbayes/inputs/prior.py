@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbayes import seeds
+from fedbayes.data.preprocessing import Preprocessing
 
 
 class InputPrior(ABC):
@@ -51,6 +52,28 @@ class Inputs:
     std: Tensor
     """Draws are divided by it; as `mean`."""
     seed: int = 0
+
+    @classmethod
+    def seen(
+        cls, prior: InputPrior, by: Preprocessing, seed: int = 0, *, sums: bool = False
+    ) -> "Inputs":
+        """Draws as networks with a preprocessing see them.
+
+        Images are drawn in [0, 1], rows in their own units; but rows of a normal prior that knows
+        no sums as networks see them.
+
+        Args:
+            prior: of the inputs.
+            by: what networks see of a sample.
+            seed: of all that is drawn.
+            sums: whether the prior knows the clients' sums.
+        """
+        mean, std = torch.tensor(by.mean), torch.tensor(by.std)
+        if len(by.shape) > 1:
+            return cls(prior, mean, std, seed)
+        if prior.name == "gaussian" and not sums:
+            return cls(prior, torch.zeros_like(mean), torch.ones_like(std), seed)
+        return cls(prior, mean * by.scale, std * by.scale, seed)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -84,18 +84,12 @@ class FedFuse(Counted[Server]):
 
     def _prior(self, run: Run) -> InputPrior:
         seen = run.preprocessing
-        return build_prior(self.inputs, seen.shape, features=seen.features)
+        return build_prior(self.inputs, seen.shape, features=seen.features, columns=seen.columns)
 
     def _draws(self, at: At) -> Draws:
         """The inputs of a round, as networks see them."""
-        prior, seen = self._prior(at.run), at.run.preprocessing
         seed = seeds.integer(at.run.seed, "inputs", round=at.round)
-        if prior.name == "gaussian":  # rows as networks see them
-            return Inputs(prior, torch.tensor(0.0), torch.tensor(1.0), seed)
-        mean, std = torch.tensor(seen.mean), torch.tensor(seen.std)
-        if len(seen.shape) == 1:  # rows are in their own units, images in [0, 1]
-            mean, std = mean * seen.scale, std * seen.scale
-        return Inputs(prior, mean, std, seed)
+        return Inputs.seen(self._prior(at.run), at.run.preprocessing, seed)
 
     def init(self, run: Run) -> Server:
         """The network's initialization."""

@@ -352,19 +352,15 @@ def drawn(
         features=seen.features,
         columns=seen.columns,
     )
-    mean, std = torch.tensor(seen.mean), torch.tensor(seen.std)
-    if len(seen.shape) == 1:  # rows are in their own units, images in [0, 1]
-        mean, std = mean * seen.scale, std * seen.scale
-        if prior.name == "gaussian" and not sums:  # as networks see rows
-            if silos.programs and silos.card is None:
-                raise ConfigError(
-                    "programs take rows in units that are not known here; give the clients' sums "
-                    "with --sums, or real samples with --inputs"
-                )
-            mean, std = torch.zeros_like(mean), torch.ones_like(std)
-            if silos.programs and silos.card is not None:
-                own = silos.card.preprocessing
-                deviation = torch.tensor(own.std) * own.scale
-                std = 1 / deviation
-                mean = -torch.tensor(own.mean) * own.scale / deviation
-    return prior, Inputs(prior, mean, std, seed)
+    inputs = Inputs.seen(prior, seen, seed, sums=bool(sums))
+    if silos.programs and prior.name == "gaussian" and not sums and len(seen.shape) == 1:
+        if silos.card is None:
+            raise ConfigError(
+                "programs take rows in units that are not known here; give the clients' sums "
+                "with --sums, or real samples with --inputs"
+            )
+        own = silos.card.preprocessing
+        std = 1 / (torch.tensor(own.std) * own.scale)
+        mean = -torch.tensor(own.mean) * own.scale * std
+        inputs = Inputs(prior, mean, std, seed)
+    return prior, inputs
