@@ -12,7 +12,7 @@ from fedbayes.methods.fedep import FedEP
 from fedbayes.methods.fedlap import FedLap
 from fedbayes.models import Network
 from fedbayes.targets import Target
-from fedbayes.tensors import Samples, part
+from fedbayes.tensors import Samples, named, part
 from tests.methods.places import at, network, run_of
 
 STD = 0.7
@@ -250,3 +250,34 @@ def test_refusals():
     data = Samples(torch.randn(6, 4), torch.zeros(6, dtype=torch.int64))
     with pytest.raises(ConfigError, match=r"training\.steps"):
         method.local(message, method.join(at(run)), data, at(run))
+
+
+def test_linearized_draws_have_the_covariance_of_the_derivatives():
+    """J Σ Jᵀ around f(m), with J by central differences; a linear network is linear already."""
+    net = network((5,), dtype=torch.float64)
+    run, rng = run_of(net), torch.Generator().manual_seed(0)
+    std = {n: 0.1 + torch.rand(t.shape, generator=rng).double() for n, t in net.initial.items()}
+    model = named("mean", net.initial) | named("std", std)
+    x = torch.randn(3, 4, generator=rng).double()
+    drawn = FedLap(predictions=4000).draws(model, run)(x).flatten(1)
+    columns = []
+    for name, m in net.initial.items():
+        for index in range(m.numel()):
+            step = torch.zeros_like(m)
+            step.view(-1)[index] = 1e-5
+            ends = [net({**net.initial, name: m + sign * step}, x) for sign in (1, -1)]
+            slope = (ends[0] - ends[1]).flatten() / 2e-5
+            columns.append(slope * std[name].view(-1)[index])
+    jacobian = torch.stack(columns, 1)
+    wanted = jacobian @ jacobian.T
+    error = (torch.cov(drawn.T) - wanted).abs().max() / wanted.diagonal().max()
+    assert error < 0.1
+    torch.testing.assert_close(drawn.mean(0), net(net.initial, x).flatten(), atol=0.2, rtol=0)
+    flat = network(())
+    model = named("mean", flat.initial) | named("std", flat.initial)
+    x = torch.randn(3, 4)
+    one, two = (
+        FedLap(predictions=3, predictive=kind).draws(model, run_of(flat))(x)
+        for kind in ("linearized", "sampled")
+    )
+    torch.testing.assert_close(one, two)

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -49,6 +50,12 @@ class Moments(Product[Client]):
     )
     predictions: int = Field(
         20, ge=1, description="draws from the posterior in a prediction, where it has a covariance"
+    )
+
+    predictive: Literal["linearized", "sampled"] = Field(
+        "linearized",
+        description="network under a draw: linear in its weights around their means, as Laplace's "
+        "approximation takes it, or as it is, which needs stds that are small",
     )
 
     def check(self, run: Run) -> None:
@@ -185,4 +192,4 @@ class Moments(Product[Client]):
         """Outputs under draws from the posterior, or of the network that is its one point."""
         if self.fixed_precision:
             return super().draws(model, run)
-        return sampler(model, run, self.predictions)
+        return sampler(model, run, self.predictions, linearized=self.predictive == "linearized")

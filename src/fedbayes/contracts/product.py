@@ -20,6 +20,7 @@ from fedbayes.contracts.run import At, Run
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.messages import Message, dense
+from fedbayes.models import Network
 from fedbayes.tensors import Tensors, named, part
 
 
@@ -227,13 +228,15 @@ def is_unlearnt(mean: Mapping[str, Tensor]) -> bool:
     return not any(bool(m.any()) for m in mean.values())
 
 
-def sampler(model: Tensors, run: Run, count: int) -> Sampler:
+def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -> Sampler:
     """Outputs under draws from a posterior, the same draws on every call.
 
     Args:
         model: means and stds by name, as `means_and_stds` gives them.
         run: the run.
         count: draws.
+        linearized: whether the network is taken as linear in its weights around their means, as
+            Laplace's approximation with a Gauss-Newton matrix does (Immer et al. 2021).
     """
     network = run.network
     mean = network.prepare(part(model, "mean"))
@@ -247,14 +250,34 @@ def sampler(model: Tensors, run: Run, count: int) -> Sampler:
         rng = torch.Generator().manual_seed(0)
         found = []
         for _ in range(count):
-            weights = {
-                name: m + std[name] * torch.randn(m.shape, generator=rng).to(m)
+            moves = {
+                name: std[name] * torch.randn(m.shape, generator=rng).to(m)
                 for name, m in mean.items()
             }
-            found.append(network(weights, x))
+            if linearized:
+                found.append(_linear(network, mean, moves, x))
+            else:
+                found.append(network({name: m + moves[name] for name, m in mean.items()}, x))
         return torch.stack(found)
 
     return outputs
+
+
+def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tensor:
+    """The network's outputs at its means plus their derivative along moves of the weights.
+
+    Raises:
+        ModelError: some operation has no forward derivative.
+    """
+    try:
+        at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(
+            f"the network cannot be linearized ({reason}); set method.predictive = 'sampled'"
+        ) from None
+    total: Tensor = at_mean + along
+    return total
 
 
 def rounded(change: Gaussian) -> Gaussian:

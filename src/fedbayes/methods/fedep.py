@@ -34,7 +34,7 @@ class FedEP(Moments):
     """
 
     name = "fedep"
-    summary = "expectation propagation with Laplace's or sampled moments"
+    summary = "expectation propagation by Laplace or samples"
     paper = "Guo et al. 2023"
 
     inference: Literal["laplace", "sgld"] = Field(

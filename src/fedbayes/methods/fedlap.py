@@ -27,7 +27,7 @@ class FedLap(Moments):
     """
 
     name = "fedlap"
-    summary = "Laplace at every client, and a dual that makes the fixed point the pool's"
+    summary = "Laplace at every client, with a dual for each"
     paper = "Swaroop, Khan and Doshi 2025"
 
     covariance: Literal["none", "diagonal"] = Field(
