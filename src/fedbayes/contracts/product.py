@@ -65,6 +65,8 @@ class Product(Method[Posterior, FactorState, Sum]):
 
     server_state = Posterior
     repeats_changes = True
+    adds = True
+    report_range = 65536.0
 
     @property
     def fixed_precision(self) -> bool:
@@ -118,6 +120,10 @@ class Product(Method[Posterior, FactorState, Sum]):
         mean = part(message, "mean")
         precision = {} if self.fixed_precision else named("precision", mean)
         return precision | named("shift", mean)
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """Changes are measured from none."""
+        return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
 
     def split(self, message: Message, client: FactorState, at: At) -> Split:
         """The posterior that came, by what is the client's and what is the others'."""
