@@ -1,6 +1,5 @@
 """PVI: partitioned variational inference with mean-field Gaussians, over any network."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,6 @@ from fedbayes.contracts import (
     At,
     Info,
     Loss,
-    Noise,
     Problem,
     Report,
     Run,
@@ -19,6 +17,7 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
+from fedbayes.contracts.drawn import expected_nll, sampler_of, weight_noise
 from fedbayes.contracts.factors import (
     Factors,
     complexity,
@@ -83,19 +82,7 @@ class Pvi(Factors[Client]):
     def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
         """Minimize the free energy from the posterior that came."""
         start, given = self.taken_out(message, client, samples, at)
-        return Problem(start, given=given, noise=Noise("weights", self._draw(at.run)))
-
-    def _draw(self, run: Run) -> Callable[[torch.Generator, Samples], Tree]:
-        """What draws the noise of one step: standard normal for each weight and sample."""
-        shapes = {name: tensor.shape for name, tensor in run.network.initial.items()}
-
-        def draw(rng: torch.Generator, batch: Samples) -> Tree:
-            return {
-                name: torch.randn(self.samples, *shape, generator=rng).to(run.network.device)
-                for name, shape in shapes.items()
-            }
-
-        return draw
+        return Problem(start, given=given, noise=weight_noise(at.run, self.samples))
 
     def loss(self, run: Run) -> Loss:
         """The free energy per sample, by Monte Carlo, its KL term times `kl_weight`."""
@@ -110,11 +97,7 @@ class Pvi(Factors[Client]):
             precision = precisions(parameters, given["rest"])
             mean = part(parameters, "mean")
             std = {name: p.rsqrt() for name, p in precision.items()}
-            nll: Tensor = torch.zeros(())
-            for sample in range(self.samples):
-                weights = {name: m + std[name] * noise[name][sample] for name, m in mean.items()}
-                outputs = run.network(weights, batch.x, training=training)
-                nll = nll.to(outputs) + run.likelihood.nll(outputs, batch.y) / self.samples
+            nll = expected_nll(run, mean, std, batch, noise, training=training)
             if not training:
                 return nll
             energy: Tensor = nll + self.kl_weight * complexity(parameters, given) / given["count"]
@@ -139,23 +122,9 @@ class Pvi(Factors[Client]):
 
     def draws(self, model: Tensors, run: Run) -> Sampler:
         """Outputs under draws from the posterior, the same draws on every call."""
-        network = run.network
-        mean = network.prepare(part(model, "mean"))
-        std = network.prepare(part(model, "std"))
+        mean, std = part(model, "mean"), part(model, "std")
         if is_unlearnt(mean):
             # Nothing is learnt yet; the prior's noise would be all there is.
-            mean = network.prepare(network.initial)
+            mean = run.network.initial
             std = {name: torch.zeros_like(m) for name, m in mean.items()}
-
-        def sampler(x: Tensor) -> Tensor:
-            rng = torch.Generator().manual_seed(0)
-            outputs = []
-            for _ in range(self.predictions):
-                weights = {
-                    name: m + std[name] * torch.randn(m.shape, generator=rng).to(m)
-                    for name, m in mean.items()
-                }
-                outputs.append(network(weights, x))
-            return torch.stack(outputs)
-
-        return sampler
+        return sampler_of(mean, std, run.network, self.predictions)
