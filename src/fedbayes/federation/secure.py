@@ -31,8 +31,8 @@ class Plan:
     """The numbers of one run's secure aggregation, known to server and clients.
 
     A report of tensors φ and weight n becomes x = [R n / N, (φ − w) n / N], of which every entry is
-    in [−R, R]; w is the broadcast and N the largest weight. Rounding to a grid of L steps errs by
-    less than the step 2 R / L in each entry, without bias.
+    in [−R, R]; w is the broadcast, 0 for tensors that it does not hold, and N the largest weight.
+    Rounding to a grid of L steps errs by less than the step 2 R / L in each entry, without bias.
     """
 
     shares: int
@@ -66,14 +66,15 @@ class Plan:
         if any(isinstance(item, Masked) for item in report.tensors.values()):
             raise EngineError("its report is sparse; secure aggregation adds whole tensors alone")
         tensors = dense(report.tensors)
-        if tensors.keys() != centre.keys():
-            raise EngineError("its report holds other tensors than the broadcast; they cannot add")
+        if not tensors.keys() >= centre.keys():
+            raise EngineError("its report lacks tensors of the broadcast; they cannot add")
         share = report.weight / self.max_weight if self.max_weight else 1.0
         if share > 1:
             raise EngineError(
                 f"its weight is {report.weight:g}; secure.max_weight is {self.max_weight:g}"
             )
-        changes = {n: tensors[n].double() - centre[n].double() for n in sorted(centre)}
+        changes = {n: tensors[n].double() for n in sorted(tensors)}
+        changes |= {n: changes[n] - w.double() for n, w in centre.items()}
         if self.clip:
             entries = sum(t.numel() for t in tensors.values())
             clip = max(0.0, self.clip - self.step * math.sqrt(entries))
@@ -90,8 +91,13 @@ class Plan:
             )
         return vector
 
-    def read(self, mean: Vector, broadcast: Message) -> Report:
+    def read(self, mean: Vector, broadcast: Message, expected: Message | None = None) -> Report:
         """The mean of the reports whose vectors have this mean, and the mean of their weights.
+
+        Args:
+            mean: of the vectors.
+            broadcast: what the clients were sent.
+            expected: the pattern of a report; by default it is that of the broadcast.
 
         Raises:
             MessageError: no vectors of honest clients have this mean.
@@ -104,12 +110,12 @@ class Plan:
             weight = 1.0
         changes, start = torch.from_numpy(mean[1:] / weight), 0
         tensors: Message = {}
-        for name in sorted(centre):
-            before = centre[name]
-            change = changes[start : start + before.numel()].reshape(before.shape)
-            moved = before.double() + change
-            tensors[name] = moved if self.exact else moved.to(before.dtype)
-            start += before.numel()
+        for name, pattern in sorted(dense(expected or broadcast).items()):
+            moved = changes[start : start + pattern.numel()].reshape(pattern.shape)
+            if name in centre:
+                moved = centre[name].double() + moved
+            tensors[name] = moved if self.exact else moved.to(pattern.dtype)
+            start += pattern.numel()
         return Report(tensors, weight * self.max_weight if self.max_weight else 1.0)
 
 

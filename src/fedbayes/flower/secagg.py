@@ -37,7 +37,7 @@ from fedbayes.flower.secagg_masks import with_masks
 from fedbayes.flower.secagg_node import write_secure_task
 from fedbayes.flower.secagg_steps import DroppedEarly, Steps
 from fedbayes.flower.wire import one_line
-from fedbayes.messages import decode, dense
+from fedbayes.messages import Message, decode, dense
 
 _GATHER = 0.25
 """Share of a round's time that clients have to connect."""
@@ -151,6 +151,9 @@ class SecureFlower(Flower):
             if len(left) < self._plan.threshold:
                 return {}, f"there were {len(left)} clients for it, {needed}"
             try:
+                broadcast = decode(next(iter(left.values())).message)
+                pattern = dense(self._expected(broadcast))
+                steps.entries = 1 + sum(t.numel() for t in pattern.values())
                 reports = _aggregate(left, self._plan, steps)
             except DroppedEarly:
                 continue  # no report was asked for yet: begin again with those that are left
@@ -163,15 +166,19 @@ class SecureFlower(Flower):
     def _mean(self, reports: dict[int, FitRes], task: Task) -> bytes:
         """The mean of the reports, encoded as one."""
         (mean,) = parameters_to_ndarrays(next(iter(reports.values())).parameters)
-        return encode_report(self._plan.read(mean, decode(task.message)))
+        broadcast = decode(task.message)
+        return encode_report(self._plan.read(mean, broadcast, self._expected(broadcast)))
+
+    def _expected(self, broadcast: Message) -> Message:
+        """The pattern of a report to a broadcast, of which the vectors are."""
+        assert self._runtime is not None
+        return self._runtime.method.expected(broadcast, self._runtime.run)
 
 
 def _aggregate(tasks: dict[int, Task], plan: Plan, steps: Steps) -> dict[int, FitRes]:
     """Flower's workflow on these tasks, by node: the mean in place of each report, if it opens."""
     strategy = _Tasks({node: write_secure_task(task, plan) for node, task in tasks.items()})
-    first = next(iter(tasks.values()))
-    steps.entries = 1 + sum(t.numel() for t in dense(decode(first.message)).values())
-    state = RecordDict()
+    state, first = RecordDict(), next(iter(tasks.values()))
     state[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: first.round})
     state[MAIN_PARAMS_RECORD] = ArrayRecord()
     context = Context(0, 0, {}, state, {})

@@ -44,7 +44,8 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
         runtime = client.runtime()
         outcome = client.work(task, runtime)
         broadcast = decode(task.message)
-        vector = plan.write(decode_report(outcome.report, broadcast), broadcast)
+        expected = runtime.method.expected(broadcast, runtime.run)
+        vector = plan.write(decode_report(outcome.report, expected), broadcast)
         place = {"round": task.round, "client": task.client}
         words = seeds.sequence(runtime.run.seed, "rounding", **place).generate_state(8)
         np.random.seed(words)  # noqa: NPY002 - Flower's rounding draws from this one

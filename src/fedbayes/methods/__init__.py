@@ -31,6 +31,8 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),
         "fedfuse": ("fedfuse", "FedFuse"),
+        "fedbe": ("fedbe", "FedBe"),
+        "fedbe-sums": ("fedbe", "FedBeSums"),
         "local": ("local", "Local"),
         "global": ("centralized", "Global"),
     },
