@@ -172,6 +172,30 @@ class TestFedFuseOfRates(MethodContract):
     settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
 
 
+class TestFedBe(MethodContract):
+    method = "fedbe"
+    parameters: ClassVar = {"members": 3}
+
+
+@pytest.mark.slow
+class TestFedBeDistilled(MethodContract):
+    method = "fedbe"
+    parameters: ClassVar = {
+        "members": 2,
+        "distribution": "dirichlet",
+        "inputs": "auto",
+        "steps": 4,
+        "drawn": 64,
+        "cycles": 2,
+    }
+
+
+class TestFedBeSums(MethodContract):
+    method = "fedbe-sums"
+    parameters: ClassVar = {"members": 3}
+    settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
+
+
 class TestLocal(MethodContract):
     method = "local"
 
