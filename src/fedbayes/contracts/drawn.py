@@ -7,9 +7,30 @@ from torch import Tensor
 
 from fedbayes.contracts.method import Sampler
 from fedbayes.contracts.run import Run
+from fedbayes.errors import ConfigError, ModelError
 from fedbayes.inference.problem import Noise, Tree
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors
+
+
+def require_weights_alone(name: str, run: Run) -> None:
+    """See that a network's trained weights can be random: nothing else may change in training.
+
+    Args:
+        name: of the method.
+        run: the run.
+
+    Raises:
+        ModelError: the network has buffers, such as running means.
+        ConfigError: it is to compute in bf16.
+    """
+    if run.network.precision != "float32":
+        raise ConfigError(f"{name} computes in float32; leave precision as it is")
+    if fixed := sorted(run.network.buffers):
+        raise ModelError(
+            f"{name} has no place for what no gradient trains: {', '.join(fixed)}; set "
+            "model.batch_norm = 'frozen', or take a network without running statistics"
+        )
 
 
 def weight_noise(run: Run, samples: int) -> Noise:

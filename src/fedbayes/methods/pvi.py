@@ -1,5 +1,6 @@
 """PVI: partitioned variational inference with mean-field Gaussians, over any network."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from fedbayes.contracts import (
     At,
     Info,
     Loss,
+    Noise,
     Problem,
     Report,
     Run,
@@ -17,15 +19,8 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
-from fedbayes.contracts.drawn import expected_nll, sampler_of, weight_noise
-from fedbayes.contracts.factors import (
-    Factors,
-    complexity,
-    is_unlearnt,
-    means_and_stds,
-    precisions,
-)
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.contracts.factors import Factors, complexity, precisions
+from fedbayes.contracts.product import means_and_stds, sampler
 from fedbayes.inference.gaussian import Gaussian
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors, part
@@ -60,21 +55,6 @@ class Pvi(Factors[Client]):
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
 
-    def check(self, run: Run) -> None:
-        """Trained weights alone are random; nothing else may change in training.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16.
-        """
-        if run.network.precision != "float32":
-            raise ConfigError(f"{self.name} computes in float32; leave precision as it is")
-        if fixed := sorted(run.network.buffers):
-            raise ModelError(
-                f"{self.name} has no place for what no gradient trains: {', '.join(fixed)}; set "
-                "model.batch_norm = 'frozen', or take a network without running statistics"
-            )
-
     def join(self, at: At) -> Client:
         """An empty factor, which the first refinement fills."""
         return Client(Gaussian({}, {}))
@@ -82,7 +62,19 @@ class Pvi(Factors[Client]):
     def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
         """Minimize the free energy from the posterior that came."""
         start, given = self.taken_out(message, client, samples, at)
-        return Problem(start, given=given, noise=weight_noise(at.run, self.samples))
+        return Problem(start, given=given, noise=Noise("weights", self._draw(at.run)))
+
+    def _draw(self, run: Run) -> Callable[[torch.Generator, Samples], Tree]:
+        """What draws the noise of one step: standard normal for each weight and sample."""
+        shapes = {name: tensor.shape for name, tensor in run.network.initial.items()}
+
+        def draw(rng: torch.Generator, batch: Samples) -> Tree:
+            return {
+                name: torch.randn(self.samples, *shape, generator=rng).to(run.network.device)
+                for name, shape in shapes.items()
+            }
+
+        return draw
 
     def loss(self, run: Run) -> Loss:
         """The free energy per sample, by Monte Carlo, its KL term times `kl_weight`."""
@@ -97,7 +89,11 @@ class Pvi(Factors[Client]):
             precision = precisions(parameters, given["rest"])
             mean = part(parameters, "mean")
             std = {name: p.rsqrt() for name, p in precision.items()}
-            nll = expected_nll(run, mean, std, batch, noise, training=training)
+            nll: Tensor = torch.zeros(())
+            for sample in range(self.samples):
+                weights = {name: m + std[name] * noise[name][sample] for name, m in mean.items()}
+                outputs = run.network(weights, batch.x, training=training)
+                nll = nll.to(outputs) + run.likelihood.nll(outputs, batch.y) / self.samples
             if not training:
                 return nll
             energy: Tensor = nll + self.kl_weight * complexity(parameters, given) / given["count"]
@@ -122,9 +118,4 @@ class Pvi(Factors[Client]):
 
     def draws(self, model: Tensors, run: Run) -> Sampler:
         """Outputs under draws from the posterior, the same draws on every call."""
-        mean, std = part(model, "mean"), part(model, "std")
-        if is_unlearnt(mean):
-            # Nothing is learnt yet; the prior's noise would be all there is.
-            mean = run.network.initial
-            std = {name: torch.zeros_like(m) for name, m in mean.items()}
-        return sampler_of(mean, std, run.network, self.predictions)
+        return sampler(model, run, self.predictions)
