@@ -172,6 +172,12 @@ class TestFedFuseOfRates(MethodContract):
     settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
 
 
+class TestPFedBayes(MethodContract):
+    method = "pfedbayes"
+    parameters: ClassVar = {"samples": 2, "predictions": 4, "beta": 0.7}
+    settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
+
+
 class TestFedBe(MethodContract):
     method = "fedbe"
     parameters: ClassVar = {"members": 3}
