@@ -172,6 +172,17 @@ class TestFedFuseOfRates(MethodContract):
     settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
 
 
+class TestFedPa(MethodContract):
+    method = "fedpa"
+    parameters: ClassVar = {"burn_in_rounds": 0, "samples": 3, "burn_in": 0.2}
+
+
+@pytest.mark.slow
+class TestFedPaLangevin(MethodContract):
+    method = "fedpa"
+    parameters: ClassVar = {"burn_in_rounds": 1, "sampler": "langevin", "server_optimizer": "adam"}
+
+
 class TestPFedBayes(MethodContract):
     method = "pfedbayes"
     parameters: ClassVar = {"samples": 2, "predictions": 4, "beta": 0.7}

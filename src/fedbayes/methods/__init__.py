@@ -31,6 +31,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),
         "fedfuse": ("fedfuse", "FedFuse"),
+        "fedpa": ("fedpa", "FedPa"),
         "pfedbayes": ("pfedbayes", "PFedBayes"),
         "fedbe": ("fedbe", "FedBe"),
         "fedbe-sums": ("fedbe", "FedBeSums"),
