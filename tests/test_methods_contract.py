@@ -224,6 +224,7 @@ class TestGlobal(MethodContract):
 PARAMETERS = {
     "virtual": {"samples": 3, "predictions": 4},
     "fedfuse": {"steps": 4, "drawn": 64},
+    "fedpa": {"burn_in_rounds": 0, "burn_in": 0.0},
 }
 """What methods need where there are no classes."""
 NOISE = {"gpi-fnm": "each", "pfnm": 0.5}
