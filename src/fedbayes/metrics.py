@@ -147,9 +147,9 @@ class Confidences:
 
     @property
     def aurc(self) -> float:
-        """Area under the risk-coverage curve: the mean over k of the share of wrong ones among the k
-        surest predictions (Geifman and El-Yaniv 2017); of those in a bin, in random order. NaN if
-        there are none.
+        """Area under the risk-coverage curve (Geifman and El-Yaniv 2017): the mean over k of the
+        share of wrong ones among the k surest predictions; of those in a bin, in random order. NaN
+        if there are none.
         """
         rows = self.rows.flip(0).double()
         wrong = rows - self.right.flip(0).double()

@@ -115,7 +115,7 @@ class SeedRuns:
             return False
         summary = run.summary()
         reason, rounds = summary["stopped_reason"], summary["rounds"]
-        return reason != "interrupted" and (reason != "completed" or rounds >= config.rounds)
+        return bool(reason != "interrupted" and (reason != "completed" or rounds >= config.rounds))
 
     def refuse_untrained(self, seed: int) -> None:
         """See that the run of a seed, which has ended, learnt something.

@@ -42,9 +42,9 @@ class Trial:
     foreign: str = ""
     """What the foreign inputs are, in words; empty if there are none."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """`brier` or `crps`; AUROC of each uncertainty for errors, as `error_auroc` (of the entropy) and
-    `error_auroc_information`, and for foreign inputs, as `ood_auroc` and `ood_auroc_information`;
-    `aurc` and the accuracy of the surest 80 %. What is undefined is left out."""
+    """`brier` or `crps`; AUROC of uncertainties for errors, `error_auroc` of the entropy and
+    `error_auroc_information`, and for foreign inputs, `ood_auroc` and `ood_auroc_information`;
+    `aurc`, and `accuracy_at_80` of the surest 80 %. What is undefined is left out."""
     reliability: tuple[tuple[float, float, int], ...] = ()
     """Mean confidence, accuracy and number of samples of bins with enough of them."""
     selective: tuple[float, ...] = ()
@@ -71,7 +71,7 @@ def try_model(folder: Path, asked: str) -> Trial:
     config = place.config()
     method = config.build_method()
     model = calibrated_model(place, personal=False) if method.has_global_model else ""
-    known = _read(trial_file(place))
+    known = stored_trial(place)
     if known is not None and (known.asked, known.model) == (asked, model):
         return known
     found = Trial(asked, model)
@@ -100,10 +100,11 @@ def try_model(folder: Path, asked: str) -> Trial:
     return found
 
 
-def _read(path: Path) -> Trial | None:
-    """A trial that was kept; None where there is none that can be read."""
+def stored_trial(folder: RunFolder) -> Trial | None:
+    """The trial of a run that was kept; None where there is none that can be read."""
     try:
-        found = TypeAdapter(Trial).validate_python(parse_json(read_bytes(path)))
+        content = parse_json(read_bytes(trial_file(folder)))
+        found = TypeAdapter(Trial).validate_python(content)
     except (OSError, ValueError, ValidationError):
         return None
     return found if found.format == FORMAT else None

@@ -136,10 +136,10 @@ def own_settings(
     Raises:
         ConfigError: a parameter is one of none of these methods.
     """
-    common, rest, notes = [], [], []
-    for override in overrides:
-        whose = common if override.strip().startswith("method.") else rest
-        whose.append(override)
+    notes: list[str] = []
+    changes = list(overrides)
+    common = [change for change in changes if change.strip().startswith("method.")]
+    rest = [change for change in changes if change not in common]
     given: dict[str, list[str]] = {variant.label: [] for variant in found}
     for override in common:
         key = override.partition("=")[0].strip()
