@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedbayes.data.plot import drawn
+from fedbayes.reports.charts import WIDE
 from fedbayes.reports.page import environment, stamp
 from fedbayes.reports.palette import LIGHT, MARKERS
 from fedbayes.runs.display import words
@@ -77,17 +78,21 @@ def _pictures(part: Part) -> list[tuple[str, str, str]]:
     """Figures with something to show: title, source, and what it is in words."""
     found = []
     for name in dict.fromkeys(name for one in part.series for name in one.rounds):
-        title = f"{words(name).capitalize()} over rounds"
+        title = _begun(f"{words(name)} over rounds")
         lines = {one.label: one.rounds.get(name, ()) for one in part.series}
         found.append((title, _curves(lines, "round", words(name)), _BANDS))
     name = words(f"global_{part.metric}")
     lines = {one.label: one.over_bytes for one in part.series}
-    found.append((f"{name.capitalize()} over bytes", _curves(lines, "MB sent", name), _BANDS))
+    found.append((_begun(f"{name} over bytes"), _curves(lines, "MB sent", name), _BANDS))
     bins = {one.label: one.reliability for one in part.series}
     found.append(("Reliability", _each(bins, _reliability), _RELIABILITY))
     curves = {one.label: one.selective for one in part.series}
     found.append(("Selective prediction", _each(curves, _selective), _SELECTIVE))
     return [(title, _source(figure), note) for title, figure, note in found if figure is not None]
+
+
+def _begun(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 _BANDS = "Lines: mean over seeds. Bands: one standard deviation on either side."
@@ -147,6 +152,9 @@ def _curves(lines: Mapping[str, Sequence[Line]], x: str, y: str) -> "Figure | No
             low = [mean - gap for mean, gap in zip(means, spread, strict=True)]
             high = [mean + gap for mean, gap in zip(means, spread, strict=True)]
             axes.fill_between(xs, low, high, color=_colour(place), alpha=0.15, linewidth=0)
+    values = [value for own in lines.values() for line in own for value in line[1]]
+    if min(values) > 0 and max(values) / min(values) >= WIDE:
+        axes.set_yscale("log")
     axes.set(xlabel=x, ylabel=y)
     axes.legend(fontsize="small")
     return figure

@@ -206,7 +206,7 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
         f"Mean ± standard deviation over seeds. Under one seed {_SAME}."
         if several
         else f"One seed says nothing of chance: the best may not be better. Here {_SAME}.",
-        f"{best}.",
+        *([f"{best}."] if any(f.best for _, row in rows for f in row.figures.values()) else []),
         *(f"Out of distribution: {what}." for what in foreign),
         *(
             f"{task}: partitions differ under seed {listed(map(str, seeds))}."

@@ -45,12 +45,19 @@ def write_comparison(
         "comparison.tex": latex(tables, said),
         "comparison.csv": means_csv(tables),
         "comparison.json": json.dumps(content, indent=2, allow_nan=False) + "\n",
-        "comparison.html": render(parts, said, content),
+        "comparison.html": render(parts, [_without_marks(line) for line in said], content),
         "runs.csv": runs_csv(outcomes),
     }
     for name, written in files.items():
         write_beside(grid.folder / name, written.encode())
     return [grid.folder / name for name in files]
+
+
+def _without_marks(line: str) -> str:
+    """A note, for a page that marks cells by their looks."""
+    return line.replace("* best mean", "Bold: best mean").replace(
+        "≈ not told", "underlined: not told"
+    )
 
 
 def _part(grid: MethodGrid, table: Compared, outcomes: Sequence[Outcome]) -> Part:

@@ -54,7 +54,9 @@ def rich_table(table: Compared, width: int) -> Table:
     if sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True)) > width:
         rows = [list(column) for column in zip(*rows, strict=True)]
         rows[0][0] = "metric"
-    shown = Table(*map(escape, rows[0]), pad_edge=False, title=escape(_title(table)))
+    shown = Table(pad_edge=False, title=escape(_title(table)))
+    for head in rows[0]:
+        shown.add_column(escape(head), overflow="fold")
     shown.title_justify, shown.title_style = "left", "bold"
     for head, *texts in rows[1:]:
         best = [f"[bold]{escape(t)}[/]" if t.endswith("*") else escape(t) for t in texts]

@@ -17,7 +17,7 @@ KINDS = {
     "permuted": "test images, their pixels in one other order, the same for all",
     "inverted": "test images, dark for light",
     "noise": "images of which every pixel is drawn evenly between dark and light",
-    "wide": "drawn from a Gaussian with the training mean and three times the deviation",
+    "wide": "samples drawn from a Gaussian with the training mean and three times the deviation",
 }
 """What is made without other data, by name."""
 AUTO, NONE = "auto", "none"
