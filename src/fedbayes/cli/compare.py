@@ -36,9 +36,9 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods between commas, each with settings of its own behind colons if need be: "
-            "fedavg,fedprox:proximal=0.1,slow=fedavg:training.lr=0.01; or a TOML file with a table "
-            "for each. Default: that of each config."
+            help="Methods between commas, each with settings of its own behind colons if need be "
+            "(fedprox:proximal=0.1), and a label before it (big=fedavg:rounds=9); or a TOML file "
+            "with a table for each. Default: that of each config."
         ),
     ] = None,
     seeds: Annotated[
