@@ -14,6 +14,7 @@ def test_labels_names_and_settings():
         Variant("fedprox:proximal=0.1", "fedprox", ("method.proximal=0.1",)),
         Variant("slow", "fedprox", ("method.proximal=1", "training.lr=0.01")),
     ]
+    assert variants("big=fedavg:rounds=9")[0].settings == ("rounds=9",)
     own = "own=examples.pfedme:PFedMe:strength=2"
     assert variants(own) == [Variant("own", "examples.pfedme:PFedMe", ("method.strength=2",))]
 
@@ -40,7 +41,8 @@ def test_a_file_says_the_same(tmp_path):
         ("a b=fedavg,a_b=fedprox", "a label of its own"),
         ("fedavg:training.lr=0.1:x", "is no name with settings"),
         ("fedavg:data.alpha=1", "sets data.alpha, which all methods"),
-        ("fedavg:seed=1", "method.seed"),
+        ("fedavg:seed=1", "sets seed, which all methods"),
+        ("fedavg:damping=1", "method.damping is a parameter of"),
         ("nothing.toml", "there is no file of methods"),
     ],
 )

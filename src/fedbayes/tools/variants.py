@@ -31,7 +31,7 @@ def variants(text: str) -> list[Variant]:
     """Methods between commas, or the tables of a TOML file.
 
     `fedavg,fedprox:proximal=0.1,strong=fedprox:proximal=1:training.lr=0.01` are three: settings are
-    behind colons, those without a dot are the method's, and what is before the name is a label.
+    behind colons, the method's own without its table, and what is before the name is a label.
 
     Raises:
         ConfigError: a name is unknown or named twice, a setting is one that all share, or the file
@@ -69,10 +69,15 @@ def _of_text(text: str) -> Variant:
         text = ":".join([name, *rest])
     name, own = named(text)
     return Variant(
-        label.strip() if equals else text,
-        name,
-        tuple(s if "." in s.partition("=")[0] else f"method.{s}" for s in own),
+        label.strip() if equals else text, name, tuple(_placed(setting, name) for setting in own)
     )
+
+
+def _placed(setting: str, method: str) -> str:
+    """A setting of a method, or by its name one of the config."""
+    key = setting.partition("=")[0].strip()
+    of_config = key in Config.model_fields and key not in find_method(method).model_fields
+    return setting if "." in key or of_config else f"method.{setting}"
 
 
 def _of_file(path: Path) -> list[Variant]:
