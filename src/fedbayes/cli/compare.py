@@ -115,7 +115,7 @@ def compare(
         found = None if methods is None else variants(methods)
         from fedbayes.tools import comparison
         from fedbayes.tools.comparison_files import write_comparison
-        from fedbayes.tools.comparison_table import rich_table
+        from fedbayes.tools.comparison_table import rich_tables
         from fedbayes.tools.grid_display import GridDisplay
         from fedbayes.tools.grid_jobs import run_grid
         from fedbayes.tools.method_grid import MethodGrid, conclude
@@ -138,7 +138,7 @@ def compare(
         print(json.dumps(content, allow_nan=False))
     else:
         for table in tables:
-            Console().print(rich_table(table, Console().width))
+            Console().print(*rich_tables(table, Console().width), sep="\n")
         for line in said:
             Console().print(line, markup=False, highlight=False, soft_wrap=True)
         names = ", ".join(file.name for file in files)

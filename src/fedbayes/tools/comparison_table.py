@@ -43,24 +43,42 @@ def _written(name: str, value: float) -> str:
     return f"{value:.1f}" if name == "seconds" else number(value)
 
 
-def rich_table(table: Compared, width: int) -> Table:
-    """For a terminal: a row for each method, or where that is too wide, for each metric.
+def rich_tables(table: Compared, width: int) -> list[Table]:
+    """For a terminal: a row for each method, and where columns are too many for one table, several.
 
     Args:
         table: of a config.
         width: of the terminal.
     """
-    rows = _cells(table)
-    if sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True)) > width:
-        rows = [list(column) for column in zip(*rows, strict=True)]
-        rows[0][0] = "metric"
-    shown = Table(pad_edge=False, title=escape(_title(table)))
-    for head in rows[0]:
-        shown.add_column(escape(head), overflow="fold")
+    (head, *labels), *columns = zip(*_cells(table), strict=True)
+    longest = max(map(len, (head, *labels)))
+    parts: list[list[tuple[str, ...]]] = [[]]
+    room = first = width - min(longest, max(width // 3, _LABEL)) - 3
+    for column in columns:
+        needed = max(map(len, column)) + 3
+        if needed > room and parts[-1]:
+            parts.append([])
+            room = first
+        parts[-1].append(column)
+        room -= needed
+    return [
+        _shown([(head, *labels), *part], _title(table) if not place else "")
+        for place, part in enumerate(parts)
+    ]
+
+
+_LABEL = 20
+"""Characters that a label has at least before it is folded."""
+
+
+def _shown(columns: Sequence[Sequence[str]], title: str) -> Table:
+    shown = Table(pad_edge=False, title=escape(title) or None)
     shown.title_justify, shown.title_style = "left", "bold"
-    for head, *texts in rows[1:]:
+    for place, (head, *_) in enumerate(columns):
+        shown.add_column(escape(head), overflow="fold", no_wrap=bool(place))
+    for label, *texts in zip(*(rest for _, *rest in columns), strict=True):
         best = [f"[bold]{escape(t)}[/]" if t.endswith("*") else escape(t) for t in texts]
-        shown.add_row(f"[bold]{escape(head)}[/]", *best)
+        shown.add_row(f"[bold]{escape(label)}[/]", *best)
     return shown
 
 
@@ -85,7 +103,7 @@ def text(tables: Sequence[Compared], said: Sequence[str]) -> str:
     file = io.StringIO()
     console = Console(file=file, width=200, color_system=None)
     for table in tables:
-        console.print(rich_table(table, 200))
+        console.print(*rich_tables(table, 200), sep="\n")
     for line in said:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
