@@ -24,11 +24,18 @@ def predict(
         ),
     ],
     inputs: Annotated[
-        Path, typer.Argument(help="Rows to predict: .csv, .csv.gz, .parquet, .xlsx, .npz.")
+        str,
+        typer.Argument(
+            help="Rows to predict: .csv, .csv.gz, .parquet, .xlsx, .npz; a picture or a folder of "
+            "pictures; or with --query the URL of a database, as in sqlite:///patients.db."
+        ),
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write: .csv, .csv.gz or .parquet.")
     ] = Path("predictions.csv"),
+    query: Annotated[
+        str | None, typer.Option(help="SQL query whose rows are predicted; INPUTS is a database.")
+    ] = None,
     client: Annotated[
         str | None,
         typer.Option(help="A client's own model in place of the global one; name or number."),
@@ -59,7 +66,7 @@ def predict(
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
 ) -> None:
-    """Predict new rows: probabilities, or means and intervals, beside the ids of the rows."""
+    """Predict new rows or pictures: probabilities, or means and intervals, beside their ids."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from fedbayes.tools.evaluation_set import named_by
@@ -77,16 +84,17 @@ def predict(
     console = rich.get_console()
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=1.0)
+        task = progress.add_task("", total=None)
         done = predict_file(
             model,
             inputs,
             out,
+            query=query,
             level=level,
             keep_inputs=keep_inputs,
             overwrite=overwrite,
             rows=rows,
-            watch=lambda share: progress.update(task, completed=share),
+            watch=lambda share: progress.update(task, total=1.0, completed=share),
         )
     for note in done.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=2)

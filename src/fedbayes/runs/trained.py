@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ from fedbayes.contracts import Sampler
 from fedbayes.data import Preprocessing
 from fedbayes.data.columns import Column
 from fedbayes.data.encoding import Unknown
+from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.wording import describe
 from fedbayes.errors import CellError, ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
@@ -35,6 +37,8 @@ class Member(NamedTuple):
     [draws, n, width]: a posterior has several draws."""
     preprocessing: Preprocessing
     """What it sees of a raw sample; names of classes and features."""
+    reading: SourceSettings | None = None
+    """How the data of the training were read: size and crop of pictures are of these."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,26 @@ class TrainedModel:
         }
         first = [column.name for column in self.preprocessing.table]
         return tuple(found[name] for name in [*first, *(n for n in found if n not in first)])
+
+    def framing(self) -> Framing:
+        """How pictures of any size become raw samples.
+
+        Raises:
+            DataError: a pretrained network's processor says how, and cannot be loaded.
+            ModelError: members see them in different ways.
+        """
+        found = []
+        for reading in (member.reading or SourceSettings() for member in self.members):
+            frame = framing(reading)
+            found.append(replace(frame, scale=reading.scale or frame.scale))
+        # What is left is done by the network, from the same pixels.
+        seen = [replace(one, mean=(), std=(), channels=0) for one in found]
+        if any(one != seen[0] for one in seen):
+            raise ModelError(
+                f"of {self.source} one sees pictures of another size, or cut in another way; "
+                "predict with each alone"
+            )
+        return found[0]
 
     def predict(self, x: Any) -> Tensor:
         """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
