@@ -128,9 +128,10 @@ def conformal(
     score: Annotated[
         str,
         typer.Option(
-            help="What is counted. probability: of the true class. quantile: how far numbers are "
-            "outside of the model's interval. residual: how far from its mean. auto: by the "
-            "likelihood."
+            help="What is counted. probability: of the true class. adaptive: of the classes that "
+            "are likelier (APS); adaptive-random: with a random share of its own. "
+            "quantile: how far numbers are outside of the model's interval. residual: how far "
+            "from its mean. auto: by the likelihood."
         ),
     ] = "auto",
     per_client: Annotated[
@@ -149,6 +150,7 @@ def conformal(
 
     from rich.table import Table
 
+    from fedbayes.likelihoods.conformal import OF_CLASSES
     from fedbayes.runs.display import number
     from fedbayes.tools.conformal import calibrate_conformal
 
@@ -158,7 +160,7 @@ def conformal(
     if as_json:
         print(json.dumps(asdict(found) | {"path": str(found.path)}))
         return
-    size = "classes in a set" if found.score == "probability" else "width, median"
+    size = "classes in a set" if found.score in OF_CLASSES else "width, median"
     table = Table("rows of", "counted", "tested", "inside", size, pad_edge=False)
     for name, one in [("all", found.all), *found.clients.items()]:
         shown = ["  ".join(map(number, values)) for values in (one.coverage, one.size)]

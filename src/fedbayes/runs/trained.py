@@ -177,16 +177,18 @@ class TrainedModel:
             odd |= {(one.column.name, one.empty): one for one in unknown}
         return raw, list(odd.values())
 
-    def columns(self, raw: Sequence[Tensor], level: float | None) -> Answers:
+    def columns(self, raw: Sequence[Tensor], level: float | None, start: int = 0) -> Answers:
         """Predictions alone, by column.
 
         Args:
             raw: samples, as `encode` gives them.
             level: as `level` gives it.
+            start: samples before these, where they are some of many.
         """
-        found = [
-            answers(self.likelihood, draws, level, self.conformal) for draws in self._draws(raw)
-        ]
+        found = []
+        for draws in self._draws(raw):
+            found.append(answers(self.likelihood, draws, level, self.conformal, start))
+            start += draws.shape[1]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
     def _draws(self, raw: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -211,8 +213,8 @@ class TrainedModel:
                 )
             if None in self.conformal.threshold:
                 self._note(
-                    f"{self.conformal.rows:,} rows are too few for a level of "
-                    f"{self.conformal.level:.0%}: sets hold all classes, intervals are endless"
+                    f"{_why_endless(self.conformal)} for a level of {self.conformal.level:.0%}: "
+                    "sets hold all classes, intervals are endless"
                 )
             return self.conformal.level
         if isinstance(likelihood, Numeric) and not self.means:
@@ -258,6 +260,12 @@ class TrainedModel:
                 f"{where} has a column '{taken[0]}' already, which is the name of a prediction; "
                 "rename it or leave it out"
             )
+
+
+def _why_endless(conformal: Conformal) -> str:
+    if conformal.too_few:
+        return f"{conformal.rows:,} rows are too few"
+    return "the model was too far from the truth in too many of the rows that were counted"
 
 
 def _refuse_infinite(rows: Any, preprocessing: Preprocessing, where: str) -> None:

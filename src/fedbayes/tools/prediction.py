@@ -102,7 +102,7 @@ def predict_file(
         with _writing(out) as write:
             for piece in read:
                 raw, unknown = _encode(model, piece, read.where)
-                found = model.columns(raw, level)
+                found = model.columns(raw, level, piece.start)
                 odd += [replace(one, first=one.first + piece.start) for one in unknown]
                 kept = piece.kept
                 if keep_inputs and hasattr(piece.x, "columns"):
