@@ -25,6 +25,7 @@ COPY = "model.safetensors"
 
 NODE_CONFIG = (
     *("client", "data", "query", "database", "data-dir", "state", "weights", "min-count"),
+    "secure",
 )
 """What a node's config may say; each app takes what concerns it."""
 
