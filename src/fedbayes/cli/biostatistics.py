@@ -91,7 +91,9 @@ Secure = Annotated[
     bool,
     typer.Option("--secure", help="Secure aggregation: the server sees sums over clients alone."),
 ]
-Noise = Annotated[float | None, typer.Option("--noise", hidden=True)]
+Noise = Annotated[
+    float | None, typer.Option("--noise", help="Not offered for these sums; says why.")
+]
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0.1, help="Seconds that a round there may take.")
 ]
