@@ -146,6 +146,20 @@ class TestPviOneByOne(MethodContract):
     settings: ClassVar = {"cohort": 1, "sampling": "cyclic"}
 
 
+class TestFedGvi(MethodContract):
+    method = "fedgvi"
+    parameters: ClassVar = {"predictions": 3, "divergence": "renyi"}
+    data: ClassVar = {"name": "digits", "partition": "iid", "limit": 400, "label_noise": 0.2}
+    settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
+
+
+@pytest.mark.slow
+class TestFedGviBeta(MethodContract):
+    method = "fedgvi"
+    parameters: ClassVar = {"predictions": 3, "data_loss": "beta", "alpha": 0.5}
+    settings: ClassVar = {"cohort": 1, "sampling": "cyclic"}
+
+
 class TestGpiFnm(MethodContract):
     method = "gpi-fnm"
     settings: ClassVar = {"model": {"hidden": [8, 6]}}
@@ -183,6 +197,7 @@ class TestGlobal(MethodContract):
 PARAMETERS = {
     "virtual": {"samples": 3, "predictions": 4},
     "fedfuse": {"steps": 4, "drawn": 64},
+    "fedgvi": {"data_loss": "beta"},
 }
 """What methods need where there are no classes."""
 NOISE = {"gpi-fnm": "each", "pfnm": 0.5}

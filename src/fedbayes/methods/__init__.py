@@ -27,6 +27,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "fedl1": ("fedl1", "FedL1"),
         "virtual": ("virtual", "Virtual"),
         "pvi": ("pvi", "Pvi"),
+        "fedgvi": ("fedgvi", "FedGvi"),
         "combined": ("combined", "Combined"),
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),
