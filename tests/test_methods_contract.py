@@ -160,6 +160,11 @@ class TestFedGviBeta(MethodContract):
     settings: ClassVar = {"cohort": 1, "sampling": "cyclic"}
 
 
+class TestIvonAdmm(MethodContract):
+    method = "ivon-admm"
+    parameters: ClassVar = {"predictions": 3}
+
+
 class TestGpiFnm(MethodContract):
     method = "gpi-fnm"
     settings: ClassVar = {"model": {"hidden": [8, 6]}}

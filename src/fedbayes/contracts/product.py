@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Clips, Total, norm
-from fedbayes.contracts.method import Info, Method, Sampler
+from fedbayes.contracts.method import ClientState, Info, Method, Sampler
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.errors import ConfigError, MessageError, ModelError
@@ -31,6 +31,14 @@ class Posterior:
     """In natural parameters, float64."""
 
 
+class HasPosterior(Protocol):
+    """What a server keeps at least."""
+
+    @property
+    def posterior(self) -> Gaussian:
+        """Of the shared weights, in natural parameters, float64."""
+
+
 class HasFactor(Protocol):
     """What a client keeps at least."""
 
@@ -39,6 +47,7 @@ class HasFactor(Protocol):
         """s_i, float64; without tensors before the client's first refinement."""
 
 
+PosteriorState = TypeVar("PosteriorState", bound=HasPosterior)
 FactorState = TypeVar("FactorState", bound=HasFactor)
 
 
@@ -56,13 +65,11 @@ class Split:
     """p(θ)^(1/K), the client's share of the prior."""
 
 
-class Product(Method[Posterior, FactorState, Sum]):
-    """Server and clients whose Gaussian factors multiply to one posterior.
-
-    A factor's precision is positive by construction, so is every product of factors.
+class Natural(Method[PosteriorState, ClientState, Sum]):
+    """A server that keeps a Gaussian posterior, and clients that report changes of its natural
+    parameters.
     """
 
-    server_state = Posterior
     repeats_changes = True
 
     prior_std: float = Field(
@@ -70,13 +77,6 @@ class Product(Method[Posterior, FactorState, Sum]):
     )
     kl_weight: float = Field(
         1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
-    )
-    damping: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="share of a factor's change that is made in a round; none: 1 by the number "
-        "of clients in it, since each assumes that the others stand still",
     )
 
     def check(self, run: Run) -> None:
@@ -94,11 +94,7 @@ class Product(Method[Posterior, FactorState, Sum]):
                 "model.batch_norm = 'frozen', or take a network without running statistics"
             )
 
-    def init(self, run: Run) -> Posterior:
-        """The product of the factors p(θ)^{1/K}: the prior."""
-        return Posterior(standard(run.network.initial, self.prior_std))
-
-    def message(self, server: Posterior, at: At) -> Message:
+    def message(self, server: PosteriorState, at: At) -> Message:
         """Means and precisions of the posterior."""
         message: Message = {}
         for name, mean in server.posterior.mean.items():
@@ -110,6 +106,63 @@ class Product(Method[Posterior, FactorState, Sum]):
         """Changes of precisions and shifts."""
         precision = part(message, "precision")
         return named("precision", precision) | named("shift", precision)
+
+    def known(self, message: Message, report: Report | None) -> Gaussian:
+        """The posterior that came, with the change of the client's factor where it reported."""
+        posterior = posterior_of(dense(message))
+        if report is None:
+            return posterior
+        change = dense(report.tensors)
+        return posterior * Gaussian(
+            {n: t.double() for n, t in part(change, "precision").items()},
+            {n: t.double() for n, t in part(change, "shift").items()},
+        )
+
+    def accept(self, server: PosteriorState, report: Report, run: Run) -> None:
+        """A change leaves the posterior's precisions positive."""
+        changes = part(dense(report.tensors), "precision")
+        for name, precision in server.posterior.precision.items():
+            if bool((precision + changes[name] <= 0).any()):
+                raise MessageError(f"it takes more precision off {name!r} than the posterior has")
+
+    def changes(self, report: Report, server: PosteriorState, run: Run) -> Changes:
+        """Changes of precisions, and of shifts beyond those that leave the means where they are: so
+        bounds and noise on the one do not move the other.
+        """
+        found = super().changes(report, server, run)
+        return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
+
+    def resummed(self, total: Total, server: PosteriorState, run: Run) -> Sum:
+        """Changes of precisions and of shifts."""
+        shift = _recentred(total.changes, _sent_mean(server), 1.0)
+        return super().resummed(
+            replace(total, changes={**total.changes, "shift": shift}), server, run
+        )
+
+    def model(self, server: PosteriorState, run: Run) -> Tensors:
+        """Means and stds of the shared weights, float32."""
+        return means_and_stds(server.posterior.to("cpu", torch.float64))
+
+
+class Product(Natural[Posterior, FactorState]):
+    """Server and clients whose Gaussian factors multiply to one posterior.
+
+    A factor's precision is positive by construction, so is every product of factors.
+    """
+
+    server_state = Posterior
+
+    damping: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a factor's change that is made in a round; none: 1 by the number "
+        "of clients in it, since each assumes that the others stand still",
+    )
+
+    def init(self, run: Run) -> Posterior:
+        """The product of the factors p(θ)^{1/K}: the prior."""
+        return Posterior(standard(run.network.initial, self.prior_std))
 
     def split(self, message: Message, client: FactorState, at: At) -> Split:
         """The posterior that came, by what is the client's and what is the others'."""
@@ -132,21 +185,7 @@ class Product(Method[Posterior, FactorState, Sum]):
             at: client and round.
         """
         change = (refined / factor) ** (self.damping or 1 / at.run.cohort)
-        change = rounded(_shortened(change, mean, at.run.clips))
-        after = factor * change.to(at.run.network.device, torch.float64)
-        tensors = named("precision", change.precision) | named("shift", change.shift)
-        return Report(dict(tensors)), after
-
-    def known(self, message: Message, report: Report | None) -> Gaussian:
-        """The posterior that came, with the change of the client's factor where it reported."""
-        posterior = posterior_of(dense(message))
-        if report is None:
-            return posterior
-        change = dense(report.tensors)
-        return posterior * Gaussian(
-            {n: t.double() for n, t in part(change, "precision").items()},
-            {n: t.double() for n, t in part(change, "shift").items()},
-        )
+        return reported(change, factor, mean, at)
 
     def ordinary(self, server: Posterior, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters, all that was learnt so far."""
@@ -154,27 +193,6 @@ class Product(Method[Posterior, FactorState, Sum]):
             "precision": norm(server.posterior.precision.values()),
             "shift": norm(server.posterior.shift.values()),
         }
-
-    def accept(self, server: Posterior, report: Report, run: Run) -> None:
-        """A change leaves the posterior's precisions positive."""
-        changes = part(dense(report.tensors), "precision")
-        for name, precision in server.posterior.precision.items():
-            if bool((precision + changes[name] <= 0).any()):
-                raise MessageError(f"it takes more precision off {name!r} than the posterior has")
-
-    def changes(self, report: Report, server: Posterior, run: Run) -> Changes:
-        """Changes of precisions, and of shifts beyond those that leave the means where they are: so
-        bounds and noise on the one do not move the other.
-        """
-        found = super().changes(report, server, run)
-        return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
-
-    def resummed(self, total: Total, server: Posterior, run: Run) -> Sum:
-        """Changes of precisions and of shifts."""
-        shift = _recentred(total.changes, _sent_mean(server), 1.0)
-        return super().resummed(
-            replace(total, changes={**total.changes, "shift": shift}), server, run
-        )
 
     def update(self, server: Posterior, reports: Sum, at: At) -> tuple[Posterior, Info]:
         """Multiply the changes of the factors into the posterior: add natural parameters.
@@ -186,18 +204,56 @@ class Product(Method[Posterior, FactorState, Sum]):
         after = before * Gaussian(
             part(reports.tensors, "precision"), part(reports.tensors, "shift")
         )
-        precision, shift = dict(after.precision), dict(after.shift)
-        for name, least in _least(before).items():
-            gone = after.precision[name] < least
-            precision[name] = torch.where(gone, least, after.precision[name])
-            shift[name] = torch.where(gone, least * before.mean[name], after.shift[name])
-        mean = sum(float(p.sum()) for p in precision.values())
-        count = sum(p.numel() for p in precision.values())
-        return Posterior(Gaussian(precision, shift)), {"mean_precision": mean / count}
+        kept = positive(after, before)
+        return Posterior(kept), {"mean_precision": mean_precision(kept)}
 
-    def model(self, server: Posterior, run: Run) -> Tensors:
-        """Means and stds of the shared weights, float32."""
-        return means_and_stds(server.posterior.to("cpu", torch.float64))
+
+def reported(change: Gaussian, own: Gaussian, mean: Tensors, at: At) -> tuple[Report, Gaussian]:
+    """A change as the server adds it, no longer than it lets it be; and the client's own with it.
+
+    Args:
+        change: of natural parameters.
+        own: what the client keeps the sum of its changes in, float64.
+        mean: of the posterior that came.
+        at: client and round.
+    """
+    change = rounded(_shortened(change, mean, at.run.clips))
+    after = own * change.to(at.run.network.device, torch.float64)
+    tensors = named("precision", change.precision) | named("shift", change.shift)
+    return Report(dict(tensors)), after
+
+
+def norms(posterior: Gaussian, start_std: float, run: Run) -> dict[str, float]:
+    """Norms of a posterior's precisions and shifts, or of those that a newcomer starts with.
+
+    Args:
+        posterior: what was learnt so far.
+        start_std: deviation of the weights where a newcomer's training starts.
+        run: the run.
+    """
+    least, began = start_std**-2, [w.double() for w in run.network.initial.values()]
+    return {
+        "precision": norm(p.clamp_min(least) for p in posterior.precision.values()),
+        "shift": max(norm(posterior.shift.values()), least * norm(began)),
+    }
+
+
+def positive(after: Gaussian, before: Gaussian) -> Gaussian:
+    """A new posterior; the one before, with a little of its precision, where a precision would be
+    negative, or none.
+    """
+    precision, shift = dict(after.precision), dict(after.shift)
+    for name, least in _least(before).items():
+        gone = after.precision[name] < least
+        precision[name] = torch.where(gone, least, after.precision[name])
+        shift[name] = torch.where(gone, least * before.mean[name], after.shift[name])
+    return Gaussian(precision, shift)
+
+
+def mean_precision(posterior: Gaussian) -> float:
+    """Mean over all weights of their precision."""
+    total = sum(float(p.sum()) for p in posterior.precision.values())
+    return total / sum(p.numel() for p in posterior.precision.values())
 
 
 def is_unlearnt(mean: Mapping[str, Tensor]) -> bool:
@@ -270,7 +326,7 @@ def posterior_of(message: Tensors) -> Gaussian:
     return Gaussian(precision, {n: p * mean[n].double() for n, p in precision.items()})
 
 
-def _sent_mean(server: Posterior) -> Tensors:
+def _sent_mean(server: HasPosterior) -> Tensors:
     """The posterior's means as clients know them."""
     return {n: m.float() for n, m in server.posterior.mean.items()}
 

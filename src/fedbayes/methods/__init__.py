@@ -28,6 +28,7 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "virtual": ("virtual", "Virtual"),
         "pvi": ("pvi", "Pvi"),
         "fedgvi": ("fedgvi", "FedGvi"),
+        "ivon-admm": ("ivon_admm", "IvonAdmm"),
         "combined": ("combined", "Combined"),
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),
