@@ -68,7 +68,7 @@ def rounds(method, run, parts, count, cohort=None):
                 sites(parts)[client],
                 states[client].dual,
                 Gaussian(**problem.given["posterior"]),
-                method.penalty(run),
+                method.rho,
             )
             ended = named("posterior/mean", own.mean) | named(
                 "posterior/log_precision", {n: p.log() for n, p in own.precision.items()}
@@ -99,7 +99,7 @@ def apart(one, other):
 
 @pytest.mark.parametrize("clients", [1, 2, 5])
 def test_one_round_is_enough_on_quadratic_losses(clients):
-    parts, method = rows(clients), IvonAdmm()
+    parts, method = rows(clients), IvonAdmm(rho=1 / clients)
     found, total, duals = rounds(method, regression(clients), parts, 3)
     assert all(apart(one, pooled(parts)) < 1e-5 for one in found)
     # Dual variables are what each client's data say, and the server knows their sum.
@@ -129,7 +129,7 @@ def test_one_client_after_another_gets_there_too():
 def test_ivon_finds_the_posterior_of_the_pooled_rows():
     """E-steps by gradients of drawn weights, in place of closed forms."""
     parts = rows(2)
-    method = IvonAdmm(samples=4, rate=0.02, start_std=0.3)
+    method = IvonAdmm(rho=0.5, samples=4, rate=0.02, start_std=0.3)
     run = regression(2, lr=0.02, epochs=400, batch_size=30)
     server, states, tail = method.init(run), [method.join(at(run)) for _ in parts], []
     for number in range(1, 4):

@@ -69,9 +69,10 @@ class IvonAdmm(Natural[Server, Dual]):
 
         λ ← a (λ_0 + Σ_K η_k) + (1 − a) mean_k λ_k,    a = 1/(1 + ρK).
 
-    Where all agree, η_k is what the client's data add to the posterior: its factor in PVI. On
-    quadratic losses with ρ = 1/K one round of all clients is enough. With precisions that stay as
-    they are (`rate = 0`) it is federated ADMM with penalty ρ/prior_std².
+    Where all agree, η_k is what the client's data add to the posterior: its factor in PVI, whose
+    E-step this is for ρ = 1. On quadratic losses with ρ = 1/K one round of all clients is enough.
+    With precisions that stay as they are (`rate = 0`) it is federated ADMM with penalty
+    ρ/prior_std².
     """
 
     name = "ivon-admm"
@@ -82,15 +83,18 @@ class IvonAdmm(Natural[Server, Dual]):
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
-    rho: float | None = Field(
-        None, gt=0, description="penalty ρ of the distance to the server's posterior; none: 1/K"
+    rho: float = Field(
+        1.0,
+        gt=0,
+        description="penalty ρ of the distance to the server's posterior; 1/K is exact at once "
+        "where losses are quadratic, and unstable on networks",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="of gradients of the means")
     rate: float = Field(
-        1e-3, ge=0, le=1, description="share of the precisions that a step renews; 0: they stay"
+        0.03, ge=0, le=1, description="share of the precisions that a step renews; 0: they stay"
     )
     start_std: float = Field(
-        0.03, gt=0, description="of the weights where training starts; small, or nothing is learnt"
+        0.05, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
 
     def remarks(self, run: Run) -> list[str]:
@@ -104,10 +108,6 @@ class IvonAdmm(Natural[Server, Dual]):
                     "with training.lr as its rate"
                 )
         return notes
-
-    def penalty(self, run: Run) -> float:
-        """ρ."""
-        return 1 / run.clients if self.rho is None else self.rho
 
     def init(self, run: Run) -> Server:
         """The prior, and no dual variables."""
@@ -139,7 +139,7 @@ class IvonAdmm(Natural[Server, Dual]):
             "pull": vars(dual.to(device, kind)),
             "count": torch.tensor(len(samples.y), device=device),
         }
-        scale = len(samples.y) / (self.kl_weight * self.penalty(run))
+        scale = len(samples.y) / (self.kl_weight * self.rho)
         groups = {f"{_TRAINED}/": partial(self._optimizer, lr=at.lr, scale=scale)}
         noise = Noise("weights", normals(self.samples, run))
         return Problem(start, given=given, noise=noise, param_groups=groups)
@@ -158,8 +158,6 @@ class IvonAdmm(Natural[Server, Dual]):
         return self._lagrangian(run, training=False)
 
     def _lagrangian(self, run: Run, *, training: bool) -> Loss:
-        penalty = self.penalty(run)
-
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             mean = part(parameters, f"{_TRAINED}/mean")
             log_precision = part(parameters, f"{_TRAINED}/log_precision")
@@ -174,7 +172,7 @@ class IvonAdmm(Natural[Server, Dual]):
             if not training:
                 return nll
             precision = {name: t.exp() for name, t in log_precision.items()}
-            terms = penalty * kl(mean, precision, Gaussian(**given["near"]))
+            terms = self.rho * kl(mean, precision, Gaussian(**given["near"]))
             terms = terms + inner(Gaussian(**given["pull"]), mean, precision)
             total: Tensor = nll + self.kl_weight * terms / given["count"]
             return total
@@ -192,7 +190,7 @@ class IvonAdmm(Natural[Server, Dual]):
         own = Gaussian(precision, {n: precision[n] * m for n, m in mean.items()})
         nothing = posterior**0.0
         report, change = reported(own / posterior, nothing, posterior.mean, at)
-        dual = Gaussian(**problem.given["dual"]) * change ** self.penalty(at.run)
+        dual = Gaussian(**problem.given["dual"]) * change**self.rho
         return report, Dual(dual), solved.info
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
@@ -203,8 +201,8 @@ class IvonAdmm(Natural[Server, Dual]):
         """Add to the dual variables; the posterior is between what they and the clients say."""
         before, run = server.posterior, at.run
         total = Gaussian(part(reports.tensors, "precision"), part(reports.tensors, "shift"))
-        dual = server.dual * total ** self.penalty(run)
-        share = 1 / (1 + self.penalty(run) * run.clients)
+        dual = server.dual * total**self.rho
+        share = 1 / (1 + self.rho * run.clients)
         prior = standard(before.precision, self.prior_std)
         mean = before * total ** (1 / reports.clients)
         after = positive((prior * dual) ** share * mean ** (1 - share), before)
