@@ -25,6 +25,7 @@ OTHERS = {
     "combined": {"rounds": 1},
     "virtual": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pvi": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "fedgvi": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pfnm": {"model": {"name": "mlp", "init": "normal"}},
     "gpi-fnm": {"model": {"name": "mlp", "init": "normal"}},
 }
