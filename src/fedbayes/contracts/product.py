@@ -5,7 +5,7 @@ its factor out (the cavity s/s_i), infers s_new = s_i,new · s/s_i from its data
 sends by how much its factor's natural parameters changed. How it infers is another file's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -252,18 +252,39 @@ def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -
         mean = network.prepare(network.initial)
         std = {name: torch.zeros_like(m) for name, m in mean.items()}
 
+    def moves(rng: torch.Generator) -> Tensors:
+        return {n: std[n] * torch.randn(m.shape, generator=rng).to(m) for n, m in mean.items()}
+
+    return around(mean, moves, network, count, linearized=linearized)
+
+
+def around(
+    mean: Tensors,
+    moves: Callable[[torch.Generator], Tensors],
+    network: Network,
+    count: int,
+    *,
+    linearized: bool,
+) -> Sampler:
+    """Outputs under draws of weights, the same draws on every call.
+
+    Args:
+        mean: of the weights, prepared for the network.
+        moves: draws how far weights are from their means.
+        network: the network.
+        count: draws.
+        linearized: as for `sampler`.
+    """
+
     def outputs(x: Tensor) -> Tensor:
         rng = torch.Generator().manual_seed(0)
         found = []
         for _ in range(count):
-            moves = {
-                name: std[name] * torch.randn(m.shape, generator=rng).to(m)
-                for name, m in mean.items()
-            }
+            step = moves(rng)
             if linearized:
-                found.append(_linear(network, mean, moves, x))
+                found.append(_linear(network, mean, step, x))
             else:
-                found.append(network({name: m + moves[name] for name, m in mean.items()}, x))
+                found.append(network({name: m + step[name] for name, m in mean.items()}, x))
         return torch.stack(found)
 
     return outputs
@@ -275,6 +296,7 @@ def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tenso
     Raises:
         ModelError: some operation has no forward derivative.
     """
+    moves = {name: moves[name] for name in mean}
     try:
         at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]
     except (RuntimeError, NotImplementedError) as error:
