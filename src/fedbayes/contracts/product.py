@@ -300,6 +300,8 @@ def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tenso
     try:
         at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]
     except (RuntimeError, NotImplementedError) as error:
+        if not isinstance(error, NotImplementedError) and "forward" not in str(error):
+            raise
         reason = str(error).splitlines()[0]
         raise ModelError(
             f"the network cannot be linearized ({reason}); set method.predictive = 'sampled'"

@@ -20,17 +20,6 @@ class Spectrum:
     values: Tensor
     """λ [o, d], at least 0."""
 
-    @classmethod
-    def of(cls, inputs: Tensor, outputs: Tensor, count: float) -> "Spectrum":
-        """From A [d, d], B [o, o] and n, by their symmetric parts; what rounding or noise has made
-        negative counts as 0.
-        """
-        (a, right), (b, left) = (
-            torch.linalg.eigh((t + t.T).double() / 2) for t in (inputs, outputs)
-        )
-        values = torch.outer(b.clamp_min(0), a.clamp_min(0)) / max(count, _LEAST)
-        return cls(left, right, values)
-
     def scaled(self, factors: Tensor, m: Tensor) -> Tensor:
         """V (factors ∘ (Vᵀ M U)) Uᵀ, with factors [o, d] of the eigenvectors."""
         return self.left @ ((self.left.T @ m @ self.right) * factors) @ self.right.T
@@ -38,10 +27,6 @@ class Spectrum:
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Spectrum":
         """The same on a device, in a type."""
         return Spectrum(*(t.to(device, dtype) for t in (self.left, self.right, self.values)))
-
-
-_LEAST = 1e-12
-"""Count of samples below which there are none."""
 
 
 def rows_of(layer: str, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """FedLap: federated Laplace with a dual term for each client."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -12,20 +12,18 @@ from fedbayes.contracts import (
     At,
     Info,
     Loss,
-    Method,
     Problem,
     Report,
     Run,
     Sampler,
     Solved,
-    Sum,
     Tree,
     nll,
 )
-from fedbayes.contracts.changes import norm
+from fedbayes.contracts.kronecker import Moves, OneMetric, Pool, Server, flattened, pooled
 from fedbayes.contracts.moments import Moments, implicit
 from fedbayes.contracts.product import around, is_unlearnt
-from fedbayes.errors import ConfigError, MessageError, ModelError
+from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fields import Only
 from fedbayes.fusion.curvature import (
     curvature_at,
@@ -105,38 +103,7 @@ class FedLap(Moments):
         return solved, solved.parameters, precision, {}
 
 
-@dataclass(frozen=True)
-class Pool:
-    """What the server keeps, or a client of its own: sums over clients, float64.
-
-    Without tensors before the client's first report.
-    """
-
-    shift: Tensors = field(default_factory=dict)
-    """Σ h_k by weight."""
-    inputs: Tensors = field(default_factory=dict)
-    """Σ n_k A_k [d, d] by layer."""
-    outputs: Tensors = field(default_factory=dict)
-    """Σ n_k B_k [o, o] by layer."""
-    diagonal: Tensors = field(default_factory=dict)
-    """Summed Fisher diagonals of the other weights."""
-    count: Tensors = field(default_factory=dict)
-    """`samples`, Σ n_k, a scalar."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """The server's state."""
-
-    weights: Tensors
-    """w_g, float64; zero before the first round."""
-    pool: Pool
-
-
-PARTS = ("shift", "inputs", "outputs", "diagonal", "count")
-
-
-class Kronecker(Method[Server, Pool, Sum]):
+class Kronecker(OneMetric):
     """FedLap with one precision for the federation, a Kronecker product for each layer.
 
     Clients' products A_k ⊗ B_k do not add to a product. K-FAC takes the expectation of a product
@@ -156,11 +123,6 @@ class Kronecker(Method[Server, Pool, Sum]):
     name = FedLap.name
     summary = FedLap.summary
     paper = FedLap.paper
-    server_state = Server
-    client_state = Pool
-    repeats_changes = True
-    adds = True
-    report_range = 65536.0
 
     of: FedLap
 
@@ -168,6 +130,16 @@ class Kronecker(Method[Server, Pool, Sum]):
     def delta(self) -> float:
         """δ, the prior's precision."""
         return self.of.prior_std**-2
+
+    @property
+    def temper(self) -> float:
+        """T."""
+        return self.of.kl_weight
+
+    def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
+        """Linearized or not, as many as are wanted."""
+        linear = self.of.predictive == "linearized"
+        return around(mean, moves, run.network, self.of.predictions, linearized=linear)
 
     def check(self, run: Run) -> None:
         """As without Kronecker products; and changes are not shortened.
@@ -185,70 +157,20 @@ class Kronecker(Method[Server, Pool, Sum]):
 
     def init(self, run: Run) -> Server:
         """No weights and no curvature yet: the prior."""
-        zero = {
-            n: torch.zeros(t.shape, dtype=torch.float64) for n, t in run.network.initial.items()
-        }
-        layers = factored_layers(run.network, self.of.largest)
-        covered = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
-        pool = Pool(
-            zero,
-            {n: torch.zeros(d, d, dtype=torch.float64) for n, (d, _) in layers.items()},
-            {n: torch.zeros(o, o, dtype=torch.float64) for n, (_, o) in layers.items()},
-            {n: t for n, t in zero.items() if n not in covered},
-            {"samples": torch.zeros((), dtype=torch.float64)},
-        )
-        return Server(zero, pool)
-
-    def message(self, server: Server, at: At) -> Message:
-        """Means, the sum of shifts, and the metric: eigenvectors and eigenvalues of its factors."""
-        pool = server.pool
-        message = named("mean", server.weights) | named("shift", pool.shift)
-        message |= named("diagonal", pool.diagonal) | named("count", pool.count)
-        for layer, inputs in pool.inputs.items():
-            for key, matrix in (("inputs", inputs), ("outputs", pool.outputs[layer])):
-                values, vectors = torch.linalg.eigh(matrix)
-                message |= {f"{key}/{layer}": values.clamp_min(0), f"{key}_basis/{layer}": vectors}
-        return {name: t.float() for name, t in message.items()}
-
-    def expected(self, message: Message, run: Run) -> Message:
-        """What is added to each of the sums."""
-        rest = {key: part(message, key) for key in ("shift", "diagonal", "count")}
-        factors = {key: part(message, f"{key}_basis") for key in ("inputs", "outputs")}
-        return {n: t for key, each in (rest | factors).items() for n, t in named(key, each).items()}
-
-    def reference(self, message: Message, run: Run) -> Tensors:
-        """Sums are measured from nothing."""
-        return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
-
-    def _metric(self, message: Tensors) -> Metric:
-        """S − δ by a server's message: what the pool's data say, float64."""
-        count, double = float(message["count/samples"]), {n: t.double() for n, t in message.items()}
-        outputs, bases = part(double, "outputs"), part(double, "outputs_basis")
-        right, share = part(double, "inputs_basis"), 1 / self.of.kl_weight
-        layers = {
-            name: Spectrum(
-                bases[name],
-                right[name],
-                torch.outer(outputs[name], a) * (share / max(count, _LEAST)),
-            )
-            for name, a in part(double, "inputs").items()
-        }
-        return Metric(layers, {n: share * t for n, t in part(double, "diagonal").items()})
+        return self.begin(run, factored_layers(run.network, self.of.largest))
 
     def problem(self, message: Message, client: Pool, samples: Samples, at: At) -> Problem:
         """Descend the loss, the dual and the quadratic of the others' share from w_g."""
         run, came = at.run, dense(message)
-        initial, centre = (
-            run.network.initial,
-            {n: t.double() for n, t in part(came, "mean").items()},
-        )
+        initial = run.network.initial
+        centre = {n: t.double() for n, t in part(came, "mean").items()}
         kind, device = next(iter(initial.values())).dtype, run.network.device
         dual = {
             n: (client.shift[n] if client.shift else 0.0)
             - (h.double() - self.delta * centre[n]) / run.clients
             for n, h in part(came, "shift").items()
         }
-        metric = self._metric(came)
+        metric = self.metric_of(came)
         share = 1 - 1 / run.clients
         pull = Metric(
             {n: replace(s, values=share * s.values + self.delta) for n, s in metric.layers.items()},
@@ -341,119 +263,13 @@ class Kronecker(Method[Server, Pool, Sum]):
             change[name] = change[name] + t * moved[name] / temper
         rho = self.of.damping or 1 / at.run.cohort
         tensors = named("shift", {n: rho * t for n, t in change.items()})
-        kept = _flat(client)
+        kept = flattened(client)
         for name, t in found.items():
             if not name.startswith("weights/"):
                 tensors[name] = rho * (t - kept.get(name, 0.0))
         sent = {name: t.float() for name, t in tensors.items()}
         after = {name: t.double() + kept.get(name, 0.0) for name, t in sent.items()}
-        return Report(dict(sent)), _pool(after), solved.info
-
-    def accept(self, server: Server, report: Report, run: Run) -> None:
-        """What is added leaves diagonals and the number of samples positive."""
-        sums, tensors = _flat(server.pool), dense(report.tensors)
-        for name, change in tensors.items():
-            if name.startswith("shift/"):
-                continue
-            total = sums[name] + change
-            least = (
-                total.diagonal() if total.ndim == 2 and not name.startswith("diagonal/") else total
-            )
-            if bool((least < -1e-4 * (1 + sums[name].abs().max())).any()):
-                raise MessageError(f"it takes more curvature off {name!r} than there is")
-
-    def origin(self, server: Server, run: Run) -> Tensors:
-        """Changes are measured from nothing."""
-        return {}
-
-    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
-        """The sums themselves, all that was learnt so far."""
-        return {key: norm(getattr(server.pool, key).values()) for key in PARTS}
-
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
-        """Add to the sums, and take the Newton step S⁻¹ Σ c_k with the new ones."""
-        before = _flat(server.pool)
-        pool = _pool({name: t + reports.tensors[name] for name, t in before.items()})
-        return Server(self._stepped(server.weights, pool, part(reports.tensors, "shift")), pool), {}
-
-    def _stepped(self, weights: Tensors, pool: Pool, shift: Tensors) -> Tensors:
-        """Weights after the Newton step of some shifts."""
-        step = self._pooled(pool).scaled(lambda v: 1 / (v + self.delta), shift)
-        return {name: w + step[name] for name, w in weights.items()}
-
-    def _pooled(self, pool: Pool) -> Metric:
-        """S − δ by the sums."""
-        count, share = float(pool.count["samples"]), 1 / self.of.kl_weight
-        layers = {
-            name: Spectrum.of(inputs, pool.outputs[name], count * self.of.kl_weight)
-            for name, inputs in pool.inputs.items()
-        }
-        return Metric(layers, {n: share * t.clamp_min(0) for n, t in pool.diagonal.items()})
-
-    def model(self, server: Server, run: Run) -> Tensors:
-        """Means, and stds along eigenvectors of the precision."""
-        return self._told(server.weights, self._pooled(server.pool))
-
-    def _told(self, weights: Tensors, metric: Metric) -> Tensors:
-        stds = {n: (t + self.delta).rsqrt() for n, t in metric.diagonal.items()}
-        model = named("mean", weights) | named("std", stds)
-        for name, spectrum in metric.layers.items():
-            model[f"left/{name}"], model[f"right/{name}"] = spectrum.left, spectrum.right
-            model[f"spread/{name}"] = (spectrum.values + self.delta).rsqrt()
-        return {name: t.float() for name, t in model.items()}
-
-    def personal_model(
-        self, message: Message, report: Report | None, client: Pool, run: Run
-    ) -> Tensors | None:
-        """The posterior as the report moves it; between rounds there is none of its own."""
-        if report is None:
-            return None
-        came, change = dense(message), {n: t.double() for n, t in dense(report.tensors).items()}
-        sums = {name: came[name].double() for name in came if name.split("/")[0] in PARTS}
-        for key in ("inputs", "outputs"):
-            for layer, basis in part(came, f"{key}_basis").items():
-                basis = basis.double()
-                sums[f"{key}/{layer}"] = (basis * sums[f"{key}/{layer}"]) @ basis.T
-        pool = _pool({name: t.cpu() + change[name].cpu() for name, t in sums.items()})
-        weights = {n: t.double().cpu() for n, t in part(came, "mean").items()}
-        return self._told(self._stepped(weights, pool, part(change, "shift")), self._pooled(pool))
-
-    def draws(self, model: Tensors, run: Run) -> Sampler:
-        """Outputs under draws from the posterior."""
-        network = run.network
-        mean = network.prepare(part(model, "mean"))
-        if unlearnt := is_unlearnt(mean):
-            mean = network.prepare(network.initial)
-        told = {name: t.to(network.device) for name, t in model.items()}
-        stds, spread = part(told, "std"), part(told, "spread")
-        left, right = part(told, "left"), part(told, "right")
-
-        def moves(rng: torch.Generator) -> Tensors:
-            found: Tensors = {}
-            for name, std in stds.items():
-                found[name] = std * torch.randn(std.shape, generator=rng).to(std)
-            for name, std in spread.items():
-                noise = torch.randn(std.shape, generator=rng).to(std)
-                rows = left[name] @ (std * noise) @ right[name].T
-                found.update(layered(name, rows, mean))
-            return {n: (0.0 if unlearnt else 1.0) * t.to(mean[n]) for n, t in found.items()}
-
-        linear = self.of.predictive == "linearized"
-        return around(mean, moves, network, self.of.predictions, linearized=linear)
-
-
-_LEAST = 1e-12
-"""Count of samples below which there are none."""
-
-
-def _flat(pool: Pool) -> Tensors:
-    """Sums by `part/name`."""
-    return {n: t for key in PARTS for n, t in named(key, getattr(pool, key)).items()}
-
-
-def _pool(flat: Tensors) -> Pool:
-    """The inverse of `_flat`."""
-    return Pool(**{key: part(flat, key) for key in PARTS})
+        return Report(dict(sent)), pooled(after), solved.info
 
 
 def _pull(given: Tree) -> Metric:
