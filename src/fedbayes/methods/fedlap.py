@@ -20,9 +20,10 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
+from fedbayes.contracts.drawn import around
 from fedbayes.contracts.kronecker import Moves, OneMetric, Pool, Server, flattened, pooled
 from fedbayes.contracts.moments import Moments, implicit
-from fedbayes.contracts.product import around, is_unlearnt
+from fedbayes.contracts.product import is_unlearnt
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fields import Only
 from fedbayes.fusion.curvature import (
