@@ -166,6 +166,11 @@ class TestFedLapWithoutCovariances(MethodContract):
     settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
 
 
+class TestFedLapOfKroneckerProducts(MethodContract):
+    method = "fedlap"
+    parameters: ClassVar = {"covariance": "kronecker", "predictions": 4, "largest": 64}
+
+
 class TestFedEP(MethodContract):
     method = "fedep"
     parameters: ClassVar = {"inference": "sgld", "predictions": 4}
