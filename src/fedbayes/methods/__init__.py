@@ -29,6 +29,8 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "pvi": ("pvi", "Pvi"),
         "fedgvi": ("fedgvi", "FedGvi"),
         "ivon-admm": ("ivon_admm", "IvonAdmm"),
+        "fedlap": ("fedlap", "FedLap"),
+        "fedep": ("fedep", "FedEP"),
         "combined": ("combined", "Combined"),
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),

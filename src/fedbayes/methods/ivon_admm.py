@@ -28,13 +28,11 @@ from fedbayes.contracts.product import (
     means_and_stds,
     norms,
     positive,
-    posterior_of,
-    reported,
     sampler,
 )
-from fedbayes.inference.gaussian import Gaussian, kl, standard
+from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.inference.ivon import Ivon
-from fedbayes.messages import Message, dense
+from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors, part
 
 _TRAINED = "posterior"
@@ -91,11 +89,20 @@ class IvonAdmm(Natural[Server, Dual]):
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="of gradients of the means")
     rate: float = Field(
-        0.03, ge=0, le=1, description="share of the precisions that a step renews; 0: they stay"
+        0.03,
+        ge=0,
+        le=1,
+        description="share of the precisions that a step renews; 0: they stay the "
+        "prior's, and are not sent",
     )
     start_std: float = Field(
         0.05, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
+
+    @property
+    def fixed_precision(self) -> bool:
+        """Whether precisions stay those of the prior: then they are not sent."""
+        return self.rate == 0
 
     def remarks(self, run: Run) -> list[str]:
         """Settings of other optimizers."""
@@ -120,7 +127,7 @@ class IvonAdmm(Natural[Server, Dual]):
 
     def problem(self, message: Message, client: Dual, samples: Samples, at: At) -> Problem:
         """Start from the server's posterior, or the initialization if there is none yet."""
-        run, posterior = at.run, posterior_of(dense(message))
+        run, posterior = at.run, self.posterior_of(message)
         device, kind = run.network.device, next(iter(run.network.initial.values())).dtype
         dual = client.dual if client.dual.precision else posterior**0.0
         mean, unlearnt = posterior.mean, is_unlearnt(posterior.mean)
@@ -128,15 +135,15 @@ class IvonAdmm(Natural[Server, Dual]):
         for name, m in mean.items():
             began = run.network.initial[name].to(m) if unlearnt else m
             precision = posterior.precision[name]
-            if unlearnt:
+            if unlearnt and not self.fixed_precision:
                 precision = precision.clamp_min(self.start_std**-2)
             start[f"{_TRAINED}/mean/{name}"] = began.to(device, kind)
             start[f"{_TRAINED}/log_precision/{name}"] = precision.log().to(device, kind)
         given: Tree = {
             "posterior": vars(posterior),
             "dual": vars(dual),
-            "near": vars(posterior.to(device, kind)),
-            "pull": vars(dual.to(device, kind)),
+            "pull": vars((posterior / dual ** (1 / self.rho)).to(device, kind)),
+            "constant": constant(posterior).to(device, kind),
             "count": torch.tensor(len(samples.y), device=device),
         }
         scale = len(samples.y) / (self.kl_weight * self.rho)
@@ -171,10 +178,8 @@ class IvonAdmm(Natural[Server, Dual]):
                 nll = nll.to(outputs) + run.likelihood.nll(outputs, batch.y) / self.samples
             if not training:
                 return nll
-            precision = {name: t.exp() for name, t in log_precision.items()}
-            terms = self.rho * kl(mean, precision, Gaussian(**given["near"]))
-            terms = terms + inner(Gaussian(**given["pull"]), mean, precision)
-            total: Tensor = nll + self.kl_weight * terms / given["count"]
+            pull = away(mean, log_precision, Gaussian(**given["pull"])) + given["constant"]
+            total: Tensor = nll + self.kl_weight * self.rho * pull / given["count"]
             return total
 
         return loss
@@ -187,9 +192,10 @@ class IvonAdmm(Natural[Server, Dual]):
         mean = {n: t.double() for n, t in part(ended, f"{_TRAINED}/mean").items()}
         log_precision = part(ended, f"{_TRAINED}/log_precision")
         precision = {n: t.double().exp() for n, t in log_precision.items()}
+        if self.fixed_precision:  # without the rounding of its logarithm
+            precision = posterior.precision
         own = Gaussian(precision, {n: precision[n] * m for n, m in mean.items()})
-        nothing = posterior**0.0
-        report, change = reported(own / posterior, nothing, posterior.mean, at)
+        report, change = self.reported(own / posterior, posterior**0.0, posterior.mean, at)
         dual = Gaussian(**problem.given["dual"]) * change**self.rho
         return report, Dual(dual), solved.info
 
@@ -200,7 +206,7 @@ class IvonAdmm(Natural[Server, Dual]):
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """Add to the dual variables; the posterior is between what they and the clients say."""
         before, run = server.posterior, at.run
-        total = Gaussian(part(reports.tensors, "precision"), part(reports.tensors, "shift"))
+        total = self.change_of(reports.tensors)
         dual = server.dual * total**self.rho
         share = 1 / (1 + self.rho * run.clients)
         prior = standard(before.precision, self.prior_std)
@@ -221,11 +227,24 @@ class IvonAdmm(Natural[Server, Dual]):
         return sampler(model, run, self.predictions)
 
 
-def inner(natural: Gaussian, mean: Tensors, precision: Tensors) -> Tensor:
-    """⟨η, μ⟩ = Σ h E[θ] − ½ Λ E[θ²] of natural parameters η = (Λ, h) under N(mean, 1/precision)."""
+def away(mean: Tensors, log_precision: Tensors, other: Gaussian) -> Tensor:
+    """E_q[log q(θ) − log r(θ)] up to a constant of r, which need not be normalizable; a scalar.
+
+    With Λ', h' of r it is ½ Σ [log Λ + Λ' (m² + 1/Λ)] − Σ h' m. Of KL(q ‖ p) + ⟨η, μ⟩/ρ that is
+    with r = p/η^(1/ρ).
+    """
     total = torch.zeros(())
     for name, m in mean.items():
-        second = m.square() + 1 / precision[name]
-        terms = natural.shift[name] * m - natural.precision[name] * second / 2
-        total = total.to(m) + terms.sum()
+        log, precision = log_precision[name], other.precision[name]
+        second = torch.addcmul((-log).exp(), m, m)
+        linear = (other.shift[name] * m).sum()
+        total = total.to(m) + 0.5 * (log.sum() + (precision * second).sum()) - linear
     return total
+
+
+def constant(posterior: Gaussian) -> Tensor:
+    """What `away` from a posterior lacks to be KL: −½ Σ (1 + log Λ − h²/Λ), a scalar."""
+    terms = [
+        1 + p.log() - posterior.shift[name].square() / p for name, p in posterior.precision.items()
+    ]
+    return -0.5 * torch.stack([t.sum() for t in terms]).sum()
