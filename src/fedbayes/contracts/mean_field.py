@@ -1,6 +1,5 @@
 """Factors that are refined with weights drawn as they are, of any network: PVI and its kin."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -8,6 +7,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from fedbayes.contracts.drawn import Fit, expected_loss, weight_noise
 from fedbayes.contracts.factors import Factors, complexity, precisions
 from fedbayes.contracts.method import Info, Sampler
 from fedbayes.contracts.product import means_and_stds, sampler
@@ -15,12 +15,9 @@ from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
 from fedbayes.fields import Only
 from fedbayes.inference.gaussian import Gaussian, renyi
-from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
+from fedbayes.inference.problem import Loss, Problem, Solved, Tree
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors, part
-
-Fit = Callable[[Tensor, Tensor], Tensor]
-"""Outputs of a network [n, width] and targets to the mean loss of the samples, a scalar."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class MeanField(Factors[Client]):
     def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
         """Minimize the free energy from the posterior that came."""
         start, given = self.taken_out(message, client, samples, at)
-        return Problem(start, given=given, noise=Noise("weights", normals(self.samples, at.run)))
+        return Problem(start, given=given, noise=weight_noise(at.run, self.samples))
 
     def fit(self, run: Run) -> Fit:
         """The mean loss L of samples: the negative log-likelihood."""
@@ -85,11 +82,7 @@ class MeanField(Factors[Client]):
             precision = precisions(parameters, given["rest"])
             mean = part(parameters, "mean")
             std = {name: p.rsqrt() for name, p in precision.items()}
-            total: Tensor = torch.zeros(())
-            for sample in range(self.samples):
-                weights = {name: m + std[name] * noise[name][sample] for name, m in mean.items()}
-                outputs = run.network(weights, batch.x, training=training)
-                total = total.to(outputs) + fit(outputs, batch.y) / self.samples
+            total = expected_loss(fit, run, mean, std, batch, noise, training=training)
             if not training:
                 return total
             energy: Tensor = (
@@ -124,21 +117,3 @@ class MeanField(Factors[Client]):
     def draws(self, model: Tensors, run: Run) -> Sampler:
         """Outputs under draws from the posterior, the same draws on every call."""
         return sampler(model, run, self.predictions)
-
-
-def normals(samples: int, run: Run) -> Callable[[torch.Generator, Samples], Tree]:
-    """What draws the noise of one step: standard normal [samples, ...] for each weight.
-
-    Args:
-        samples: draws of a step.
-        run: with the network.
-    """
-    shapes = {name: tensor.shape for name, tensor in run.network.initial.items()}
-
-    def draw(rng: torch.Generator, batch: Samples) -> Tree:
-        return {
-            name: torch.randn(samples, *shape, generator=rng).to(run.network.device)
-            for name, shape in shapes.items()
-        }
-
-    return draw

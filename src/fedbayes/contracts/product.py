@@ -14,10 +14,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Clips, Total, norm
+from fedbayes.contracts.drawn import draws_of, require_weights_alone, sampler_of
 from fedbayes.contracts.method import ClientState, Info, Method, Sampler
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
-from fedbayes.errors import ConfigError, MessageError, ModelError
+from fedbayes.errors import MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.messages import Message, dense
 from fedbayes.models import Network
@@ -75,17 +76,17 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
     adds = True
     report_range = 65536.0
 
-    @property
-    def fixed_precision(self) -> bool:
-        """Whether the posterior has the prior's precision for good, so that none is sent."""
-        return False
-
     prior_std: float = Field(
         1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
     )
     kl_weight: float = Field(
         1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
     )
+
+    @property
+    def fixed_precision(self) -> bool:
+        """Whether the posterior has the prior's precision for good, so that none is sent."""
+        return False
 
     def check(self, run: Run) -> None:
         """Trained weights alone are random; nothing else may change in training.
@@ -94,13 +95,7 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
             ModelError: the network has buffers, such as running means.
             ConfigError: it is to compute in bf16.
         """
-        if run.network.precision != "float32":
-            raise ConfigError(f"{self.name} computes in float32; leave precision as it is")
-        if fixed := sorted(run.network.buffers):
-            raise ModelError(
-                f"{self.name} has no place for what no gradient trains: {', '.join(fixed)}; set "
-                "model.batch_norm = 'frozen', or take a network without running statistics"
-            )
+        require_weights_alone(self.name, run)
 
     def message(self, server: PosteriorState, at: At) -> Message:
         """Means and precisions of the posterior."""
@@ -129,7 +124,7 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
 
         Args:
             change: of natural parameters.
-            own: what the client keeps the product of its changes in, float64.
+            own: what the client keeps the sum of its changes in, float64.
             mean: of the posterior that came.
             at: client and round.
         """
@@ -143,7 +138,7 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
         posterior = self.posterior_of(message)
         if report is None:
             return posterior
-        return posterior * self.change_of(dense(report.tensors))
+        return posterior * self.changed_by(dense(report.tensors))
 
     def posterior_of(self, message: Message) -> Gaussian:
         """The posterior of a server's message, float64."""
@@ -155,7 +150,7 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
             precision = {n: t.double() for n, t in part(tensors, "precision").items()}
         return Gaussian(precision, {n: p.to(mean[n]) * mean[n] for n, p in precision.items()})
 
-    def change_of(self, tensors: Tensors) -> Gaussian:
+    def changed_by(self, tensors: Tensors) -> Gaussian:
         """The change that a report's tensors say, or a sum of them, float64."""
         shift = {n: t.double() for n, t in part(tensors, "shift").items()}
         if self.fixed_precision:
@@ -249,9 +244,8 @@ class Product(Natural[Posterior, FactorState]):
         the posterior then keeps its mean, and a little of its precision.
         """
         before = server.posterior
-        after = before * self.change_of(reports.tensors)
-        kept = positive(after, before)
-        return Posterior(kept), {"mean_precision": mean_precision(kept)}
+        after = positive(before * self.changed_by(reports.tensors), before)
+        return Posterior(after), {"mean_precision": mean_precision(after)}
 
 
 def norms(posterior: Gaussian, start_std: float, run: Run) -> dict[str, float]:
@@ -302,27 +296,19 @@ def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -
         linearized: whether the network is taken as linear in its weights around their means, as
             Laplace's approximation with a Gauss-Newton matrix does (Immer et al. 2021).
     """
-    network = run.network
-    mean = network.prepare(part(model, "mean"))
-    std = network.prepare(part(model, "std"))
+    mean, std = part(model, "mean"), part(model, "std")
     if is_unlearnt(mean):
         # Nothing is learnt yet; the prior's noise would be all there is.
-        mean = network.prepare(network.initial)
+        mean = run.network.initial
         std = {name: torch.zeros_like(m) for name, m in mean.items()}
+    if not linearized:
+        return sampler_of(mean, std, run.network, count)
+    network, mean, std = run.network, run.network.prepare(mean), run.network.prepare(std)
 
     def outputs(x: Tensor) -> Tensor:
-        rng = torch.Generator().manual_seed(0)
-        found = []
-        for _ in range(count):
-            moves = {
-                name: std[name] * torch.randn(m.shape, generator=rng).to(m)
-                for name, m in mean.items()
-            }
-            if linearized:
-                found.append(_linear(network, mean, moves, x))
-            else:
-                found.append(network({name: m + moves[name] for name, m in mean.items()}, x))
-        return torch.stack(found)
+        drawn = draws_of(mean, std, count)
+        moves = ({name: w - mean[name] for name, w in one.items()} for one in drawn)
+        return torch.stack([_linear(network, mean, move, x) for move in moves])
 
     return outputs
 

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedbayes.contracts import Run
-from fedbayes.contracts.mean_field import Fit, MeanField
+from fedbayes.contracts.drawn import Fit
+from fedbayes.contracts.mean_field import MeanField
 from fedbayes.fields import Only
 from fedbayes.likelihoods.robust import (
     density_power,

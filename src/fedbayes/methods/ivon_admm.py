@@ -11,7 +11,6 @@ from fedbayes.contracts import (
     At,
     Info,
     Loss,
-    Noise,
     Problem,
     Report,
     Run,
@@ -20,7 +19,7 @@ from fedbayes.contracts import (
     Sum,
     Tree,
 )
-from fedbayes.contracts.mean_field import normals
+from fedbayes.contracts.drawn import expected_loss, weight_noise
 from fedbayes.contracts.product import (
     Natural,
     is_unlearnt,
@@ -148,7 +147,7 @@ class IvonAdmm(Natural[Server, Dual]):
         }
         scale = len(samples.y) / (self.kl_weight * self.rho)
         groups = {f"{_TRAINED}/": partial(self._optimizer, lr=at.lr, scale=scale)}
-        noise = Noise("weights", normals(self.samples, run))
+        noise = weight_noise(run, self.samples)
         return Problem(start, given=given, noise=noise, param_groups=groups)
 
     def _optimizer(self, leaves: list[Tensor], lr: float, scale: float) -> Ivon:
@@ -168,14 +167,8 @@ class IvonAdmm(Natural[Server, Dual]):
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             mean = part(parameters, f"{_TRAINED}/mean")
             log_precision = part(parameters, f"{_TRAINED}/log_precision")
-            nll: Tensor = torch.zeros(())
-            for sample in range(self.samples):
-                weights = {
-                    name: m + (-log_precision[name] / 2).exp() * noise[name][sample]
-                    for name, m in mean.items()
-                }
-                outputs = run.network(weights, batch.x, training=training)
-                nll = nll.to(outputs) + run.likelihood.nll(outputs, batch.y) / self.samples
+            std = {name: (-p / 2).exp() for name, p in log_precision.items()}
+            nll = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=training)
             if not training:
                 return nll
             pull = away(mean, log_precision, Gaussian(**given["pull"])) + given["constant"]
@@ -206,7 +199,7 @@ class IvonAdmm(Natural[Server, Dual]):
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """Add to the dual variables; the posterior is between what they and the clients say."""
         before, run = server.posterior, at.run
-        total = self.change_of(reports.tensors)
+        total = self.changed_by(reports.tensors)
         dual = server.dual * total**self.rho
         share = 1 / (1 + self.rho * run.clients)
         prior = standard(before.precision, self.prior_std)
