@@ -53,7 +53,7 @@ CANDIDATES = {
 CHOSEN = {
     "FedAvg": "learning rate 0.2",
     "PVI": words(0.003, 0.01),
-    "FedGVI": words(0.01, 0.01),
+    "FedGVI": words(0.01, 0.001),
 }
 """Those that were best."""
 
