@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -29,6 +30,7 @@ from fedbayes.contracts.product import (
     positive,
     sampler,
 )
+from fedbayes.fields import Only
 from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.inference.ivon import Ivon
 from fedbayes.messages import Message
@@ -68,8 +70,8 @@ class IvonAdmm(Natural[Server, Dual]):
 
     Where all agree, η_k is what the client's data add to the posterior: its factor in PVI, whose
     E-step this is for ρ = 1. On quadratic losses with ρ = 1/K one round of all clients is enough.
-    With precisions that stay as they are (`rate = 0`) it is federated ADMM with penalty
-    ρ/prior_std².
+    With precisions that stay the prior's (`rate = 0`) it is federated ADMM with penalty
+    ρ/prior_std², of weights that are drawn with deviation `prior_std`.
     """
 
     name = "ivon-admm"
@@ -94,7 +96,7 @@ class IvonAdmm(Natural[Server, Dual]):
         description="share of the precisions that a step renews; 0: they stay the "
         "prior's, and are not sent",
     )
-    start_std: float = Field(
+    start_std: Annotated[float, Only("rate")] = Field(
         0.05, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
 
