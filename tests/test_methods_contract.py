@@ -196,6 +196,12 @@ class TestIvonAdmm(MethodContract):
     parameters: ClassVar = {"predictions": 3}
 
 
+@pytest.mark.slow
+class TestIvonAdmmOfMeans(MethodContract):
+    method = "ivon-admm"
+    parameters: ClassVar = {"predictions": 3, "rate": 0.0, "prior_std": 0.03}
+
+
 class TestGpiFnm(MethodContract):
     method = "gpi-fnm"
     settings: ClassVar = {"model": {"hidden": [8, 6]}}
