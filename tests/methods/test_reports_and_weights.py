@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedbayes.contracts import Gathered, Nothing, Report, Sum
-from fedbayes.contracts.factors import Posterior as Server
+from fedbayes.contracts.product import Posterior as Server
 from fedbayes.inference import gates
 from fedbayes.inference.gaussian import Gaussian
 from fedbayes.messages import Masked, dense

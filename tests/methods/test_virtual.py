@@ -12,7 +12,7 @@ import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Report, Solved
 from fedbayes.contracts.changes import clipped, norm
-from fedbayes.contracts.factors import Posterior as Server
+from fedbayes.contracts.product import Posterior as Server
 from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods import build_likelihood

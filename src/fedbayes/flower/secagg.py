@@ -37,7 +37,8 @@ from fedbayes.flower.secagg_masks import with_masks
 from fedbayes.flower.secagg_node import write_secure_task
 from fedbayes.flower.secagg_steps import DroppedEarly, Steps
 from fedbayes.flower.wire import one_line
-from fedbayes.messages import decode, dense
+from fedbayes.messages import decode
+from fedbayes.tensors import Tensors
 
 _GATHER = 0.25
 """Share of a round's time that clients have to connect."""
@@ -193,7 +194,7 @@ class SecureFlower(Flower):
 
     def entries(self, task: Task) -> int:
         """Length of the vector that a client answers a task with."""
-        return 1 + sum(tensor.numel() for tensor in dense(decode(task.message)).values())
+        return 1 + sum(tensor.numel() for tensor in self._centre(task).values())
 
     def read(self, mean: Vector, task: Task) -> bytes:
         """The mean of the clients' vectors, as the report that stands for each of theirs.
@@ -202,7 +203,12 @@ class SecureFlower(Flower):
             MessageError: no vectors of honest clients have this mean.
         """
         assert isinstance(self._plan, Plan)
-        return encode_report(self._plan.read(mean, decode(task.message)))
+        return encode_report(self._plan.read(mean, self._centre(task)))
+
+    def _centre(self, task: Task) -> Tensors:
+        """What reports are measured from."""
+        assert self._runtime is not None
+        return self._runtime.method.reference(decode(task.message), self._runtime.run)
 
 
 def _aggregate(tasks: dict[int, Task], plan: Masking, steps: Steps) -> dict[int, FitRes]:

@@ -19,14 +19,8 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
-from fedbayes.contracts.factors import (
-    Factors,
-    complexity,
-    is_unlearnt,
-    means_and_stds,
-    precisions,
-)
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.contracts.factors import Factors, complexity, precisions
+from fedbayes.contracts.product import means_and_stds, sampler
 from fedbayes.inference.gaussian import Gaussian
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors, part
@@ -60,21 +54,6 @@ class Pvi(Factors[Client]):
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
-
-    def check(self, run: Run) -> None:
-        """Trained weights alone are random; nothing else may change in training.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16.
-        """
-        if run.network.precision != "float32":
-            raise ConfigError(f"{self.name} computes in float32; leave precision as it is")
-        if fixed := sorted(run.network.buffers):
-            raise ModelError(
-                f"{self.name} has no place for what no gradient trains: {', '.join(fixed)}; set "
-                "model.batch_norm = 'frozen', or take a network without running statistics"
-            )
 
     def join(self, at: At) -> Client:
         """An empty factor, which the first refinement fills."""
@@ -139,23 +118,4 @@ class Pvi(Factors[Client]):
 
     def draws(self, model: Tensors, run: Run) -> Sampler:
         """Outputs under draws from the posterior, the same draws on every call."""
-        network = run.network
-        mean = network.prepare(part(model, "mean"))
-        std = network.prepare(part(model, "std"))
-        if is_unlearnt(mean):
-            # Nothing is learnt yet; the prior's noise would be all there is.
-            mean = network.prepare(network.initial)
-            std = {name: torch.zeros_like(m) for name, m in mean.items()}
-
-        def sampler(x: Tensor) -> Tensor:
-            rng = torch.Generator().manual_seed(0)
-            outputs = []
-            for _ in range(self.predictions):
-                weights = {
-                    name: m + std[name] * torch.randn(m.shape, generator=rng).to(m)
-                    for name, m in mean.items()
-                }
-                outputs.append(network(weights, x))
-            return torch.stack(outputs)
-
-        return sampler
+        return sampler(model, run, self.predictions)

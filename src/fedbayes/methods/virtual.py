@@ -22,13 +22,8 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
-from fedbayes.contracts.factors import (
-    Factors,
-    complexity,
-    is_unlearnt,
-    means_and_stds,
-    precisions,
-)
+from fedbayes.contracts.factors import Factors, complexity, precisions
+from fedbayes.contracts.product import is_unlearnt, means_and_stds
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical

@@ -1,0 +1,332 @@
+"""The posterior of methods in which it is a product of Gaussian factors, one for each client.
+
+The server keeps s(θ) = p(θ) Π_i s_i(θ) in natural parameters, which a product adds. A client takes
+its factor out (the cavity s/s_i), infers s_new = s_i,new · s/s_i from its data and the cavity, and
+sends by how much its factor's natural parameters changed. How it infers is another file's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts.changes import Changes, Clips, Total, norm
+from fedbayes.contracts.drawn import draws_of, require_weights_alone, sampler_of
+from fedbayes.contracts.method import Info, Method, Sampler
+from fedbayes.contracts.reports import Report, Sum
+from fedbayes.contracts.run import At, Run
+from fedbayes.errors import MessageError, ModelError
+from fedbayes.inference.gaussian import Gaussian, standard
+from fedbayes.messages import Message, dense
+from fedbayes.models import Network
+from fedbayes.tensors import Tensors, named, part
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The server's state: the posterior s(θ) of the shared weights."""
+
+    posterior: Gaussian
+    """In natural parameters, float64."""
+
+
+class HasFactor(Protocol):
+    """What a client keeps at least."""
+
+    @property
+    def factor(self) -> Gaussian:
+        """s_i, float64; without tensors before the client's first refinement."""
+
+
+FactorState = TypeVar("FactorState", bound=HasFactor)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A posterior by factors, float64 on the network's device."""
+
+    posterior: Gaussian
+    """As it came."""
+    factor: Gaussian
+    """The client's own; p(θ)^(1/K) before its first refinement."""
+    cavity: Gaussian
+    """The others'."""
+    share: Gaussian
+    """p(θ)^(1/K), the client's share of the prior."""
+
+
+class Product(Method[Posterior, FactorState, Sum]):
+    """Server and clients whose Gaussian factors multiply to one posterior.
+
+    A factor's precision is positive by construction, so is every product of factors.
+    """
+
+    server_state = Posterior
+    repeats_changes = True
+    adds = True
+    report_range = 65536.0
+
+    @property
+    def fixed_precision(self) -> bool:
+        """Whether the posterior has the prior's precision for good, so that none is sent."""
+        return False
+
+    prior_std: float = Field(
+        1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
+    )
+    kl_weight: float = Field(
+        1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
+    )
+    damping: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a factor's change that is made in a round; none: 1 by the number "
+        "of clients in it, since each assumes that the others stand still",
+    )
+
+    def check(self, run: Run) -> None:
+        """Trained weights alone are random; nothing else may change in training.
+
+        Raises:
+            ModelError: the network has buffers, such as running means.
+            ConfigError: it is to compute in bf16.
+        """
+        require_weights_alone(self.name, run)
+
+    def init(self, run: Run) -> Posterior:
+        """The product of the factors p(θ)^{1/K}: the prior."""
+        return Posterior(standard(run.network.initial, self.prior_std))
+
+    def message(self, server: Posterior, at: At) -> Message:
+        """Means and precisions of the posterior."""
+        message: Message = {}
+        for name, mean in server.posterior.mean.items():
+            message[f"mean/{name}"] = mean.float()
+            if not self.fixed_precision:
+                message[f"precision/{name}"] = server.posterior.precision[name].float()
+        return message
+
+    def expected(self, message: Message, run: Run) -> Message:
+        """Changes of precisions and shifts."""
+        mean = part(message, "mean")
+        precision = {} if self.fixed_precision else named("precision", mean)
+        return precision | named("shift", mean)
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """Changes are measured from none."""
+        return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
+
+    def split(self, message: Message, client: FactorState, at: At) -> Split:
+        """The posterior that came, by what is the client's and what is the others'."""
+        run, posterior = at.run, self.posterior_of(message)
+        prior = standard(posterior.precision, self.prior_std) ** (1 / run.clients)
+        prior = prior.to(run.network.device, torch.float64)
+        factor = client.factor if client.factor.precision else prior
+        return Split(posterior, factor, _floored(posterior / factor, posterior), prior)
+
+    def answered(
+        self, refined: Gaussian, factor: Gaussian, mean: Tensors, at: At
+    ) -> tuple[Report, Gaussian]:
+        """The change of a factor, damped, and no longer than the server lets it be, as a report;
+        and the factor with that change, so that the posterior stays the product of the factors.
+
+        Args:
+            refined: the factor as the client's data would have it, float64.
+            factor: as it was.
+            mean: of the posterior that came.
+            at: client and round.
+        """
+        change = (refined / factor) ** (self.damping or 1 / at.run.cohort)
+        change = rounded(_shortened(change, mean, at.run.clips))
+        after = factor * change.to(at.run.network.device, torch.float64)
+        precision = {} if self.fixed_precision else named("precision", change.precision)
+        return Report({**precision, **named("shift", change.shift)}), after
+
+    def known(self, message: Message, report: Report | None) -> Gaussian:
+        """The posterior that came, with the change of the client's factor where it reported."""
+        posterior = self.posterior_of(message)
+        if report is None:
+            return posterior
+        return posterior * self._change(dense(report.tensors))
+
+    def posterior_of(self, message: Message) -> Gaussian:
+        """The posterior of a server's message, float64."""
+        tensors = dense(message)
+        mean = {n: t.double() for n, t in part(tensors, "mean").items()}
+        if self.fixed_precision:
+            precision = standard(mean, self.prior_std).precision
+        else:
+            precision = {n: t.double() for n, t in part(tensors, "precision").items()}
+        return Gaussian(precision, {n: p.to(mean[n]) * mean[n] for n, p in precision.items()})
+
+    def _change(self, tensors: Tensors) -> Gaussian:
+        """The change that a report's tensors say, or a sum of them, float64."""
+        shift = {n: t.double() for n, t in part(tensors, "shift").items()}
+        if self.fixed_precision:
+            return Gaussian({n: torch.zeros_like(h) for n, h in shift.items()}, shift)
+        return Gaussian({n: t.double() for n, t in part(tensors, "precision").items()}, shift)
+
+    def ordinary(self, server: Posterior, run: Run) -> dict[str, float]:
+        """The posterior's own natural parameters, all that was learnt so far."""
+        return {
+            "precision": norm(server.posterior.precision.values()),
+            "shift": norm(server.posterior.shift.values()),
+        }
+
+    def accept(self, server: Posterior, report: Report, run: Run) -> None:
+        """A change leaves the posterior's precisions positive."""
+        changes = part(dense(report.tensors), "precision")
+        for name, change in changes.items():
+            if bool((server.posterior.precision[name] + change <= 0).any()):
+                raise MessageError(f"it takes more precision off {name!r} than the posterior has")
+
+    def changes(self, report: Report, server: Posterior, run: Run) -> Changes:
+        """Changes of precisions, and of shifts beyond those that leave the means where they are: so
+        bounds and noise on the one do not move the other.
+        """
+        found = super().changes(report, server, run)
+        if self.fixed_precision:
+            return found
+        return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
+
+    def resummed(self, total: Total, server: Posterior, run: Run) -> Sum:
+        """Changes of precisions and of shifts."""
+        if self.fixed_precision:
+            return super().resummed(total, server, run)
+        shift = _recentred(total.changes, _sent_mean(server), 1.0)
+        return super().resummed(
+            replace(total, changes={**total.changes, "shift": shift}), server, run
+        )
+
+    def update(self, server: Posterior, reports: Sum, at: At) -> tuple[Posterior, Info]:
+        """Multiply the changes of the factors into the posterior: add natural parameters.
+
+        Changes that are each possible, but come to a negative precision, are no honest clients';
+        the posterior then keeps its mean, and a little of its precision.
+        """
+        before = server.posterior
+        after = before * self._change(reports.tensors)
+        precision, shift = dict(after.precision), dict(after.shift)
+        for name, least in _least(before).items():
+            gone = after.precision[name] < least
+            precision[name] = torch.where(gone, least, after.precision[name])
+            shift[name] = torch.where(gone, least * before.mean[name], after.shift[name])
+        mean = sum(float(p.sum()) for p in precision.values())
+        count = sum(p.numel() for p in precision.values())
+        return Posterior(Gaussian(precision, shift)), {"mean_precision": mean / count}
+
+    def model(self, server: Posterior, run: Run) -> Tensors:
+        """Means and stds of the shared weights, float32."""
+        return means_and_stds(server.posterior.to("cpu", torch.float64))
+
+
+def is_unlearnt(mean: Mapping[str, Tensor]) -> bool:
+    """Whether a posterior is the prior still, whose means are all 0."""
+    return not any(bool(m.any()) for m in mean.values())
+
+
+def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -> Sampler:
+    """Outputs under draws from a posterior, the same draws on every call.
+
+    Args:
+        model: means and stds by name, as `means_and_stds` gives them.
+        run: the run.
+        count: draws.
+        linearized: whether the network is taken as linear in its weights around their means, as
+            Laplace's approximation with a Gauss-Newton matrix does (Immer et al. 2021).
+    """
+    mean, std = part(model, "mean"), part(model, "std")
+    if is_unlearnt(mean):
+        # Nothing is learnt yet; the prior's noise would be all there is.
+        mean = run.network.initial
+        std = {name: torch.zeros_like(m) for name, m in mean.items()}
+    if not linearized:
+        return sampler_of(mean, std, run.network, count)
+    network, mean, std = run.network, run.network.prepare(mean), run.network.prepare(std)
+
+    def outputs(x: Tensor) -> Tensor:
+        drawn = draws_of(mean, std, count)
+        moves = ({name: w - mean[name] for name, w in one.items()} for one in drawn)
+        return torch.stack([_linear(network, mean, move, x) for move in moves])
+
+    return outputs
+
+
+def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tensor:
+    """The network's outputs at its means plus their derivative along moves of the weights.
+
+    Raises:
+        ModelError: some operation has no forward derivative.
+    """
+    try:
+        at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(
+            f"the network cannot be linearized ({reason}); set method.predictive = 'sampled'"
+        ) from None
+    total: Tensor = at_mean + along
+    return total
+
+
+def rounded(change: Gaussian) -> Gaussian:
+    """A change in float32, so that client and server add the very same numbers.
+
+    A fall of precision is rounded towards zero: no factor's precision can reach it.
+    """
+    return Gaussian(
+        {n: torch.where(p < 0, p * (1 - 1e-6), p).float() for n, p in change.precision.items()},
+        {n: h.float() for n, h in change.shift.items()},
+    )
+
+
+def _shortened(change: Gaussian, mean: Tensors, clips: Clips) -> Gaussian:
+    """A change as long as the server lets it be, which looks at `Virtual.changes`."""
+    if not clips:
+        return change
+    shares = {n: m * change.precision[n] for n, m in mean.items()}
+    rest = clips.shortened("shift", {n: h - shares[n] for n, h in change.shift.items()})
+    precision = clips.shortened("precision", change.precision)
+    return Gaussian(precision, {n: h + mean[n] * precision[n] for n, h in rest.items()})
+
+
+def means_and_stds(posterior: Gaussian) -> Tensors:
+    """Means and stds by name, float32."""
+    means = {n: t.float() for n, t in posterior.mean.items()}
+    stds = {n: t.float() for n, t in posterior.std.items()}
+    return named("mean", means) | named("std", stds)
+
+
+def _sent_mean(server: Posterior) -> Tensors:
+    """The posterior's means as clients know them."""
+    return {n: m.float() for n, m in server.posterior.mean.items()}
+
+
+def _recentred(changes: Changes, mean: Tensors, sign: float) -> Tensors:
+    """Changes of shifts plus or minus those of precisions times the means."""
+    return {
+        f"shift/{n}": changes["shift"][f"shift/{n}"]
+        + sign * m.cpu().double() * changes["precision"][f"precision/{n}"]
+        for n, m in mean.items()
+    }
+
+
+def _least(posterior: Gaussian) -> Tensors:
+    """Precisions that rounding must not bring to zero, at least."""
+    return {n: _ROUNDING * p for n, p in posterior.precision.items()}
+
+
+def _floored(cavity: Gaussian, posterior: Gaussian) -> Gaussian:
+    """The cavity, whose precision the rounding of a message must not bring to zero."""
+    floor = _least(posterior)
+    return Gaussian(
+        {n: torch.maximum(p, floor[n]) for n, p in cavity.precision.items()}, cavity.shift
+    )
+
+
+_ROUNDING = 1e-6
+"""Relative precision of the numbers in a message, on the safe side."""
