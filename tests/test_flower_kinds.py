@@ -22,7 +22,7 @@ from tests.test_tried import federated
 pytestmark = pytest.mark.filterwarnings("ignore::fedbayes.errors.FedbayesWarning")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_own_batch_normalization_stays_with_its_node(method, tmp_path):
     """The clients' models of the sequential engine; what normalizes lies with the nodes."""
     asked = own_layers(rounds=3, method={"name": method})
