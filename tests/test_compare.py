@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
+import fedbayes
 from fedbayes import run
 from fedbayes.cli import main
 from fedbayes.errors import ConfigError, RunError
@@ -322,6 +323,20 @@ def test_a_metric_that_is_not_finite_under_a_seed_has_no_mean_and_says_so(ended)
     (line,) = [line for line in said if line.startswith("digits, fedavg: NLL has no mean")]
     assert line.endswith("under seed 0.")
     assert content(runs, [table], said)["methods"][0]["global_nll"] is None
+
+
+def test_from_python(tmp_path):
+    given = {"data": {"limit": 300, "clients": 3}, "model": {"hidden": [8]}, "rounds": 1}
+    found = fedbayes.compare(["fedavg", "local"], tmp_path, seeds=2, **given)
+    assert not found.failed
+    frame = found.frame()
+    mean = frame["global_accuracy"].xs("fedavg", level="method").mean()
+    assert found.summary["methods"][0]["global_accuracy"]["mean"] == pytest.approx(mean)
+    assert frame.xs("local", level="method")["global_accuracy"].isna().all()
+    alone = fedbayes.run(seed=1, folder=tmp_path / "alone", **given).summary
+    assert frame.loc["digits", "fedavg", 1]["global_accuracy"] == alone["global_accuracy"]
+    with pytest.raises(ConfigError, match="--method is one of --methods"):
+        fedbayes.compare("fedavg", tmp_path, method={"name": "pvi"})
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ class GridDisplay:
 
     Args:
         grid: the runs.
-        console: where.
+        console: where; None shows nothing.
     """
 
-    def __init__(self, grid: MethodGrid, console: Console) -> None:
+    def __init__(self, grid: MethodGrid, console: Console | None) -> None:
         self._grid, self._console = grid, console
         missing = grid.missing
         self._left = {cell: grid.rounds(cell) for cell in missing}
@@ -36,7 +36,7 @@ class GridDisplay:
             TextColumn("{task.fields[said]}"),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=console is None or not console.is_terminal,
         )
         self._whole = self._progress.add_task("runs", total=max(self._all, 1), said="")
 
@@ -97,7 +97,8 @@ class GridDisplay:
         return "" if value is None else f"{words(headline)} {number(value)}, "
 
     def _say(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._console is not None:
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _time_left(self) -> str:
         """Reckoned from the rounds that are done; empty at the start and at the end."""
