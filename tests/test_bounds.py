@@ -32,6 +32,7 @@ TRAINED = [name for name in METHODS if name not in ("local", "global")]
 SETTINGS = {
     "virtual": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pvi": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "pfedbayes": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pfnm": {"model": {"name": "mlp", "init": "normal", "hidden": [16]}},
     "gpi-fnm": {"model": {"name": "mlp", "init": "normal", "hidden": [16]}},
 }

@@ -139,7 +139,8 @@ def test_every_method_takes_every_likelihood(table, method, likelihood):
     with Simulation(config) as simulation:
         lines = [step.metrics["metrics"] for step in simulation]
     last = lines[-1]
-    whose = {"global": ("global",), "local": ("local",)}.get(method, ("global", "local"))
+    alone = {"global": ("global",), "local": ("local",), "fedpa": ("global",)}
+    whose = alone.get(method, ("global", "local"))
     if method == "global":
         whose = ("global", "local")
     # Beside them those of what differs between clients, such as `global_worst`.

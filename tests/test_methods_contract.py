@@ -189,6 +189,47 @@ class TestFedFuseOfRates(MethodContract):
     settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
 
 
+class TestFedPa(MethodContract):
+    method = "fedpa"
+    parameters: ClassVar = {"burn_in_rounds": 0, "samples": 3, "burn_in": 0.2}
+
+
+@pytest.mark.slow
+class TestFedPaLangevin(MethodContract):
+    method = "fedpa"
+    parameters: ClassVar = {"burn_in_rounds": 1, "sampler": "langevin", "server_optimizer": "adam"}
+
+
+class TestPFedBayes(MethodContract):
+    method = "pfedbayes"
+    parameters: ClassVar = {"samples": 2, "predictions": 4, "beta": 0.7}
+    settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
+
+
+class TestFedBe(MethodContract):
+    method = "fedbe"
+    parameters: ClassVar = {"members": 3}
+
+
+@pytest.mark.slow
+class TestFedBeDistilled(MethodContract):
+    method = "fedbe"
+    parameters: ClassVar = {
+        "members": 2,
+        "distribution": "dirichlet",
+        "inputs": "auto",
+        "steps": 4,
+        "drawn": 64,
+        "cycles": 2,
+    }
+
+
+class TestFedBeSums(MethodContract):
+    method = "fedbe-sums"
+    parameters: ClassVar = {"members": 3}
+    settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
+
+
 class TestLocal(MethodContract):
     method = "local"
 
@@ -200,6 +241,7 @@ class TestGlobal(MethodContract):
 PARAMETERS = {
     "virtual": {"samples": 3, "predictions": 4},
     "fedfuse": {"steps": 4, "drawn": 64},
+    "fedpa": {"burn_in_rounds": 0, "burn_in": 0.0},
 }
 """What methods need where there are no classes."""
 NOISE = {"gpi-fnm": "each", "pfnm": 0.5}

@@ -25,6 +25,8 @@ OTHERS = {
     "combined": {"rounds": 1},
     "virtual": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pvi": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "pfedbayes": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "fedpa": {"training": {"lr": 0.05, "epochs": 3}},
     "pfnm": {"model": {"name": "mlp", "init": "normal"}},
     "gpi-fnm": {"model": {"name": "mlp", "init": "normal"}},
 }
@@ -33,6 +35,7 @@ PARAMETERS = {
     "scaffold-fedsparse": {"output_gates": True},
     "fedl1": {"output_groups": True},
     "fedfuse": {"steps": 8, "drawn": 128},
+    "fedpa": {"burn_in_rounds": 1, "shrinkage": 0.1},
 }
 LENET = {"model": {"name": "lenet5"}, "data": {"name": "mnist", "clients": 4, "limit": 200}}
 LENET["data"]["limit_test"] = 100

@@ -118,6 +118,22 @@ def test_natural_parameters_add_up_to_those_of_the_open_rounds(method):
     assert any((hidden.shift[name] != h).any() for name, h in shown.shift.items())
 
 
+def test_second_moments_add_in_secret_too():
+    """`fedbe-sums` reports more than it was sent: squares of changes, measured from zero."""
+    config = settings({"name": "fedbe-sums", "weighting": "uniform"}, {"range": 2})
+    hidden, shown, step = run(config).model, run(open_sum(config)).model, plan_of(config).step
+    assert hidden.keys() == shown.keys()
+    for name, tensor in shown.items():
+        if name.startswith("mean/"):
+            off, most = hidden[name] - tensor, step + 2.0**-22 * tensor.abs()
+        else:
+            off = hidden[name].square() - tensor.square()
+            # Of the mean square, and of the square of the mean of changes, which are below 1.
+            most = 3 * step + 2.0**-21 * tensor.square()
+        assert (off.abs() <= most).all(), name
+        assert float(tensor.abs().max()) > 1e-3
+
+
 def test_two_runs_are_the_same_bit_for_bit_though_masks_are_not():
     config = settings("scaffold", rounds=2)
     assert same(run(config).model, run(config).model)

@@ -11,6 +11,7 @@ from fedbayes import Config, Simulation
 from fedbayes.contracts import At, Gathered, Report
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.combining import combine
+from fedbayes.fusion.rounds import draws_of_round, module_with
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedfuse import FedFuse
 from fedbayes.models import Network
@@ -103,7 +104,9 @@ def test_what_averaging_mixes_up_is_learnt_again():
 def test_inputs_are_the_same_in_a_round_and_others_in_the_next():
     net = network((5,))
     method, run = FedFuse(), run_of(net)
-    one, again, other = (method._draws(at(run, round=number)).batch(0, 8) for number in (1, 1, 2))
+    one, again, other = (
+        draws_of_round(method.inputs, at(run, round=number)).batch(0, 8) for number in (1, 1, 2)
+    )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
@@ -119,7 +122,7 @@ def test_frozen_weights_stay_frozen():
     method = FedFuse(steps=5, drawn=64, class_shares=False)
     server, _ = updated(method, net, [net.initial, moved], [1, 1])
     assert frozen not in server.weights
-    built = method._module(server.weights, run_of(net))
+    built = module_with(server.weights, run_of(net))
     assert torch.equal(built.get_parameter(frozen), net.constants[frozen])
 
 
@@ -183,7 +186,7 @@ def test_real_rows_at_the_server_are_encoded_as_the_clients_are(tmp_path):
     )
     with Simulation(config) as simulation:
         seen = simulation.run.preprocessing
-        drawn = simulation.method._draws(At(simulation.run, 1)).batch(0, 64)
+        drawn = draws_of_round(simulation.method.inputs, At(simulation.run, 1)).batch(0, 64)
         rows = seen.apply(table.drop(columns="died").head(70))
         assert all(torch.isclose(row, rows, atol=1e-5).all(1).any() for row in drawn)
         assert len(list(simulation)) == 1

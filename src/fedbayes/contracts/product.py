@@ -14,10 +14,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Clips, Total, norm
+from fedbayes.contracts.drawn import draws_of, require_weights_alone, sampler_of
 from fedbayes.contracts.method import Info, Method, Sampler
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
-from fedbayes.errors import ConfigError, MessageError, ModelError
+from fedbayes.errors import MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.messages import Message, dense
 from fedbayes.models import Network
@@ -94,13 +95,7 @@ class Product(Method[Posterior, FactorState, Sum]):
             ModelError: the network has buffers, such as running means.
             ConfigError: it is to compute in bf16.
         """
-        if run.network.precision != "float32":
-            raise ConfigError(f"{self.name} computes in float32; leave precision as it is")
-        if fixed := sorted(run.network.buffers):
-            raise ModelError(
-                f"{self.name} has no place for what no gradient trains: {', '.join(fixed)}; set "
-                "model.batch_norm = 'frozen', or take a network without running statistics"
-            )
+        require_weights_alone(self.name, run)
 
     def init(self, run: Run) -> Posterior:
         """The product of the factors p(θ)^{1/K}: the prior."""
@@ -244,27 +239,19 @@ def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -
         linearized: whether the network is taken as linear in its weights around their means, as
             Laplace's approximation with a Gauss-Newton matrix does (Immer et al. 2021).
     """
-    network = run.network
-    mean = network.prepare(part(model, "mean"))
-    std = network.prepare(part(model, "std"))
+    mean, std = part(model, "mean"), part(model, "std")
     if is_unlearnt(mean):
         # Nothing is learnt yet; the prior's noise would be all there is.
-        mean = network.prepare(network.initial)
+        mean = run.network.initial
         std = {name: torch.zeros_like(m) for name, m in mean.items()}
+    if not linearized:
+        return sampler_of(mean, std, run.network, count)
+    network, mean, std = run.network, run.network.prepare(mean), run.network.prepare(std)
 
     def outputs(x: Tensor) -> Tensor:
-        rng = torch.Generator().manual_seed(0)
-        found = []
-        for _ in range(count):
-            moves = {
-                name: std[name] * torch.randn(m.shape, generator=rng).to(m)
-                for name, m in mean.items()
-            }
-            if linearized:
-                found.append(_linear(network, mean, moves, x))
-            else:
-                found.append(network({name: m + moves[name] for name, m in mean.items()}, x))
-        return torch.stack(found)
+        drawn = draws_of(mean, std, count)
+        moves = ({name: w - mean[name] for name, w in one.items()} for one in drawn)
+        return torch.stack([_linear(network, mean, move, x) for move in moves])
 
     return outputs
 

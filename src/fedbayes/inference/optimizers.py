@@ -107,14 +107,14 @@ class ServerOptimizer(BaseModel):
         self, weights: Tensors, gradients: Tensors, state: Tensors
     ) -> tuple[Tensors, Tensors]:
         """One step down the gradients: the new weights and the optimizer state."""
+        return step(self.build_server, weights, gradients, state)
 
-        def build(leaves: list[Tensor]) -> torch.optim.Optimizer:
-            match self.server_optimizer:
-                case "sgd":
-                    return torch.optim.SGD(leaves, lr=self.server_lr or 1.0)
-                case "adam":
-                    return torch.optim.Adam(leaves, lr=self.server_lr or 1e-3)
-                case "yogi":
-                    return Yogi(leaves, lr=self.server_lr or 1e-3)
-
-        return step(build, weights, gradients, state)
+    def build_server(self, leaves: list[Tensor]) -> torch.optim.Optimizer:
+        """The server's optimizer over its weights."""
+        match self.server_optimizer:
+            case "sgd":
+                return torch.optim.SGD(leaves, lr=self.server_lr or 1.0)
+            case "adam":
+                return torch.optim.Adam(leaves, lr=self.server_lr or 1e-3)
+            case "yogi":
+                return Yogi(leaves, lr=self.server_lr or 1e-3)

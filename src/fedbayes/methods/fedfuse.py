@@ -2,22 +2,25 @@
 
 import torch
 from pydantic import Field
-from torch import nn
 
-from fedbayes import seeds
 from fedbayes.contracts import At, Counted, Gathered, Info, Nothing, Problem, Report, Run, Solved
 from fedbayes.contracts import Weights as Server
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.distillation import distill
-from fedbayes.fusion.draws import Draws, Kept
+from fedbayes.fusion.draws import Kept
 from fedbayes.fusion.function import teacher_of
+from fedbayes.fusion.rounds import (
+    check_inputs,
+    draws_of_round,
+    input_remarks,
+    module_with,
+    weights_in,
+)
 from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, SeekingSettings
-from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.likelihoods import Classes
 from fedbayes.messages import Message, dense
-from fedbayes.models.resize import with_weights
 from fedbayes.tensors import Samples, Tensors
 
 
@@ -59,37 +62,17 @@ class FedFuse(Counted[Server]):
             ModelError: a weight has the name of what clients report beside the network.
         """
         super().check(run)
-        if run.likelihood.coupled:
-            raise ConfigError(
-                f"{self.name} asks networks what they predict of single inputs, and the likelihood "
-                f"{run.likelihood.name} has no distribution of them; choose another method"
-            )
-        if run.preprocessing.permuted:
-            raise ConfigError(
-                f"{self.name} asks all clients' networks about the same inputs, and with permuted "
-                "pixels each client has an order of its own; choose other data, or another method"
-            )
+        check_inputs(self.name, self.inputs, run)
         taken = self.count_pattern(run).keys() & run.network.initial.keys()
         if taken:
             raise ModelError(
                 f"{self.name} reports {taken.pop()!r} beside the network, which has a weight of "
                 "that name; rename it, or set method.class_shares = false"
             )
-        self._prior(run)
 
     def remarks(self, run: Run) -> list[str]:
         """What inputs are taken for."""
-        prior = self._prior(run)
-        return [*prior.notes, f"{self.name} assumes of inputs: {prior.assumes}"]
-
-    def _prior(self, run: Run) -> InputPrior:
-        seen = run.preprocessing
-        return build_prior(self.inputs, seen.shape, features=seen.features, columns=seen.columns)
-
-    def _draws(self, at: At) -> Draws:
-        """The inputs of a round, as networks see them."""
-        seed = seeds.integer(at.run.seed, "inputs", round=at.round)
-        return Inputs.seen(self._prior(at.run), at.run.preprocessing, seed)
+        return input_remarks(self.name, self.inputs, run)
 
     def init(self, run: Run) -> Server:
         """The network's initialization."""
@@ -126,32 +109,23 @@ class FedFuse(Counted[Server]):
         if self.counts_classes(run):
             counts = torch.stack([tensors["counts"] for tensors in found.values()])
         clients = {
-            f"client {client}": self._module(state, run)
+            f"client {client}": module_with(state, run)
             for client, state in zip(found, states, strict=True)
         }
         teacher, _ = teacher_of(clients, counts, run.likelihood)
-        draws: Draws = Kept(self._draws(at))
+        draws = draws_of_round(self.inputs, at)
         if self.seek and isinstance(run.likelihood, Classes):
             draws = Kept(Seeker(draws, teacher, SeekingSettings(share=self.seek)))
         settings = DistillationSettings(
             steps=self.steps, draws=self.drawn, lr=self.server_lr, held_out=_HELD_OUT
         )
-        learnt = distill(self._module(average, run), teacher, draws, settings)
-        state = learnt.module.state_dict()
-        own = {name: state[name].cpu() for name in names}
-        weights = combine([average, own], [self.keep, 1 - self.keep])
+        learnt = distill(module_with(average, run), teacher, draws, settings)
+        weights = combine([average, weights_in(learnt.module, run)], [self.keep, 1 - self.keep])
         info = {
             "divergence_of_average": learnt.checks[0].divergence,
             "divergence": learnt.divergence,
         }
         return Server(weights), info
-
-    def _module(self, weights: Tensors, run: Run) -> nn.Module:
-        """The network with these weights, what is frozen frozen."""
-        module = with_weights(run.network.module, run.network.whole(weights))
-        for name in run.network.constants:
-            module.get_parameter(name).requires_grad_(False)
-        return module.to(run.network.device)
 
     def model(self, server: Server, run: Run) -> Tensors:
         """The server's network."""

@@ -1,65 +1,11 @@
 """Generalized FedAvg: the M-step by one step of a server optimizer."""
 
-from abc import abstractmethod
-from dataclasses import dataclass
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import At, Info, PointEstimate, Run, Sum
+from fedbayes.contracts.drift import GeneralizedFedAvg
 from fedbayes.inference import optimizers
-from fedbayes.messages import Message
-from fedbayes.tensors import Tensors
-
-
-@dataclass(frozen=True)
-class Server:
-    """The global weights, the network's buffers, and the state of the server's optimizer."""
-
-    weights: Tensors
-    buffers: Tensors
-    optimizer: Tensors
-
-
-class GeneralizedFedAvg(PointEstimate[Server]):
-    """The mean drift w − mean φ_s as a gradient for an optimizer at the server.
-
-    It is the gradient of the M-step's objective, (λ/2) Σ_s ‖φ_s − w‖² (EM paper, Eq. 10), so a
-    step of plain gradient descent with rate 1 is FedAvg. What no gradient trains (running
-    means of a network, say) is averaged.
-    """
-
-    paper = "Reddi et al. 2021; EM view: Louizos et al. 2021, section 2.1"
-    server_state = Server
-
-    @abstractmethod
-    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        """The server's optimizer over the global weights."""
-
-    def init(self, run: Run) -> Server:
-        """The network's initialization, and no optimizer state."""
-        weights, buffers = run.network.split()
-        return Server(weights, buffers, {})
-
-    def model(self, server: Server, run: Run) -> Tensors:
-        """Weights and buffers."""
-        return {**server.weights, **server.buffers}
-
-    def message(self, server: Server, at: At) -> Message:
-        """Weights and buffers, the same to all."""
-        return {**server.weights, **server.buffers}
-
-    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
-        """One step along the pseudo-gradient."""
-        mean = reports.mean()
-        drift = {name: w - mean[name] for name, w in server.weights.items()}
-        weights, optimizer = optimizers.step(
-            self.optimizer, server.weights, drift, server.optimizer
-        )
-        norm = torch.stack([d.norm() for d in drift.values()]).norm()
-        buffers = {name: mean[name] for name in server.buffers}
-        return Server(weights, buffers, optimizer), {"pseudo_gradient": float(norm)}
 
 
 class Reptile(GeneralizedFedAvg):

@@ -1,0 +1,86 @@
+"""What methods share that draw weights from mean-field Gaussians: in training, and to predict."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedbayes.contracts.method import Sampler
+from fedbayes.contracts.run import Run
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.inference.problem import Noise, Tree
+from fedbayes.models import Network
+from fedbayes.tensors import Samples, Tensors
+
+
+def require_weights_alone(name: str, run: Run) -> None:
+    """See that a network's trained weights can be random: nothing else may change in training.
+
+    Args:
+        name: of the method.
+        run: the run.
+
+    Raises:
+        ModelError: the network has buffers, such as running means.
+        ConfigError: it is to compute in bf16.
+    """
+    if run.network.precision != "float32":
+        raise ConfigError(f"{name} computes in float32; leave precision as it is")
+    if fixed := sorted(run.network.buffers):
+        raise ModelError(
+            f"{name} has no place for what no gradient trains: {', '.join(fixed)}; set "
+            "model.batch_norm = 'frozen', or take a network without running statistics"
+        )
+
+
+def weight_noise(run: Run, samples: int) -> Noise:
+    """Standard normal noise for each weight, `samples` times in every step.
+
+    Args:
+        run: with the network.
+        samples: Monte-Carlo samples of a step, the first axis of what is drawn.
+    """
+    shapes = {name: tensor.shape for name, tensor in run.network.initial.items()}
+
+    def draw(rng: torch.Generator, batch: Samples) -> Tree:
+        return {
+            name: torch.randn(samples, *shape, generator=rng).to(run.network.device)
+            for name, shape in shapes.items()
+        }
+
+    return Noise("weights", draw)
+
+
+def expected_nll(
+    run: Run, mean: Tensors, std: Tensors, batch: Samples, noise: Tree, *, training: bool
+) -> Tensor:
+    """E[−log p(y | x, θ)] per sample under N(mean, std²), by reparametrization; a scalar.
+
+    Args:
+        run: network and likelihood.
+        mean: of the weights.
+        std: of the weights.
+        batch: some samples.
+        noise: of one step, as `weight_noise` draws it.
+        training: whether dropout and the like are as in training.
+    """
+    count = len(next(iter(noise.values())))
+    nll: Tensor = torch.zeros(())
+    for sample in range(count):
+        weights = {name: m + std[name] * noise[name][sample] for name, m in mean.items()}
+        outputs = run.network(weights, batch.x, training=training)
+        nll = nll.to(outputs) + run.likelihood.nll(outputs, batch.y) / count
+    return nll
+
+
+def draws_of(mean: Tensors, std: Tensors, count: int) -> Iterator[Tensors]:
+    """Weights drawn from N(mean, std²), one network after the other, the same on every call."""
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        yield {n: m + std[n] * torch.randn(m.shape, generator=rng).to(m) for n, m in mean.items()}
+
+
+def sampler_of(mean: Tensors, std: Tensors, network: Network, count: int) -> Sampler:
+    """Outputs [count, n, width] under draws from N(mean, std²), the same draws on every call."""
+    mean, std = network.prepare(mean), network.prepare(std)
+    return lambda x: torch.stack([network(drawn, x) for drawn in draws_of(mean, std, count)])

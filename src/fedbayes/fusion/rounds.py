@@ -1,0 +1,119 @@
+"""What methods share whose server asks networks about inputs that it draws, round after round."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedbayes import seeds
+from fedbayes.contracts import At, Info, Run
+from fedbayes.errors import ConfigError
+from fedbayes.fusion.combining import combine
+from fedbayes.fusion.distillation import distill
+from fedbayes.fusion.draws import Draws, Kept
+from fedbayes.fusion.settings import DistillationSettings
+from fedbayes.fusion.teacher import Function, Teacher
+from fedbayes.inputs import InputPrior, Inputs, build_prior
+from fedbayes.models.resize import with_weights
+from fedbayes.tensors import Tensors
+
+
+def check_inputs(name: str, inputs: str, run: Run) -> InputPrior:
+    """See that networks can be asked about single inputs, and that such can be drawn.
+
+    Args:
+        name: of the method.
+        inputs: what inputs are drawn, as a setting names it.
+        run: the run.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if run.likelihood.coupled:
+        raise ConfigError(
+            f"{name} asks networks what they predict of single inputs, and the likelihood "
+            f"{run.likelihood.name} has no distribution of them; choose another method"
+        )
+    if run.preprocessing.permuted:
+        raise ConfigError(
+            f"{name} asks all clients' networks about the same inputs, and with permuted "
+            "pixels each client has an order of its own; choose other data, or another method"
+        )
+    return input_prior(inputs, run)
+
+
+def input_prior(inputs: str, run: Run) -> InputPrior:
+    """What inputs are taken for."""
+    seen = run.preprocessing
+    return build_prior(inputs, seen.shape, features=seen.features, columns=seen.columns)
+
+
+def input_remarks(name: str, inputs: str, run: Run) -> list[str]:
+    """What a user should know of the inputs before the first round."""
+    prior = input_prior(inputs, run)
+    return [*prior.notes, f"{name} assumes of inputs: {prior.assumes}"]
+
+
+def draws_of_round(inputs: str, at: At, cycle: int = 0) -> Draws:
+    """The inputs of a round, as networks see them, kept for whoever asks again.
+
+    Args:
+        inputs: what is drawn, as a setting names it.
+        at: the round.
+        cycle: of several in a round, each of which has inputs of its own.
+    """
+    seed = seeds.integer(at.run.seed, "inputs", round=at.round, client=cycle)
+    return Kept(Inputs.seen(input_prior(inputs, at.run), at.run.preprocessing, seed))
+
+
+def module_with(weights: Tensors, run: Run) -> nn.Module:
+    """The run's network with these weights, what is frozen frozen."""
+    module = with_weights(run.network.module, run.network.whole(weights))
+    for name in run.network.constants:
+        module.get_parameter(name).requires_grad_(False)
+    return module.to(run.network.device)
+
+
+def weights_in(module: nn.Module, run: Run) -> Tensors:
+    """The weights of a module that the run's clients share, on the CPU."""
+    state = module.state_dict()
+    return {name: state[name].cpu() for name in run.network.initial}
+
+
+def learnt(
+    ensemble: Sequence[Tensors],
+    start: Tensors,
+    inputs: str,
+    settings: DistillationSettings,
+    at: At,
+    cycles: int = 1,
+) -> tuple[Tensors, Info]:
+    """A network that learns what the ensemble predicts on average.
+
+    Args:
+        ensemble: weights of its networks.
+        start: weights to start from.
+        inputs: what is drawn, as a setting names it.
+        settings: of one cycle of the learning rate.
+        at: the round.
+        cycles: one after the other; the mean of the networks at their ends is taken (stochastic
+            weight averaging).
+
+    Returns:
+        The weights, and the divergence from the ensemble in nats of the start and of the last
+        cycle's end on held-out inputs.
+    """
+    teacher = Teacher([_function(weights, at.run) for weights in ensemble], None, at.run.likelihood)
+    module, ends, told = module_with(start, at.run), list[Tensors](), Info()
+    for cycle in range(cycles):
+        found = distill(module, teacher, draws_of_round(inputs, at, cycle), settings)
+        module = found.module
+        ends.append(weights_in(module, at.run))
+        told.setdefault("divergence_of_start", found.checks[0].divergence)
+        told["divergence"] = found.divergence
+    return combine(ends, [1 / cycles] * cycles), told
+
+
+def _function(weights: Tensors, run: Run) -> Function:
+    """A network as a function of its inputs alone."""
+    ready = run.network.prepare(weights)
+    return lambda x: run.network(ready, x)

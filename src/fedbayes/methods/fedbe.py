@@ -1,0 +1,314 @@
+"""FedBE: a distribution over networks at the server, fitted to the clients', and its ensemble."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes import seeds
+from fedbayes.contracts import (
+    At,
+    Gathered,
+    Info,
+    Method,
+    Nothing,
+    Problem,
+    Report,
+    Run,
+    Sampler,
+    Solved,
+    Sum,
+    single_draw,
+)
+from fedbayes.contracts.changes import norm
+from fedbayes.contracts.drawn import draws_of
+from fedbayes.contracts.method import Reduced
+from fedbayes.fields import Only
+from fedbayes.fusion.combining import combine
+from fedbayes.fusion.rounds import check_inputs, input_remarks, learnt
+from fedbayes.fusion.settings import DistillationSettings
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Samples, Tensors, named, part
+
+
+@dataclass(frozen=True)
+class Server:
+    """What goes out, and the distribution that predicts; none before the first update."""
+
+    weights: Tensors
+    """Of the network that clients get."""
+    mean: Tensors = field(default_factory=dict)
+    """The weighted mean of the clients' networks."""
+    std: Tensors = field(default_factory=dict)
+    """Their weighted standard deviation, of what is trained."""
+    clients: Tensors = field(default_factory=dict)
+    """Their networks, as `k/name`, where predictions need them."""
+    sizes: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    """Weights of these, float64 [clients]."""
+
+
+class _Ensemble(Method[Server, Nothing, Reduced]):
+    """What both ways to the distribution share: clients as of FedAvg, predictions, distillation."""
+
+    paper = "Chen and Chao 2021"
+    server_state = Server
+
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="weight of a client in the distribution: its samples, or 1"
+    )
+    members: int = Field(10, ge=1, description="networks that are drawn for the ensemble")
+    predicts: Literal["ensemble", "single"] = Field(
+        "ensemble", description="what the global model is: the ensemble, or what goes out alone"
+    )
+    inputs: str | None = Field(
+        None,
+        description="what goes out learns the ensemble on inputs: auto (drawn, by their shape), "
+        "leaves, strokes, noise, gaussian, package.module:function, or a folder or file of real "
+        "samples at the server; none: the clients' mean goes out",
+    )
+    steps: Annotated[int, Only("inputs")] = Field(
+        1500, ge=1, description="steps of the server's training in a round"
+    )
+    drawn: Annotated[int, Only("inputs")] = Field(
+        4096, ge=64, description="different inputs in a round"
+    )
+    server_lr: Annotated[float, Only("inputs")] = Field(
+        5e-4, gt=0, description="highest learning rate at the server"
+    )
+    cycles: Annotated[int, Only("inputs")] = Field(
+        1,
+        ge=1,
+        description="cycles of the server's learning rate in its steps; what goes out is the mean "
+        "of the networks at their ends (stochastic weight averaging)",
+    )
+
+    def check(self, run: Run) -> None:
+        """Inputs, if any, must be such as can be drawn.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        if self.inputs is not None:
+            check_inputs(self.name, self.inputs, run)
+
+    def remarks(self, run: Run) -> list[str]:
+        """What inputs are taken for, and whether the distribution is of use."""
+        if self.inputs is not None:
+            return input_remarks(self.name, self.inputs, run)
+        if self.predicts == "single":
+            return [
+                "method.predicts = 'single' without method.inputs is federated averaging: what "
+                "goes out is the clients' mean"
+            ]
+        return []
+
+    def init(self, run: Run) -> Server:
+        """The network's initialization."""
+        return Server(run.network.initial)
+
+    def message(self, server: Server, at: At) -> Message:
+        """One network, the same to all."""
+        return {**server.weights}
+
+    def problem(self, message: Message, client: Nothing, samples: Samples, at: At) -> Problem:
+        """Train from the network that came."""
+        return Problem(at.run.network.prepare(dense(message)))
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
+    ) -> tuple[Report, Nothing, Info]:
+        """Report the weights where training ended."""
+        weight = float(solved.count) if self.weighted else 1.0
+        return Report({**solved.parameters}, weight), client, solved.info
+
+    def origin(self, server: Server, run: Run) -> Tensors:
+        """The network that clients start from."""
+        return server.weights
+
+    def fitted(self, server: Server, at: At) -> tuple[Server, Info]:
+        """The server's state once a distribution is fitted, and what goes out has learnt it.
+
+        Args:
+            server: with the distribution, and the clients' mean as what goes out.
+            at: the round.
+        """
+        entries = sum(s.numel() for s in server.std.values())
+        info = {"spread": norm(s.double() for s in server.std.values()) / entries**0.5}
+        weights = server.weights
+        if self.inputs is not None:
+            settings = DistillationSettings(
+                steps=max(1, self.steps // self.cycles),
+                draws=self.drawn,
+                lr=self.server_lr,
+                held_out=_HELD_OUT,
+            )
+            ensemble = list(self.ensemble(_model(server), at.run))
+            weights, told = learnt(ensemble, weights, self.inputs, settings, at, self.cycles)
+            info |= told
+        if self.predicts == "single":
+            return Server(weights), info
+        return Server(weights, server.mean, server.std, server.clients, server.sizes), info
+
+    def model(self, server: Server, run: Run) -> Tensors:
+        """The distribution, as `mean/…`, `std/…` and `client/k/…`; or the network that goes out."""
+        return _model(server) if server.mean else server.weights
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
+        """The network as the client reported it."""
+        if report is None:
+            return None
+        tensors = dense(report.tensors)
+        return {name: tensors[name] for name in run.network.initial}
+
+    def draws(self, model: Tensors, run: Run) -> Sampler:
+        """Outputs of the members of the ensemble, the same on every call; or of one network."""
+        if not part(model, "mean"):
+            return single_draw(model, run.network)
+        network = run.network
+
+        def sampler(x: Tensor) -> Tensor:
+            members = self.ensemble(model, run)
+            return torch.stack([network(network.prepare(member), x) for member in members])
+
+        return sampler
+
+    def ensemble(self, model: Tensors, run: Run) -> Iterator[Tensors]:
+        """The mean, the clients' networks as far as they are there, and those drawn."""
+        clients = part(model, "client")
+        numbers = sorted({int(name.partition("/")[0]) for name in clients})
+        networks = [part(clients, str(k)) for k in numbers]
+        yield part(model, "mean")
+        yield from networks
+        yield from self.drawn_networks(model, networks, run)
+
+    def drawn_networks(
+        self, model: Tensors, networks: list[Tensors], run: Run
+    ) -> Iterator[Tensors]:
+        """Networks drawn from the Gaussian; buffers are the mean's."""
+        mean, std = part(model, "mean"), part(model, "std")
+        for drawn in draws_of({name: mean[name] for name in std}, std, self.members):
+            yield {**mean, **drawn}
+
+
+class FedBe(_Ensemble[Gathered]):
+    """A Gaussian over networks, fitted to the clients' of a round (Chen and Chao 2021, Eq. 5),
+
+        w̄ = Σ r_s φ_s,   σ² = Σ r_s (φ_s − w̄)²,   r_s = n_s / Σ n_s,
+
+    entry by entry; or a Dirichlet distribution of the clients' shares (Eq. 6). The ensemble of w̄,
+    the clients' networks and `members` draws predicts by its mean probabilities. Down goes w̄, or
+    with `inputs` a network that starts there and learns what the ensemble predicts.
+    """
+
+    name = "fedbe"
+    summary = "a distribution over the clients' networks, and its ensemble"
+    reduction = Gathered
+
+    distribution: Literal["gaussian", "dirichlet"] = Field(
+        "gaussian", description="over weights, or over the clients' shares in a mean of networks"
+    )
+    alpha: Annotated[float, Only("distribution", "dirichlet")] = Field(
+        1.0, gt=0, description="concentration of the Dirichlet distribution"
+    )
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """The network."""
+        return dense(report.tensors)
+
+    def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
+        """Fit the distribution, and let what goes out learn its ensemble."""
+        found = [dense(report.tensors) for report in reports.reports.values()]
+        sizes = torch.tensor([r.weight for r in reports.reports.values()], dtype=torch.float64)
+        shares = sizes / sizes.sum()
+        mean = combine(found, shares.tolist())
+        std: Tensors = {}
+        for name, like in at.run.network.split()[0].items():
+            values = torch.stack([weights[name] for weights in found]).double()
+            centre = torch.tensordot(shares, values, dims=1)
+            variance = torch.tensordot(shares, (values - centre).square(), dims=1)
+            std[name] = variance.sqrt().to(like.dtype)
+        clients: Tensors = {}
+        for k, weights in enumerate(found):
+            clients |= named(str(k), weights)
+        if self.distribution == "gaussian":
+            sizes = torch.zeros(0, dtype=torch.float64)
+        return self.fitted(Server(mean, mean, std, clients, sizes), at)
+
+    def drawn_networks(
+        self, model: Tensors, networks: list[Tensors], run: Run
+    ) -> Iterator[Tensors]:
+        """Networks drawn from the Gaussian, or means of the clients' with drawn shares."""
+        if self.distribution == "gaussian":
+            yield from super().drawn_networks(model, networks, run)
+            return
+        rng, sizes = seeds.numpy_rng(run.seed, "ensemble"), model["sizes"].cpu()
+        for _ in range(self.members):
+            shares = torch.from_numpy(rng.dirichlet([self.alpha] * len(networks))) * sizes
+            yield combine(networks, (shares / shares.sum()).tolist())
+
+
+class FedBeSums(_Ensemble[Sum]):
+    """The Gaussian of `fedbe` from sums: clients report φ_s and (φ_s − w)² beside it, w being what
+    they were sent, of which the server needs the means alone:
+
+        w̄ = Σ r_s φ_s,   σ² = Σ r_s (φ_s − w)² − (w̄ − w)².
+
+    So reports can be added in secret, bounded, and have noise. No client's network is in the
+    ensemble, and what goes up is twice as long.
+    """
+
+    name = "fedbe-sums"
+    summary = "the Gaussian of fedbe from sums: for secure aggregation and noise"
+    summable = True
+
+    def expected(self, message: Message, run: Run) -> Message:
+        """A network, and squares of what is trained."""
+        trained = run.network.split()[0]
+        return {**message, **named("square", {name: message[name] for name in trained})}
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """The network that clients were sent; squares of changes are measured from zero."""
+        centre = dense(message)
+        zeros = {name: torch.zeros_like(centre[name]) for name in run.network.split()[0]}
+        return {**centre, **named("square", zeros)}
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Nothing, at: At
+    ) -> tuple[Report, Nothing, Info]:
+        """Report the weights where training ended, and the squares of their changes."""
+        report, client, info = super().report(solved, problem, client, at)
+        squares = {
+            name: (solved.parameters[name] - problem.start[name]).square()
+            for name in at.run.network.split()[0]
+        }
+        return Report({**report.tensors, **named("square", squares)}, report.weight), client, info
+
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+        """Fit the Gaussian, and let what goes out learn its ensemble.
+
+        A variance below 0, of noise or of rounding, counts as 0.
+        """
+        mean = reports.mean()
+        exact = {name: total / reports.weight for name, total in reports.tensors.items()}
+        std: Tensors = {}
+        for name in at.run.network.split()[0]:
+            drift = exact[name] - server.weights[name].double()
+            variance = (exact[f"square/{name}"] - drift.square()).clamp_min(0)
+            std[name] = variance.sqrt().to(server.weights[name].dtype)
+        centre = {name: mean[name] for name in server.weights}
+        return self.fitted(Server(centre, centre, std), at)
+
+
+def _model(server: Server) -> Tensors:
+    """The distribution in the form of a model."""
+    model = named("mean", server.mean) | named("std", server.std) | named("client", server.clients)
+    return model | ({"sizes": server.sizes} if len(server.sizes) else {})
+
+
+_HELD_OUT = 512
+"""Inputs that the best step is chosen by."""

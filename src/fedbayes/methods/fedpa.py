@@ -1,0 +1,122 @@
+"""FedPA: posterior averaging, FedAvg whose clients correct their drift by their own covariance."""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts import At, Info, Nothing, Report, Run
+from fedbayes.contracts.drift import GeneralizedFedAvg
+from fedbayes.errors import ConfigError
+from fedbayes.fields import Only
+from fedbayes.inference.optimizers import ServerOptimizer
+from fedbayes.inference.sampling import Langevin, require_langevin, sampled
+from fedbayes.inference.shrinkage import drift
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Samples, Tensors
+
+
+class FedPa(ServerOptimizer, GeneralizedFedAvg):
+    """The mode of the product of the clients' Gaussian posteriors N(μ_s, Σ_s), by gradients of
+
+        ½ Σ_s r_s (w − μ_s)ᵀ Σ_s⁻¹ (w − μ_s),   r_s = n_s / Σ n_s
+
+    (Al-Shedivat et al. 2021, Proposition 2). A client samples its posterior along its training and
+    answers w − Δ_s with Δ_s = Σ̂_s⁻¹ (w − μ̂_s), the covariance shrunk towards the identity; the
+    server takes a step along Σ r_s Δ_s. Where Σ_s is the identity, and in the first rounds, that
+    is generalized FedAvg.
+    """
+
+    name = "fedpa"
+    summary = "posterior averaging: drifts corrected by the clients' covariances"
+    paper = "Al-Shedivat et al. 2021"
+
+    burn_in_rounds: int = Field(
+        5, ge=0, description="rounds of federated averaging before posteriors are sampled"
+    )
+    sampler: Literal["iterates", "langevin"] = Field(
+        "iterates",
+        description="samples: means of successive iterates of the training (IASG), or single "
+        "iterates of stochastic gradient Langevin dynamics",
+    )
+    samples: int = Field(10, ge=2, description="samples of a client in a round, at most")
+    burn_in: float = Field(
+        0.5, ge=0, lt=1, description="share of a client's steps before its first sample"
+    )
+    shrinkage: float = Field(
+        0.01,
+        ge=0,
+        description="ρ: the covariance of l samples has weight (l − 1) ρ beside the identity, "
+        "which has 1; 0 is federated averaging",
+    )
+    temperature: Annotated[float, Only("sampler", "langevin")] = Field(
+        1.0, gt=0, description="of the posterior; 1 is the posterior of the client's samples"
+    )
+
+    def check(self, run: Run) -> None:
+        """Samples are of all steps, and Langevin dynamics has plain ones.
+
+        Raises:
+            ConfigError: training ends by patience, or its optimizer makes no sampler.
+        """
+        if run.training.patience is not None:
+            raise ConfigError(
+                f"{self.name} gathers samples along all steps of a client's training; leave "
+                "training.patience away"
+            )
+        if self.sampler == "langevin":
+            require_langevin(run.training)
+
+    def remarks(self, run: Run) -> list[str]:
+        """Whether there are rounds in which posteriors are sampled."""
+        if run.rounds > self.burn_in_rounds:
+            return []
+        return [
+            f"all {run.rounds} rounds are federated averaging: fedpa samples posteriors after "
+            f"method.burn_in_rounds = {self.burn_in_rounds}"
+        ]
+
+    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        """The one that the settings name."""
+        return self.build_server(parameters)
+
+    def local(
+        self, message: Message, client: Nothing, samples: Samples, at: At
+    ) -> tuple[Report, Nothing, Info]:
+        """Train; after the first rounds, answer with the drift that the samples correct.
+
+        A client with too few steps for two samples answers as in federated averaging.
+        """
+        steps = at.run.training.step_count(len(samples.y))
+        burn_in = int(self.burn_in * steps)
+        if at.round <= self.burn_in_rounds or steps - burn_in < 2:
+            report, client, info = super().local(message, client, samples, at)
+            return report, client, {**info, "posterior_samples": 1.0}
+        problem, loss = self.problem(message, client, samples, at), self.loss(at.run)
+        names = list(at.run.network.split()[0])
+        noise = Langevin(at.rng("langevin"), len(samples.y), self.temperature)
+        solved, found = sampled(
+            problem,
+            lambda stated: at.solve(stated, loss, samples),
+            names,
+            burn_in=burn_in,
+            every=max(1, (steps - burn_in) // self.samples),
+            averaged=self.sampler == "iterates",
+            langevin=noise if self.sampler == "langevin" else None,
+        )
+        last = {name: drawn[-self.samples :] for name, drawn in found.items()}
+        report, client, info = self.report(solved, problem, client, at)
+        corrected = drift(last, problem.start, self.shrinkage)
+        tensors = dense(report.tensors)
+        for name, change in corrected.items():
+            start = problem.start[name]
+            tensors[name] = (start.double() - change).to(start.dtype)
+        count = float(len(next(iter(last.values()))))
+        return Report({**tensors}, report.weight), client, {**info, "posterior_samples": count}
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Nothing, run: Run
+    ) -> Tensors | None:
+        """None: a report is no network that the client would predict with."""
+        return None

@@ -1,0 +1,194 @@
+"""pFedBayes: every client has a Gaussian posterior of its own, drawn to the global Gaussian."""
+
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts import At, Info, Loss, Method, Problem, Report, Run, Sampler, Solved, Sum
+from fedbayes.contracts.drawn import (
+    expected_nll,
+    require_weights_alone,
+    sampler_of,
+    weight_noise,
+)
+from fedbayes.contracts.run import nll
+from fedbayes.errors import MessageError
+from fedbayes.inference.gaussian import Gaussian, kl
+from fedbayes.inference.problem import Tree
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Samples, Tensors, named, part
+
+
+@dataclass(frozen=True)
+class Server:
+    """The global Gaussian w."""
+
+    mean: Tensors
+    std: Tensors
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client's own Gaussian q_i, which never leaves it; empty before its first round."""
+
+    mean: Tensors
+    log_std: Tensors
+
+
+class PFedBayes(Method[Server, Client, Sum]):
+    """Personal posteriors whose common prior is learnt (Zhang et al. 2022, Eqs. 4 and 5),
+
+        min_w Σ_i F_i(w),   F_i(w) = min_{q_i} −E_{θ ~ q_i}[log p(D_i | θ)] + ζ KL(q_i ‖ w),
+
+    with mean-field Gaussians w and q_i. In every step a client takes one down the gradient of F_i
+    in q_i, by weights that it draws, and then one in w, of which it has a copy. The copy's step is
+    of the natural gradient of KL(q_i ‖ w), which has no unit and no optimizer: with rate η the
+    moments go to those of q_i,
+
+        m ← (1 − η) m + η m_i,   v ← (1 − η) v + η v_i + η (1 − η) (m − m_i)².
+
+    The server averages the copies' means and standard deviations, w ← (1 − β) w + β mean_i w_i.
+    Clients predict by draws from q_i, the global model by draws from w.
+    """
+
+    name = "pfedbayes"
+    summary = "a posterior for each client, drawn to a global Gaussian"
+    paper = "Zhang et al. 2022"
+    server_state = Server
+    client_state = Client
+    summable = True
+    keeps_models = True
+    headline = "local"
+
+    zeta: float = Field(1.0, gt=0, description="ζ, weight of the KL term beside the summed loss")
+    global_lr: float = Field(
+        0.1, gt=0, le=1, description="η, rate of the client's copy of the global Gaussian"
+    )
+    beta: float = Field(
+        1.0, gt=0, le=1, description="β, how far the server goes to the mean of the copies"
+    )
+    start_std: float = Field(0.03, gt=0, description="standard deviation of the first Gaussians")
+    samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
+    predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
+
+    def check(self, run: Run) -> None:
+        """Trained weights alone are random; nothing else may change in training.
+
+        Raises:
+            ModelError: the network has buffers, such as running means.
+            ConfigError: it is to compute in bf16.
+        """
+        require_weights_alone(self.name, run)
+
+    def init(self, run: Run) -> Server:
+        """Narrow Gaussians around the network's initialization."""
+        initial = run.network.initial
+        return Server(initial, {n: torch.full_like(t, self.start_std) for n, t in initial.items()})
+
+    def join(self, at: At) -> Client:
+        """Nothing of its own, until its first round."""
+        return Client({}, {})
+
+    def message(self, server: Server, at: At) -> Message:
+        """Means and standard deviations, the same to all."""
+        return {**named("mean", server.mean), **named("std", server.std)}
+
+    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+        """Go on with the client's Gaussian (a newcomer: the global one) beside a copy of w."""
+        network, sent = at.run.network, dense(message)
+        mean, std = network.prepare(part(sent, "mean")), network.prepare(part(sent, "std"))
+        spread = {name: s.log() for name, s in std.items()}
+        own = client if client.mean else Client(mean, spread)
+        start = named("mean", own.mean) | named("log_std", own.log_std)
+        start |= named("global_mean", mean) | named("global_std", std)
+        return Problem(
+            start,
+            given={"count": torch.tensor(float(len(samples.y)), device=network.device)},
+            noise=weight_noise(at.run, self.samples),
+            project=self._follow,
+        )
+
+    def _follow(self, current: Tensors, given: Tree, lr: float) -> None:
+        """A natural-gradient step of the copy, in place."""
+        rate = self.global_lr
+        for name, mean in part(current, "mean").items():
+            centre, std = current[f"global_mean/{name}"], current[f"global_std/{name}"]
+            own = (2 * current[f"log_std/{name}"]).exp()
+            apart = rate * (1 - rate) * (mean - centre).square()
+            std.copy_(((1 - rate) * std.square() + rate * own + apart).sqrt())
+            centre.lerp_(mean, rate)
+
+    def loss(self, run: Run) -> Loss:
+        """F_i per sample, by Monte Carlo, as a function of the client's own Gaussian."""
+
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            mean, spread = part(parameters, "mean"), part(parameters, "log_std")
+            std = {name: s.exp() for name, s in spread.items()}
+            fit = expected_nll(run, mean, std, batch, noise, training=True)
+            prior = Gaussian.of(
+                {n: t.detach() for n, t in part(parameters, "global_mean").items()},
+                {n: t.detach().square() for n, t in part(parameters, "global_std").items()},
+            )
+            precision = {name: (-2 * s).exp() for name, s in spread.items()}
+            energy: Tensor = fit + self.zeta * kl(mean, precision, prior) / given["count"]
+            return energy
+
+        return loss
+
+    def validation(self, run: Run) -> Loss:
+        """The negative log-likelihood at the mean of the client's own Gaussian, without dropout."""
+        at_mean = nll(run, training=False)
+
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            return at_mean(part(parameters, "mean"), batch, given, noise)
+
+        return loss
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Client, at: At
+    ) -> tuple[Report, Client, Info]:
+        """Report the copy, keep the client's own Gaussian."""
+        ended = solved.parameters
+        copy = named("mean", part(ended, "global_mean"))
+        tensors: Message = {**copy, **named("std", part(ended, "global_std"))}
+        return Report(tensors), Client(part(ended, "mean"), part(ended, "log_std")), solved.info
+
+    def accept(self, server: Server, report: Report, run: Run) -> None:
+        """Standard deviations are positive."""
+        for name, std in part(dense(report.tensors), "std").items():
+            if bool((std <= 0).any()):
+                raise MessageError(f"a standard deviation of {name!r} is not positive")
+
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+        """Go to the mean of the copies; deviations that noise made negative are floored."""
+        found, least = reports.mean(), _NARROWEST * self.start_std
+        mean = {n: m.lerp(found[f"mean/{n}"], self.beta) for n, m in server.mean.items()}
+        std = {
+            n: s.lerp(found[f"std/{n}"], self.beta).clamp_min(least) for n, s in server.std.items()
+        }
+        entries = sum(s.numel() for s in std.values())
+        return Server(mean, std), {"mean_std": sum(float(s.sum()) for s in std.values()) / entries}
+
+    def model(self, server: Server, run: Run) -> Tensors:
+        """Means and standard deviations of the global Gaussian."""
+        return named("mean", server.mean) | named("std", server.std)
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Client, run: Run
+    ) -> Tensors | None:
+        """Means and standard deviations of the client's Gaussian; of the global one before any."""
+        if not client.mean:
+            return dense(message)
+        return named("mean", client.mean) | named(
+            "std", {name: s.exp() for name, s in client.log_std.items()}
+        )
+
+    def draws(self, model: Tensors, run: Run) -> Sampler:
+        """Outputs under draws from a Gaussian, the same draws on every call."""
+        return sampler_of(part(model, "mean"), part(model, "std"), run.network, self.predictions)
+
+
+_NARROWEST = 1e-3
+"""Least standard deviation, as a share of that at the start."""

@@ -1,0 +1,141 @@
+"""FedPA: what a client answers, and rounds that end at the pooled mean of a linear regression."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedbayes.contracts import Nothing, Sum
+from fedbayes.errors import ConfigError
+from fedbayes.inference.sampling import sampled
+from fedbayes.likelihoods import build_likelihood
+from fedbayes.methods.fedavg import FedAvg
+from fedbayes.methods.fedpa import FedPa
+from fedbayes.models import Network
+from fedbayes.targets import Target
+from fedbayes.tensors import Samples
+from tests.methods.places import at, network, run_of, samples
+
+SOLVED = {"lr": 0.05, "steps": 20, "batch_size": 4}
+
+
+def answered(method, net, **more):
+    """A client's report, and its samples gathered once more."""
+    run = run_of(net, **{**SOLVED, **more})
+    here, data = at(run), samples(n=12)
+    message = method.message(method.init(run), here)
+    report, _, info = method.local(message, Nothing(), data, here)
+    problem, loss = method.problem(message, Nothing(), data, here), method.loss(run)
+    every = max(1, (20 - int(20 * method.burn_in)) // method.samples)
+    _, found = sampled(
+        problem,
+        lambda stated: here.solve(stated, loss, data),
+        list(net.initial),
+        burn_in=int(20 * method.burn_in),
+        every=every,
+        averaged=True,
+    )
+    return report, found, info
+
+
+@pytest.mark.parametrize("count", [3, 4, 10])
+def test_an_answer_is_the_weights_less_the_corrected_drift(count):
+    """By the inverse of a dense covariance, from the last so many samples."""
+    net = network((5,))
+    method = FedPa(burn_in_rounds=0, samples=count, burn_in=0.4, shrinkage=2.0)
+    report, found, info = answered(method, net)
+    x = np.concatenate([t.flatten(1).double().numpy() for t in found.values()], axis=1)[-count:]
+    start = np.concatenate([t.double().numpy().ravel() for t in net.initial.values()])
+    level = 1 / (1 + (count - 1) * 2.0)
+    covariance = level * np.eye(len(start)) + (1 - level) * np.cov(x.T)
+    expected = start - np.linalg.solve(covariance, start - x.mean(0))
+    answer = np.concatenate([report.tensors[name].numpy().ravel() for name in net.initial])
+    np.testing.assert_allclose(answer, expected, atol=1e-5)
+    assert info["posterior_samples"] == count
+
+
+def test_the_first_rounds_and_clients_of_one_step_are_averaged():
+    net = network((5,))
+    run, data = run_of(net, **SOLVED), samples(n=12)
+    wanted = {}
+    for method in (FedAvg(), FedPa(burn_in_rounds=1)):
+        here = at(run)
+        message = method.message(method.init(run), here)
+        report, _, _ = method.local(message, Nothing(), data, here)
+        for name, tensor in report.tensors.items():
+            assert torch.equal(wanted.setdefault(name, tensor), tensor)
+    single = run_of(net, **{**SOLVED, "steps": 1})
+    report, _, info = FedPa(burn_in_rounds=0).local(net.initial, Nothing(), data, at(single))
+    other, _, _ = FedAvg().local(net.initial, Nothing(), data, at(single))
+    assert info["posterior_samples"] == 1
+    for name, tensor in other.tensors.items():
+        assert torch.equal(report.tensors[name], tensor)
+
+
+def test_without_shrinkage_towards_samples_it_is_averaging_of_means():
+    net = network((5,))
+    method = FedPa(burn_in_rounds=0, samples=2, burn_in=0.0, shrinkage=0.0)
+    report, found, _ = answered(method, net)
+    for name, drawn in found.items():
+        torch.testing.assert_close(report.tensors[name], drawn[-2:].mean(0), atol=1e-6, rtol=1e-5)
+
+
+def regressions():
+    """Clients whose rows and slopes differ: their own solutions, and that of the pool."""
+    rng = torch.Generator().manual_seed(0)
+    scales = [torch.tensor([1.5, 0.3]), torch.tensor([0.3, 1.5])]
+    clients = []
+    for slopes, scale in zip(([[1.0], [2.0]], [[-1.0], [0.0]]), scales, strict=True):
+        x = torch.randn(40, 2, generator=rng) * scale
+        clients.append(Samples(x, x @ torch.tensor(slopes) + torch.randn(40, 1, generator=rng)))
+    x, y = torch.cat([c.x for c in clients]).double(), torch.cat([c.y for c in clients]).double()
+    return clients, torch.linalg.lstsq(x, y).solution.flatten()
+
+
+def ended(method, rounds):
+    """Mean weights of the last rounds of a run on the regressions."""
+    clients, pooled = regressions()
+    net = Network(nn.Sequential(nn.Linear(2, 1, bias=False)), shape=(2,))
+    target = Target("real", ("y",), center=(0.0,), scale=(1.0,))
+    likelihood = build_likelihood("gaussian", target, noise=1.0)
+    settings = {"lr": 0.02, "steps": 300, "batch_size": 40}
+    run = run_of(net, clients=2, cohort=2, rounds=rounds, likelihood=likelihood, **settings)
+    server, tail = method.init(run), []
+    for number in range(1, rounds + 1):
+        reports = Sum()
+        for client, data in enumerate(clients):
+            here = at(run, client=client, round=number)
+            message = method.message(server, here)
+            report, _, _ = method.local(message, Nothing(), data, here)
+            reports.add(client, report)
+        server, _ = method.update(server, reports, at(run, round=number))
+        tail.append(server.weights["0.weight"].flatten().double())
+    return torch.stack(tail[-6:]).mean(0), pooled
+
+
+def test_linear_regression_ends_at_the_pooled_mean_where_averaging_does_not():
+    """Langevin samples of each client's posterior, and plain steps of the server."""
+    averaged, pooled = ended(FedAvg(weighting="uniform"), 3)
+    assert float((averaged - pooled).norm()) > 0.5
+    method = FedPa(
+        burn_in_rounds=0,
+        sampler="langevin",
+        samples=250,
+        burn_in=0.15,
+        shrinkage=100.0,
+        weighting="uniform",
+        server_lr=0.012,
+    )
+    found, _ = ended(method, 12)
+    assert float((found - pooled).norm()) < 0.25
+
+
+def test_refusals_and_remarks():
+    net = network((5,))
+    with pytest.raises(ConfigError, match=r"leave training\.patience away"):
+        FedPa().check(run_of(net, patience=2))
+    with pytest.raises(ConfigError, match="Langevin"):
+        FedPa(sampler="langevin").check(run_of(net, optimizer="adam"))
+    FedPa().check(run_of(net, optimizer="adam"))
+    assert "all 5 rounds" in FedPa().remarks(run_of(net))[0]
+    assert FedPa(burn_in_rounds=4).remarks(run_of(net)) == []
