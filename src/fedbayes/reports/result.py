@@ -21,6 +21,7 @@ from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.notebook import outline
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.standing import flat
+from fedbayes.runs.temperature import read_temperature
 from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.tensors import Tensors, to, unpack
 
@@ -183,7 +184,7 @@ class Result:
         gives log-probabilities [n, classes], classes in the order of `preprocessing.classes`, or
         predictive means [n, columns] in the unit of the target (probabilities, if it is labels).
         Where clients see pixels in an order of their own, the global model wants them in that
-        order.
+        order. A temperature of `fedbayes calibrate` counts for `predict`, and not here.
 
         Args:
             client: name or index of a client, for its own model in place of the global one.
@@ -238,6 +239,7 @@ class Result:
         *,
         site: str | int | None = None,
         conformal: bool = True,
+        temperature: bool = True,
     ) -> TrainedModel:
         """The model as it predicts, without its run.
 
@@ -247,6 +249,8 @@ class Result:
                 model is to be of, in place of all clients'.
             conformal: whether sets and intervals are those of `fedbayes conformal`, if the run
                 was calibrated by it.
+            temperature: whether probabilities are at the temperature of `fedbayes calibrate
+                --temperature`, if it was found.
 
         Raises:
             RunError: the run has no threshold of such a client, though it was calibrated.
@@ -269,7 +273,8 @@ class Result:
         if client is not None:
             source = f"the model of client {client} of {source}"
         members = (Member(self.draws(client), self.preprocessing, self.config.data),)
-        return TrainedModel(members, self.likelihood, source, conformal=threshold)
+        cool = read_temperature(self.folder, personal=client is not None) if temperature else None
+        return TrainedModel(members, self.likelihood, source, conformal=threshold, temperature=cool)
 
     def draws(self, client: str | int | None = None) -> "RawPredictor":
         """A model as a function from raw samples to what its network says, [draws, n, width], for
