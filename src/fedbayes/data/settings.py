@@ -84,6 +84,14 @@ class DataSettings(SourceSettings):
         "testing. Default: official where the set has such a part, else 0.25.",
     )
 
+    label_noise: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Classes: share of the training labels that are replaced, each by another "
+        "class at random. Test labels stay as they are.",
+    )
     summaries: Several[Path] = Field(
         (),
         description="Own tables: files of fedbayes data summarize, one of each client. Columns are "

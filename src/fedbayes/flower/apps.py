@@ -113,7 +113,7 @@ def find_node(project: Path, context: Context) -> Node:
         wanted = read_schema(project / "schema.json")
         path = Path(str(given["data"])) if "data" in given else None
         sql = {name: str(given[name]) for name in ("query", "database") if name in given}
-        return build_runtime(config, own_data(config, path, wanted, **sql))
+        return build_runtime(config, own_data(config, path, wanted, client=client, **sql))
 
     return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
 

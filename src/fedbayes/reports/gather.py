@@ -206,6 +206,8 @@ def rounds_of(run: RunFolder, label: str) -> Record:
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
         notes.append(f"{refused} reports were refused, {skipped} rounds ended without an update")
+    if wrong := settings.get("data.label_noise", 0):
+        notes.append(f"label noise: {wrong:.1%} of the training labels are wrong")
     attack, hostile = settings.get("attack.kind", "none"), settings.get("attack.clients", 1)
     if attack != "none" and hostile:
         who = "1 hostile client" if hostile == 1 else f"{hostile} hostile clients"
