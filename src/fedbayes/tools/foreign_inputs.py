@@ -122,6 +122,11 @@ def _of_others(seen: Preprocessing, settings: DataSettings, asked: str, most: in
                 break
         return torch.cat(parts)[:most]
     dataset = load_dataset(DataSettings(name=asked, dir=settings.dir))
+    if dataset.permuted:
+        raise DataError(
+            f"--ood {asked}: each client sees its pixels in an order of its own, and nobody else "
+            "has one; --ood permuted puts the pixels of the test images in another order"
+        )
     if dataset.shape != seen.shape:
         raise DataError(
             f"--ood {asked} has samples of shape {dataset.shape}, and the model sees {seen.shape}"
