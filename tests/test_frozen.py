@@ -23,6 +23,10 @@ from tests.toy_models import pretrained
 
 WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
 REST = WHOLE - 64 * 40 - 40
+SEVERAL = {"mixture", "pvi", "fedlap", "fedep", "pfedbayes", "fedbe", "fedbe-sums"}
+"""Methods whose models are several networks, or means and deviations."""
+TWOFOLD = SEVERAL | {"scaffold", "scaffold-fedsparse"}
+"""Methods that send two numbers for a weight."""
 
 
 def settings(method, **more):
@@ -50,16 +54,14 @@ def test_only_the_rest_is_sent_and_saved_and_the_whole_comes_back(method, tmp_pa
     assert set(frozen) == {"1.weight", "1.bias"}
     assert not any("1.weight" in name or "1.bias" in name for name in message)
     run = fedbayes.Result(tmp_path)
-    twice = ("scaffold", "scaffold-fedsparse", "mixture", "pvi", "pfedbayes")
-    copies = 2 if method in twice else 1
+    copies = 2 if method in TWOFOLD else 1
     if method not in ("local", "global", "combined"):
         assert run.metrics[0]["bytes_down"] < 2 * (copies * REST * 4 + 1500)
     if method == "local":
         return
     assert not frozen.keys() & run.folder.model().keys()
     assert all(torch.equal(run.model[name], tensor) for name, tensor in frozen.items())
-    # Several networks; means and deviations.
-    if method not in ("mixture", "pvi", "pfedbayes", "fedbe", "fedbe-sums"):
+    if method not in SEVERAL:
         pretrained((1, 8, 8), 10).load_state_dict(run.model)
         assert run.summary["model_parameters"] == WHOLE
 

@@ -146,6 +146,23 @@ class TestPviOneByOne(MethodContract):
     settings: ClassVar = {"cohort": 1, "sampling": "cyclic"}
 
 
+class TestFedLap(MethodContract):
+    method = "fedlap"
+    parameters: ClassVar = {"predictions": 4}
+
+
+class TestFedLapWithoutCovariances(MethodContract):
+    method = "fedlap"
+    parameters: ClassVar = {"covariance": "none"}
+    settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
+
+
+class TestFedEP(MethodContract):
+    method = "fedep"
+    parameters: ClassVar = {"inference": "sgld", "predictions": 4}
+    settings: ClassVar = {"training": {"steps": 12}}
+
+
 class TestGpiFnm(MethodContract):
     method = "gpi-fnm"
     settings: ClassVar = {"model": {"hidden": [8, 6]}}

@@ -99,6 +99,25 @@ def test_the_mean_is_that_of_the_open_round_up_to_rounding(method, secure):
     assert step.metrics["lost"] == step.metrics["refused"] == {}
 
 
+@pytest.mark.parametrize("method", ["pvi", {"name": "fedlap", "covariance": "none"}, "fedlap"])
+def test_natural_parameters_add_up_to_those_of_the_open_rounds(method):
+    """Sums of rounded changes: less than a step off for each client of a round."""
+    config = settings(method, model={"hidden": [4]})
+    plan, sums = plan_of(config), []
+    assert plan.range == 65536
+    for one in (config, open_sum(config)):
+        with Simulation(one) as simulation:
+            (step,) = simulation
+            sums.append(simulation.server.posterior)
+        assert step.metrics["lost"] == step.metrics["refused"] == {}
+    hidden, shown = sums
+    for mine, other in ((hidden.shift, shown.shift), (hidden.precision, shown.precision)):
+        for name, wanted in other.items():
+            most = CLIENTS * plan.step + 2.0**-22 * wanted.abs()
+            assert ((mine[name] - wanted).abs() <= most).all()
+    assert any((hidden.shift[name] != h).any() for name, h in shown.shift.items())
+
+
 def test_second_moments_add_in_secret_too():
     """`fedbe-sums` reports more than it was sent: squares of changes, measured from zero."""
     config = settings({"name": "fedbe-sums", "weighting": "uniform"}, {"range": 2})
@@ -426,7 +445,11 @@ def test_noise_goes_on_the_sum_with_the_same_epsilon():
         ),
         ({"method": {"name": "gpi-fnm"}}, "gpi-fnm needs to see single reports"),
         ({"method": {"name": "fedsparse"}}, "fedsparse needs .* or reports are sparse"),
-        ({"method": {"name": "virtual"}}, "virtual needs"),
+        ({"method": {"name": "laplace"}}, "laplace needs"),
+        (
+            {"method": {"name": "pvi"}, "aggregation": {"clip": 3.0}},
+            "aggregation.clip and secure.enabled do not go together with pvi",
+        ),
         ({"method": {"name": "global"}}, "global needs"),
         ({"method": {"name": "local"}}, "local needs"),
         ({"aggregation": {"rule": "median"}}, "aggregation.rule = 'median' needs to see single"),

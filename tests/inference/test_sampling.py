@@ -5,7 +5,7 @@ import torch
 
 from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Problem
-from fedbayes.inference.sampling import Langevin, require_langevin, sampled
+from fedbayes.inference.sampling import Langevin, Pulled, require_langevin, sampled
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
 from fedbayes.tensors import Samples
@@ -51,6 +51,23 @@ def test_langevin_samples_are_those_of_the_posterior(temperature):
     assert away.abs().max() < 5
     assert abs(float(away.mean())) < 0.25
     assert (found["w"].var(0) / variance).mean() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("lr", [0.05, 30.0])
+def test_gaussians_beside_the_likelihood_are_sampled_exactly(lr):
+    """Rows that say nothing leave N(c, 1/Λ), however large steps are; T tempers the rows alone."""
+    data = Samples(torch.zeros(5, 4000), torch.zeros(5, 4000))
+    centre, precision = torch.full((4000,), 2.0), torch.full((4000,), 16.0)
+    rng = torch.Generator().manual_seed(3)
+    langevin = Pulled(rng, 5, 0.5, {"w": centre}, {"w": precision})
+    steps = 60
+    problem = Problem({"w": torch.zeros(4000)})
+    run = solver(data, lr, steps=steps)
+    _, found = sampled(problem, run, ["w"], burn_in=steps - 2, every=1, langevin=langevin)
+    left = torch.exp(torch.tensor(-lr * 0.5 / 5 * 16.0 * steps))
+    last = found["w"][-1]
+    assert float(last.mean()) == pytest.approx(2 - 2 * float(left), abs=0.02)
+    assert float(last.var()) == pytest.approx((1 - float(left) ** 2) / 16, rel=0.1)
 
 
 @pytest.mark.parametrize("averaged", [False, True])

@@ -75,12 +75,51 @@ def expected_nll(
 
 def draws_of(mean: Tensors, std: Tensors, count: int) -> Iterator[Tensors]:
     """Weights drawn from N(mean, std²), one network after the other, the same on every call."""
+    for moves in _moves(std, count):
+        yield {name: m + moves[name] for name, m in mean.items()}
+
+
+def sampler_of(
+    mean: Tensors, std: Tensors, network: Network, count: int, *, linearized: bool = False
+) -> Sampler:
+    """Outputs [count, n, width] under draws from N(mean, std²), the same draws on every call.
+
+    Args:
+        mean: of the weights.
+        std: of the weights.
+        network: theirs.
+        count: draws.
+        linearized: whether the network is taken as linear in its weights around their means.
+    """
+    mean, std = network.prepare(mean), network.prepare(std)
+
+    def outputs(x: Tensor) -> Tensor:
+        if linearized:
+            return torch.stack([_linear(network, mean, moves, x) for moves in _moves(std, count)])
+        return torch.stack([network(weights, x) for weights in draws_of(mean, std, count)])
+
+    return outputs
+
+
+def _moves(std: Tensors, count: int) -> Iterator[Tensors]:
+    """Draws from N(0, std²), the same on every call."""
     rng = torch.Generator().manual_seed(0)
     for _ in range(count):
-        yield {n: m + std[n] * torch.randn(m.shape, generator=rng).to(m) for n, m in mean.items()}
+        yield {n: s * torch.randn(s.shape, generator=rng).to(s) for n, s in std.items()}
 
 
-def sampler_of(mean: Tensors, std: Tensors, network: Network, count: int) -> Sampler:
-    """Outputs [count, n, width] under draws from N(mean, std²), the same draws on every call."""
-    mean, std = network.prepare(mean), network.prepare(std)
-    return lambda x: torch.stack([network(drawn, x) for drawn in draws_of(mean, std, count)])
+def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tensor:
+    """The network's outputs at its means plus their derivative along moves of the weights.
+
+    Raises:
+        ModelError: some operation has no forward derivative.
+    """
+    try:
+        at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(
+            f"the network cannot be linearized ({reason}); set method.predictive = 'sampled'"
+        ) from None
+    total: Tensor = at_mean + along
+    return total

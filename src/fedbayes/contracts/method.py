@@ -44,7 +44,7 @@ from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Problem, Solved
-from fedbayes.messages import Message
+from fedbayes.messages import Message, dense
 from fedbayes.models import Network
 from fedbayes.models.units import Group
 from fedbayes.tensors import Samples, Tensors
@@ -102,6 +102,11 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     summable: ClassVar[bool] = False
     """Whether all clients get the same broadcast and report the very tensors of it, whole: what
     secure aggregation can sum."""
+    adds: ClassVar[bool] = False
+    """Whether secure aggregation can sum reports although they hold other tensors: whole ones, all
+    of weight 1, that are measured from `reference`."""
+    report_range: ClassVar[float] = 8.0
+    """Largest change of an entry of a report under secure aggregation, where none is set."""
     absent: ClassVar[Literal["unknown", "zero", "unchanged"]] = "unknown"
     """What an entry that a sparse report leaves out says: nothing, that it is zero, or that it is
     as the server has it."""
@@ -212,6 +217,13 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         A report that differs is refused. By default it looks like the message.
         """
         return message
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """Where secure aggregation measures reports from, dense, for who knows the broadcast.
+
+        By default it is the broadcast itself.
+        """
+        return dense(message)
 
     def accept(self, server: ServerState, report: Report, run: Run) -> None:
         """Refuse a report with finite but invalid values, such as no honest client can have.

@@ -65,6 +65,13 @@ class Product(Method[Posterior, FactorState, Sum]):
 
     server_state = Posterior
     repeats_changes = True
+    adds = True
+    report_range = 65536.0
+
+    @property
+    def fixed_precision(self) -> bool:
+        """Whether the posterior has the prior's precision for good, so that none is sent."""
+        return False
 
     prior_std: float = Field(
         1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
@@ -98,17 +105,23 @@ class Product(Method[Posterior, FactorState, Sum]):
         message: Message = {}
         for name, mean in server.posterior.mean.items():
             message[f"mean/{name}"] = mean.float()
-            message[f"precision/{name}"] = server.posterior.precision[name].float()
+            if not self.fixed_precision:
+                message[f"precision/{name}"] = server.posterior.precision[name].float()
         return message
 
     def expected(self, message: Message, run: Run) -> Message:
         """Changes of precisions and shifts."""
-        precision = part(message, "precision")
-        return named("precision", precision) | named("shift", precision)
+        mean = part(message, "mean")
+        precision = {} if self.fixed_precision else named("precision", mean)
+        return precision | named("shift", mean)
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """Changes are measured from none."""
+        return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
 
     def split(self, message: Message, client: FactorState, at: At) -> Split:
         """The posterior that came, by what is the client's and what is the others'."""
-        run, posterior = at.run, posterior_of(dense(message))
+        run, posterior = at.run, self.posterior_of(message)
         prior = standard(posterior.precision, self.prior_std) ** (1 / run.clients)
         prior = prior.to(run.network.device, torch.float64)
         factor = client.factor if client.factor.precision else prior
@@ -129,19 +142,32 @@ class Product(Method[Posterior, FactorState, Sum]):
         change = (refined / factor) ** (self.damping or 1 / at.run.cohort)
         change = rounded(_shortened(change, mean, at.run.clips))
         after = factor * change.to(at.run.network.device, torch.float64)
-        tensors = named("precision", change.precision) | named("shift", change.shift)
-        return Report(dict(tensors)), after
+        precision = {} if self.fixed_precision else named("precision", change.precision)
+        return Report({**precision, **named("shift", change.shift)}), after
 
     def known(self, message: Message, report: Report | None) -> Gaussian:
         """The posterior that came, with the change of the client's factor where it reported."""
-        posterior = posterior_of(dense(message))
+        posterior = self.posterior_of(message)
         if report is None:
             return posterior
-        change = dense(report.tensors)
-        return posterior * Gaussian(
-            {n: t.double() for n, t in part(change, "precision").items()},
-            {n: t.double() for n, t in part(change, "shift").items()},
-        )
+        return posterior * self._change(dense(report.tensors))
+
+    def posterior_of(self, message: Message) -> Gaussian:
+        """The posterior of a server's message, float64."""
+        tensors = dense(message)
+        mean = {n: t.double() for n, t in part(tensors, "mean").items()}
+        if self.fixed_precision:
+            precision = standard(mean, self.prior_std).precision
+        else:
+            precision = {n: t.double() for n, t in part(tensors, "precision").items()}
+        return Gaussian(precision, {n: p.to(mean[n]) * mean[n] for n, p in precision.items()})
+
+    def _change(self, tensors: Tensors) -> Gaussian:
+        """The change that a report's tensors say, or a sum of them, float64."""
+        shift = {n: t.double() for n, t in part(tensors, "shift").items()}
+        if self.fixed_precision:
+            return Gaussian({n: torch.zeros_like(h) for n, h in shift.items()}, shift)
+        return Gaussian({n: t.double() for n, t in part(tensors, "precision").items()}, shift)
 
     def ordinary(self, server: Posterior, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters, all that was learnt so far."""
@@ -153,8 +179,8 @@ class Product(Method[Posterior, FactorState, Sum]):
     def accept(self, server: Posterior, report: Report, run: Run) -> None:
         """A change leaves the posterior's precisions positive."""
         changes = part(dense(report.tensors), "precision")
-        for name, precision in server.posterior.precision.items():
-            if bool((precision + changes[name] <= 0).any()):
+        for name, change in changes.items():
+            if bool((server.posterior.precision[name] + change <= 0).any()):
                 raise MessageError(f"it takes more precision off {name!r} than the posterior has")
 
     def changes(self, report: Report, server: Posterior, run: Run) -> Changes:
@@ -162,10 +188,14 @@ class Product(Method[Posterior, FactorState, Sum]):
         bounds and noise on the one do not move the other.
         """
         found = super().changes(report, server, run)
+        if self.fixed_precision:
+            return found
         return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
 
     def resummed(self, total: Total, server: Posterior, run: Run) -> Sum:
         """Changes of precisions and of shifts."""
+        if self.fixed_precision:
+            return super().resummed(total, server, run)
         shift = _recentred(total.changes, _sent_mean(server), 1.0)
         return super().resummed(
             replace(total, changes={**total.changes, "shift": shift}), server, run
@@ -178,9 +208,7 @@ class Product(Method[Posterior, FactorState, Sum]):
         the posterior then keeps its mean, and a little of its precision.
         """
         before = server.posterior
-        after = before * Gaussian(
-            part(reports.tensors, "precision"), part(reports.tensors, "shift")
-        )
+        after = before * self._change(reports.tensors)
         precision, shift = dict(after.precision), dict(after.shift)
         for name, least in _least(before).items():
             gone = after.precision[name] < least
@@ -200,20 +228,22 @@ def is_unlearnt(mean: Mapping[str, Tensor]) -> bool:
     return not any(bool(m.any()) for m in mean.values())
 
 
-def sampler(model: Tensors, run: Run, count: int) -> Sampler:
+def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -> Sampler:
     """Outputs under draws from a posterior, the same draws on every call.
 
     Args:
         model: means and stds by name, as `means_and_stds` gives them.
         run: the run.
         count: draws.
+        linearized: whether the network is taken as linear in its weights around their means, as
+            Laplace's approximation with a Gauss-Newton matrix does (Immer et al. 2021).
     """
     mean, std = part(model, "mean"), part(model, "std")
     if is_unlearnt(mean):
         # Nothing is learnt yet; the prior's noise would be all there is.
         mean = run.network.initial
         std = {name: torch.zeros_like(m) for name, m in mean.items()}
-    return sampler_of(mean, std, run.network, count)
+    return sampler_of(mean, std, run.network, count, linearized=linearized)
 
 
 def rounded(change: Gaussian) -> Gaussian:
@@ -242,13 +272,6 @@ def means_and_stds(posterior: Gaussian) -> Tensors:
     means = {n: t.float() for n, t in posterior.mean.items()}
     stds = {n: t.float() for n, t in posterior.std.items()}
     return named("mean", means) | named("std", stds)
-
-
-def posterior_of(message: Tensors) -> Gaussian:
-    """The posterior of a server's message, float64."""
-    precision = {n: t.double() for n, t in part(message, "precision").items()}
-    mean = part(message, "mean")
-    return Gaussian(precision, {n: p * mean[n].double() for n, p in precision.items()})
 
 
 def _sent_mean(server: Posterior) -> Tensors:

@@ -31,8 +31,8 @@ class Plan:
     """The numbers of one run's secure aggregation, known to server and clients.
 
     A report of tensors φ and weight n becomes x = [R n / N, (φ − w) n / N], of which every entry is
-    in [−R, R]; w is the broadcast, 0 for tensors that it does not hold, and N the largest weight.
-    Rounding to a grid of L steps errs by less than the step 2 R / L in each entry, without bias.
+    in [−R, R]; w is `Method.reference`, the broadcast mostly, and N the largest weight. Rounding to
+    a grid of L steps errs by less than the step 2 R / L in each entry, without bias.
     """
 
     shares: int
@@ -54,27 +54,29 @@ class Plan:
         """Distance of two numbers that can be told apart, 2 R / L."""
         return 2 * self.range / self.levels
 
-    def write(self, report: Report, broadcast: Message) -> Vector:
+    def write(self, report: Report, centre: Tensors) -> Vector:
         """The vector that stands for a report, float64 [1 + entries].
+
+        Args:
+            report: of a client.
+            centre: `Method.reference` of the broadcast.
 
         A change is clipped so short that rounding cannot make it longer than `clip`.
 
         Raises:
             EngineError: the report cannot be written so. The text says why.
         """
-        centre = dense(broadcast)
         if any(isinstance(item, Masked) for item in report.tensors.values()):
             raise EngineError("its report is sparse; secure aggregation adds whole tensors alone")
         tensors = dense(report.tensors)
-        if not tensors.keys() >= centre.keys():
-            raise EngineError("its report lacks tensors of the broadcast; they cannot add")
+        if tensors.keys() != centre.keys():
+            raise EngineError("its report holds other tensors than the broadcast; they cannot add")
         share = report.weight / self.max_weight if self.max_weight else 1.0
         if share > 1:
             raise EngineError(
                 f"its weight is {report.weight:g}; secure.max_weight is {self.max_weight:g}"
             )
-        changes = {n: tensors[n].double() for n in sorted(tensors)}
-        changes |= {n: changes[n] - w.double() for n, w in centre.items()}
+        changes = {n: tensors[n].double() - centre[n].double() for n in sorted(centre)}
         if self.clip:
             entries = sum(t.numel() for t in tensors.values())
             clip = max(0.0, self.clip - self.step * math.sqrt(entries))
@@ -91,18 +93,16 @@ class Plan:
             )
         return vector
 
-    def read(self, mean: Vector, broadcast: Message, expected: Message | None = None) -> Report:
+    def read(self, mean: Vector, centre: Tensors) -> Report:
         """The mean of the reports whose vectors have this mean, and the mean of their weights.
 
         Args:
             mean: of the vectors.
-            broadcast: what the clients were sent.
-            expected: the pattern of a report; by default it is that of the broadcast.
+            centre: `Method.reference` of the broadcast.
 
         Raises:
             MessageError: no vectors of honest clients have this mean.
         """
-        centre = dense(broadcast)
         weight = float(mean[0]) / self.range
         if not (np.abs(mean) <= self.range + self.step).all() or weight <= 0:
             raise MessageError("the sum cannot be of honest reports: some client spoilt it")
@@ -110,12 +110,12 @@ class Plan:
             weight = 1.0
         changes, start = torch.from_numpy(mean[1:] / weight), 0
         tensors: Message = {}
-        for name, pattern in sorted(dense(expected or broadcast).items()):
-            moved = changes[start : start + pattern.numel()].reshape(pattern.shape)
-            if name in centre:
-                moved = centre[name].double() + moved
-            tensors[name] = moved if self.exact else moved.to(pattern.dtype)
-            start += pattern.numel()
+        for name in sorted(centre):
+            before = centre[name]
+            change = changes[start : start + before.numel()].reshape(before.shape)
+            moved = before.double() + change
+            tensors[name] = moved if self.exact else moved.to(before.dtype)
+            start += before.numel()
         return Report(tensors, weight * self.max_weight if self.max_weight else 1.0)
 
 
@@ -150,8 +150,8 @@ def check(
             if kind.secure
         )
         raise ConfigError(f"secure.enabled needs {able}; engine is {engine!r}")
-    if not method.summable or method.centralized:
-        able = ", ".join(n for n, kind in METHODS.items() if kind.summable and not kind.centralized)
+    if not _able(method):
+        able = ", ".join(name for name, kind in METHODS.items() if _able(kind))
         raise ConfigError(
             f"secure.enabled is for methods whose reports are summed whole ({able}); "
             f"{method.name} needs to see single reports, or reports are sparse"
@@ -161,6 +161,12 @@ def check(
             f"aggregation.rule = {aggregation.rule!r} needs to see single reports, which "
             "secure.enabled hides; have one or the other"
         )
+    if method.adds and aggregation.clip:
+        raise ConfigError(
+            f"aggregation.clip and secure.enabled do not go together with {method.name}: what is "
+            "shortened with the masks on is not what clients keep of their factors; have one or "
+            "the other"
+        )
     whole = sorted(name for name, t in initial.items() if not t.is_floating_point())
     if whole:
         raise ConfigError(
@@ -168,6 +174,11 @@ def check(
             f"{initial[whole[0]].dtype}"
         )
     _check_sizes(settings, cohort)
+
+
+def _able(method: AnyMethod | type[AnyMethod]) -> bool:
+    """Whether the reports of a method can be summed unseen."""
+    return (method.summable or method.adds) and not method.centralized
 
 
 def _check_sizes(settings: Secure, cohort: int) -> None:
@@ -219,7 +230,7 @@ def plan(
     return Plan(
         shares=shares,
         threshold=settings.threshold or shares // 2 + 1,
-        range=settings.range or aggregation.clip or 8.0,
+        range=settings.range or aggregation.clip or method.report_range,
         levels=settings.levels or min(most, MOST_LEVELS),
         max_weight=settings.max_weight if weighted else 0.0,
         clip=aggregation.clip or 0.0,

@@ -92,7 +92,8 @@ class Secure(BaseModel):
     range: Annotated[float | None, Only("enabled", True)] = Field(
         None,
         gt=0,
-        description="largest change of a weight; aggregation.clip by default, or 8",
+        description="largest change of a weight; aggregation.clip by default, or 8 (of natural "
+        "parameters 65536)",
     )
     levels: Annotated[int | None, Only("enabled", True)] = Field(
         None,

@@ -37,7 +37,8 @@ from fedbayes.flower.secagg_masks import with_masks
 from fedbayes.flower.secagg_node import write_secure_task
 from fedbayes.flower.secagg_steps import DroppedEarly, Steps
 from fedbayes.flower.wire import one_line
-from fedbayes.messages import Message, decode, dense
+from fedbayes.messages import decode
+from fedbayes.tensors import Tensors
 
 _GATHER = 0.25
 """Share of a round's time that clients have to connect."""
@@ -69,7 +70,7 @@ class SecureFlower(Flower):
         super().__init__(
             connect, runtime, clients=clients, timeout=timeout, poll=poll, closing=closing
         )
-        self._plan = plan
+        self._plan, self._at = plan, runtime
         self._present: dict[int, int] = {}  # of the round under way: clients, and their nodes
         self._steps: Steps | None = None
         self._awaited: tuple[int, ...] = ()
@@ -151,10 +152,7 @@ class SecureFlower(Flower):
             if len(left) < self._plan.threshold:
                 return {}, f"there were {len(left)} clients for it, {needed}"
             try:
-                broadcast = decode(next(iter(left.values())).message)
-                pattern = dense(self._expected(broadcast))
-                steps.entries = 1 + sum(t.numel() for t in pattern.values())
-                reports = _aggregate(left, self._plan, steps)
+                reports = self._aggregated(left, steps)
             except DroppedEarly:
                 continue  # no report was asked for yet: begin again with those that are left
             except FedbayesError:
@@ -166,19 +164,24 @@ class SecureFlower(Flower):
     def _mean(self, reports: dict[int, FitRes], task: Task) -> bytes:
         """The mean of the reports, encoded as one."""
         (mean,) = parameters_to_ndarrays(next(iter(reports.values())).parameters)
-        broadcast = decode(task.message)
-        return encode_report(self._plan.read(mean, broadcast, self._expected(broadcast)))
+        return encode_report(self._plan.read(mean, self._centre(task)))
 
-    def _expected(self, broadcast: Message) -> Message:
-        """The pattern of a report to a broadcast, of which the vectors are."""
-        assert self._runtime is not None
-        return self._runtime.method.expected(broadcast, self._runtime.run)
+    def _aggregated(self, tasks: dict[int, Task], steps: Steps) -> dict[int, FitRes]:
+        """What came of the workflow on these tasks, by node."""
+        centre = self._centre(next(iter(tasks.values())))
+        steps.entries = 1 + sum(t.numel() for t in centre.values())
+        return _aggregate(tasks, self._plan, steps)
+
+    def _centre(self, task: Task) -> Tensors:
+        """What reports are measured from."""
+        return self._at.method.reference(decode(task.message), self._at.run)
 
 
 def _aggregate(tasks: dict[int, Task], plan: Plan, steps: Steps) -> dict[int, FitRes]:
     """Flower's workflow on these tasks, by node: the mean in place of each report, if it opens."""
     strategy = _Tasks({node: write_secure_task(task, plan) for node, task in tasks.items()})
-    state, first = RecordDict(), next(iter(tasks.values()))
+    first = next(iter(tasks.values()))
+    state = RecordDict()
     state[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: first.round})
     state[MAIN_PARAMS_RECORD] = ArrayRecord()
     context = Context(0, 0, {}, state, {})

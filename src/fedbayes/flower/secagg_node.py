@@ -43,9 +43,9 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
         client = node(context)
         runtime = client.runtime()
         outcome = client.work(task, runtime)
-        broadcast = decode(task.message)
-        expected = runtime.method.expected(broadcast, runtime.run)
-        vector = plan.write(decode_report(outcome.report, expected), broadcast)
+        broadcast, method, run = decode(task.message), runtime.method, runtime.run
+        report = decode_report(outcome.report, method.expected(broadcast, run))
+        vector = plan.write(report, method.reference(broadcast, run))
         place = {"round": task.round, "client": task.client}
         words = seeds.sequence(runtime.run.seed, "rounding", **place).generate_state(8)
         np.random.seed(words)  # noqa: NPY002 - Flower's rounding draws from this one

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedbayes.fusion.choice import Chosen
 from fedbayes.fusion.donors import Donor
-from fedbayes.models.resize import Placed, placed
+from fedbayes.models.resize import placed
 from fedbayes.tensors import Tensors
 
 FREE, OUTPUT = -1, -2
@@ -27,11 +27,27 @@ class Origin:
     """Which donor, int64 [entries]; FREE: any, such as inputs; OUTPUT: outputs of the network."""
     entry: Tensor
     """Which entry of the donor's axis, int64 [entries]."""
+    parts: "Parts"
+    """What the entries are sums of."""
 
-    def of(self, donor: int) -> tuple[Tensor, Tensor]:
-        """The places that a donor fills, and its entries for them."""
-        own = ((self.donor == donor) | (self.donor < 0)).nonzero()[:, 0]
-        return own, self.entry[own]
+    def of(self, donor: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The places that a donor has a part in, its entries for them, and what these count for."""
+        own = ((self.parts.donor == donor) | (self.parts.donor < 0)).nonzero()[:, 0]
+        return self.parts.place[own], self.parts.entry[own], self.parts.share[own]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Entries of donors that entries of the fused network are sums of; tensors [parts]."""
+
+    place: Tensor
+    """The entry of the fused network, int64."""
+    donor: Tensor
+    """As in `Origin`."""
+    entry: Tensor
+    """As in `Origin`."""
+    share: Tensor
+    """What it counts for; 1 where nothing is merged."""
 
 
 class Origins:
@@ -65,21 +81,29 @@ class Origins:
         place = self._placed.get(tensor, {}).get(axis)
         if place is None:
             size = self._own.tensors[tensor].shape[axis]
-            donor = torch.full((size,), FREE)
+            donor, entry = torch.full((size,), FREE), torch.arange(size)
             if (outputs := self._outputs.get((tensor, axis))) is not None:
                 donor[outputs >= 0] = OUTPUT
-            return Origin(donor, torch.arange(size))
+            return Origin(donor, entry, Parts(entry, donor, entry, torch.ones(size)))
         donor, entry = torch.full_like(place.entry, FREE), place.entry.clone()
-        for here in (place.group >= 0).nonzero()[:, 0].tolist():
-            donor[here], entry[here] = self._source(place, here, tensor, axis)
-        return Origin(donor, entry)
+        parts: list[tuple[int, int, int, float]] = []
+        for here, number in enumerate(place.group.tolist()):
+            if number < 0:
+                parts.append((here, FREE, int(entry[here]), 1.0))
+                continue
+            one, slot = self._chosen[number], int(place.slot[here])
+            rank = int(place.rank[here])
 
-    def _source(self, place: Placed, here: int, tensor: str, axis: int) -> tuple[int, int]:
-        one = self._chosen[int(place.group[here])]
-        slot = int(place.slot[here])
-        donor = int(one.donor[slot])
-        entries = self._donors[donor].entries[one.group.layer, tensor, axis]
-        return donor, entries[int(one.unit[slot])][int(place.rank[here])]
+            key = (one.group.layer, tensor, axis)
+            made_of = one.made_of[slot] if one.makes(tensor, axis) else [one.alone(slot)]
+            for giver, unit, share in made_of:
+                parts.append((here, giver, self._donors[giver].entries[key][unit][rank], share))
+            giver, unit, _ = one.alone(slot)
+            donor[here], entry[here] = giver, self._donors[giver].entries[key][unit][rank]
+        columns = zip(*parts, strict=True)
+        where, donors, entries = (torch.tensor(next(columns), dtype=torch.int64) for _ in range(3))
+        shares = torch.tensor(next(columns))
+        return Origin(donor, entry, Parts(where, donors, entries, shares))
 
 
 def assembled(
@@ -103,17 +127,24 @@ def assembled(
         for number, donor in enumerate(donors):
             if not (grouped or outputs) and number != anchor:
                 continue
-            here, there = (
-                zip(*(axis.of(number) for axis in axes), strict=True) if axes else ((), ())
+            here, there, counts = (
+                zip(*(axis.of(number) for axis in axes), strict=True) if axes else ((), (), ())
             )
             part = _picked(donor.tensors[name], there)
+            for axis, share in enumerate(counts):
+                if bool((share != 1).any()):
+                    part = part * share.reshape([-1 if a == axis else 1 for a in range(old.ndim)])
             if outputs:
                 shape = [-1 if a == outputs[0] else 1 for a in range(old.ndim)]
                 part = part - part.mean(outputs[0], keepdim=True)
                 part = part * shares[number][: part.shape[outputs[0]]].reshape(shape)
-                fresh[_grid(here)] += part
+            if part.numel() and axes:
+                fresh.index_put_(_grid(here), part, accumulate=True)
             elif part.numel():
-                fresh[_grid(here)] = part
+                fresh = part
+        free = [(axis.donor == FREE).nonzero()[:, 0] for axis in axes]
+        if grouped and all(map(len, free)):  # of no donor, so added up of all
+            fresh[_grid(free)] = _picked(donors[anchor].tensors[name], free)
         found[name] = fresh
     return found
 

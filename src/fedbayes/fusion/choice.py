@@ -10,11 +10,13 @@ carried from the outputs down through whatever is between.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.merging import Members, merge
 from fedbayes.models.steps import kind
 from fedbayes.models.units import Axis, Group
 
@@ -35,6 +37,31 @@ class Chosen:
     """Of each: which donor it comes from, int64 [units]."""
     unit: Tensor
     """And which of its units it is, int64 [units]."""
+    members: Members | None = None
+    """All units that are merged into these, themselves among them; None: they stand alone."""
+
+    @property
+    def without(self) -> "Chosen":
+        """The same units, each by itself."""
+        return replace(self, members=None)
+
+    def alone(self, slot: int) -> tuple[int, int, float]:
+        """Donor, unit and share of a chosen unit by itself."""
+        return int(self.donor[slot]), int(self.unit[slot]), 1.0
+
+    @cached_property
+    def made_of(self) -> list[list[tuple[int, int, float]]]:
+        """Of each chosen unit: donors, units and shares of what is merged into it."""
+        if self.members is None:
+            return [[self.alone(slot)] for slot in range(len(self.order))]
+        found: list[list[tuple[int, int, float]]] = [[] for _ in self.order]
+        for slot, *member in zip(*(t.tolist() for t in vars(self.members).values()), strict=True):
+            found[slot].append(tuple(member))
+        return found
+
+    def makes(self, tensor: str, axis: int) -> bool:
+        """Whether the entries of an axis of a parameter make the units."""
+        return any((own.tensor, own.axis) == (tensor, axis) for own in self.group.owned)
 
 
 def choose(
@@ -44,6 +71,7 @@ def choose(
     batches: int,
     shares: Tensor,
     anchor: int,
+    merging: bool = True,
 ) -> tuple[list[Chosen], list[str]]:
     """Choose the units of every group.
 
@@ -55,6 +83,8 @@ def choose(
         batches: how many to look at.
         shares: of donors in classes, [donors, K].
         anchor: the donor that gives all units of a group whose activations are not to be had.
+        merging: whether others are merged into the chosen neurons of a layer where that explains
+            more of all neurons' activations. Filters never are: their mean is blurred.
 
     Returns:
         The choice, and the groups that the anchor gives whole.
@@ -65,8 +95,8 @@ def choose(
     chosen, whole = [], []
     for group, order in orders:
         own = [donor.groups[group.layer] for donor in donors]
-        rows = moments.get(group.layer)
-        if rows is None:
+        seen = moments.get(group.layer)
+        if seen is None:
             whole.append(group.layer)
             chosen.append(_whole(group, own[anchor], anchor))
             continue
@@ -74,17 +104,36 @@ def choose(
         room = dict.fromkeys(group.cells, 0)
         for place in order:
             room[group.cells[place]] += 1
-        picked = pivots(torch.cat(rows), cells, room)
+        factor, importance = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        factor = factor * importance[:, None]
+        picked = pivots(factor, cells, room)
         of_cell: dict[int, list[int]] = {cell: [] for cell in room}
         for number in picked:
             of_cell[int(cells[number])].append(number)
         # Places of a cell are filled in the order of the choice.
         taken = torch.tensor([of_cell[group.cells[place]].pop(0) for place in order])
-        ends = torch.tensor([of.count for of in own]).cumsum(0)
-        donor = torch.searchsorted(ends, taken, right=True)
-        unit = taken - torch.cat([torch.zeros(1, dtype=torch.int64), ends])[donor]
-        chosen.append(Chosen(group, order, donor, unit))
+        starts = torch.tensor([0] + [of.count for of in own]).cumsum(0)
+        merged = None
+        if merging and group.kind == "dense" and all(map(_single, own)):
+            merged = merge(factor, importance, taken, cells)
+        members = None
+        if merged is not None and merged.better:
+            inside = (merged.slot >= 0).nonzero()[:, 0]
+            members = Members(merged.slot[inside], *_split(inside, starts), merged.share[inside])
+        chosen.append(Chosen(group, order, *_split(taken, starts), members))
     return chosen, whole
+
+
+def _single(group: Group) -> bool:
+    """Whether units are one number each, and not a head of attention or a cell with gates."""
+    entries = [[unit for unit in axis.units if unit >= 0] for axis in group.owned]
+    return all(len(units) == len(set(units)) for units in entries)
+
+
+def _split(numbers: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Donors, and their units, of units by number among those of all donors."""
+    donor = torch.searchsorted(starts, numbers, right=True) - 1
+    return donor, numbers - starts[donor]
 
 
 def _whole(group: Group, of: Group, donor: int) -> Chosen:
@@ -140,8 +189,8 @@ def activations(
     batches: int,
     shares: Tensor,
     samples: int,
-) -> dict[str, list[Tensor]]:
-    """A sample of the units' activations where weights read them, times their importance.
+) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """A sample of the units' activations where weights read them, and their importance.
 
     Args:
         donors: networks whose units there are.
@@ -152,8 +201,8 @@ def activations(
         samples: about how many places to compare units at.
 
     Returns:
-        By group, of every donor [units, samples], at the same draws and places; groups that no
-        linear layer or convolution reads are left out.
+        By group, of every donor [units, samples] at the same draws and places, and [units];
+        groups that no linear layer or convolution reads are left out.
     """
     batches = min(batches, -(-samples // len(draw(0))))
     sampled: dict[str, list[list[Tensor]]] = {g.layer: [[] for _ in donors] for g in groups}
@@ -170,7 +219,7 @@ def activations(
                 squares[layer][at] += grade
     return {
         layer: [
-            torch.cat(parts, dim=1) * (square / batches).sqrt()[:, None]
+            (torch.cat(parts, dim=1), (square / batches).sqrt())
             for parts, square in zip(of_donors, squares[layer], strict=True)
         ]
         for layer, of_donors in sampled.items()

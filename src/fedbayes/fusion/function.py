@@ -150,6 +150,7 @@ def fuse_functions(
         batches,
         widths=widths,
         samples=samples,
+        units=settings.units,
         ridge=settings.ridge,
         watch=notes.append,
         progress=say,

@@ -17,7 +17,8 @@ class CurvatureSettings(BaseModel):
         None,
         ge=1,
         description="targets drawn for each sample from the network's own prediction; by default "
-        "all classes weighted by their probabilities where there are at most 20, else one draw",
+        "all classes weighted by their probabilities where there are at most 20, exactly under "
+        "Gaussian noise on as few columns, else one draw",
     )
     batch_size: int = Field(64, ge=1, description="samples at a time")
     largest: int = Field(

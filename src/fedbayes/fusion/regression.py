@@ -1,25 +1,30 @@
 """A network that says what clients' networks say together, layer by layer, by least squares.
 
-Units of every group are chosen among all clients' (`fedbayes.fusion.choice`). Then, from the
-inputs up, each layer is solved for (`fedbayes.fusion.solver`).
+Units of every group are chosen among all clients' (`fedbayes.fusion.choice`), and maybe others
+merged into them (`fedbayes.fusion.merging`). Then, from the inputs up, each layer is solved for
+(`fedbayes.fusion.solver`).
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.assembly import Origins, assembled, whole_tensors
-from fedbayes.fusion.choice import choose
+from fedbayes.fusion.choice import Chosen, choose
 from fedbayes.fusion.donors import Donor, find_donors
 from fedbayes.fusion.layers import fits
 from fedbayes.fusion.solver import Solver
 from fedbayes.fusion.targets import Targets
-from fedbayes.fusion.teacher import Teacher
+from fedbayes.fusion.teacher import Teacher, divergence, frozen
 from fedbayes.fusion.widths import Widths, orders, recorded
 from fedbayes.models.resize import with_weights
 
+UnitsFrom = Literal["auto", "chosen", "merged"]
+UNSEEN = 4
+"""Batches on which it is seen what is nearer to the teacher."""
 MEMORY = 512 * 2**20
 """Bytes of targets, and of activations, that are kept from layer to layer."""
 
@@ -33,6 +38,7 @@ def regress(
     *,
     widths: Widths = 1.0,
     samples: Sequence[float] | None = None,
+    units: UnitsFrom = "auto",
     ridge: float = 1e-3,
     memory: int = MEMORY,
     watch: Callable[[str], None] | None = None,
@@ -57,6 +63,9 @@ def regress(
         widths: of the groups of units; never more than all donors' units.
         samples: of each client; what no unit can be followed through is taken whole from the
             client with the most. By default they follow the teacher's shares.
+        units: where they come from: each from one client (`chosen`), neurons also merged from
+            several (`merged`), or whichever is nearer to the teacher on batches after the last
+            (`auto`), which solves twice.
         ridge: of the mean diagonal of the normal equations, toward the chosen units' own weights.
         memory: bytes of targets that are kept, and as many of the fused network's activations.
         watch: called with what a user should know of what could not be done as asked.
@@ -91,28 +100,54 @@ def regress(
     if untouched and own is not donors[0]:
         say(f"taken whole from one client: {whole_tensors(untouched)}")
     wanted = orders(own, donors, widths, like, example, say)
-    chosen, whole = choose(donors, wanted, draw, batches, shares, anchor)
+    chosen, whole = choose(donors, wanted, draw, batches, shares, anchor, units != "chosen")
     if whole:
         say(f"units of one client alone: {', '.join(whole)}")
-    origins = Origins(own, donors, chosen)
-    tensors = assembled(own, donors, origins, shares, anchor)
-    steps = recorded(
-        own,
-        with_weights(like, tensors),
-        [(one.group, one.order) for one in chosen],
-        example,
-    )
-    found, left = fits(steps, origins, tensors, donors[0].client >= 0)
-    if left:
-        say(f"not solved for, with their clients' own weights: {', '.join(left)}")
-    targets = Targets(found, steps, donors, anchor, shares, teacher, taught, draw, batches, memory)
-    solver = Solver(steps, tensors, origins, anchor, targets, draw, batches, memory)
-    with torch.no_grad():
-        for fit in found:
-            if progress is not None:
-                progress(f"solving {fit.name}")
-            solver.solve(fit, ridge)
-    return with_weights(like, solver.tensors)
+
+    def solved(chosen: Sequence[Chosen], say: Callable[[str], None]) -> nn.Module:
+        origins = Origins(own, donors, chosen)
+        tensors = assembled(own, donors, origins, shares, anchor)
+        steps = recorded(
+            own,
+            with_weights(like, tensors),
+            [(one.group, one.order) for one in chosen],
+            example,
+        )
+        found, left = fits(steps, origins, tensors, donors[0].client >= 0)
+        if left:
+            say(f"not solved for, with their clients' own weights: {', '.join(left)}")
+        targets = Targets(
+            found, steps, donors, anchor, shares, teacher, taught, draw, batches, memory
+        )
+        solver = Solver(steps, tensors, origins, anchor, targets, draw, batches, memory)
+        with torch.no_grad():
+            for fit in found:
+                if progress is not None:
+                    progress(f"solving {fit.name}")
+                solver.solve(fit, ridge)
+        return with_weights(like, solver.tensors)
+
+    fused = solved(chosen, say)
+    merged = [one.group.layer for one in chosen if one.members is not None]
+    if not merged:
+        return fused
+    if units == "auto":
+        alone = solved([one.without for one in chosen], lambda text: None)
+        with torch.no_grad():
+            far = [_far(network, teacher, draw, batches) for network in (fused, alone)]
+        if far[1] <= far[0]:
+            return alone
+    say(f"neurons are merged from several clients' in {', '.join(merged)}")
+    return fused
+
+
+def _far(
+    network: nn.Module, teacher: Teacher, draw: Callable[[int], Tensor], batches: int
+) -> float:
+    """KL(teacher ‖ network) on batches that nothing was solved on, nats."""
+    unseen = [draw(batches + number) for number in range(UNSEEN)]
+    outputs, taught = (torch.cat([f(x) for x in unseen]) for f in (frozen(network), teacher))
+    return float(divergence(outputs, taught, teacher.likelihood(outputs.shape[-1])))
 
 
 def _shares(teacher: Teacher, donors: Sequence[Donor], clients: int, classes: int) -> Tensor:

@@ -59,6 +59,11 @@ class FunctionSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     draws: int = Field(4096, ge=64, description="inputs that layers are solved on")
+    units: Literal["auto", "chosen", "merged"] = Field(
+        "auto",
+        description="chosen: each from one client; merged: neurons also of several, as one; auto: "
+        "whichever is nearer to what the clients say together, which takes twice as long",
+    )
     ridge: float = Field(1e-3, ge=0, description="of the mean diagonal of normal equations")
     seeking: SeekingSettings = Field(
         default_factory=SeekingSettings, description="inputs moved toward rare classes"

@@ -90,7 +90,7 @@ class Targets:
         outputs = []
         for at, donor in enumerate(self.donors):
             # Operations of donors have the fused network's order.
-            own = [fit for fit in asking if fit.outputs or bool((self._giver(fit) == at).any())]
+            own = [fit for fit in asking if fit.outputs or bool((self._givers(fit) == at).any())]
             wanted: dict[Node, list[Fit]] = {}
             for fit in own:
                 node = donor.steps.nodes[self.steps.place[fit.said]]
@@ -116,8 +116,9 @@ class Targets:
         """
         heard = self._heard[fit.weight, number]
         if not fit.outputs:
-            rows = (self._giver(fit) == at).nonzero()[:, 0]
-            heard[:, rows] = said[:, fit.origin.entry[rows]]
+            parts = fit.origin.parts
+            own = (self._givers(fit) == at).nonzero()[:, 0]
+            heard.index_add_(1, parts.place[own], said[:, parts.entry[own]] * parts.share[own])
             return
         share = self.shares[at]
         if self._classes and said.shape[-1] == len(share):
@@ -126,9 +127,10 @@ class Targets:
             said = share.mean() * said
         self._heard[fit.weight, number] = heard + said
 
-    def _giver(self, fit: Fit) -> Tensor:
-        """The donor of each of a layer's rows."""
-        return torch.where(fit.origin.donor == FREE, self.anchor, fit.origin.donor)
+    def _givers(self, fit: Fit) -> Tensor:
+        """The donors of a layer's rows, by part."""
+        donor = fit.origin.parts.donor
+        return torch.where(donor == FREE, self.anchor, donor)
 
     def _teachers(self, number: int, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """What the clients say together on a batch, from their outputs if the teacher is made of

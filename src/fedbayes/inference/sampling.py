@@ -1,7 +1,7 @@
 """Samples of weights along the iterates of the training loop: Langevin dynamics, and averages."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -33,6 +33,29 @@ class Langevin:
             weight = weights[name]
             drawn = torch.randn(weight.shape, generator=self.rng, dtype=weight.dtype)
             weight.add_(drawn.to(weight.device), alpha=std)
+
+
+@dataclass(frozen=True)
+class Pulled(Langevin):
+    """Langevin noise where a Gaussian N(c, 1/Λ) stands beside the likelihood, whose steps are taken
+    exactly, an Ornstein-Uhlenbeck process: for it alone, samples are right at every rate.
+
+    With a = η T Λ/n, w ← c + e^(−a) (w − c) + N(0, (1 − e^(−2a))/Λ).
+    """
+
+    centre: Tensors = field(default_factory=dict)
+    """c."""
+    precision: Tensors = field(default_factory=dict)
+    """Λ, of the Gaussian as it is, not tempered."""
+
+    def add(self, weights: Tensors, names: Collection[str], lr: float) -> None:
+        """Add the step along the Gaussian and the noise, in place."""
+        for name in names:
+            weight, centre, precision = weights[name], self.centre[name], self.precision[name]
+            a = lr * self.temperature / self.count * precision
+            drawn = torch.randn(weight.shape, generator=self.rng, dtype=weight.dtype)
+            std = (-torch.expm1(-2 * a) / precision).sqrt()
+            weight.sub_(centre).mul_((-a).exp()).add_(centre).add_(drawn.to(weight.device) * std)
 
 
 def sampled(

@@ -27,6 +27,8 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "fedl1": ("fedl1", "FedL1"),
         "virtual": ("virtual", "Virtual"),
         "pvi": ("pvi", "Pvi"),
+        "fedlap": ("fedlap", "FedLap"),
+        "fedep": ("fedep", "FedEP"),
         "combined": ("combined", "Combined"),
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),

@@ -271,6 +271,11 @@ class FedBeSums(_Ensemble[Sum]):
         trained = run.network.split()[0]
         return {**message, **named("square", {name: message[name] for name in trained})}
 
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """Weights are measured from the broadcast, squares from zero."""
+        trained, sent = run.network.split()[0], dense(message)
+        return sent | named("square", {name: torch.zeros_like(sent[name]) for name in trained})
+
     def report(
         self, solved: Solved, problem: Problem, client: Nothing, at: At
     ) -> tuple[Report, Nothing, Info]:

@@ -1,0 +1,195 @@
+"""Clients that refine their factor of the posterior by mean and precision of a tilted one."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts.method import Info, Sampler
+from fedbayes.contracts.product import Product, is_unlearnt, means_and_stds, sampler
+from fedbayes.contracts.reports import Report
+from fedbayes.contracts.run import At, Run, nll
+from fedbayes.errors import ConfigError
+from fedbayes.inference.gaussian import Gaussian
+from fedbayes.inference.problem import Loss, Problem, Projection, Solved, Tree
+from fedbayes.messages import Message
+from fedbayes.tensors import Samples, Tensors, named, part
+
+
+def implicit(run: Run) -> bool:
+    """Whether steps toward the cavity are taken apart: optimizers whose steps are no multiples of
+    the gradient would end elsewhere.
+    """
+    return run.training.optimizer == "sgd"
+
+
+@dataclass(frozen=True)
+class Client:
+    """What never leaves a client: its factor s_i(θ), float64. Empty before its first refinement."""
+
+    factor: Gaussian
+
+
+class Moments(Product[Client]):
+    """Clients infer a Gaussian of the tilted posterior, p(D_i | θ)^(1/T) p(θ)^(1/K) s(θ)/s_i(θ).
+
+    With its mean m, and the precision Λ_i that the data and the client's share of the prior add to
+    the cavity's (Λ, h), the refined factor has the precision Λ_i and the shift (Λ + Λ_i) m − h.
+    """
+
+    client_state = Client
+
+    kl_weight: float = Field(
+        1.0,
+        gt=0,
+        description="T of the tempered likelihood p(D_i | θ)^(1/T): 1 is the posterior, less "
+        "trusts data more",
+    )
+    predictions: int = Field(
+        20, ge=1, description="draws from the posterior in a prediction, where it has a covariance"
+    )
+
+    predictive: Literal["linearized", "sampled"] = Field(
+        "linearized",
+        description="network under a draw: linear in its weights around their means, as Laplace's "
+        "approximation takes it, or as it is, which needs stds that are small",
+    )
+
+    def check(self, run: Run) -> None:
+        """Weights alone are inferred, and the prior is all that draws them.
+
+        Raises:
+            ModelError: the network has buffers, such as running means.
+            ConfigError: it is to compute in bf16, or with weight decay.
+        """
+        super().check(run)
+        if run.training.weight_decay:
+            raise ConfigError(
+                f"{self.name} has a prior, method.prior_std; training.weight_decay would be another"
+                ", of which the server knows nothing: leave it 0"
+            )
+
+    def join(self, at: At) -> Client:
+        """An empty factor, which the first refinement fills."""
+        return Client(Gaussian({}, {}))
+
+    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+        """Descend the energy of the tilted posterior from the posterior's mean, or from the
+        initialization if nothing is learnt yet.
+        """
+        split = self.split(message, client, at)
+        mean, initial = split.posterior.mean, at.run.network.initial
+        began = initial if is_unlearnt(mean) else mean
+        start = {name: began[name].to(initial[name].dtype) for name in mean}
+        prior = split.cavity * split.share
+        given: Tree = {
+            "centre": {n: m.to(start[n]) for n, m in prior.mean.items()},
+            "pull": {n: p.to(start[n]) for n, p in prior.precision.items()},
+            "count": torch.tensor(len(samples.y), device=at.run.network.device),
+            "mean": mean,
+            "cavity": vars(split.cavity),
+            "factor": vars(split.factor),
+            "share": split.share.precision,
+        }
+        project = self._pulled(at.run.training.momentum) if implicit(at.run) else None
+        return Problem(at.run.network.prepare(start), given=given, project=project)
+
+    def _pulled(self, momentum: float) -> Projection:
+        """What follows a step of SGD down the likelihood: one toward the cavity's mean, implicit,
+        w ← (w + a c)/(1 + a), which is stable whatever the cavity's precision and the rate.
+        """
+
+        def project(parameters: Tensors, given: Tree, lr: float) -> None:
+            for name, centre in given["centre"].items():
+                a = lr / (1 - momentum) * self.kl_weight / given["count"] * given["pull"][name]
+                parameters[name].add_(a * centre).div_(1 + a)
+
+        return project
+
+    def loss(self, run: Run) -> Loss:
+        """The tilted posterior's energy per sample, times T; under SGD, whose steps are followed by
+        the cavity's, the likelihood alone.
+        """
+        likelihood = nll(run)
+        if implicit(run):
+            return likelihood
+
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            energy = likelihood(parameters, batch, given, noise)
+            pulls = [
+                (given["pull"][name] * (parameters[name] - centre).square()).sum()
+                for name, centre in given["centre"].items()
+            ]
+            total: Tensor = energy + 0.5 * self.kl_weight * sum(pulls) / given["count"]
+            return total
+
+        return loss
+
+    @abstractmethod
+    def moments(
+        self, problem: Problem, samples: Samples, at: At
+    ) -> tuple[Solved, Tensors, Tensors, Info]:
+        """Infer a Gaussian of the tilted posterior.
+
+        Returns:
+            Where training ended, the mean m and the precision Λ_i by name, and metrics.
+        """
+
+    def local(
+        self, message: Message, client: Client, samples: Samples, at: At
+    ) -> tuple[Report, Client, Info]:
+        """Infer the tilted posterior, and divide the cavity out of it."""
+        problem = self.problem(message, client, samples, at)
+        solved, mean, precision, told = self.moments(problem, samples, at)
+        found = replace(solved, parameters=named("mean", mean) | named("precision", precision))
+        report, after, info = self.report(found, problem, client, at)
+        return report, after, {**info, **told}
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Client, at: At
+    ) -> tuple[Report, Client, Info]:
+        """Report the change of the factor; keep the factor with that change.
+
+        Args:
+            solved: its parameters are `mean/…` and `precision/…`, m and Λ_i.
+            problem: as it was stated.
+            client: the private state.
+            at: client and round.
+        """
+        given, cavity = problem.given, Gaussian(**problem.given["cavity"])
+        mean = {n: t.double() for n, t in part(solved.parameters, "mean").items()}
+        own = {n: t.double() for n, t in part(solved.parameters, "precision").items()}
+        shift = {n: (cavity.precision[n] + own[n]) * m - cavity.shift[n] for n, m in mean.items()}
+        factor, sent = Gaussian(**given["factor"]), given["mean"]
+        report, after = self.answered(Gaussian(own, shift), factor, sent, at)
+        return report, Client(after), solved.info
+
+    def model(self, server: object, run: Run) -> Tensors:
+        """Means and stds; of a posterior that is a point, its weights."""
+        found = super().model(server, run)  # type: ignore[arg-type]
+        return self._pointed(found, run)
+
+    def _pointed(self, model: Tensors, run: Run) -> Tensors:
+        """A model without stds where the posterior is a point: the initialization at first."""
+        if not self.fixed_precision:
+            return model
+        mean = part(model, "mean")
+        return run.network.initial if is_unlearnt(mean) else mean
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Client, run: Run
+    ) -> Tensors | None:
+        """The posterior as the client refined it; between rounds there is none of its own."""
+        if report is None:
+            return None
+        known = self.known(message, report).to(run.network.device, torch.float32)
+        return self._pointed(means_and_stds(known), run)
+
+    def draws(self, model: Tensors, run: Run) -> Sampler:
+        """Outputs under draws from the posterior, or of the network that is its one point."""
+        if self.fixed_precision:
+            return super().draws(model, run)
+        return sampler(model, run, self.predictions, linearized=self.predictive == "linearized")

@@ -1,0 +1,110 @@
+"""FedEP: federated expectation propagation."""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts import At, Info, Problem, Run, Solved
+from fedbayes.contracts.moments import Moments
+from fedbayes.errors import ConfigError
+from fedbayes.fields import Only
+from fedbayes.fusion.curvature import require_curvature, summed_diagonal
+from fedbayes.inference.sampling import Pulled, require_langevin, sampled
+from fedbayes.tensors import Samples, Tensors
+
+_FEWEST = 4
+"""Samples for an estimate of a precision."""
+_LEAST = 1e-12
+"""Variance that samples have at least."""
+
+
+class FedEP(Moments):
+    """Expectation propagation: factors whose product has the moments of each tilted posterior.
+
+    A client infers mean and variance of every weight under the tilted posterior (Guo et al. 2023,
+    Algorithms 1 and 2), by Laplace's approximation or by samples of stochastic gradient Langevin
+    dynamics, divides the cavity out and sends the change of its factor. Clients keep their factors.
+
+    Of M samples with variance s², (M − 3)/(M − 1)/s² is the estimate of a precision without bias,
+    if samples are independent. A factor never has less precision than its share of the prior:
+    where samples are wider than the cavity, data are taken to say nothing.
+    """
+
+    name = "fedep"
+    summary = "expectation propagation by Laplace or samples"
+    paper = "Guo et al. 2023"
+
+    inference: Literal["laplace", "sgld"] = Field(
+        "laplace",
+        description="how a client infers mean and variance: at the mode with the Fisher diagonal, "
+        "or from samples of Langevin dynamics",
+    )
+    burn_in: Annotated[float, Only("inference", "sgld")] = Field(
+        0.5, ge=0, lt=1, description="share of a round's steps before the first sample (sgld)"
+    )
+    thinning: Annotated[int, Only("inference", "sgld")] = Field(
+        1, ge=1, description="steps from one sample to the next (sgld)"
+    )
+
+    def check(self, run: Run) -> None:
+        """Weights alone are inferred, by a Fisher matrix or by plain steps.
+
+        Raises:
+            ModelError: the network has buffers, such as running means.
+            ConfigError: the precision is another, the likelihood has no Fisher matrix, or the
+                optimizer is none that Langevin dynamics can be had of.
+        """
+        super().check(run)
+        if self.inference == "laplace":
+            require_curvature(run.likelihood)
+        else:
+            require_langevin(run.training)
+
+    def moments(
+        self, problem: Problem, samples: Samples, at: At
+    ) -> tuple[Solved, Tensors, Tensors, Info]:
+        """Mean and precision by Laplace or by samples."""
+        if self.inference == "sgld":
+            return self._sampled(problem, samples, at)
+        solved = at.solve(problem, self.loss(at.run), samples, validation=self.validation(at.run))
+        found = summed_diagonal(at.run.network, at.run.likelihood, solved.parameters, samples)
+        share: Tensors = problem.given["share"]
+        precision = {n: p + found[n].to(p) / self.kl_weight for n, p in share.items()}
+        return solved, solved.parameters, precision, {}
+
+    def _sampled(
+        self, problem: Problem, samples: Samples, at: At
+    ) -> tuple[Solved, Tensors, Tensors, Info]:
+        """Mean and precision of Langevin samples, and the share of entries that are floored."""
+        run, count = at.run, len(samples.y)
+        steps = run.training.step_count(count)
+        burn_in = int(self.burn_in * steps)
+        if (found := (steps - burn_in) // self.thinning) < _FEWEST:
+            raise ConfigError(
+                f"client {at.client} takes {steps} steps in a round, which come to {found} samples "
+                f"of its weights, and {_FEWEST} are needed; set training.steps (100, say), which "
+                "is the same for clients with few and many rows, or lower method.thinning"
+            )
+        given = problem.given
+        solved, kept = sampled(
+            replace(problem, project=None),
+            lambda stated: at.solve(stated, self.loss(run), samples),
+            [*problem.start],
+            burn_in=burn_in,
+            every=self.thinning,
+            langevin=Pulled(
+                at.rng("langevin"), count, self.kl_weight, given["centre"], given["pull"]
+            ),
+        )
+        means, precision = dict[str, Tensor](), dict[str, Tensor]()
+        floored = entries = 0
+        for name, drawn in kept.items():
+            variance, means[name] = torch.var_mean(drawn.double(), dim=0)
+            tilted = (found - 3) / (found - 1) / variance.clamp_min(_LEAST)
+            own, share = tilted - given["cavity"]["precision"][name], given["share"][name]
+            precision[name] = torch.maximum(own, share)
+            floored, entries = floored + int((own < share).sum()), entries + own.numel()
+        return solved, means, precision, {"wider_than_cavity": floored / entries}

@@ -1,0 +1,283 @@
+"""FedLap and FedEP: against pooled posteriors in closed form, and against one another."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedbayes import Config, Simulation
+from fedbayes.contracts import Sum
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.likelihoods import build_likelihood
+from fedbayes.methods.fedep import FedEP
+from fedbayes.methods.fedlap import FedLap
+from fedbayes.models import Network
+from fedbayes.targets import Target
+from fedbayes.tensors import Samples, named, part
+from tests.methods.places import at, network, run_of
+
+STD = 0.7
+"""Of the noise, known."""
+
+
+def regressions(clients=3, rows=20, orthogonal=True, seed=1, apart=1.0):
+    """Rows of each client, float64: columns are orthogonal within clients, of other lengths."""
+    rng = torch.Generator().manual_seed(seed)
+    found = []
+    for number in range(clients):
+        x = torch.randn(rows, 2, generator=rng, dtype=torch.float64)
+        if orthogonal:
+            x = torch.linalg.qr(x)[0] * torch.tensor([2.0, 3.0 + number])
+        truth = torch.tensor([[1.5], [-0.5 + apart * number]], dtype=torch.float64)
+        y = x @ truth + STD * torch.randn(rows, 1, generator=rng, dtype=torch.float64)
+        found.append(Samples(x, y))
+    return found
+
+
+def linear_run(cohort=3, clients=3, **training):
+    net = Network(nn.Sequential(nn.Linear(2, 1, bias=False).double()), shape=(2,))
+    target = Target("real", ("y",), center=(0.0,), scale=(1.0,))
+    likelihood = build_likelihood("gaussian", target, noise=STD)
+    settings = {"lr": 0.3, "epochs": 120, "batch_size": 20, **training}
+    return run_of(net, clients=clients, cohort=cohort, rounds=30, likelihood=likelihood, **settings)
+
+
+def rounds(method, run, data, count, cohorts=None):
+    """Posteriors after each round, and the clients' states."""
+    server, states = method.init(run), [method.join(at(run)) for _ in data]
+    found = []
+    for number in range(1, count + 1):
+        reports = Sum()
+        for client in cohorts[number - 1] if cohorts else range(len(data)):
+            here = at(run, client=client, round=number)
+            message = method.message(server, here)
+            report, states[client], _ = method.local(message, states[client], data[client], here)
+            method.accept(server, report, run)
+            reports.add(client, report)
+        server, _ = method.update(server, reports, at(run, round=number))
+        found.append(server.posterior)
+    return found, states
+
+
+def pooled(data, prior=1.0):
+    """Λ = 1 + Σ x xᵀ/σ², Λ μ = Σ x y/σ², float64."""
+    x, y = torch.cat([one.x for one in data]), torch.cat([one.y for one in data])
+    precision = prior * torch.eye(2, dtype=torch.float64) + x.T @ x / STD**2
+    return torch.linalg.solve(precision, x.T @ y / STD**2)[:, 0], precision
+
+
+EXACT = [FedLap(damping=1.0), FedEP(damping=1.0)]
+
+
+@pytest.mark.parametrize("method", EXACT, ids=lambda m: m.name)
+def test_one_synchronous_round_gives_the_pooled_posterior(method):
+    """Quadratic losses and diagonal curvature: v_i = Σ x y/σ² and V_i = Σ x²/σ², wherever the
+    cavity draws the mode. So one undamped round is enough, and others change nothing.
+    """
+    data = regressions()
+    mean, precision = pooled(data)
+    found, states = rounds(method, linear_run(), data, 2)
+    for posterior in found:
+        torch.testing.assert_close(posterior.mean["0.weight"][0], mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            posterior.precision["0.weight"][0], precision.diagonal(), rtol=1e-6, atol=0
+        )
+    product = sum(state.factor.precision["0.weight"] for state in states)
+    torch.testing.assert_close(found[-1].precision["0.weight"], product, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("method", [FedLap(), FedEP(damping=0.5)], ids=lambda m: m.name)
+def test_damped_rounds_come_nearer_by_the_factor_that_damping_leaves(method):
+    """Factors have Σx²/σ² for a fixed point, and keep 1 − ρ of the distance: ρ is 1/3 or 1/2."""
+    data, count = regressions(), 6
+    _, precision = pooled(data)
+    kept = 1 - (method.damping or 1 / 3)
+    found, _ = rounds(method, linear_run(), data, count)
+    for number, posterior in enumerate(found, 1):
+        left = precision.diagonal() - posterior.precision["0.weight"][0]
+        wanted = (precision.diagonal() - 1) * kept**number
+        torch.testing.assert_close(left, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", EXACT, ids=lambda m: m.name)
+def test_one_after_another_is_exact_once_all_were_there(method):
+    data = regressions()
+    mean, precision = pooled(data)
+    found, _ = rounds(method, linear_run(cohort=1), data, 3, [[1], [0], [2]])
+    torch.testing.assert_close(found[-1].mean["0.weight"][0], mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found[-1].precision["0.weight"][0], precision.diagonal(), rtol=1e-6, atol=0
+    )
+    assert not torch.allclose(found[1].mean["0.weight"][0], mean, rtol=1e-2)
+
+
+def test_diagonals_of_designs_that_are_not_orthogonal_end_at_the_pooled_mode():
+    """The dual makes the mean exact, and precisions are the diagonal of the pooled one; more than
+    one round is needed.
+    """
+    data = regressions(orthogonal=False)
+    mean, precision = pooled(data)
+    found, _ = rounds(FedLap(damping=0.5), linear_run(epochs=60), data, 20)
+    torch.testing.assert_close(found[-1].mean["0.weight"][0], mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        found[-1].precision["0.weight"][0], precision.diagonal(), rtol=1e-5, atol=0
+    )
+    assert not torch.allclose(found[0].mean["0.weight"][0], mean, rtol=1e-2)
+
+
+def test_without_covariances_rounds_follow_the_recursion_of_duals():
+    """v_i ← v_i + ρ δ (w_i − w), w ← Σ v_i / δ, with w_i in closed form: the gradient of the summed
+    loss and δ (w_i − w) + v_i is 0. Its fixed point is the pooled mode.
+    """
+    data, delta = regressions(orthogonal=False), 20.0
+    run = linear_run()
+    method = FedLap(covariance="none", prior_std=delta**-0.5, damping=0.8)
+    found, _ = rounds(method, run, data, 12)
+    duals, w = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for number in range(400):
+        ends = []
+        for dual, one in zip(duals, data, strict=True):
+            hessian = one.x.T @ one.x / STD**2 + delta * torch.eye(2, dtype=torch.float64)
+            ends.append(
+                torch.linalg.solve(hessian, (one.x.T @ one.y)[:, 0] / STD**2 + delta * w - dual)
+            )
+        duals = duals + 0.8 * delta * (torch.stack(ends) - w)
+        w = duals.sum(0) / delta
+        if number < len(found):
+            torch.testing.assert_close(found[number].mean["0.weight"][0], w, rtol=1e-3, atol=1e-4)
+    mean, _ = pooled(data, delta)
+    torch.testing.assert_close(w, mean, rtol=1e-5, atol=1e-6)
+    assert (found[-1].precision["0.weight"] - delta).abs().max() < 1e-9
+
+
+def test_a_tempered_likelihood_counts_more_often():
+    """T = ½ is the posterior of every row taken twice."""
+    data = regressions()
+    twice = [Samples(torch.cat([d.x, d.x]), torch.cat([d.y, d.y])) for d in data]
+    mean, precision = pooled(twice)
+    for method in (FedLap(damping=1.0, kl_weight=0.5), FedEP(damping=1.0, kl_weight=0.5)):
+        (found,), _ = rounds(method, linear_run(), data, 1)
+        torch.testing.assert_close(found.mean["0.weight"][0], mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found.precision["0.weight"][0], precision.diagonal(), rtol=1e-6, atol=0
+        )
+
+
+def test_langevin_moments_come_near_the_pooled_posterior():
+    """One round of several thousand steps: within Monte-Carlo error and that of finite steps."""
+    data = regressions(apart=0.0)
+    mean, precision = pooled(data)
+    run = linear_run(steps=2000, epochs=1, lr=0.2)
+    method = FedEP(inference="sgld", burn_in=0.05, thinning=3, damping=1.0)
+    (found,), _ = rounds(method, run, data, 1)
+    std = precision.diagonal().rsqrt()
+    assert ((found.mean["0.weight"][0] - mean).abs() < 0.5 * std).all()
+    ratio = found.precision["0.weight"][0] / precision.diagonal()
+    assert ((ratio - 1).abs() < 0.25).all()
+    run = linear_run(steps=600, epochs=1, lr=0.2)
+    cold, _ = rounds(method.model_copy(update={"kl_weight": 0.25}), run, data, 1)
+    assert (cold[0].precision["0.weight"][0] > 3 * precision.diagonal()).all()
+
+
+def test_laplace_moments_and_diagonal_covariances_are_one_method():
+    """Bit for bit, on a network."""
+    posteriors = []
+    for method in ({"name": "fedlap"}, {"name": "fedep"}):
+        config = Config.create(
+            data={"name": "digits", "clients": 3, "limit": 200, "partition": "iid"},
+            model={"hidden": [6]},
+            rounds=2,
+            cohort=2,
+            method=method,
+        )
+        with Simulation(config) as simulation:
+            for _ in simulation:
+                pass
+            posteriors.append(simulation.server.posterior)
+    one, two = posteriors
+    for name, precision in one.precision.items():
+        assert torch.equal(precision, two.precision[name])
+        assert torch.equal(one.shift[name], two.shift[name])
+
+
+def test_a_point_is_saved_as_a_network():
+    """Without covariances messages and models hold weights alone."""
+    method, net = FedLap(covariance="none"), network((5,))
+    run = run_of(net)
+    server = method.init(run)
+    message = method.message(server, at(run))
+    assert {n.partition("/")[0] for n in message} == {"mean"}
+    assert {n.partition("/")[0] for n in method.expected(message, run)} == {"shift"}
+    model = method.model(server, run)
+    assert model.keys() == net.initial.keys()
+    assert method.draws(model, run)(torch.zeros(2, 4)).shape == (1, 2, 3)
+    drawn = FedLap(predictions=3)
+    several = drawn.draws(drawn.model(drawn.init(run), run), run)
+    assert several(torch.zeros(2, 4)).shape == (3, 2, 3)
+
+
+def test_samples_wider_than_the_cavity_leave_the_share_of_the_prior():
+    """Data that say nothing of a weight: its tilted variance is the cavity's, estimated."""
+    run = run_of(network((), inputs=3), epochs=1, lr=0.1, clients=2, cohort=2)
+    run = run_of(run.network, steps=400, lr=0.1, clients=2, cohort=2)
+    method = FedEP(inference="sgld", damping=1.0, prior_std=0.02)
+    x = torch.randn(10, 3) * torch.tensor([1.0, 1.0, 0.0])
+    data = Samples(x, torch.zeros(10, dtype=torch.int64))
+    message = method.message(method.init(run), at(run))
+    report, client, info = method.local(message, method.join(at(run)), data, at(run))
+    share = method.prior_std**-2 / run.clients
+    for precision in client.factor.precision.values():
+        assert (precision >= share * (1 - 1e-6)).all()
+    assert 0 < info["wider_than_cavity"] < 1
+    assert all(torch.isfinite(t).all() for t in part(report.tensors, "shift").values())
+
+
+def test_refusals():
+    stack = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    survival = build_likelihood("cox", Target("survival", ("time", "event")))
+    for method in (FedLap(), FedEP()):
+        with pytest.raises(ModelError, match="running"):
+            method.check(run_of(Network(stack, shape=(4,))))
+        with pytest.raises(ConfigError, match="weight_decay"):
+            method.check(run_of(network(), weight_decay=0.1))
+        with pytest.raises(ConfigError, match="cox has no distribution"):
+            method.check(run_of(network(), likelihood=survival))
+    FedLap(covariance="none").check(run_of(network(), likelihood=survival))
+    with pytest.raises(ConfigError, match="sgd"):
+        FedEP(inference="sgld").check(run_of(network(), optimizer="adam"))
+    run = run_of(network(), steps=4)
+    method = FedEP(inference="sgld")
+    message = method.message(method.init(run), at(run))
+    data = Samples(torch.randn(6, 4), torch.zeros(6, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=r"training\.steps"):
+        method.local(message, method.join(at(run)), data, at(run))
+
+
+def test_linearized_draws_have_the_covariance_of_the_derivatives():
+    """J Σ Jᵀ around f(m), with J by central differences; a linear network is linear already."""
+    net = network((5,), dtype=torch.float64)
+    run, rng = run_of(net), torch.Generator().manual_seed(0)
+    std = {n: 0.1 + torch.rand(t.shape, generator=rng).double() for n, t in net.initial.items()}
+    model = named("mean", net.initial) | named("std", std)
+    x = torch.randn(3, 4, generator=rng).double()
+    drawn = FedLap(predictions=4000).draws(model, run)(x).flatten(1)
+    columns = []
+    for name, m in net.initial.items():
+        for index in range(m.numel()):
+            step = torch.zeros_like(m)
+            step.view(-1)[index] = 1e-5
+            ends = [net({**net.initial, name: m + sign * step}, x) for sign in (1, -1)]
+            slope = (ends[0] - ends[1]).flatten() / 2e-5
+            columns.append(slope * std[name].view(-1)[index])
+    jacobian = torch.stack(columns, 1)
+    wanted = jacobian @ jacobian.T
+    error = (torch.cov(drawn.T) - wanted).abs().max() / wanted.diagonal().max()
+    assert error < 0.1
+    torch.testing.assert_close(drawn.mean(0), net(net.initial, x).flatten(), atol=0.2, rtol=0)
+    flat = network(())
+    model = named("mean", flat.initial) | named("std", flat.initial)
+    x = torch.randn(3, 4)
+    one, two = (
+        FedLap(predictions=3, predictive=kind).draws(model, run_of(flat))(x)
+        for kind in ("linearized", "sampled")
+    )
+    torch.testing.assert_close(one, two)
