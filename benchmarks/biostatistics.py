@@ -1,13 +1,16 @@
 """Largest differences of federated from pooled fits: the table of docs/biostatistics.md.
 
-    python benchmarks/biostatistics.py
+    python benchmarks/biostatistics.py [--secure]
 
 Real tables that come with scikit-learn, statsmodels and lifelines, their rows at random among
 clients. The pooled fit is of statsmodels or lifelines, on all rows in one place; lifelines'
-precision and statsmodels' tolerance are set to the finest. Needs statsmodels and lifelines.
+precision and statsmodels' tolerance are set to the finest. Needs statsmodels and lifelines. With
+--secure the clients are nodes of Flower's simulation, and sums go through secure aggregation.
 """
 
+import sys
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
@@ -21,9 +24,20 @@ from fedbayes import cox, glm, kaplan_meier
 CANCER = ["mean radius", "mean texture", "mean smoothness", "mean symmetry"]
 
 
+@contextmanager
 def parted(table, count):
     where = np.random.default_rng(0).integers(0, count, len(table))
-    return {str(c): table[where == c].reset_index(drop=True) for c in range(count)}
+    tables = {str(c): table[where == c].reset_index(drop=True) for c in range(count)}
+    if "--secure" not in sys.argv:
+        yield tables
+        return
+    from fedbayes.flower.sums import simulated_nodes
+
+    nodes = simulated_nodes(tables, 0, 600, secure=True)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
 
 
 def dummies(table):
@@ -42,7 +56,8 @@ def differences(found, params, errors, loglik):
 
 
 def generalized(table, outcome, count, family, kind, exposure=""):
-    found = glm(parted(table, count), outcome, family=family, exposure=exposure)
+    with parted(table, count) as clients:
+        found = glm(clients, outcome, family=family, exposure=exposure)
     x = sm.add_constant(dummies(table.drop(columns=[outcome, *filter(None, [exposure])])))
     if family == "gaussian":
         fit = sm.OLS(table[outcome], x).fit()
@@ -54,7 +69,8 @@ def generalized(table, outcome, count, family, kind, exposure=""):
 
 
 def hazards(table, time, event, count, ties, by):
-    found = cox(parted(table, count), time, event, ties=ties)
+    with parted(table, count) as clients:
+        found = cox(clients, time, event, ties=ties)
     x = dummies(table)
     if by == "lifelines":
         fit = CoxPHFitter().fit(x, time, event, fit_options={"precision": 1e-14})
@@ -66,7 +82,8 @@ def hazards(table, time, event, count, ties, by):
 
 
 def curves(table, time, event, count, by):
-    found = kaplan_meier(parted(table, count), time, event, by=by)
+    with parted(table, count) as clients:
+        found = kaplan_meier(clients, time, event, by=by)
     pooled = kaplan_meier({"all": table}, time, event, by=by)
     own = theirs = 0.0
     for group, curve in found.curves.items():

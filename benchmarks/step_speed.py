@@ -4,6 +4,9 @@
 - VIRTUAL: a step of the server's network with 20 Monte-Carlo samples (two layers of 100, MNIST's
   shape, batch 64, flipout) over a deterministic step on a batch 20 times as large; and the same
   with the client's network and its lateral connections beside the server's.
+- Mean-field posteriors (PVI, FedGVI, Bayesian ADMM): a step with one Monte-Carlo sample over a
+  plain step, with the draw of its noise, on an MLP with a hidden layer of 200 (MNIST's shape) and
+  on LeNet-5 (CIFAR-10's shape), batch 256.
 
     python benchmarks/step_speed.py
 """
@@ -16,10 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedavg import FedAvg
+from fedbayes.methods.fedgvi import FedGvi
 from fedbayes.methods.fedsparse import FedSparse
+from fedbayes.methods.ivon_admm import IvonAdmm
+from fedbayes.methods.pvi import Pvi
 from fedbayes.methods.virtual import Virtual
 from fedbayes.models import MLP, LeNet5, Network
 from fedbayes.targets import Target
@@ -30,7 +37,10 @@ DIGITS = build_likelihood("auto", Target("class", tuple("0123456789")))
 
 def step(method: AnyMethod, network: Network, batch: Samples) -> Callable[[], None]:
     """One forward and backward pass of a client's first problem, its noise included."""
-    run = Run(network, DIGITS, LocalTraining(), clients=10, cohort=10, rounds=1, seed=0)
+    shape = tuple(batch.x.shape[1:])
+    seen = Preprocessing(shape, 1.0, (0.0,) * shape[0], (1.0,) * shape[0], DIGITS.target)
+    settings = {"clients": 10, "cohort": 10, "rounds": 1, "seed": 0}
+    run = Run(network, seen, DIGITS, LocalTraining(), **settings)
     at = At(run, 1, 0, own_network=lambda: network)
     method.check(run)
     message = method.message(method.init(run), at)
@@ -66,7 +76,7 @@ def race(one: Callable[[], None], two: Callable[[], None], repeats: int) -> floa
 
 def fedsparse(repeats: int) -> float:
     """FedSparse over FedAvg."""
-    network = Network(LeNet5(3, 32, 32, 10))
+    network = Network(LeNet5(3, 32, 32, 10), shape=(3, 32, 32))
     batch = samples(64, 3, 32, 32)
     return race(step(FedSparse(), network, batch), step(FedAvg(), network, batch), repeats)
 
@@ -104,6 +114,29 @@ def virtual(repeats: int, *, lateral: bool) -> float:
     return race(bayes, plain, repeats)
 
 
+MEAN_FIELD: dict[str, AnyMethod] = {
+    "PVI": Pvi(),
+    "PVI, Rényi": Pvi(divergence="renyi"),
+    "FedGVI, gce": FedGvi(),
+    "FedGVI, beta, Rényi": FedGvi(data_loss="beta", divergence="renyi"),
+    "Bayesian ADMM": IvonAdmm(),
+}
+
+
+def mean_field(repeats: int) -> dict[str, tuple[float, float]]:
+    """Methods with a Gaussian for each weight over FedAvg, on an MLP and on LeNet-5."""
+    networks = [Network(MLP(784, [200], 10)), Network(LeNet5(3, 32, 32, 10), shape=(3, 32, 32))]
+    batches = [samples(256, 784), samples(256, 3, 32, 32)]
+    ratios = {}
+    for name, method in MEAN_FIELD.items():
+        found = [
+            race(step(method, network, batch), step(FedAvg(), network, batch), repeats)
+            for network, batch in zip(networks, batches, strict=True)
+        ]
+        ratios[name] = (found[0], found[1])
+    return ratios
+
+
 def main() -> None:
     """Time both and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -111,6 +144,9 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
     print(f"FedSparse step / FedAvg step, LeNet-5: {fedsparse(repeats):.2f}")
+    print("step of one Monte-Carlo sample / FedAvg step, MLP and LeNet-5:")
+    for name, (mlp, lenet) in mean_field(repeats).items():
+        print(f"  {name}: {mlp:.2f}, {lenet:.2f} (aim 2.2)")
     print("VIRTUAL step of 20 samples / step of the same on 20 times the batch:")
     print(f"  the server's network: {virtual(repeats, lateral=False):.2f} (aim 3)")
     print(f"  with the client's beside it: {virtual(repeats, lateral=True):.2f} (aim 3)")

@@ -33,6 +33,7 @@ SETTINGS = {
     "virtual": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pvi": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pfedbayes": {"training": {"optimizer": "adam", "lr": 0.003}},
+    "fedgvi": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pfnm": {"model": {"name": "mlp", "init": "normal", "hidden": [16]}},
     "gpi-fnm": {"model": {"name": "mlp", "init": "normal", "hidden": [16]}},
 }

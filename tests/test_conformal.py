@@ -112,6 +112,66 @@ def test_coverage_of_sets_on_average():
     assert max(common_alone) - min(common_alone) > 0.05  # one threshold is not right for each
 
 
+def by_definition(p, u):
+    """E(x, y, u; p) of Romano et al. (2020), equation 5, of every class of one sample: the least τ
+    whose generalized inverse quantile set has it.
+    """
+    order = sorted(range(len(p)), key=lambda k: -p[k])
+    mass = [sum(p[k] for k in order[:place]) for place in range(len(p))]
+    return {k: mass[place] + (0 if u is None else u * p[k]) for place, k in enumerate(order)}
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_adaptive_scores_are_those_of_the_definition(random):
+    rng = np.random.default_rng(4)
+    f = torch.tensor(rng.normal(size=(50, 3)) * 3, dtype=torch.float32)[None]
+    coins = torch.from_numpy(rng.random(50)) if random else None
+    score = "adaptive-random" if random else "adaptive"
+    p = softmax(f[0].double().numpy())
+    for k in range(3):
+        found = scores(CLASSES, f, torch.full((50,), k), score, 0.9, coins)[:, 0]
+        wanted = [by_definition(p[i], coins[i] if random else None)[k] for i in range(50)]
+        np.testing.assert_allclose(1 - np.exp(-found), wanted, atol=1e-6)
+    top = scores(CLASSES, f, f[0].argmax(1), score, 0.9, coins)
+    assert random or bool((top == 0).all())
+    sets = Conformal(0.9, score, (0.7,), 99).sets(CLASSES, f, coins)
+    wanted = [[e <= 1 - math.exp(-0.7) for _, e in sorted(by_definition(p[i], u).items())]
+              for i, u in enumerate(coins if random else [None] * 50)]  # fmt: skip
+    assert sets.tolist() == wanted
+
+
+def test_adaptive_sets_cover_on_average_and_hard_rows_too():
+    """20 seeds, 5 clients, a model that knows the probabilities: random ones by 90 % whatever the
+    row is like, where the threshold of one probability covers hard rows less.
+    """
+    rng = np.random.default_rng(0)
+
+    def sample(n):
+        hard = rng.random(n) < 0.3
+        f = rng.normal(size=(n, 3)) * np.where(hard, 0.3, 6)[:, None]
+        y = (rng.random((n, 1)) > softmax(f).cumsum(1)).sum(1).clip(0, 2)
+        return torch.tensor(f, dtype=torch.float32)[None], torch.tensor(y), hard
+
+    held = {"probability": [], "adaptive": [], "adaptive-random": []}
+    for _ in range(20):
+        parts, (f, y, hard) = [sample(n) for n in (40, 80, 120, 200, 400)], sample(4000)
+        for score, found in held.items():
+            toss = lambda n, score=score: (  # noqa: E731
+                torch.from_numpy(rng.random(n)) if score == "adaptive-random" else None
+            )
+            counts = sum(
+                count(scores(CLASSES, g, z, score, 0.9, toss(len(z)))) for g, z, _ in parts
+            )
+            sets = threshold(counts, CLASSES, score, 0.9).sets(CLASSES, f, toss(len(y)))
+            inside = sets.gather(1, y[:, None])[:, 0].numpy()
+            found.append((inside.mean(), inside[hard].mean()))
+    mean = {score: np.mean(found, 0) for score, found in held.items()}
+    assert abs(mean["adaptive-random"][0] - 0.9) < 0.01
+    assert abs(mean["adaptive-random"][1] - 0.9) < 0.02
+    assert abs(mean["adaptive"][0] - 0.9) < 0.01
+    assert mean["probability"][1] < 0.85
+
+
 @pytest.mark.parametrize("score", ["residual", "quantile"])
 @pytest.mark.parametrize("name", ["gaussian", "quantile", "poisson"])
 def test_coverage_of_intervals_on_average(name, score):
@@ -171,7 +231,7 @@ def test_scores_that_do_not_belong():
     assert choose_score(few, 0.9) == "residual"
     with pytest.raises(ConfigError, match="learnt no quantiles for an interval of 90%"):
         choose_score(few, 0.9, "quantile")
-    with pytest.raises(ConfigError, match="there are probability"):
+    with pytest.raises(ConfigError, match="there are probability, adaptive, adaptive-random"):
         choose_score(CLASSES, 0.9, "residual")
     labels = build_likelihood("multilabel", Target("labels", ("x", "y")))
     with pytest.raises(ConfigError, match="multilabel predicts neither"):
@@ -255,6 +315,38 @@ def test_predictions_have_sets(runs, tmp_path, monkeypatch, capsys):
     assert "is calibrated for the level 0.9, and not for 0.5" in " ".join(err.split())
     plain = fedbayes.load(run, conformal=False).predict_frame(frame)
     assert "set" not in plain
+
+
+@pytest.mark.parametrize("score", ["adaptive", "adaptive-random"])
+def test_adaptive_sets_of_a_run(runs, tmp_path, score, monkeypatch, capsys):
+    """In pieces of any size, from the run and from a file; coverage as it is told."""
+    folder, frame = runs
+    run = folder / "classes"
+    arguments = ["conformal", run, "--score", score, "--level", "0.8", "--json"]
+    code, out, err = cli(monkeypatch, capsys, *arguments)
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["score"] == score
+    assert told["all"]["coverage"][0] == pytest.approx(0.85, abs=0.1)
+    assert export(run, tmp_path / "m.pt2")
+    found = []
+    for model, rows in ((run, 10_000), (run, 7), (tmp_path / "m.pt2", 100)):
+        loaded = fedbayes.load(model)
+        path = tmp_path / f"{model.name}{rows}.parquet"
+        fedbayes.predict_file(loaded, folder / "t.csv", path, rows=rows)
+        found.append(pd.read_parquet(path)["set"].map(tuple).tolist())
+    assert found[0] == found[1]
+    assert np.mean([a == b for a, b in zip(found[0], found[2], strict=True)]) > 0.995
+    assert found[0] == fedbayes.load(run).predict_frame(frame)["set"].tolist()
+    sizes = [len(names) for names in found[0]]
+    assert (0 in sizes) == (score == "adaptive-random")
+    (run / "conformal.json").unlink()
+
+
+def test_why_sets_are_whole():
+    few = Conformal(0.9, "probability", (None,), 8)
+    assert few.too_few
+    assert not Conformal(0.9, "probability", (None,), 9).too_few
 
 
 def test_predictions_have_intervals(runs, tmp_path):

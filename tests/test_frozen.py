@@ -25,7 +25,7 @@ WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
 REST = WHOLE - 64 * 40 - 40
 SEVERAL = {"mixture", "pvi", "fedlap", "fedep", "pfedbayes", "fedbe", "fedbe-sums"}
 """Methods whose models are several networks, or means and deviations."""
-TWOFOLD = SEVERAL | {"scaffold", "scaffold-fedsparse"}
+TWOFOLD = SEVERAL - {"fedbe", "fedbe-sums"} | {"scaffold", "scaffold-fedsparse"}
 """Methods that send two numbers for a weight."""
 
 

@@ -163,6 +163,25 @@ class TestFedEP(MethodContract):
     settings: ClassVar = {"training": {"steps": 12}}
 
 
+class TestFedGvi(MethodContract):
+    method = "fedgvi"
+    parameters: ClassVar = {"predictions": 3, "divergence": "renyi"}
+    data: ClassVar = {"name": "digits", "partition": "iid", "limit": 400, "label_noise": 0.2}
+    settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
+
+
+@pytest.mark.slow
+class TestFedGviBeta(MethodContract):
+    method = "fedgvi"
+    parameters: ClassVar = {"predictions": 3, "data_loss": "beta", "alpha": 0.5}
+    settings: ClassVar = {"cohort": 1, "sampling": "cyclic"}
+
+
+class TestIvonAdmm(MethodContract):
+    method = "ivon-admm"
+    parameters: ClassVar = {"predictions": 3}
+
+
 class TestGpiFnm(MethodContract):
     method = "gpi-fnm"
     settings: ClassVar = {"model": {"hidden": [8, 6]}}
@@ -242,6 +261,7 @@ PARAMETERS = {
     "virtual": {"samples": 3, "predictions": 4},
     "fedfuse": {"steps": 4, "drawn": 64},
     "fedpa": {"burn_in_rounds": 0, "burn_in": 0.0},
+    "fedgvi": {"data_loss": "beta"},
 }
 """What methods need where there are no classes."""
 NOISE = {"gpi-fnm": "each", "pfnm": 0.5}

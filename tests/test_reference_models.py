@@ -27,6 +27,7 @@ OTHERS = {
     "pvi": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pfedbayes": {"training": {"optimizer": "adam", "lr": 0.003}},
     "fedpa": {"training": {"lr": 0.05, "epochs": 3}},
+    "fedgvi": {"training": {"optimizer": "adam", "lr": 0.003}},
     "pfnm": {"model": {"name": "mlp", "init": "normal"}},
     "gpi-fnm": {"model": {"name": "mlp", "init": "normal"}},
 }

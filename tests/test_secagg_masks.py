@@ -23,6 +23,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from fedbayes import run
 from fedbayes.errors import EngineError
 from fedbayes.federation.client_runtime import Task
+from fedbayes.federation.secure import Plan
 from fedbayes.flower import secagg, secagg_node
 from fedbayes.flower.secagg_masks import draw, with_masks
 from tests.test_secure import close, open_sum, plan_of, settings
@@ -149,8 +150,8 @@ def test_a_server_with_other_masks_gets_no_report(masks):
         about["masks"] = masks
     with pytest.raises(EngineError, match="same version of fedbayes"):
         secagg_node.read_secure_task(FitIns(Parameters([b""], "fedbayes"), about))
-    task, same = secagg_node.read_secure_task(fit)
-    assert (task.client, same) == (0, plan)
+    task, about = secagg_node.read_secure_task(fit)
+    assert (task.client, Plan(**about)) == (0, plan)
 
 
 def test_a_server_that_wants_both_secrets_of_a_client_gets_none():

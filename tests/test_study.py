@@ -349,3 +349,167 @@ def test_nodes_of_a_superlink_give_the_same_numbers(file, tmp_path, patients, ca
         assert there["curves"] == curves["curves"]
         assert command("glm", *at, *FIT, "--min-count", "200") == 2
         assert "fewer than 200" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("clients", [3, 4, 17])
+def test_limbs_add_to_the_exact_sum(clients):
+    """Against fractions, for numbers of any size."""
+    from fractions import Fraction
+
+    from fedbayes.biostatistics.limbs import Limbs
+
+    rng, limbs = np.random.default_rng(clients), Limbs(clients)
+    special = [0.0, -0.0, 1.5, 2.0**63, -(2.0**63), 2.0**-96, 1e-300, np.nextafter(1, 2)]
+    told = [
+        {"x": np.append(rng.normal(size=99) * 10.0 ** rng.integers(-20, 19, 99), special)}
+        for _ in range(clients)
+    ]
+    vectors = [limbs.write(one) for one in told]
+    assert all(np.array_equal(v, np.rint(v)) and abs(v).max() < limbs.range for v in vectors)
+    assert clients * limbs.levels <= 2**31
+    shapes = {"x": (107,)}
+    assert len(vectors[0]) == limbs.entries(shapes)
+    found = limbs.read(np.mean(vectors, axis=0) * clients, shapes)["x"]
+    for place in range(107):
+        wanted = sum(Fraction(float(one["x"][place])) for one in told)
+        assert abs(Fraction(float(found[place])) - wanted) <= max(
+            Fraction(2) ** -53 * abs(wanted), clients * Fraction(2) ** -97
+        )
+
+
+def test_limbs_of_what_cannot_be_added():
+    from fedbayes.biostatistics.limbs import Limbs
+
+    limbs = Limbs(3)
+    fine, shapes = limbs.write({"x": np.ones(2)}), {"x": (2,)}
+    for odd in (np.nan, np.inf, 2.0**64):
+        sums = fine + fine + limbs.write({"x": np.array([1.0, odd])})
+        assert np.isnan(limbs.read(sums, shapes)["x"]).all()
+    for spoilt in (fine + 0.25, fine - np.eye(13)[0], fine + 2.0**32):
+        with pytest.raises(MessageError, match="some client spoilt it"):
+            limbs.read(spoilt, shapes)
+
+
+SECURE = ["--engine", "flower-simulation", "--secure"]
+
+
+def near(found, wanted):
+    for name in ("coefficients", "std_errors"):
+        assert found[name].keys() == wanted[name].keys()
+        ours, theirs = (np.array([*one[name].values()], float) for one in (found, wanted))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_secure_sums_give_the_same_fit(file, capsys):
+    pytest.importorskip("flwr")
+    given = [file, "--group", "hospital", *FIT]
+    near(told(capsys, "glm", *given, *SECURE), told(capsys, "glm", *given))
+
+
+@pytest.mark.slow
+def test_secure_sums_give_the_same_fits_and_curves(file, capsys):
+    pytest.importorskip("flwr")
+    given = [file, "--group", "hospital"]
+    fit = ["--outcome", "days", "--features", "age,sex,smoker"]
+    near(told(capsys, "glm", *given, *fit, *SECURE), told(capsys, "glm", *given, *fit))
+    days = ["--time", "days", "--event", "died"]
+    for more in (["--features", "age,sex"], ["--features", "age", "--strata", "client"]):
+        pair = [told(capsys, "survival", "cox", *given, *days, *more, *a) for a in (SECURE, [])]
+        near(*pair)
+    pair = [told(capsys, "survival", "km", *given, *days, "--by", "sex", *a) for a in (SECURE, [])]
+    assert pair[0]["curves"] == pair[1]["curves"]
+
+
+def test_under_secure_sums_no_client_s_sums_are_seen(patients, monkeypatch):
+    """Of each client a vector comes that is uniform, and every answer that is read is the sum."""
+    pytest.importorskip("flwr")
+    from flwr.common import bytes_to_ndarray
+    from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
+
+    from fedbayes.flower import sums
+    from fedbayes.flower.secagg_steps import Steps
+
+    came, read = [], []
+    take, plain = Steps._take, sums.NodeCarrier._answers
+
+    def watch(self, answer, asked, stage):
+        found = take(self, answer, asked, stage)
+        for data in (
+            found[0].content.config_records[RECORD_KEY_CONFIGS].get(Key.MASKED_PARAMETERS, [])
+        ):
+            came.append(bytes_to_ndarray(data))  # noqa: PERF401
+        return found
+
+    monkeypatch.setattr(Steps, "_take", watch)
+    monkeypatch.setattr(
+        sums.NodeCarrier, "_answers", lambda self, o: read.append(plain(self, o)) or read[-1]
+    )
+    tables = {"a": patients[:100], "b": patients[100:200], "c": patients[200:]}
+    nodes = sums.simulated_nodes(tables, 0, 60, secure=True)
+    try:
+        found = glm(nodes, "died", ["age", "sex", "ward"], family="binomial")
+    finally:
+        nodes.close()
+    vectors = [vector for vector in came if vector.size > 1]
+    assert len(vectors) == 3 * (found.rounds - 2)  # all but names and columns
+    together = np.concatenate(vectors) / 2.0**32
+    counts = np.histogram(together, bins=8, range=(0, 1))[0]
+    expected = together.size / 8
+    assert ((counts - expected) ** 2 / expected).sum() < 30  # chi-squared of 7: one in 10,000
+    sums_read = [[p.numbers for p in one.values()] for one in read if one["a"].numbers]
+    assert len(sums_read) == found.rounds - 2
+    for first, *others in sums_read:
+        for other in others:
+            assert all(np.array_equal(first[name], other[name]) for name in first)
+
+
+def test_secure_sums_that_cannot_be(file, patients, capsys):
+    pytest.importorskip("flwr")
+    from fedbayes.flower.sums import simulated_nodes
+
+    given = [file, "--group", "hospital", *FIT]
+    for arguments, words in (
+        ([*given, "--secure"], "--secure hides clients' sums from a server, and here all"),
+        ([*given, *SECURE, "--by-client"], "--by-client tells each client's own fit"),
+        (["north.csv", "south.csv", *FIT, *SECURE], "at least 3 clients, and there are 2"),
+        ([*given, "--noise", "1"], "--noise is not offered: sums of a fit have no bounded"),
+    ):
+        assert command("glm", *arguments) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+    negative = patients.assign(days=-patients.days)
+    nodes = simulated_nodes(
+        {"a": patients[:90], "b": negative[90:200], "c": patients[200:]}, 0, 60, secure=True
+    )
+    try:
+        with pytest.raises(EngineError, match=r"client b: its node says: .*its own log says why"):
+            cox(nodes, "days", "died", ["age"], strata="client")
+    finally:
+        nodes.close()
+
+
+def test_a_node_that_says_secure_sums_alone(patients):
+    pytest.importorskip("flwr")
+    from flwr.common.constant import PARTITION_ID_KEY
+
+    from fedbayes.biostatistics import Client
+    from fedbayes.flower import sums
+    from fedbayes.flower.sums_node import SumsNode
+
+    parts = [patients[:100], patients[100:200], patients[200:]]
+
+    def node(context):
+        number = int(context.node_config[PARTITION_ID_KEY])
+        return SumsNode(number, lambda: Client(parts[number]), secure=True)
+
+    for secure in (False, True):
+        grid, close = sums.simulated_grid(sums.answering(node), 3)
+        engine = sums._engine(lambda grid=grid: grid, 3, 60, close, secure, poll=0.01)
+        nodes = sums.NodeCarrier(engine, ("a", "b", "c"))
+        try:
+            if secure:
+                assert glm(nodes, "died", ["age"], family="binomial").names == ("intercept", "age")
+                continue
+            with pytest.raises(EngineError, match="under secure aggregation alone"):
+                glm(nodes, "died", ["age"], family="binomial")
+        finally:
+            nodes.close()

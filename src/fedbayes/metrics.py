@@ -1,4 +1,6 @@
-"""How far probabilities and intervals can be trusted: calibration, coverage, uncertainty."""
+"""How far probabilities and intervals can be trusted: calibration, coverage, uncertainty, and what
+a prediction is worth if unsure ones are left to others.
+"""
 
 import math
 from dataclasses import dataclass
@@ -51,6 +53,114 @@ def calibrate(confidence: Tensor, right: Tensor, bins: int = 15) -> Calibration:
         count,
         untold,
     )
+
+
+CONFIDENCES = torch.cat(
+    [
+        torch.arange(0, 299, dtype=torch.float64) / 300,
+        1 - torch.logspace(math.log10(1 / 300), -12, 700, dtype=torch.float64),
+        torch.ones(1, dtype=torch.float64),
+    ]
+)
+"""Where the bins of confidence end, float64 [bins]: 300 of equal width, the last of them cut finely
+towards 1, where confidences crowd. The first bin holds predictions that are none."""
+
+
+@dataclass(frozen=True)
+class Confidences:
+    """Predictions counted by their confidence: what clients send of them, and what adds.
+
+    From the sums over clients follow the calibration error and the curve of selective prediction.
+    """
+
+    rows: Tensor
+    """Predictions in each bin of `CONFIDENCES`, int64 [bins]."""
+    right: Tensor
+    """Right ones among them, int64 [bins]."""
+    summed: Tensor
+    """Sums of their confidences, float64 [bins]."""
+
+    @classmethod
+    def of(cls, confidence: Tensor, right: Tensor) -> "Confidences":
+        """Count predictions.
+
+        Args:
+            confidence: probability of the predicted class, [n]; 0 where nothing was predicted.
+            right: whether it is the true one, bool [n].
+        """
+        confidence = confidence.cpu().double().clamp(0, 1)
+        place, bins = torch.bucketize(confidence, CONFIDENCES), len(CONFIDENCES)
+        return cls(
+            torch.bincount(place, minlength=bins),
+            torch.bincount(place[right.cpu()], minlength=bins),
+            torch.bincount(place, confidence, minlength=bins),
+        )
+
+    def __add__(self, other: "Confidences") -> "Confidences":
+        return Confidences(
+            self.rows + other.rows, self.right + other.right, self.summed + other.summed
+        )
+
+    def calibration(self, bins: int = 15) -> Calibration:
+        """As `calibrate` gives it of the predictions themselves, for a number of bins that divides
+        300.
+        """
+        if 300 % bins:
+            raise ValueError("the number of bins must divide 300")
+        edges = torch.arange(1, bins, dtype=torch.float64) / bins
+        place = torch.bucketize(CONFIDENCES[1:], edges)
+
+        def together(values: Tensor) -> Tensor:
+            return torch.bincount(place, values[1:].double(), minlength=bins)
+
+        count = together(self.rows)
+        share = 1 / count.clamp_min(1)
+        return Calibration(
+            together(self.summed) * share,
+            together(self.right) * share,
+            count.long(),
+            int(self.rows[0]),
+        )
+
+    @property
+    def curve(self) -> tuple[Tensor, Tensor]:
+        """Shares of predictions that are kept, the surest first, and the accuracy of those: a point
+        for each bin that is not empty, float64 [points] each, by rising coverage.
+        """
+        rows, right = self.rows.flip(0).double(), self.right.flip(0).double()
+        kept, hits = rows.cumsum(0), right.cumsum(0)
+        some = rows > 0
+        return (kept / rows.sum())[some], (hits / kept)[some]
+
+    def accuracy_at(self, coverage: float) -> float:
+        """Accuracy of the surest share of the predictions; of a bin that is cut, as many right ones
+        as it has on average. NaN if there are none.
+        """
+        kept, accuracy = self.curve
+        if not len(kept):
+            return math.nan
+        ends = torch.cat([torch.zeros(1, dtype=torch.float64), kept])
+        hits = torch.cat([torch.zeros(1, dtype=torch.float64), kept * accuracy])
+        place = int(torch.searchsorted(ends, coverage).clamp(1, len(kept)))
+        part = (coverage - ends[place - 1]) / (ends[place] - ends[place - 1])
+        return float((hits[place - 1] + part * (hits[place] - hits[place - 1])) / coverage)
+
+    @property
+    def aurc(self) -> float:
+        """Area under the risk-coverage curve (Geifman and El-Yaniv 2017): the mean over k of the
+        share of wrong ones among the k surest predictions; of those in a bin, in random order. NaN
+        if there are none.
+        """
+        rows = self.rows.flip(0).double()
+        wrong = rows - self.right.flip(0).double()
+        some = rows > 0
+        rows, wrong = rows[some], wrong[some]
+        before, missed = rows.cumsum(0) - rows, wrong.cumsum(0) - wrong
+        share = wrong / rows
+        # Σ_j (W + j w/m) / (N + j) over j = 1..m, by harmonic numbers.
+        harmonic = torch.digamma(before + rows + 1) - torch.digamma(before + 1)
+        total = (share * rows + (missed - share * before) * harmonic).sum()
+        return float(total / rows.sum())
 
 
 @dataclass(frozen=True)

@@ -277,3 +277,17 @@ def test_a_client_with_other_things_in_a_column_is_named(tmp_path):
         match=rf"'crp' .*'high' in row {row + 1}, .* \(row {row + 1} is of client 'south'",
     ):
         load_dataset(DataSettings(path=file, group="site"))
+
+
+@pytest.mark.parametrize("kind", [object, "string", "category"])
+def test_truth_values_as_text_are_those_of_a_csv(tmp_path, kind):
+    frame = patients()
+    frame["smoker"] = frame.smoker.astype(object).where(np.arange(len(frame)) % 9 != 4)
+    path = write(frame, tmp_path / "t.csv")
+    data = federated(path)
+    by_csv = data.preprocessing.encode(pd.read_csv(path))[0]
+    texts = frame.assign(smoker=frame.smoker.map({True: "True", False: "false "}).astype(kind))
+    np.testing.assert_array_equal(data.preprocessing.encode(texts)[0], by_csv)
+    odd = frame.assign(smoker=frame.smoker.where(frame.index != 6, "perhaps"))
+    with pytest.raises(DataError, match=r"'smoker' holds what is no number \('perhaps' in row 7"):
+        data.preprocessing.encode(odd)

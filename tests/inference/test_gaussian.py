@@ -1,11 +1,12 @@
 """Natural parameters against means, variances and integrals on a grid."""
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Normal, kl_divergence
 
-from fedbayes.inference.gaussian import Gaussian, kl, standard
+from fedbayes.inference.gaussian import Gaussian, kl, renyi, standard
 
 reals = st.floats(-5, 5)
 positive = st.floats(0.05, 5)
@@ -66,3 +67,40 @@ def test_kl_is_that_of_torch_over_all_names(mean, variance, other_mean, other):
 def test_another_type_is_for_both_parameters():
     gaussian = standard(one(1.0)).to("cpu", torch.float16)
     assert gaussian.precision["w"].dtype == gaussian.shift["w"].dtype == torch.float16
+
+
+@settings(deadline=None, max_examples=40)
+@given(reals, st.floats(0.5, 2), reals, st.floats(0.5, 2), st.floats(0.05, 1.25))
+def test_renyi_is_the_integral(mean, variance, other_mean, other, alpha):
+    """1/(α(α − 1)) log ∫ q^α p^(1−α), of two entries."""
+    if alpha == 1 or alpha / variance + (1 - alpha) / other < 0.05:
+        return
+    prior = Gaussian.of(one(other_mean), one(other))
+    found = renyi(one(mean), {n: 1 / v for n, v in one(variance).items()}, prior, alpha)
+    x = torch.linspace(-150, 150, 60_001, dtype=torch.float64)[:, None]
+    q = Normal(one(mean)["w"], one(variance)["w"].sqrt()).log_prob(x)
+    p = Normal(one(other_mean)["w"], one(other)["w"].sqrt()).log_prob(x)
+    integral = torch.logsumexp(alpha * q + (1 - alpha) * p, dim=0) + np.log(300 / 60_000)
+    torch.testing.assert_close(found, integral.sum() / (alpha * (alpha - 1)), rtol=1e-5, atol=1e-6)
+    assert found > -1e-9
+
+
+@settings(deadline=None, max_examples=30)
+@given(reals, positive, reals, positive)
+def test_renyi_tends_to_kl(mean, variance, other_mean, other):
+    prior = Gaussian.of(one(other_mean), one(other))
+    precision = {n: 1 / v for n, v in one(variance).items()}
+    wanted = kl(one(mean), precision, prior)
+    for alpha in (1 - 1e-6, 1 + 1e-6):
+        found = renyi(one(mean), precision, prior, alpha)
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_renyi_leads_back_where_it_is_infinite():
+    """Of order 3 a q that is three times as wide as the prior is out of bounds."""
+    log_precision = torch.tensor([1 / 9]).double().log().requires_grad_()
+    prior = standard({"w": torch.zeros(1)})
+    value = renyi({"w": torch.zeros(1).double()}, {"w": log_precision.exp()}, prior, 3.0)
+    (gradient,) = torch.autograd.grad(value, log_precision)
+    assert torch.isfinite(value)
+    assert float(gradient) < 0

@@ -108,6 +108,10 @@ _ANSWERS: dict[str, Callable[[Client, Mapping[str, Any], dict[str, Any]], Packet
     "fit": lambda client, told, numbers: client.fit(told),
 }
 """What a client may be asked, and how it answers."""
+SUMS = ("moments", "glm", "counts", "risk_sets", "own_likelihood")
+"""What is answered with sums that add over clients."""
+OPEN = ("names", "columns", "event_times")
+"""What is answered one by one under secure aggregation too."""
 
 
 class LocalClients:

@@ -29,6 +29,14 @@ class Packet:
     """Arrays of float64 by name."""
 
 
+@dataclass(frozen=True)
+class SumsWanted(Packet):
+    """A question of which the sum of the answers is wanted, and no single one."""
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the arrays that a proper answer has, by name; they do not travel."""
+
+
 class Carrier(Protocol):
     """The way to clients and back."""
 
@@ -40,7 +48,8 @@ class Carrier(Protocol):
         """The answers of all clients, by name, in the order of `names`.
 
         Args:
-            question: goes to each of them; `told["ask"]` says what is asked.
+            question: goes to each of them; `told["ask"]` says what is asked. Where their sum is
+                wanted, it may be the only answer, by a name for all of them.
             most: bytes of the longest proper answer.
 
         Raises:
@@ -112,7 +121,8 @@ class Exchange:
             MessageError: an answer is not proper.
         """
         most = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes.values())
-        answers = self._ask(Packet({"ask": ask, **told}, numbers), 8 * most + 4096)
+        question = SumsWanted({"ask": ask, **told}, numbers, shapes)
+        answers = self._ask(question, 8 * most + 4096)
         for name, answer in answers.items():
             found = {key: np.shape(array) for key, array in answer.numbers.items()}
             if found != dict(shapes):

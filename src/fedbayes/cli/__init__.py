@@ -6,6 +6,7 @@ its commands with `app` when it is imported; they are listed in this order.
 
 from fedbayes.cli import (  # noqa: F401, I001
     run,
+    compare,
     attack,
     files,
     predict,

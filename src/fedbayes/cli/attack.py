@@ -9,7 +9,17 @@ import typer
 from rich.console import Console
 
 from fedbayes.cli.app import app
-from fedbayes.cli.options import DataDir, DataSet, Model, Setting, SettingsCommand, overrides
+from fedbayes.cli.options import (
+    Clients,
+    DataDir,
+    DataSet,
+    Model,
+    Rounds,
+    Seed,
+    Setting,
+    SettingsCommand,
+    overrides,
+)
 
 
 @app.command(cls=SettingsCommand)
@@ -38,9 +48,9 @@ def attack(
     ] = None,
     dataset: DataSet = None,
     model: Model = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs.")] = Path(
         "attacked"

@@ -87,6 +87,13 @@ Link = Annotated[
 Clients = Annotated[
     int | None, typer.Option("--clients", min=1, help="Number of clients at the SuperLink.")
 ]
+Secure = Annotated[
+    bool,
+    typer.Option("--secure", help="Secure aggregation: the server sees sums over clients alone."),
+]
+Noise = Annotated[
+    float | None, typer.Option("--noise", help="Not offered for these sums; says why.")
+]
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0.1, help="Seconds that a round there may take.")
 ]
@@ -125,13 +132,15 @@ def glm(
     insecure: Insecure = False,
     superexec_secret: Secret = None,
     timeout: Timeout = 600.0,
+    secure: Secure = False,
+    noise: Noise = None,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
     """Linear, logistic or Poisson regression of clients' rows, equal to that of the pooled rows."""
     place = _place(
         files, settings, group, engine, superlink, clients, root_certificates, insecure,
-        superexec_secret, timeout,
+        superexec_secret, timeout, secure, noise,
     )  # fmt: skip
     columns = {
         "outcome": outcome,
@@ -177,13 +186,15 @@ def survival_cox(
     insecure: Insecure = False,
     superexec_secret: Secret = None,
     timeout: Timeout = 600.0,
+    secure: Secure = False,
+    noise: Noise = None,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
     """Cox regression: hazard ratios of clients' rows, equal to those of the pooled rows."""
     place = _place(
         files, settings, group, engine, superlink, clients, root_certificates, insecure,
-        superexec_secret, timeout,
+        superexec_secret, timeout, secure, noise,
     )  # fmt: skip
     columns: dict[str, Any] = {
         "time": time,
@@ -225,13 +236,15 @@ def survival_km(
     insecure: Insecure = False,
     superexec_secret: Secret = None,
     timeout: Timeout = 600.0,
+    secure: Secure = False,
+    noise: Noise = None,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
     """Kaplan-Meier curves by summed counts, exactly those of the pooled rows; log-rank test."""
     place = _place(
         files, settings, group, engine, superlink, clients, root_certificates, insecure,
-        superexec_secret, timeout,
+        superexec_secret, timeout, secure, noise,
     )  # fmt: skip
     columns = {
         "time": time,
@@ -259,6 +272,8 @@ def _place(
     insecure: bool,
     secret: Path | None,
     timeout: float,
+    secure: bool,
+    noise: float | None,
 ) -> "Place":
     """Where the clients are.
 
@@ -267,6 +282,12 @@ def _place(
     """
     from fedbayes.tools.study import Place
 
+    if noise is not None:
+        raise ConfigError(
+            "--noise is not offered: sums of a fit have no bounded sensitivity, and standard "
+            "errors would not know of the noise (docs/biostatistics.md says why); --secure hides "
+            "each client's sums, --min-count and --coarsen those of few rows"
+        )
     if engine not in ("sequential", "flower-simulation"):
         raise ConfigError(f"--engine {engine}: choose sequential or flower-simulation")
     if superlink is None and (certificates is not None or insecure or secret is not None):
@@ -285,6 +306,7 @@ def _place(
         insecure=insecure,
         secret=secret,
         timeout=timeout,
+        secure=secure,
     )
 
 

@@ -93,13 +93,18 @@ def data_show(
         plot_partition(data, path, title)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error}") from None
+    sizes, tests = data.train_sizes(), data.test_sizes()
     about = ""
     if not data.classes:
         about = f"target {describe(data.target)}"
         numbers = zip(data.target.center, data.target.scale, strict=False)
         spread = ", ".join(f"{center:.4g} ± {scale:.4g}" for center, scale in numbers)
         about += f" (training rows: {spread})\n" if spread else "\n"
-    sizes, tests = data.train_sizes(), data.test_sizes()
+    if config.data.label_noise:
+        about += (
+            f"label noise: {data.wrong_labels:,} training labels "
+            f"({data.wrong_labels / sizes.sum():.1%}) are of another class than in the data\n"
+        )
     Console().print(
         f"{title}: {sizes.sum():,} training samples ({sizes.min():,} to {sizes.max():,} a client), "
         f"{tests.sum():,} test samples ({tests.min():,} to {tests.max():,} a client)\n"

@@ -129,9 +129,30 @@ def calibrate(
         Path | None, typer.Option(help="PNG, SVG or PDF file for a reliability diagram.")
     ] = None,
     metrics: Metrics = AUTO,
+    temperature: Annotated[
+        bool,
+        typer.Option(
+            "--temperature",
+            help="Make probabilities true: find a temperature from clients' sums, for predict.",
+        ),
+    ] = False,
+    share: Annotated[
+        float | None,
+        typer.Option(help="With --temperature: part of each client's test rows that is counted."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
-    """How far a run's predictions can be trusted: calibration, and uncertainty if it has any."""
+    """How far a run's predictions can be trusted, and a temperature that makes them truer."""
+    if temperature:
+        if client is not None or picture is not None or metrics != AUTO:
+            raise RunError(
+                "--temperature is one for all clients, and has neither --client, --picture nor "
+                "--metrics; leave them out, or calibrate without it"
+            )
+        _cool(folder, 0.5 if share is None else share, personal=personal, as_json=as_json)
+        return
+    if share is not None:
+        raise RunError("--share says how many rows the temperature is of: add --temperature")
     from fedbayes.data.plot import PICTURES
     from fedbayes.runs.display import number
     from fedbayes.runs.folder import writable
@@ -156,6 +177,35 @@ def calibrate(
         Console().print(f"wrote {picture}", highlight=False, soft_wrap=True)
 
 
+def _cool(folder: Path, share: float, *, personal: bool, as_json: bool) -> None:
+    """Find a temperature, and say what came of it."""
+    from dataclasses import asdict
+
+    from fedbayes.runs.display import number
+    from fedbayes.tools.temperature import calibrate_temperature
+
+    found = calibrate_temperature(folder, personal=personal, share=share)
+    if as_json:
+        print(json.dumps(_valid(asdict(found) | {"path": str(found.path)})))
+        return
+    counted = f"{found.counted:,} rows of the clients, {found.numbers:,} sums from each"
+    Console().print(f"temperature {found.temperature:.4f}, by {counted}", highlight=False)
+    if found.before is not None and found.after is not None:
+        table = Table(f"on {found.tested:,} other rows", "before", "after", pad_edge=False)
+        for name in ("nll", "ece", "accuracy"):
+            pair = (getattr(found.before, name), getattr(found.after, name))
+            table.add_row(_NAMES.get(name, name), *map(number, pair))
+        Console().print(table)
+    if found.left_out:
+        Console().print(
+            f"{found.left_out:,} rows are left out: nothing was predicted of them, or that the "
+            "true class is impossible",
+            highlight=False,
+            soft_wrap=True,
+        )
+    Console().print(f"wrote {found.path}; predict uses it", highlight=False, soft_wrap=True)
+
+
 def _spelled(name: str) -> str:
     """A metric of calibration in words, as in `std/age` to `standard deviation, median: age`."""
     kind, _, column = name.partition("/")
@@ -171,6 +221,7 @@ _SPELLED = {
     "coverage_error": "mean distance from these",
     "coverage_": "inside the {} interval",
     "width_": "width of the {} interval, median",
+    "accuracy_at_": "accuracy of the surest {}",
     "std_between": "standard deviation between draws, median",
     "std": "standard deviation, median",
 }
@@ -180,6 +231,8 @@ _NAMES = {
     "auroc": "AUROC, area under the ROC curve",
     "crps": "continuous ranked probability score",
     "ece": "expected calibration error",
+    "aurc": "area under risk over coverage",
+    "error_auroc": "AUROC of the entropy for errors",
     "not_predicted": "left out of it: not a number",
     "entropy_right": "entropy where right",
     "entropy_wrong": "entropy where wrong",

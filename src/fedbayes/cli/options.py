@@ -54,6 +54,12 @@ DataPartition = Annotated[
     str | None,
     typer.Option(help="How data are divided.", autocompletion=completes("data.partition")),
 ]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
+Cohort = Annotated[str | None, typer.Option(help="Clients in a round: 10, or 0.1.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
+Alpha = Annotated[float | None, typer.Option(help="Dirichlet concentration.")]
+Workers = Annotated[int | None, typer.Option(help="Processes of engine workers.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all randomness.")]
 Metrics = Annotated[
     str,
     typer.Option(

@@ -24,11 +24,18 @@ def predict(
         ),
     ],
     inputs: Annotated[
-        Path, typer.Argument(help="Rows to predict: .csv, .csv.gz, .parquet, .xlsx, .npz.")
+        str,
+        typer.Argument(
+            help="Rows to predict: .csv, .csv.gz, .parquet, .xlsx, .npz; a picture or a folder of "
+            "pictures; or with --query the URL of a database, as in sqlite:///patients.db."
+        ),
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write: .csv, .csv.gz or .parquet.")
     ] = Path("predictions.csv"),
+    query: Annotated[
+        str | None, typer.Option(help="SQL query whose rows are predicted; INPUTS is a database.")
+    ] = None,
     client: Annotated[
         str | None,
         typer.Option(help="A client's own model in place of the global one; name or number."),
@@ -59,7 +66,7 @@ def predict(
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
 ) -> None:
-    """Predict new rows: probabilities, or means and intervals, beside the ids of the rows."""
+    """Predict new rows or pictures: probabilities, or means and intervals, beside their ids."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from fedbayes.tools.evaluation_set import named_by
@@ -77,16 +84,17 @@ def predict(
     console = rich.get_console()
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=1.0)
+        task = progress.add_task("", total=None)
         done = predict_file(
             model,
             inputs,
             out,
+            query=query,
             level=level,
             keep_inputs=keep_inputs,
             overwrite=overwrite,
             rows=rows,
-            watch=lambda share: progress.update(task, completed=share),
+            watch=lambda share: progress.update(task, total=1.0, completed=share),
         )
     for note in done.notes:
         warnings.warn(note, FedbayesWarning, stacklevel=2)
@@ -120,9 +128,10 @@ def conformal(
     score: Annotated[
         str,
         typer.Option(
-            help="What is counted. probability: of the true class. quantile: how far numbers are "
-            "outside of the model's interval. residual: how far from its mean. auto: by the "
-            "likelihood."
+            help="What is counted. probability: of the true class. adaptive: of the classes that "
+            "are likelier (APS); adaptive-random: with a random share of its own. "
+            "quantile: how far numbers are outside of the model's interval. residual: how far "
+            "from its mean. auto: by the likelihood."
         ),
     ] = "auto",
     per_client: Annotated[
@@ -141,6 +150,7 @@ def conformal(
 
     from rich.table import Table
 
+    from fedbayes.likelihoods.conformal import OF_CLASSES
     from fedbayes.runs.display import number
     from fedbayes.tools.conformal import calibrate_conformal
 
@@ -150,7 +160,7 @@ def conformal(
     if as_json:
         print(json.dumps(asdict(found) | {"path": str(found.path)}))
         return
-    size = "classes in a set" if found.score == "probability" else "width, median"
+    size = "classes in a set" if found.score in OF_CLASSES else "width, median"
     table = Table("rows of", "counted", "tested", "inside", size, pad_edge=False)
     for name, one in [("all", found.all), *found.clients.items()]:
         shown = ["  ".join(map(number, values)) for values in (one.coverage, one.size)]

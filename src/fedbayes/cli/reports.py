@@ -89,7 +89,7 @@ def plot(
             "-f",
             help="headline (accuracy, rmse, …), metrics (the others of numbers), bytes, local, "
             "nll, loss, sparsity, size, privacy, clients, split, confusion, predictions, coverage, "
-            "reliability, or any metric of metrics.jsonl.",
+            "reliability, selective, or any metric of metrics.jsonl.",
         ),
     ] = "headline",
     out: Annotated[Path, typer.Option("--out", "-o", help="PNG, SVG or PDF file.")] = Path(

@@ -13,6 +13,9 @@ from rich.table import Table
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import (
+    Alpha,
+    Clients,
+    Cohort,
     DataDir,
     DataPartition,
     DataSet,
@@ -20,9 +23,12 @@ from fedbayes.cli.options import (
     Json,
     Method,
     Model,
+    Rounds,
+    Seed,
     Setting,
     SettingsCommand,
     Track,
+    Workers,
     overrides,
 )
 from fedbayes.errors import RunError
@@ -41,14 +47,14 @@ def run(
     method: Method = None,
     dataset: DataSet = None,
     model: Model = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    cohort: Annotated[str | None, typer.Option(help="Clients in a round: 10, or 0.1.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    clients: Clients = None,
+    cohort: Cohort = None,
+    rounds: Rounds = None,
     partition: DataPartition = None,
-    alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
+    alpha: Alpha = None,
     engine: Engine = None,
-    workers: Annotated[int | None, typer.Option(help="Processes of engine workers.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all randomness.")] = None,
+    workers: Workers = None,
+    seed: Seed = None,
     seeds: Annotated[
         int | None,
         typer.Option(min=1, help="So many runs, with this seed and the next ones: mean and std."),

@@ -1,6 +1,6 @@
 """What methods share that draw weights from mean-field Gaussians: in training, and to predict."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -51,13 +51,25 @@ def weight_noise(run: Run, samples: int) -> Noise:
     return Noise("weights", draw)
 
 
-def expected_nll(
-    run: Run, mean: Tensors, std: Tensors, batch: Samples, noise: Tree, *, training: bool
+Fit = Callable[[Tensor, Tensor], Tensor]
+"""Outputs of a network [n, width] and targets to the mean loss of the samples, a scalar."""
+
+
+def expected_loss(
+    fit: Fit,
+    run: Run,
+    mean: Tensors,
+    std: Tensors,
+    batch: Samples,
+    noise: Tree,
+    *,
+    training: bool,
 ) -> Tensor:
-    """E[−log p(y | x, θ)] per sample under N(mean, std²), by reparametrization; a scalar.
+    """The mean loss of samples, expected under N(mean, std²), by reparametrization; a scalar.
 
     Args:
-        run: network and likelihood.
+        fit: the loss, such as the negative log-likelihood.
+        run: with the network.
         mean: of the weights.
         std: of the weights.
         batch: some samples.
@@ -65,12 +77,12 @@ def expected_nll(
         training: whether dropout and the like are as in training.
     """
     count = len(next(iter(noise.values())))
-    nll: Tensor = torch.zeros(())
+    total: Tensor = torch.zeros(())
     for sample in range(count):
         weights = {name: m + std[name] * noise[name][sample] for name, m in mean.items()}
         outputs = run.network(weights, batch.x, training=training)
-        nll = nll.to(outputs) + run.likelihood.nll(outputs, batch.y) / count
-    return nll
+        total = total.to(outputs) + fit(outputs, batch.y) / count
+    return total
 
 
 def draws_of(mean: Tensors, std: Tensors, count: int) -> Iterator[Tensors]:

@@ -4,13 +4,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts.changes import norm
 from fedbayes.contracts.product import (
     FactorState,
     Posterior,
     Product,
     Split,
     is_unlearnt,
+    norms,
 )
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
@@ -89,12 +89,7 @@ class Factors(Product[FactorState]):
         """The posterior's own natural parameters, all that was learnt so far; or those that a
         newcomer starts with.
         """
-        posterior, start = server.posterior, self.start_std**-2
-        began = [w.double() for w in run.network.initial.values()]
-        return {
-            "precision": norm(p.clamp_min(start) for p in posterior.precision.values()),
-            "shift": max(norm(posterior.shift.values()), start * norm(began)),
-        }
+        return norms(server.posterior, self.start_std, run)
 
 
 def complexity(parameters: Tensors, given: Tree) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Clips, Total, norm
 from fedbayes.contracts.drawn import require_weights_alone, sampler_of
-from fedbayes.contracts.method import Info, Method, Sampler
+from fedbayes.contracts.method import ClientState, Info, Method, Sampler
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.errors import MessageError
@@ -32,6 +32,14 @@ class Posterior:
     """In natural parameters, float64."""
 
 
+class HasPosterior(Protocol):
+    """What a server keeps at least."""
+
+    @property
+    def posterior(self) -> Gaussian:
+        """Of the shared weights, in natural parameters, float64."""
+
+
 class HasFactor(Protocol):
     """What a client keeps at least."""
 
@@ -40,6 +48,7 @@ class HasFactor(Protocol):
         """s_i, float64; without tensors before the client's first refinement."""
 
 
+PosteriorState = TypeVar("PosteriorState", bound=HasPosterior)
 FactorState = TypeVar("FactorState", bound=HasFactor)
 
 
@@ -57,21 +66,14 @@ class Split:
     """p(θ)^(1/K), the client's share of the prior."""
 
 
-class Product(Method[Posterior, FactorState, Sum]):
-    """Server and clients whose Gaussian factors multiply to one posterior.
-
-    A factor's precision is positive by construction, so is every product of factors.
+class Natural(Method[PosteriorState, ClientState, Sum]):
+    """A server that keeps a Gaussian posterior, and clients that report changes of its natural
+    parameters.
     """
 
-    server_state = Posterior
     repeats_changes = True
     adds = True
     report_range = 65536.0
-
-    @property
-    def fixed_precision(self) -> bool:
-        """Whether the posterior has the prior's precision for good, so that none is sent."""
-        return False
 
     prior_std: float = Field(
         1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
@@ -79,13 +81,11 @@ class Product(Method[Posterior, FactorState, Sum]):
     kl_weight: float = Field(
         1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
     )
-    damping: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="share of a factor's change that is made in a round; none: 1 by the number "
-        "of clients in it, since each assumes that the others stand still",
-    )
+
+    @property
+    def fixed_precision(self) -> bool:
+        """Whether the posterior has the prior's precision for good, so that none is sent."""
+        return False
 
     def check(self, run: Run) -> None:
         """Trained weights alone are random; nothing else may change in training.
@@ -96,11 +96,7 @@ class Product(Method[Posterior, FactorState, Sum]):
         """
         require_weights_alone(self.name, run)
 
-    def init(self, run: Run) -> Posterior:
-        """The product of the factors p(θ)^{1/K}: the prior."""
-        return Posterior(standard(run.network.initial, self.prior_std))
-
-    def message(self, server: Posterior, at: At) -> Message:
+    def message(self, server: PosteriorState, at: At) -> Message:
         """Means and precisions of the posterior."""
         message: Message = {}
         for name, mean in server.posterior.mean.items():
@@ -118,6 +114,97 @@ class Product(Method[Posterior, FactorState, Sum]):
     def reference(self, message: Message, run: Run) -> Tensors:
         """Changes are measured from none."""
         return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
+
+    def reported(
+        self, change: Gaussian, own: Gaussian, mean: Tensors, at: At
+    ) -> tuple[Report, Gaussian]:
+        """A change as the server adds it, no longer than it lets it be; and the client's own with
+        it.
+
+        Args:
+            change: of natural parameters.
+            own: what the client keeps the sum of its changes in, float64.
+            mean: of the posterior that came.
+            at: client and round.
+        """
+        change = rounded(_shortened(change, mean, at.run.clips))
+        after = own * change.to(at.run.network.device, torch.float64)
+        precision = {} if self.fixed_precision else named("precision", change.precision)
+        return Report({**precision, **named("shift", change.shift)}), after
+
+    def known(self, message: Message, report: Report | None) -> Gaussian:
+        """The posterior that came, with the change of the client's factor where it reported."""
+        posterior = self.posterior_of(message)
+        if report is None:
+            return posterior
+        return posterior * self.changed_by(dense(report.tensors))
+
+    def posterior_of(self, message: Message) -> Gaussian:
+        """The posterior of a server's message, float64."""
+        tensors = dense(message)
+        mean = {n: t.double() for n, t in part(tensors, "mean").items()}
+        if self.fixed_precision:
+            precision = standard(mean, self.prior_std).precision
+        else:
+            precision = {n: t.double() for n, t in part(tensors, "precision").items()}
+        return Gaussian(precision, {n: p.to(mean[n]) * mean[n] for n, p in precision.items()})
+
+    def changed_by(self, tensors: Tensors) -> Gaussian:
+        """The change that a report's tensors say, or a sum of them, float64."""
+        shift = {n: t.double() for n, t in part(tensors, "shift").items()}
+        if self.fixed_precision:
+            return Gaussian({n: torch.zeros_like(h) for n, h in shift.items()}, shift)
+        return Gaussian({n: t.double() for n, t in part(tensors, "precision").items()}, shift)
+
+    def accept(self, server: PosteriorState, report: Report, run: Run) -> None:
+        """A change leaves the posterior's precisions positive."""
+        changes = part(dense(report.tensors), "precision")
+        for name, change in changes.items():
+            if bool((server.posterior.precision[name] + change <= 0).any()):
+                raise MessageError(f"it takes more precision off {name!r} than the posterior has")
+
+    def changes(self, report: Report, server: PosteriorState, run: Run) -> Changes:
+        """Changes of precisions, and of shifts beyond those that leave the means where they are: so
+        bounds and noise on the one do not move the other.
+        """
+        found = super().changes(report, server, run)
+        if self.fixed_precision:
+            return found
+        return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
+
+    def resummed(self, total: Total, server: PosteriorState, run: Run) -> Sum:
+        """Changes of precisions and of shifts."""
+        if self.fixed_precision:
+            return super().resummed(total, server, run)
+        shift = _recentred(total.changes, _sent_mean(server), 1.0)
+        return super().resummed(
+            replace(total, changes={**total.changes, "shift": shift}), server, run
+        )
+
+    def model(self, server: PosteriorState, run: Run) -> Tensors:
+        """Means and stds of the shared weights, float32."""
+        return means_and_stds(server.posterior.to("cpu", torch.float64))
+
+
+class Product(Natural[Posterior, FactorState]):
+    """Server and clients whose Gaussian factors multiply to one posterior.
+
+    A factor's precision is positive by construction, so is every product of factors.
+    """
+
+    server_state = Posterior
+
+    damping: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a factor's change that is made in a round; none: 1 by the number "
+        "of clients in it, since each assumes that the others stand still",
+    )
+
+    def init(self, run: Run) -> Posterior:
+        """The product of the factors p(θ)^{1/K}: the prior."""
+        return Posterior(standard(run.network.initial, self.prior_std))
 
     def split(self, message: Message, client: FactorState, at: At) -> Split:
         """The posterior that came, by what is the client's and what is the others'."""
@@ -140,34 +227,7 @@ class Product(Method[Posterior, FactorState, Sum]):
             at: client and round.
         """
         change = (refined / factor) ** (self.damping or 1 / at.run.cohort)
-        change = rounded(_shortened(change, mean, at.run.clips))
-        after = factor * change.to(at.run.network.device, torch.float64)
-        precision = {} if self.fixed_precision else named("precision", change.precision)
-        return Report({**precision, **named("shift", change.shift)}), after
-
-    def known(self, message: Message, report: Report | None) -> Gaussian:
-        """The posterior that came, with the change of the client's factor where it reported."""
-        posterior = self.posterior_of(message)
-        if report is None:
-            return posterior
-        return posterior * self._change(dense(report.tensors))
-
-    def posterior_of(self, message: Message) -> Gaussian:
-        """The posterior of a server's message, float64."""
-        tensors = dense(message)
-        mean = {n: t.double() for n, t in part(tensors, "mean").items()}
-        if self.fixed_precision:
-            precision = standard(mean, self.prior_std).precision
-        else:
-            precision = {n: t.double() for n, t in part(tensors, "precision").items()}
-        return Gaussian(precision, {n: p.to(mean[n]) * mean[n] for n, p in precision.items()})
-
-    def _change(self, tensors: Tensors) -> Gaussian:
-        """The change that a report's tensors say, or a sum of them, float64."""
-        shift = {n: t.double() for n, t in part(tensors, "shift").items()}
-        if self.fixed_precision:
-            return Gaussian({n: torch.zeros_like(h) for n, h in shift.items()}, shift)
-        return Gaussian({n: t.double() for n, t in part(tensors, "precision").items()}, shift)
+        return self.reported(change, factor, mean, at)
 
     def ordinary(self, server: Posterior, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters, all that was learnt so far."""
@@ -176,31 +236,6 @@ class Product(Method[Posterior, FactorState, Sum]):
             "shift": norm(server.posterior.shift.values()),
         }
 
-    def accept(self, server: Posterior, report: Report, run: Run) -> None:
-        """A change leaves the posterior's precisions positive."""
-        changes = part(dense(report.tensors), "precision")
-        for name, change in changes.items():
-            if bool((server.posterior.precision[name] + change <= 0).any()):
-                raise MessageError(f"it takes more precision off {name!r} than the posterior has")
-
-    def changes(self, report: Report, server: Posterior, run: Run) -> Changes:
-        """Changes of precisions, and of shifts beyond those that leave the means where they are: so
-        bounds and noise on the one do not move the other.
-        """
-        found = super().changes(report, server, run)
-        if self.fixed_precision:
-            return found
-        return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
-
-    def resummed(self, total: Total, server: Posterior, run: Run) -> Sum:
-        """Changes of precisions and of shifts."""
-        if self.fixed_precision:
-            return super().resummed(total, server, run)
-        shift = _recentred(total.changes, _sent_mean(server), 1.0)
-        return super().resummed(
-            replace(total, changes={**total.changes, "shift": shift}), server, run
-        )
-
     def update(self, server: Posterior, reports: Sum, at: At) -> tuple[Posterior, Info]:
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
@@ -208,19 +243,41 @@ class Product(Method[Posterior, FactorState, Sum]):
         the posterior then keeps its mean, and a little of its precision.
         """
         before = server.posterior
-        after = before * self._change(reports.tensors)
-        precision, shift = dict(after.precision), dict(after.shift)
-        for name, least in _least(before).items():
-            gone = after.precision[name] < least
-            precision[name] = torch.where(gone, least, after.precision[name])
-            shift[name] = torch.where(gone, least * before.mean[name], after.shift[name])
-        mean = sum(float(p.sum()) for p in precision.values())
-        count = sum(p.numel() for p in precision.values())
-        return Posterior(Gaussian(precision, shift)), {"mean_precision": mean / count}
+        after = positive(before * self.changed_by(reports.tensors), before)
+        return Posterior(after), {"mean_precision": mean_precision(after)}
 
-    def model(self, server: Posterior, run: Run) -> Tensors:
-        """Means and stds of the shared weights, float32."""
-        return means_and_stds(server.posterior.to("cpu", torch.float64))
+
+def norms(posterior: Gaussian, start_std: float, run: Run) -> dict[str, float]:
+    """Norms of a posterior's precisions and shifts, or of those that a newcomer starts with.
+
+    Args:
+        posterior: what was learnt so far.
+        start_std: deviation of the weights where a newcomer's training starts.
+        run: the run.
+    """
+    least, began = start_std**-2, [w.double() for w in run.network.initial.values()]
+    return {
+        "precision": norm(p.clamp_min(least) for p in posterior.precision.values()),
+        "shift": max(norm(posterior.shift.values()), least * norm(began)),
+    }
+
+
+def positive(after: Gaussian, before: Gaussian) -> Gaussian:
+    """A new posterior; the one before, with a little of its precision, where a precision would be
+    negative, or none.
+    """
+    precision, shift = dict(after.precision), dict(after.shift)
+    for name, least in _least(before).items():
+        gone = after.precision[name] < least
+        precision[name] = torch.where(gone, least, after.precision[name])
+        shift[name] = torch.where(gone, least * before.mean[name], after.shift[name])
+    return Gaussian(precision, shift)
+
+
+def mean_precision(posterior: Gaussian) -> float:
+    """Mean over all weights of their precision."""
+    total = sum(float(p.sum()) for p in posterior.precision.values())
+    return total / sum(p.numel() for p in posterior.precision.values())
 
 
 def is_unlearnt(mean: Mapping[str, Tensor]) -> bool:
@@ -274,7 +331,7 @@ def means_and_stds(posterior: Gaussian) -> Tensors:
     return named("mean", means) | named("std", stds)
 
 
-def _sent_mean(server: Posterior) -> Tensors:
+def _sent_mean(server: HasPosterior) -> Tensors:
     """The posterior's means as clients know them."""
     return {n: m.float() for n, m in server.posterior.mean.items()}
 

@@ -12,6 +12,9 @@ from fedbayes.errors import CellError
 _NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
 """Kinds of objects, as pandas calls them, that are numbers."""
 
+_TRUTHS = {"true": True, "false": False}
+"""What text says that is a truth value."""
+
 
 def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
     """A table as it is stored: see `fedbayes.data.columns`.
@@ -167,6 +170,18 @@ def _numbers(column: Any, wanted: Column, where: str) -> Array:
     return np.asarray(found.to_numpy(np.float32, na_value=np.nan)).reshape(-1, 1)
 
 
+def _truths(column: Any, wanted: Column, where: str) -> Array:
+    """Numbers, or true and false as text, as in a CSV file."""
+    import pandas as pd
+
+    if column.dtype.kind not in "iufb" and not is_numeric(column):
+        index, distinct = _factorized(column, wanted.name, where)
+        told = [_TRUTHS.get(v.strip().lower(), v) if isinstance(v, str) else v for v in distinct]
+        cells = np.array([*told, None], object)[index]
+        column = pd.Series(cells, index=column.index)
+    return _numbers(column, wanted, where)
+
+
 def _categories(column: Any, wanted: Column, where: str) -> Array:
     index, names = values(column, wanted.name, where)
     place = {name: k for k, name in enumerate(wanted.categories)}
@@ -242,7 +257,7 @@ def _hashed(column: Any, wanted: Column, where: str) -> Array:
 
 _CODERS = {
     "number": _numbers,
-    "boolean": _numbers,
+    "boolean": _truths,
     "date": _dates,
     "category": _categories,
     "text": _hashed,

@@ -9,6 +9,7 @@ from fedbayes import seeds
 from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset, Rows, standardized
 from fedbayes.data.fitting import fitted, raw, unlike_training
+from fedbayes.data.label_noise import with_label_noise
 from fedbayes.data.partition import Partition
 from fedbayes.data.schemes import Division
 from fedbayes.errors import DataError, FedbayesWarning
@@ -36,6 +37,8 @@ class FederatedData:
         target: Target | None = None,
         columns: tuple[Column, ...] | None = None,
         label: str = "",
+        label_noise: float = 0.0,
+        owner: int = 0,
     ) -> None:
         """Put a data set and its partition together.
 
@@ -48,8 +51,11 @@ class FederatedData:
             target: What is to be predicted, with the center and scale of these parts likewise.
             columns: How the columns of a table are encoded likewise; none: as plain numbers.
             label: Name of the column of classes, if it has one.
+            label_noise: Share of the training labels that are replaced by other classes.
+            owner: The client whose data they all are, where clients bring their own.
 
         Raises:
+            ConfigError: Labels are to be replaced, and the target has no classes.
             DataError: The partition is not one of this data set, or all training rows have one and
                 the same target.
         """
@@ -59,6 +65,9 @@ class FederatedData:
                     f"the partition names row {rows.max()}, but {dataset.name} has only "
                     f"{dataset.samples} samples: it is the partition of another data set"
                 )
+        dataset, self.wrong_labels = with_label_noise(
+            dataset, partition.train, label_noise, seed, owner=owner
+        )
         self.dataset = dataset
         self.partition = partition
         self.seed = seed
@@ -147,7 +156,9 @@ class FederatedData:
         return np.diff(self.partition.test_offsets)
 
     def counts(self) -> Rows:
-        """Number of training samples of each client and class [S, K]; K is 0 without classes."""
+        """Number of training samples of each client and class [S, K], by the labels that it trains
+        on; K is 0 without classes.
+        """
         if not self.classes:
             return np.zeros((self.clients, 0), np.int64)
         train = Division(self.partition.train, self.partition.train_offsets, self.partition.names)

@@ -1,12 +1,11 @@
 """The `[data]` table of a configuration."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedbayes.data.source_settings import ANY_SET, BUILT_IN, KINDS, SourceSettings
+from fedbayes.data.source_settings import ANY_SET, BUILT_IN, KINDS, SourceSettings, holds_password
 from fedbayes.errors import did_you_mean
 from fedbayes.fields import Only, Several
 from fedbayes.pretrained import absolute
@@ -16,10 +15,6 @@ Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "nat
 
 _OF_TABLES = ("group", "split", "drop", "features")
 """Settings that a factory does without."""
-_SECRETS = re.compile(
-    r"://[^/@]*:[^/@]+@|[?&;][^=&;]*(pass|pwd|secret|token|key)[^=&;]*=", re.IGNORECASE
-)
-"""What in a URL is a password, or may be one."""
 
 DEFAULT_CLIENTS = 10
 """Number of clients of an artificial partition, unless said otherwise."""
@@ -89,6 +84,14 @@ class DataSettings(SourceSettings):
         "testing. Default: official where the set has such a part, else 0.25.",
     )
 
+    label_noise: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Classes: share of the training labels that are replaced, each by another "
+        "class at random. Test labels stay as they are.",
+    )
     summaries: Several[Path] = Field(
         (),
         description="Own tables: files of fedbayes data summarize, one of each client. Columns are "
@@ -143,7 +146,7 @@ class DataSettings(SourceSettings):
             raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
         if self.name == "own" and self.path is None and self.query is None:
             raise ValueError("name = 'own' needs the path of your own data; give path too")
-        if _SECRETS.search(self.database or ""):  # said without the URL
+        if holds_password(self.database):  # said without the URL
             raise ValueError(
                 "a password in database would end in run folders; leave it out, and set "
                 "FEDBAYES_DATABASE_PASSWORD, or the whole URL in FEDBAYES_DATABASE"

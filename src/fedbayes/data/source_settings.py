@@ -1,5 +1,6 @@
 """Which data, and how they are read: the settings of `[data]` that readers get."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,8 +25,17 @@ BUILT_IN = (
 ANY_SET = frozenset(("name", "dir", "path", "missing", "query", "database"))
 """Settings of how data are read that are not for own data alone."""
 
+_SECRETS = re.compile(
+    r"://[^/@]*:[^/@]+@|[?&;][^=&;]*(pass|pwd|secret|token|key)[^=&;]*=", re.IGNORECASE
+)
+
 KINDS = ("numeric", "categorical", "dates", "text")
 """Settings that name columns of a kind."""
+
+
+def holds_password(url: str | None) -> bool:
+    """Whether there is a password in the URL of a database, or what may be one."""
+    return _SECRETS.search(url or "") is not None
 
 
 class SourceSettings(BaseModel):

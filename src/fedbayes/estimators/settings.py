@@ -23,6 +23,7 @@ NEEDS_FOLDER = (
     "workers",
     "threads",
     "evaluate_every",
+    "evaluate_at",
     "checkpoint_every",
     "keep_checkpoints",
     "stop_after",

@@ -16,6 +16,7 @@ from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.checks import encode_report
 from fedbayes.likelihoods import Scores, evaluate, scored
+from fedbayes.likelihoods.measures import fitting
 from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.models import Network
 from fedbayes.tensors import Samples, Tensors, pack, to, unpack
@@ -41,6 +42,9 @@ class Task:
     """Bytes of the longest proper report, which a server asks for at most; not sent."""
     card: str = ""
     """Of the last global model, where that is the message: a copy to keep, and no work."""
+    evaluate: tuple[str, ...] | None = None
+    """Where the message is a global model to be tried on the client's test samples, and no work:
+    the metrics that are asked for beside sums."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +137,7 @@ class ClientRuntime:
             ModelError: the network cannot be trained on the client's samples.
         """
         run = self.run
-        if task.constants != run.network.constants_digest:
-            raise EngineError(
-                "frozen weights of the network differ from the server's; both must build it from "
-                "the same model settings, files and version of its code"
-            )
+        self._require_constants(task)
         device = run.network.device
         # A method may send sparse tensors of a network that is large, and then little but names.
         header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
@@ -187,6 +187,39 @@ class ClientRuntime:
         if self.adversary is not None:
             terms |= self.adversary.success(model, samples, self.method, self.run)
         return terms
+
+    def tried(self, task: Task) -> Outcome:
+        """Scores of the global model in a task on the client's own test samples; none if it has
+        none.
+
+        Raises:
+            EngineError: clients of this federation send no figures, or frozen weights differ.
+            ConfigError: there is no such metric of these targets.
+        """
+        if not self.figures:
+            raise EngineError("clients of this federation send no metrics")
+        self._require_constants(task)
+        device = self.run.network.device
+        model = to(decode_file(task.message), device)
+        test = self.data.test(task.client).to(device)
+        scores: Scores = {}
+        if len(test.y):
+            draw = self.method.draws(model, self.run)
+            measures = fitting(task.evaluate or (), self.run.likelihood)
+            scores = scored(self.run.likelihood, draw, test, measures)
+        return Outcome(b"tried", task.state or b"", {}, scores)
+
+    def _require_constants(self, task: Task) -> None:
+        """See that frozen weights are the server's.
+
+        Raises:
+            EngineError: they are not.
+        """
+        if task.constants != self.run.network.constants_digest:
+            raise EngineError(
+                "frozen weights of the network differ from the server's; both must build it from "
+                "the same model settings, files and version of its code"
+            )
 
     def at(self, task: Task, held_out: Samples | None = None) -> At:
         """The place of a task in the run."""

@@ -50,14 +50,14 @@ ENGINES: Mapping[str, EngineKind] = {
         start="fedbayes.flower.simulated:start",
         secure=True,
         states="nodes",
-        settings=("round_timeout",),
+        settings=("round_timeout", "evaluate_at"),
     ),
     "flower": EngineKind(
         "the nodes of a SuperLink (fedbayes federate)",
         launcher="fedbayes federate",
         secure=True,
         states="remote",
-        settings=("round_timeout",),
+        settings=("round_timeout", "evaluate_at"),
     ),
 }
 """Every engine by its name."""

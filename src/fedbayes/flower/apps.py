@@ -75,6 +75,7 @@ def find_node(project: Path, context: Context) -> Node:
     state: folder for its private states.
     weights: the file that `model.weights` names, where it lies elsewhere on this machine.
     min-count: of biostatistics alone, see `fedbayes.flower.sums`.
+    secure: whether it reports under secure aggregation alone.
 
     Raises:
         ConfigError: it does not say who it is.
@@ -89,6 +90,13 @@ def find_node(project: Path, context: Context) -> Node:
             f"{', '.join(NODE_CONFIG)}"
         )
     config = _config(project, context)
+    if type(given.get("secure", False)) is not bool:
+        raise ConfigError("secure in the node config is true or false")
+    if given.get("secure") and not config.secure.enabled:
+        raise ConfigError(
+            "this node reports under secure aggregation alone (secure in its node config), and the "
+            "federation has secure.enabled = false"
+        )
     if "data-dir" in given:
         where = Path(str(given["data-dir"])).expanduser().absolute()
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": where})})
@@ -105,7 +113,7 @@ def find_node(project: Path, context: Context) -> Node:
         wanted = read_schema(project / "schema.json")
         path = Path(str(given["data"])) if "data" in given else None
         sql = {name: str(given[name]) for name in ("query", "database") if name in given}
-        return build_runtime(config, own_data(config, path, wanted, **sql))
+        return build_runtime(config, own_data(config, path, wanted, client=client, **sql))
 
     return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
 

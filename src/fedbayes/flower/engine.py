@@ -124,6 +124,10 @@ class Flower:
         outcomes = zip(copies, Flower.train(self, copies), strict=True)
         return {task.client: o.reason for task, o in outcomes if isinstance(o, NoReport)}
 
+    def tried(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+        """Have clients try a global model on their own test samples; what each says of it."""
+        return Flower.train(self, tasks)
+
     def at_work(self) -> AtWork:
         """Who works on a task, and whose node is away."""
         pending = self._pending.copy()

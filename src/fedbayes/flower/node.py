@@ -25,6 +25,7 @@ COPY = "model.safetensors"
 
 NODE_CONFIG = (
     *("client", "data", "query", "database", "data-dir", "state", "weights", "min-count"),
+    "secure",
 )
 """What a node's config may say; each app takes what concerns it."""
 
@@ -50,7 +51,18 @@ class Node:
     def train(self, content: RecordDict) -> RecordDict:
         """Carry out the task in a message; the reply."""
         task = read_task(content)
-        return write_reply(self.keep(task) if task.card else self.work(task, self.runtime()))
+        if task.card:
+            return write_reply(self.keep(task))
+        self._require_own(task)
+        runtime = self.runtime()
+        tried = task.evaluate is not None
+        return write_reply(runtime.tried(task) if tried else self.work(task, runtime))
+
+    def _require_own(self, task: Task) -> None:
+        if task.client != self.client:
+            raise EngineError(
+                f"a task for client {task.client} came to the node of client {self.client}"
+            )
 
     def keep(self, task: Task) -> Outcome:
         """Keep the copy of the last global model in a task, beside the private states.
@@ -69,10 +81,7 @@ class Node:
         Raises:
             EngineError: it is another client's, or its state is not here.
         """
-        if task.client != self.client:
-            raise EngineError(
-                f"a task for client {task.client} came to the node of client {self.client}"
-            )
+        self._require_own(task)
         ticket = task.state
         state = self.states.load(ticket, self.client) if ticket else None
         outcome = runtime.train(replace(task, state=state))

@@ -33,6 +33,7 @@ def own_data(
     *,
     query: str | None = None,
     database: str | None = None,
+    client: int = 0,
 ) -> OwnData:
     """Read a client's own samples and put them in the federation's terms.
 
@@ -42,6 +43,7 @@ def own_data(
         wanted: what the network sees of a sample in this federation.
         query: SQL that gives the samples, in place of the path.
         database: its database, as `data.database` has it.
+        client: its number, so that label noise differs between clients.
 
     Raises:
         DataError: the samples look otherwise.
@@ -64,6 +66,8 @@ def own_data(
         wanted.statistics,
         target=wanted.target,
         columns=wanted.columns,
+        label_noise=config.data.label_noise,
+        owner=client,
     )
 
 

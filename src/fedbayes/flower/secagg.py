@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from types import ModuleType
-from typing import cast
+from typing import Protocol, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.common import FitIns, FitRes, Parameters, Scalar, parameters_to_ndarrays
@@ -30,7 +30,7 @@ from fedbayes.errors import EngineError, FedbayesError, MessageError
 from fedbayes.federation.checks import encode_report
 from fedbayes.federation.client_runtime import ClientRuntime, NoReport, Outcome, Task
 from fedbayes.federation.engines import AtWork
-from fedbayes.federation.secure import MODULUS, Plan
+from fedbayes.federation.secure import MODULUS, Plan, Vector
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.secagg_masks import with_masks
@@ -42,6 +42,35 @@ from fedbayes.tensors import Tensors
 
 _GATHER = 0.25
 """Share of a round's time that clients have to connect."""
+
+
+class Masking(Protocol):
+    """The numbers of secure aggregation, known to server and clients, as `Plan` has them."""
+
+    @property
+    def shares(self) -> int:
+        """With how many clients one shares its keys."""
+        ...
+
+    @property
+    def threshold(self) -> int:
+        """Clients who must stay until the sum is open."""
+        ...
+
+    @property
+    def range(self) -> float:
+        """Largest absolute value of an entry."""
+        ...
+
+    @property
+    def levels(self) -> int:
+        """Steps from -range to range."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether the mean is read in float64."""
+        ...
 
 
 class SecureFlower(Flower):
@@ -58,9 +87,9 @@ class SecureFlower(Flower):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Masking,
         connect: Callable[[], Grid],
-        runtime: ClientRuntime,
+        runtime: ClientRuntime | None,
         *,
         clients: int,
         timeout: float,
@@ -70,7 +99,7 @@ class SecureFlower(Flower):
         super().__init__(
             connect, runtime, clients=clients, timeout=timeout, poll=poll, closing=closing
         )
-        self._plan, self._at = plan, runtime
+        self._plan = plan
         self._present: dict[int, int] = {}  # of the round under way: clients, and their nodes
         self._steps: Steps | None = None
         self._awaited: tuple[int, ...] = ()
@@ -93,7 +122,8 @@ class SecureFlower(Flower):
         mean = b""
         if reports:
             try:
-                mean = self._mean(reports, next(iter(cohort.values())))
+                (found,) = parameters_to_ndarrays(next(iter(reports.values())).parameters)
+                mean = self.read(found, next(iter(cohort.values())))
             except MessageError as error:
                 why = str(error)
         for client in cohort:
@@ -152,7 +182,8 @@ class SecureFlower(Flower):
             if len(left) < self._plan.threshold:
                 return {}, f"there were {len(left)} clients for it, {needed}"
             try:
-                reports = self._aggregated(left, steps)
+                steps.entries = self.entries(next(iter(left.values())))
+                reports = _aggregate(left, self._plan, steps)
             except DroppedEarly:
                 continue  # no report was asked for yet: begin again with those that are left
             except FedbayesError:
@@ -161,23 +192,26 @@ class SecureFlower(Flower):
                 return {}, f"the masks cannot be taken off: {one_line(error)}"
             return reports, "" if reports else f"too few clients stayed to the end, {needed}"
 
-    def _mean(self, reports: dict[int, FitRes], task: Task) -> bytes:
-        """The mean of the reports, encoded as one."""
-        (mean,) = parameters_to_ndarrays(next(iter(reports.values())).parameters)
-        return encode_report(self._plan.read(mean, self._centre(task)))
+    def entries(self, task: Task) -> int:
+        """Length of the vector that a client answers a task with."""
+        return 1 + sum(tensor.numel() for tensor in self._centre(task).values())
 
-    def _aggregated(self, tasks: dict[int, Task], steps: Steps) -> dict[int, FitRes]:
-        """What came of the workflow on these tasks, by node."""
-        centre = self._centre(next(iter(tasks.values())))
-        steps.entries = 1 + sum(t.numel() for t in centre.values())
-        return _aggregate(tasks, self._plan, steps)
+    def read(self, mean: Vector, task: Task) -> bytes:
+        """The mean of the clients' vectors, as the report that stands for each of theirs.
+
+        Raises:
+            MessageError: no vectors of honest clients have this mean.
+        """
+        assert isinstance(self._plan, Plan)
+        return encode_report(self._plan.read(mean, self._centre(task)))
 
     def _centre(self, task: Task) -> Tensors:
         """What reports are measured from."""
-        return self._at.method.reference(decode(task.message), self._at.run)
+        assert self._runtime is not None
+        return self._runtime.method.reference(decode(task.message), self._runtime.run)
 
 
-def _aggregate(tasks: dict[int, Task], plan: Plan, steps: Steps) -> dict[int, FitRes]:
+def _aggregate(tasks: dict[int, Task], plan: Masking, steps: Steps) -> dict[int, FitRes]:
     """Flower's workflow on these tasks, by node: the mean in place of each report, if it opens."""
     strategy = _Tasks({node: write_secure_task(task, plan) for node, task in tasks.items()})
     first = next(iter(tasks.values()))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
@@ -19,7 +19,7 @@ from fedbayes import seeds
 from fedbayes.errors import EngineError, FedbayesError
 from fedbayes.federation.checks import decode_report
 from fedbayes.federation.client_runtime import Task
-from fedbayes.federation.secure import Plan
+from fedbayes.federation.secure import Plan, Vector
 from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.secagg_masks import KIND, with_masks
 from fedbayes.flower.wire import one_line
@@ -38,8 +38,8 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
 
         The mod masks the parameters and sends nothing else of them.
         """
-        fit = recorddict_to_fitins(message.content, keep_input=True)
-        task, plan = read_secure_task(fit)
+        task, about = read_secure_task(recorddict_to_fitins(message.content, keep_input=True))
+        plan = Plan(**about)
         client = node(context)
         runtime = client.runtime()
         outcome = client.work(task, runtime)
@@ -49,13 +49,26 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
         place = {"round": task.round, "client": task.client}
         words = seeds.sequence(runtime.run.seed, "rounding", **place).generate_state(8)
         np.random.seed(words)  # noqa: NPY002 - Flower's rounding draws from this one
-        reply = FitRes(
-            status=Status(Code.OK, ""),
-            parameters=Parameters([ndarray_to_bytes(vector)], "numpy.ndarray"),
-            num_examples=1,  # weights are in the vector: here the server would read them
-            metrics={"ticket": outcome.state},
-        )
-        return Message(fitres_to_recorddict(reply, keep_input=True), reply_to=message)
+        return vector_reply(vector, outcome.state, message)
+
+    return masked(train)
+
+
+def vector_reply(vector: Vector, ticket: bytes, message: Message) -> Message:
+    """A client's work, as Flower's mod takes it."""
+    reply = FitRes(
+        status=Status(Code.OK, ""),
+        parameters=Parameters([ndarray_to_bytes(vector)], "numpy.ndarray"),
+        num_examples=1,  # weights are in the vector: here the server would read them
+        metrics={"ticket": ticket},
+    )
+    return Message(fitres_to_recorddict(reply, keep_input=True), reply_to=message)
+
+
+def masked(
+    train: Callable[[Message, Context], Message],
+) -> Callable[[Message, Context], Message]:
+    """The function of a ClientApp that takes part in the protocol around this work."""
 
     def answer(message: Message, context: Context) -> Message:
         before = np.random.get_state()  # noqa: NPY002
@@ -103,8 +116,10 @@ def _refuse_to_unmask_one(asked: ConfigRecord) -> None:
         )
 
 
-def write_secure_task(task: Task, plan: Plan) -> FitIns:
-    """A task and the numbers of secure aggregation, as Flower's workflow sends them."""
+def write_secure_task(task: Task, plan: Any) -> FitIns:
+    """A task and the numbers of secure aggregation, fields of a dataclass, as Flower's workflow
+    sends them.
+    """
     about: dict[str, Scalar] = {
         "client": task.client,
         "round": task.round,
@@ -116,13 +131,13 @@ def write_secure_task(task: Task, plan: Plan) -> FitIns:
     return FitIns(Parameters([task.message], "fedbayes"), about)
 
 
-def read_secure_task(fit: FitIns) -> tuple[Task, Plan]:
-    """The inverse of `write_secure_task`.
+def read_secure_task(fit: FitIns) -> tuple[Task, dict[str, Any]]:
+    """The inverse of `write_secure_task`: a task, and the fields of its plan.
 
     Raises:
         EngineError: the server takes off other masks than ours.
     """
-    about = dict(fit.config)
+    about: dict[str, Any] = dict(fit.config)
     if (masks := about.pop("masks", "Flower's own")) != KIND:
         raise EngineError(
             f"the server's masks are {one_line(masks)}, this node's are {KIND}; install the same "
@@ -132,4 +147,4 @@ def read_secure_task(fit: FitIns) -> tuple[Task, Plan]:
     client, number, ticket, constants = (about.pop(name) for name in names)
     state = cast(bytes, ticket) or None
     task = Task(int(client), int(number), fit.parameters.tensors[0], state, str(constants))
-    return task, Plan(**about)  # type: ignore[arg-type]
+    return task, about

@@ -1,18 +1,26 @@
 """Biostatistics over nodes: questions go out as tasks, and sums come back as reports."""
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flwr.app import Context
 from flwr.common.constant import PARTITION_ID_KEY
+from flwr.serverapp import Grid
 
 from fedbayes.biostatistics import Client, Packet
-from fedbayes.errors import EngineError, MessageError
-from fedbayes.federation.client_runtime import NoReport, Task
+from fedbayes.biostatistics.exchange import SumsWanted
+from fedbayes.biostatistics.limbs import Limbs
+from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
+from fedbayes.federation.client_runtime import NoReport, Outcome, Task
+from fedbayes.federation.secure import Vector
+from fedbayes.federation.settings import FEWEST
 from fedbayes.flower.engine import Flower
+from fedbayes.flower.secagg import SecureFlower
 from fedbayes.flower.simulated import simulated_grid
 from fedbayes.flower.sums_node import SumsNode, answering, read_packet, write_packet
 from fedbayes.flower.superlink import Submission, SuperLink
 
+_ALL = "all together"
 _APP = """\
 \"\"\"Biostatistics on the tables of nodes: they answer questions with sums.\"\"\"
 
@@ -45,11 +53,54 @@ clientapp = "federation:client"
 """
 
 
+class MaskedSums(SecureFlower):
+    """Clients behind a Flower grid, of whose answers the server sees the sum, exactly.
+
+    Args:
+        connect, closing: as for `Flower`.
+        clients: how many there are; all take part in every sum.
+        timeout: seconds that a round may take.
+        poll: seconds between two looks at the grid.
+
+    Raises:
+        ConfigError: they are too few for a sum to hide one.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Grid],
+        *,
+        clients: int,
+        timeout: float,
+        poll: float = 0.5,
+        closing: Callable[[], None] = lambda: None,
+    ) -> None:
+        if clients < FEWEST:
+            raise ConfigError(
+                f"secure sums are of at least {FEWEST} clients, and there are {clients}: of two, "
+                "each would know the other's"
+            )
+        self.limbs = Limbs(clients)
+        self.shapes: Mapping[str, tuple[int, ...]] = {}
+        """Of the arrays that are asked for."""
+        super().__init__(
+            self.limbs, connect, None, clients=clients, timeout=timeout, poll=poll, closing=closing
+        )
+
+    def entries(self, task: Task) -> int:
+        """Length of the vector that a client answers with."""
+        return self.limbs.entries(self.shapes)
+
+    def read(self, mean: Vector, task: Task) -> bytes:
+        """The sum of the clients' answers, as a packet."""
+        return write_packet(Packet({}, self.limbs.read(mean * self.limbs.clients, self.shapes)))
+
+
 class NodeCarrier:
     """The clients at the nodes of a grid, each of which must answer every question.
 
     Args:
-        engine: the way to the nodes.
+        engine: the way to the nodes; of `MaskedSums` questions for sums are answered with one.
         names: of the clients, by their numbers.
     """
 
@@ -69,17 +120,27 @@ class NodeCarrier:
             MessageError: its answer cannot be read.
         """
         self._round += 1
-        message = write_packet(question)
+        message, engine = write_packet(question), self._engine
         tasks = [
             Task(client=client, round=self._round, message=message, state=None, most=most)
             for client in range(len(self._names))
         ]
+        if isinstance(engine, MaskedSums) and isinstance(question, SumsWanted):
+            engine.shapes = question.shapes
+            return {_ALL: self._answers(engine.train(tasks))[self._names[0]]}
+        return self._answers(Flower.train(engine, tasks))
+
+    def _answers(self, outcomes: Iterable[Outcome | NoReport]) -> dict[str, Packet]:
         answers = {}
-        for name, outcome in zip(self.names, self._engine.train(tasks), strict=True):
-            if isinstance(outcome, NoReport):
-                raise EngineError(
-                    f"client {name}: {outcome.reason}. An exact fit needs the sums of every client"
-                )
+        found = dict(zip(self.names, outcomes, strict=True))
+        lost = {name: one for name, one in found.items() if isinstance(one, NoReport)}
+        # Of a sum that did not open, who was in the way comes first.
+        for name, one in sorted(lost.items(), key=lambda item: item[1].in_vain):
+            raise EngineError(
+                f"client {name}: {one.reason}. An exact fit needs the sums of every client"
+            )
+        for name, outcome in found.items():
+            assert not isinstance(outcome, NoReport)
             try:
                 answers[name] = read_packet(outcome.report)
             except MessageError as error:
@@ -91,13 +152,32 @@ class NodeCarrier:
         self._engine.close()
 
 
-def simulated_nodes(tables: dict[str, Any], least: int, timeout: float) -> NodeCarrier:
+def _engine(
+    connect: Callable[[], Grid],
+    clients: int,
+    timeout: float,
+    closing: Callable[[], None],
+    secure: bool,
+    poll: float = 0.5,
+) -> Flower:
+    if secure:
+        return MaskedSums(connect, clients=clients, timeout=timeout, poll=poll, closing=closing)
+    return Flower(connect, None, clients=clients, timeout=timeout, poll=poll, closing=closing)
+
+
+def simulated_nodes(
+    tables: dict[str, Any], least: int, timeout: float, *, secure: bool = False
+) -> NodeCarrier:
     """Clients of these tables as the nodes of Flower's simulation.
 
     Args:
         tables: DataFrames by client.
         least: fewest rows of which a client says anything.
         timeout: seconds that a round may take.
+        secure: whether the server sees sums alone.
+
+    Raises:
+        ConfigError: there are too few clients for that.
     """
     clients = [Client(table, least) for table in tables.values()]
 
@@ -106,21 +186,27 @@ def simulated_nodes(tables: dict[str, Any], least: int, timeout: float) -> NodeC
         return SumsNode(number, lambda: clients[number])
 
     grid, close = simulated_grid(answering(node), len(clients))
-    engine = Flower(
-        lambda: grid, None, clients=len(clients), timeout=timeout, poll=0.01, closing=close
-    )
+    try:
+        engine = _engine(lambda: grid, len(clients), timeout, close, secure, poll=0.01)
+    except FedbayesError:
+        close()
+        raise
     return NodeCarrier(engine, tuple(tables))
 
 
-def linked_nodes(link: SuperLink, clients: int, timeout: float) -> NodeCarrier:
+def linked_nodes(
+    link: SuperLink, clients: int, timeout: float, *, secure: bool = False
+) -> NodeCarrier:
     """Clients at the nodes of a SuperLink.
 
     Args:
         link: the SuperLink.
         clients: how many there are.
         timeout: seconds that a round may take.
+        secure: whether the server sees sums alone.
 
     Raises:
+        ConfigError: there are too few clients for that.
         EngineError: the SuperLink cannot be reached.
     """
     link.check()
@@ -130,5 +216,5 @@ def linked_nodes(link: SuperLink, clients: int, timeout: float) -> NodeCarrier:
     def close() -> None:
         submission.close(completed=True)
 
-    engine = Flower(submission.connect, None, clients=clients, timeout=timeout, closing=close)
+    engine = _engine(submission.connect, clients, timeout, close, secure)
     return NodeCarrier(engine, tuple(map(str, range(clients))))

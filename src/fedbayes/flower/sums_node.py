@@ -9,13 +9,19 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.compat.common.recorddict_compat import recorddict_to_fitins
 
 from fedbayes.biostatistics import Client, Packet
+from fedbayes.biostatistics.client import OPEN, SUMS
+from fedbayes.biostatistics.limbs import Limbs
 from fedbayes.data import DataSettings
 from fedbayes.data.sources.tables import read_table
 from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
-from fedbayes.federation.client_runtime import Outcome
+from fedbayes.federation.client_runtime import Outcome, Task
+from fedbayes.federation.secure import Vector
+from fedbayes.federation.settings import FEWEST
 from fedbayes.flower.node import NODE_CONFIG, complaint
+from fedbayes.flower.secagg_node import masked, read_secure_task, vector_reply
 from fedbayes.flower.wire import HELLO, read_task, write_hello, write_reply
 from fedbayes.messages import LONGEST_HEADER, decode, encode
 
@@ -66,6 +72,8 @@ class SumsNode:
     number: int
     table: Callable[[], Client]
     """Its table, read when it is asked."""
+    secure: bool = False
+    """Whether it says sums under secure aggregation alone."""
 
     def answer(self, message: Message) -> Message:
         """Do what a message asks for. What the user can mend is answered in plain words."""
@@ -77,11 +85,30 @@ class SumsNode:
                 raise EngineError(
                     f"a question to client {task.client} came to the node of client {self.number}"
                 )
-            answer = self.table().answer(read_packet(task.message))
+            question = read_packet(task.message)
+            if self.secure and question.told.get("ask") not in OPEN:
+                raise EngineError(
+                    "it says sums under secure aggregation alone (secure in its node config); ask "
+                    "with --secure"
+                )
+            answer = self.table().answer(question)
             outcome = Outcome(report=write_packet(answer), state=b"", info={}, scores={})
             return Message(write_reply(outcome), reply_to=message)
         except FedbayesError as error:
             return complaint(error, message)
+
+    def masked(self, task: Task, limbs: Limbs) -> Vector:
+        """The sums that a task asks for, as a vector to be masked.
+
+        Raises:
+            FedbayesError: it asks for something else, or there is no answer.
+        """
+        question = read_packet(task.message)
+        if task.client != self.number or limbs.clients < FEWEST:
+            raise EngineError("it was asked as another client, or for a sum of too few")
+        if question.told.get("ask") not in SUMS:
+            raise EngineError("it was asked for a sum of what does not add")
+        return limbs.write(self.table().answer(question).numbers)
 
 
 def answering(find: Callable[[Context], SumsNode]) -> ClientApp:
@@ -94,8 +121,13 @@ def answering(find: Callable[[Context], SumsNode]) -> ClientApp:
         except FedbayesError as error:
             return complaint(error, message)
 
+    def sums(message: Message, context: Context) -> Message:
+        task, about = read_secure_task(recorddict_to_fitins(message.content, keep_input=True))
+        return vector_reply(find(context).masked(task, Limbs(**about)), b"", message)
+
     app.query("hello")(answer)
     app.train("round")(answer)
+    app.train()(masked(sums))
     return app
 
 
@@ -110,12 +142,14 @@ def find_client(context: Context) -> SumsNode:
     client: which client it is, from 0.
     data: its own table, a CSV, Parquet or Excel file.
     min-count: fewest rows, in all and of a category, of which it says anything.
+    secure: whether it says sums under secure aggregation alone.
 
     Raises:
         ConfigError: it does not say so.
     """
     given = context.node_config
     client, least = given.get("client"), given.get("min-count", 0)
+    secure = given.get("secure", False)
     if type(client) is not int or client < 0:
         raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
     if unknown := given.keys() - NODE_CONFIG:
@@ -126,5 +160,8 @@ def find_client(context: Context) -> SumsNode:
         raise ConfigError("name the node's own table: --node-config 'data=\"/path/to/table.csv\"'")
     if type(least) is not int:
         raise ConfigError("min-count in the node config is a whole number")
+    if type(secure) is not bool:
+        raise ConfigError("secure in the node config is true or false")
     path = Path(str(given["data"])).expanduser().absolute()
-    return SumsNode(client, lambda: Client(read_table(path, DataSettings(path=path), []), least))
+    settings = DataSettings(path=path)
+    return SumsNode(client, lambda: Client(read_table(path, settings, []), least), secure)

@@ -115,6 +115,8 @@ def write_task(task: Task) -> RecordDict:
             "ticket": task.state or b"",
             "constants": task.constants,
             "card": task.card,
+            "evaluate": task.evaluate is not None,
+            "measures": list(task.evaluate or ()),
         }
     )
     return RecordDict({"message": bytes_record(task.message), "about": about})
@@ -130,6 +132,7 @@ def read_task(content: RecordDict) -> Task:
         state=bytes(about["ticket"]) or None,  # type: ignore[arg-type]
         constants=str(about["constants"]),
         card=str(about.get("card", "")),
+        evaluate=tuple(map(str, about["measures"])) if about.get("evaluate") else None,  # type: ignore[arg-type]
     )
 
 

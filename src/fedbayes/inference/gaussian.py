@@ -87,3 +87,36 @@ def kl(mean: Tensors, precision: Tensors, prior: Gaussian) -> Tensor:
         terms = other / own - 1 + torch.log(own / other) + distance
         total = total.to(m) + 0.5 * terms.sum()
     return total
+
+
+def renyi(mean: Tensors, precision: Tensors, prior: Gaussian, alpha: float) -> Tensor:
+    """Rényi's divergence of N(mean, 1/precision) from a prior, summed over all entries; a scalar.
+
+    1/(α(α − 1)) log ∫ q^α p^(1−α) dθ (Liese & Vajda 1987, as in Knoblauch et al. 2022), which tends
+    to KL(q ‖ p) as α tends to 1. With ρ = Λ0/Λ and r = α + (1 − α)ρ an entry adds
+
+        ½ [(1 − α) log ρ − log r]/(α(α − 1)) + ½ (μ − μ0)² Λ0/r.
+
+    For α > 1 it is infinite where r ≤ 0, where q is too wide; there log r goes on as its tangent,
+    so that gradients lead back.
+
+    Args:
+        mean: of q, by name.
+        precision: of q.
+        prior: p.
+        alpha: above 0, and not 1.
+    """
+    total = torch.zeros(())
+    for name, m in mean.items():
+        ratio = prior.precision[name] / precision[name]
+        mixed = alpha + (1 - alpha) * ratio
+        positive = mixed.clamp_min(_NARROW)
+        log = positive.log() + torch.where(mixed < _NARROW, mixed / _NARROW - 1, 0.0)
+        width = ((1 - alpha) * ratio.log() - log) / (alpha * (alpha - 1))
+        distance = (m - prior.shift[name] / prior.precision[name]).square()
+        total = total.to(m) + 0.5 * (width + distance * prior.precision[name] / positive).sum()
+    return total
+
+
+_NARROW = 1e-3
+"""What r is at least where its logarithm is taken."""

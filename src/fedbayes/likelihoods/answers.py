@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedbayes.likelihoods.adaptive import row_coins
 from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.likelihoods.numeric import Numeric, Parametric
@@ -23,6 +24,7 @@ def answers(
     draws: Tensor,
     level: float | None = None,
     conformal: Conformal | None = None,
+    start: int = 0,
 ) -> Answers:
     """What draws of a model predict, as columns.
 
@@ -41,6 +43,8 @@ def answers(
         draws: outputs under draws from a posterior, [draws, n, width].
         level: probability that a number is in its interval, above 0 and below 1; None for none.
         conformal: a threshold of this model, if there is one; its level counts.
+        start: samples before these, where they are some of many: of `adaptive-random` sets it says
+            with which coins.
 
     Returns:
         The columns in this order, float32 of probabilities and float64 of numbers; NaN, and
@@ -54,7 +58,7 @@ def answers(
         case Classes():
             found = _classes(likelihood, draws, several)
             if conformal is not None:
-                found["set"] = _sets(likelihood, draws, conformal)
+                found["set"] = _sets(likelihood, draws, conformal, start)
         case Numeric():
             interval = None
             if conformal is not None:
@@ -104,9 +108,10 @@ def _labels(likelihood: Likelihood, draws: Tensor, several: bool) -> Answers:
     return found
 
 
-def _sets(likelihood: Classes, draws: Tensor, conformal: Conformal) -> npt.NDArray[Any]:
+def _sets(likelihood: Classes, draws: Tensor, conformal: Conformal, start: int) -> npt.NDArray[Any]:
     """The names of the classes in each set, likeliest first."""
-    inside = conformal.sets(likelihood, draws) | ~finite(draws)[:, None]
+    coins = row_coins(start, draws.shape[1]) if conformal.score == "adaptive-random" else None
+    inside = conformal.sets(likelihood, draws, coins) | ~finite(draws)[:, None]
     order = likelihood.log_probabilities(draws).argsort(dim=-1, descending=True, stable=True)
     listed = torch.where(inside.gather(1, order), order, -1)
     distinct, which = torch.unique(listed, dim=0, return_inverse=True)

@@ -175,6 +175,21 @@ class Likelihood(BaseModel):
             "class must define `divergence`"
         )
 
+    def log_power(self, f: Tensor, power: float) -> Tensor:
+        """Log ∫ p(y | f)^power dy, over all targets in their own unit, [..., n]; differentiable.
+
+        Args:
+            f: outputs [..., n, width].
+            power: above 0.
+
+        Raises:
+            ConfigError: the likelihood does not say; those of one's own need not.
+        """
+        raise ConfigError(
+            f"the likelihood {self.name} does not say what a power of its density integrates to; "
+            "its class must define `log_power`"
+        )
+
     @abstractmethod
     def mean(self, draws: Tensor) -> Tensor:
         """Classes and labels: probabilities [n, names]. Else the predictive mean [n, columns].
@@ -221,6 +236,10 @@ class Classes(Likelihood):
         """Σ_k p_k(f) (log p_k(f) − log p_k(g)), [..., n]."""
         one, other = self.normalized(f), self.normalized(g)
         return (one.exp() * (one - other)).sum(dim=-1)
+
+    def log_power(self, f: Tensor, power: float) -> Tensor:
+        """Log Σ_k p_k^power, [..., n]."""
+        return torch.logsumexp(power * self.normalized(f), dim=-1)
 
     def log_probabilities(self, draws: Tensor) -> Tensor:
         """Logarithms of the mean probabilities of the classes, [n, classes].

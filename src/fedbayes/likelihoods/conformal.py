@@ -15,16 +15,20 @@ import torch
 from torch import Tensor
 
 from fedbayes.errors import ConfigError
+from fedbayes.likelihoods.adaptive import adaptive_scores
 from fedbayes.likelihoods.base import Classes, Likelihood
 from fedbayes.likelihoods.numeric import Numeric
 
-Score = Literal["probability", "residual", "quantile"]
+Score = Literal["probability", "adaptive", "adaptive-random", "residual", "quantile"]
 SCORES: dict[Score, str] = {
     "probability": "classes: −log of the probability of the true class",
+    "adaptive": "classes: −log of the probability of the true class and all less likely ones (APS)",
+    "adaptive-random": "classes: the same with a random share of the true class's own (APS)",
     "residual": "numbers: distance from the predictive mean",
     "quantile": "numbers: how far outside of the model's own interval (CQR)",
 }
 """Scores by name, in words."""
+OF_CLASSES: tuple[Score, ...] = ("probability", "adaptive", "adaptive-random")
 _LEAST, _LARGEST, _STEPS = 1e-8, 1e4, 4096
 _HALF = torch.logspace(math.log10(_LEAST), math.log10(_LARGEST), _STEPS, dtype=torch.float64)
 GRID = torch.cat([-_HALF.flip(0), torch.zeros(1, dtype=torch.float64), _HALF])
@@ -42,8 +46,9 @@ class Conformal:
     """Share of new rows whose score the threshold promises to be above, or equal to."""
     score: Score
     threshold: tuple[float | None, ...]
-    """Of classes one, in nats; of numbers one for each target column, in its unit. None where too
-    few rows were counted for the level: sets are whole then, and intervals endless."""
+    """Of classes one, in nats; of numbers one for each target column, in its unit. None where there
+    is no end, as where too few rows were counted for the level: sets are whole then, and intervals
+    endless."""
     rows: int
     """That were counted."""
 
@@ -53,23 +58,28 @@ class Conformal:
         if not (0 < self.level < 1 and self.threshold and all(map(math.isfinite, ends))):
             raise ValueError("level or threshold of a conformal calibration is none")
 
+    @property
+    def too_few(self) -> bool:
+        """Whether so few rows were counted that there is no threshold of the level."""
+        return _rank(self.level, self.rows) > self.rows
+
     def fits(self, likelihood: Likelihood) -> bool:
         """Whether it is of predictions of this likelihood."""
         if isinstance(likelihood, Classes):
-            return self.score == "probability" and len(self.threshold) == 1
-        if not isinstance(likelihood, Numeric) or self.score == "probability":
+            return self.score in OF_CLASSES and len(self.threshold) == 1
+        if not isinstance(likelihood, Numeric) or self.score in OF_CLASSES:
             return False
         return len(self.threshold) == likelihood.target.columns
 
-    def sets(self, likelihood: Classes, draws: Tensor) -> Tensor:
+    def sets(self, likelihood: Classes, draws: Tensor, coins: Tensor | None = None) -> Tensor:
         """Which classes are in the set of each sample, bool [n, classes].
 
         Args:
             likelihood: of the outputs.
             draws: outputs under draws from a posterior, [draws, n, width].
+            coins: of `adaptive-random` one for each sample [n], at least 0 and below 1.
         """
-        scores: Tensor = -likelihood.log_probabilities(draws).double()
-        return scores <= self._ends(draws)
+        return _of_classes(likelihood, draws, self.score, coins) <= self._ends(draws)
 
     def interval(self, likelihood: Numeric, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper ends, float64 [n, columns], in the unit of the target; of a count at
@@ -104,7 +114,7 @@ def choose_score(likelihood: Likelihood, level: float, asked: str = "auto") -> S
         raise ConfigError(f"the level {level} is no share; give one above 0 and below 1")
     kinds: tuple[Score, ...] = ()
     if isinstance(likelihood, Classes):
-        kinds = ("probability",)
+        kinds = OF_CLASSES
     elif isinstance(likelihood, Numeric):
         kinds = ("quantile", "residual") if _has_interval(likelihood, level) else ("residual",)
     if not kinds:
@@ -135,7 +145,14 @@ def _has_interval(likelihood: Numeric, level: float) -> bool:
 
 
 @torch.no_grad()
-def scores(likelihood: Likelihood, draws: Tensor, y: Tensor, score: Score, level: float) -> Tensor:
+def scores(
+    likelihood: Likelihood,
+    draws: Tensor,
+    y: Tensor,
+    score: Score,
+    level: float,
+    coins: Tensor | None = None,
+) -> Tensor:
     """How badly targets fit predictions, float64 [n, columns], as `GRID` has them; inf where an
     output is not finite.
 
@@ -145,14 +162,24 @@ def scores(likelihood: Likelihood, draws: Tensor, y: Tensor, score: Score, level
         y: targets, [n] or [n, columns].
         score: its name.
         level: the promised coverage.
+        coins: as for `Conformal.sets`.
     """
     if isinstance(likelihood, Classes):
-        found = -likelihood.log_probabilities(draws).double().gather(1, y[:, None])
+        found = _of_classes(likelihood, draws, score, coins).gather(1, y[:, None])
     else:
         assert isinstance(likelihood, Numeric)
         low, high = _inner(likelihood, draws, score, level)
         found = torch.maximum(low - y, y - high) / unit(likelihood).to(draws.device)
     return found.nan_to_num(nan=math.inf, posinf=math.inf, neginf=math.inf)
+
+
+def _of_classes(likelihood: Classes, draws: Tensor, score: Score, coins: Tensor | None) -> Tensor:
+    """Scores of all classes, float64 [n, classes]."""
+    logs = likelihood.log_probabilities(draws).double()
+    if score == "probability":
+        return -logs
+    assert (coins is not None) == (score == "adaptive-random")
+    return adaptive_scores(logs, coins)
 
 
 def _inner(likelihood: Numeric, draws: Tensor, score: Score, level: float) -> tuple[Tensor, Tensor]:
@@ -181,6 +208,11 @@ def count(found: Tensor) -> Tensor:
     return torch.stack([torch.bincount(column, minlength=BINS) for column in place.T])
 
 
+def _rank(level: float, rows: int) -> int:
+    """Which of so many scores, from the smallest, a new one is at most with this probability."""
+    return math.ceil(Decimal(str(level)) * (rows + 1))
+
+
 def threshold(counts: Tensor, likelihood: Likelihood, score: Score, level: float) -> Conformal:
     """The threshold that clients' counts together give.
 
@@ -194,7 +226,7 @@ def threshold(counts: Tensor, likelihood: Likelihood, score: Score, level: float
         level: the promised coverage.
     """
     rows = int(counts[0].sum())
-    rank = math.ceil(Decimal(str(level)) * (rows + 1))
+    rank = _rank(level, rows)
     ends: list[float | None] = []
     for column, scale in zip(counts, unit(likelihood).tolist(), strict=True):
         place = int(torch.searchsorted(column.cumsum(0), rank))

@@ -1,5 +1,6 @@
 """Real values with Gaussian noise."""
 
+import math
 from typing import Any
 
 from torch import Tensor, distributions
@@ -23,6 +24,12 @@ class Gaussian(LocationScale):
         ratio = log_std - wide
         offset = (mean - other) * (-wide).exp()
         return (((2 * ratio).exp() + offset.square() - 1) / 2 - ratio).sum(dim=-1)
+
+    def log_power(self, f: Tensor, power: float) -> Tensor:
+        """(1 − power)/2 · log 2πσ² − log(power)/2 of each column, summed, [..., n]."""
+        _, scale = self.own_unit(f)
+        spread = (math.log(2 * math.pi) + 2 * scale.log()) / 2
+        return ((1 - power) * spread - math.log(power) / 2).sum(dim=-1)
 
     def moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each column, [..., n, columns] each."""

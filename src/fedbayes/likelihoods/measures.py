@@ -129,6 +129,19 @@ def _brier(y: Array, p: Array, threshold: float) -> float:
     return float(mean_squared_error(y, p))
 
 
+def _error_auroc(y: Array, p: Array, threshold: float) -> float:
+    import numpy as np
+    from scipy.special import entr
+    from sklearn.metrics import roc_auc_score
+
+    if p.ndim == 1:
+        p = np.stack([1 - p, p], axis=1)
+    wrong = p.argmax(axis=1) != y
+    if wrong.all() or not wrong.any():
+        return math.nan
+    return float(roc_auc_score(wrong, entr(p).sum(axis=1)))
+
+
 def _mean(y: Array, p: Array, threshold: float) -> float:
     return float(p.mean())
 
@@ -152,6 +165,12 @@ MEASURES: Mapping[str, Measure] = {
         "mean recall of the classes", _CLASSES, True, _balanced_accuracy, (0, 1), True
     ),
     "brier": Measure("Brier score", _ANY, False, _brier, (0, 2)),
+    "error_auroc": Measure(
+        "how well the entropy of predictions tells wrong from right ones",
+        _CLASSES,
+        True,
+        _error_auroc,
+    ),
     "crps": Measure("continuous ranked probability score", _NUMBERS, False, _mean, (0, math.inf)),
     "accuracy": Measure("share of right classes", _CLASSES, True),
     "label_accuracy": Measure("share of right labels", _LABELS, True),

@@ -46,6 +46,11 @@ class Multilabel(Likelihood):
         p = torch.sigmoid(f)
         return (p * yes + (1 - p) * no).sum(dim=-1)
 
+    def log_power(self, f: Tensor, power: float) -> Tensor:
+        """Σ_l log(p_l^power + (1 − p_l)^power), [..., n]."""
+        each = power * functional.logsigmoid(torch.stack([f, -f]))
+        return torch.logsumexp(each, dim=0).sum(dim=-1)
+
     def mean(self, draws: Tensor) -> Tensor:
         """The mean probability of each label, [n, labels]."""
         return torch.sigmoid(draws).mean(dim=0)

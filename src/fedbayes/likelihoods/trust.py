@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,12 +11,21 @@ from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.evaluation import parted, total
 from fedbayes.likelihoods.measures import measured, predictions
 from fedbayes.likelihoods.numeric import Numeric, Parametric
-from fedbayes.metrics import Calibration, Coverage, Uncertainty, calibrate
+from fedbayes.metrics import (
+    Calibration,
+    Confidences,
+    Coverage,
+    Uncertainty,
+    calibrate,
+    uncertainty,
+)
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, Tensors
 
 PIECE = 500
 """Samples that are predicted at a time."""
+_UNSURE = "unsure/"
+"""Before the names of `unsure` among what is gathered."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +49,21 @@ class Trust:
     """Of intervals of numbers."""
     right: Tensor | None = None
     """Whether each prediction of a class is right, bool [n]."""
-    uncertainty: Uncertainty | None = None
-    """Of classes, for methods with a posterior, or an ensemble."""
     std: Tensor | None = None
     """Of numbers, standard deviation of each prediction in the unit of the target, [n, columns]."""
     between: Tensor | None = None
     """The part of it that is between draws, for methods with several."""
+    confidences: Confidences | None = None
+    """Of classes, the predictions counted by their confidence."""
+    unsure: Tensors = field(default_factory=dict)
+    """How unsure each prediction is, [n] by name, as `unsure` gives it."""
+
+    @property
+    def uncertainty(self) -> Uncertainty | None:
+        """Of classes, for methods with a posterior, or an ensemble."""
+        if self.right is None or "information" not in self.unsure:
+            return None
+        return Uncertainty(self.unsure["entropy"], self.unsure["information"])
 
 
 @torch.no_grad()
@@ -83,6 +101,43 @@ def examine(
     return replace(told, metrics=told.metrics | measured(measures, needed))
 
 
+@torch.no_grad()
+def unsure(likelihood: Likelihood, draws: Tensor) -> Tensors:
+    """How unsure predictions are, whatever is true, [n] by name; nothing of times of events.
+
+    Of classes `entropy`, of the mean prediction in nats, and under several draws `information`, the
+    mutual information of class and draw; of labels their sums over labels. Of numbers `std`, the
+    standard deviation in units of the target's own, the mean over columns, and under several draws
+    `std_between`, the part between them. Infinite where an output is not finite.
+
+    Args:
+        likelihood: of the outputs.
+        draws: outputs under draws from a posterior, [draws, n, width].
+    """
+    several, told = len(draws) > 1, finite(draws)
+    match likelihood:
+        case Classes():
+            told = likelihood.told(draws)
+            found = vars(likelihood.uncertainty(draws.double()))
+        case Parametric():
+            std, scale = likelihood.std(draws.double()), likelihood.target.scale
+            unit = torch.tensor(scale or (1.0,) * likelihood.target.columns).to(std.total)
+            found = {
+                "std": (std.total / unit).mean(dim=-1),
+                "std_between": (std.between / unit).mean(dim=-1),
+            }
+        case _ if likelihood.target.kind == "labels":
+            p = torch.stack([likelihood.mean(draw[None]) for draw in draws.double()])
+            coins = torch.stack([p, 1 - p], dim=-1).log()
+            each = uncertainty(coins.flatten(1, 2))
+            shape = p.shape[1:]
+            found = {name: values.reshape(shape).sum(dim=-1) for name, values in vars(each).items()}
+        case _:
+            return {}
+    kept = list(found)[: 2 if several else 1]
+    return {name: torch.where(told, found[name].double(), torch.inf) for name in kept}
+
+
 def _pieces(samples: Samples) -> Iterator[Samples]:
     for start in range(0, len(samples.y), PIECE):
         yield Samples(samples.x[start : start + PIECE], samples.y[start : start + PIECE])
@@ -91,14 +146,12 @@ def _pieces(samples: Samples) -> Iterator[Samples]:
 def _measured(likelihood: Likelihood, draws: Tensor, y: Tensor) -> Tensors:
     """What is known of each prediction, [n, ...] by name; terms of scores among it."""
     found = dict(likelihood.terms(draws, y))
-    several = len(draws) > 1
+    found |= {f"{_UNSURE}{name}": values for name, values in unsure(likelihood, draws).items()}
     match likelihood:
         case Classes():
             found["right"] = found["correct"] > 0
             found["finite"] = found["confidence"] > 0
             found["class"] = likelihood.log_probabilities(draws).argmax(dim=-1)
-            if several:
-                found |= vars(likelihood.uncertainty(draws))
         case Numeric():
             found["mean"] = likelihood.mean(draws)
             ends = [likelihood.interval(draws, level) for level in likelihood.interval_levels]
@@ -109,7 +162,7 @@ def _measured(likelihood: Likelihood, draws: Tensor, y: Tensor) -> Tensors:
             if isinstance(likelihood, Parametric):
                 std = likelihood.std(draws)
                 found["std"] = std.total
-                if several:
+                if len(draws) > 1:
                     found["between"] = std.between
         case _ if likelihood.target.kind == "labels":
             p, told = likelihood.mean(draws), finite(draws)[:, None]
@@ -120,13 +173,13 @@ def _measured(likelihood: Likelihood, draws: Tensor, y: Tensor) -> Tensors:
 
 def _joined(likelihood: Likelihood, found: Tensors) -> Trust:
     """What all predictions together come to."""
-    metrics = likelihood.metrics(total({n: t for n, t in found.items() if t.ndim == 1}))
-    calibration, coverage, uncertainty = None, None, None
+    terms = {n: t for n, t in found.items() if t.ndim == 1 and not n.startswith(_UNSURE)}
+    metrics = likelihood.metrics(total(terms))
+    calibration, coverage, confidences = None, None, None
     match likelihood:
         case Classes():
             calibration = calibrate(found["confidence"], found["right"])
-            if "entropy" in found:
-                uncertainty = Uncertainty(found["entropy"], found["information"])
+            confidences = Confidences.of(found["confidence"], found["right"])
         case Numeric() if "interval_inside" in found:
             inside = found["interval_inside"].flatten(0, 1).double()
             coverage = Coverage(
@@ -147,7 +200,12 @@ def _joined(likelihood: Likelihood, found: Tensors) -> Trust:
         coverage=coverage,
         finite=found.get("finite"),
         right=found.get("right"),
-        uncertainty=uncertainty,
         std=found.get("std"),
         between=found.get("between"),
+        confidences=confidences,
+        unsure={
+            name.removeprefix(_UNSURE): values
+            for name, values in found.items()
+            if name.startswith(_UNSURE)
+        },
     )

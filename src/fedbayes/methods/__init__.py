@@ -29,6 +29,8 @@ METHODS: Mapping[str, "type[AnyMethod]"] = Catalogue(
         "pvi": ("pvi", "Pvi"),
         "fedlap": ("fedlap", "FedLap"),
         "fedep": ("fedep", "FedEP"),
+        "fedgvi": ("fedgvi", "FedGvi"),
+        "ivon-admm": ("ivon_admm", "IvonAdmm"),
         "combined": ("combined", "Combined"),
         "gpi-fnm": ("matching", "GpiFnm"),
         "pfnm": ("matching", "Pfnm"),

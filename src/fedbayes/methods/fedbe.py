@@ -272,9 +272,10 @@ class FedBeSums(_Ensemble[Sum]):
         return {**message, **named("square", {name: message[name] for name in trained})}
 
     def reference(self, message: Message, run: Run) -> Tensors:
-        """Weights are measured from the broadcast, squares from zero."""
-        trained, sent = run.network.split()[0], dense(message)
-        return sent | named("square", {name: torch.zeros_like(sent[name]) for name in trained})
+        """The network that clients were sent; squares of changes are measured from zero."""
+        centre = dense(message)
+        zeros = {name: torch.zeros_like(centre[name]) for name in run.network.split()[0]}
+        return {**centre, **named("square", zeros)}
 
     def report(
         self, solved: Solved, problem: Problem, client: Nothing, at: At

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedbayes.contracts import At, Info, Loss, Method, Problem, Report, Run, Sampler, Solved, Sum
 from fedbayes.contracts.drawn import (
-    expected_nll,
+    expected_loss,
     require_weights_alone,
     sampler_of,
     weight_noise,
@@ -126,7 +126,7 @@ class PFedBayes(Method[Server, Client, Sum]):
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             mean, spread = part(parameters, "mean"), part(parameters, "log_std")
             std = {name: s.exp() for name, s in spread.items()}
-            fit = expected_nll(run, mean, std, batch, noise, training=True)
+            fit = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=True)
             prior = Gaussian.of(
                 {n: t.detach() for n, t in part(parameters, "global_mean").items()},
                 {n: t.detach().square() for n, t in part(parameters, "global_std").items()},

@@ -494,6 +494,28 @@ def reliability(records: Sequence[Record]) -> list[Chart]:
     ]
 
 
+def selective(records: Sequence[Record]) -> list[Chart]:
+    """Accuracy of the surest predictions of each global model, over how many they are."""
+    curves = []
+    for run, record in enumerate(records):
+        if record.confidences is not None:
+            coverage, accuracy = record.confidences.curve
+            shown = np.unique(np.linspace(0, len(coverage) - 1, MOST_COLUMNS).round().astype(int))
+            x, y = (values.numpy()[shown].tolist() for values in (coverage, accuracy))
+            curves.append(Curve(run, x, y))
+    return [
+        Lines(
+            "selective",
+            "Selective prediction",
+            "coverage: share of test samples that is predicted, the surest first",
+            "accuracy of these",
+            curves,
+            "What the accuracy would be if unsure samples were left to someone else, by counts of "
+            "confidence.",
+        )
+    ]
+
+
 def diagram(calibration: Calibration, run: int = 0) -> Reliability:
     """A reliability diagram whose bins have enough samples each to say something.
 
@@ -559,6 +581,7 @@ FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
     "predictions": predictions,
     "coverage": coverage,
     "reliability": reliability,
+    "selective": selective,
 }
 """The charts by the name of the figure. Any metric can be named too: `rmse` of the global model, or
 any metric of `metrics.jsonl`."""

@@ -19,7 +19,7 @@ from fedbayes.federation.privacy.accounting import epsilons
 from fedbayes.files import parse_toml, read_text
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.trust import examine
-from fedbayes.metrics import Calibration, Coverage
+from fedbayes.metrics import Calibration, Confidences, Coverage
 from fedbayes.runs.between import per_client, tables
 from fedbayes.runs.build import bind_frozen, build_runtime, stored_data
 from fedbayes.runs.config import Config
@@ -67,6 +67,8 @@ class Record:
     """Of the global model on all clients' test samples: true and predicted class, int64 [K, K]."""
     calibration: Calibration | None = None
     """Of the global model's probabilities on all clients' test samples."""
+    confidences: Confidences | None = None
+    """Of classes, predictions counted by their confidence."""
     coverage: Coverage | None = None
     """Of the global model's intervals of numbers likewise."""
     predictions: tuple[Array, Array] | None = None
@@ -204,6 +206,8 @@ def rounds_of(run: RunFolder, label: str) -> Record:
     if refused:
         skipped = sum(bool(line.get("skipped")) for line in metrics)
         notes.append(f"{refused} reports were refused, {skipped} rounds ended without an update")
+    if wrong := settings.get("data.label_noise", 0):
+        notes.append(f"label noise: {wrong:.1%} of the training labels are wrong")
     attack, hostile = settings.get("attack.kind", "none"), settings.get("attack.clients", 1)
     if attack != "none" and hostile:
         who = "1 hostile client" if hostile == 1 else f"{hostile} hostile clients"
@@ -443,6 +447,7 @@ def _predicted(runtime: ClientRuntime, data: FederatedData, model: Tensors) -> d
     if found is None:
         return {}
     fields: dict[str, Any] = {"calibration": found.calibration, "coverage": found.coverage}
+    fields["confidences"] = found.confidences
     if found.predicted is None:
         return fields
     if not data.classes:

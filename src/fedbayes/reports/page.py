@@ -43,7 +43,13 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "privacy",
     ),
     "Clients": ("clients", "split"),
-    "Predictions of the global model": ("confusion", "predictions", "coverage", "reliability"),
+    "Predictions of the global model": (
+        "confusion",
+        "predictions",
+        "coverage",
+        "reliability",
+        "selective",
+    ),
 }
 """Figures that stand together."""
 

@@ -268,7 +268,7 @@ class Result:
                 )
         if client is not None:
             source = f"the model of client {client} of {source}"
-        members = (Member(self.draws(client), self.preprocessing),)
+        members = (Member(self.draws(client), self.preprocessing, self.config.data),)
         return TrainedModel(members, self.likelihood, source, conformal=threshold)
 
     def draws(self, client: str | int | None = None) -> "RawPredictor":

@@ -50,6 +50,7 @@ def build_data(config: Config) -> FederatedData:
         target=target,
         columns=columns,
         label=_label(config),
+        label_noise=config.data.label_noise,
     )
 
 
@@ -84,6 +85,7 @@ def stored_data(
         target=target,
         columns=columns,
         label=_label(config),
+        label_noise=config.data.label_noise,
     )
 
 

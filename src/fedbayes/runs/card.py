@@ -24,6 +24,8 @@ OWN = ("task.likelihood", "model.name", "method.name", "data.name")
 """Settings that may name what is in a module of the user's own."""
 _READERS = {"source", "trusted"}
 """What a card does not say of itself."""
+_FRAMING = ("processor", "size", "crop", "scale")
+"""Settings of data that say how pictures become arrays."""
 _READING = set(SourceSettings.model_fields) - {"dir", "path", "query", "database"}
 
 
@@ -108,6 +110,20 @@ class Card:
         self.require_trusted("task.likelihood")
         task = complete_task({"likelihood": "auto", **self.task})
         return build_likelihood(task.pop("likelihood"), self.preprocessing.target, **task)
+
+    @property
+    def reading(self) -> SourceSettings:
+        """How pictures became samples.
+
+        Raises:
+            ModelError: the card does not say it in proper settings.
+        """
+        given = {name: self.data[name] for name in _FRAMING if name in self.data}
+        try:
+            return SourceSettings(**given)
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors()[0]["loc"]))
+            raise ModelError(f"the card of {self.source} is damaged: data.{place}") from None
 
     def require_trusted(self, key: str, *, way: str = "") -> None:
         """See that nothing is imported, and no code run, because a stranger's file names it.

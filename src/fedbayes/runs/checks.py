@@ -50,6 +50,7 @@ def check(
     _check_headline(config, method, data)
     _check_metrics(config, method, run, data)
     _check_privacy(config, method, run)
+    _check_evaluation(config, method)
     if adversary is not None:
         attacks.check(
             adversary,
@@ -162,13 +163,40 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
             f"{name} compares metrics of the clients' own models, which they do not send: "
             "privacy.metrics is off"
         )
-    if not data.test_total:
+    if not data.test_total and config.evaluate_at == "server":
         raise ConfigError(f"{name} compares metrics, but no client has test samples")
     if method.headline == "global" and not config.evaluate_every:
         raise ConfigError(
             f"{name} compares metrics of the global model, but with evaluate_every = 0 only "
             "the last round is evaluated; set evaluate_every to 1 or more"
         )
+
+
+def _check_evaluation(config: Config, method: AnyMethod) -> None:
+    """See that clients can try the global model where they are asked to.
+
+    Raises:
+        ConfigError: they cannot, or would tell what they are not to.
+    """
+    if config.evaluate_at != "clients" or "evaluate_at" not in ENGINES[config.engine].settings:
+        return
+    if not method.has_global_model:
+        raise ConfigError(
+            f"evaluate_at = 'clients' is of a global model, and {method.name} has none"
+        )
+    if config.secure.enabled:
+        raise ConfigError(
+            "evaluate_at = 'clients' has every client say how the model does on its test samples, "
+            "and under secure.enabled the server sees nothing of a single client; have one or the "
+            "other"
+        )
+    if config.privacy.noise and config.privacy.metrics == "off":
+        raise ConfigError(
+            "evaluate_at = 'clients' has clients send metrics, which ε does not cover: "
+            "privacy.metrics is off; set it to on, or leave evaluate_at out"
+        )
+    if config.attack.active:
+        raise ConfigError("evaluate_at = 'clients' does not go with an attack; leave it out")
 
 
 def _check_metrics(config: Config, method: AnyMethod, run: Run, data: FederatedData) -> None:
@@ -180,7 +208,7 @@ def _check_metrics(config: Config, method: AnyMethod, run: Run, data: FederatedD
     fitting(config.metrics, run.likelihood)
     if not config.metrics or AUTO in config.metrics:
         return
-    if not data.test_total:
+    if not data.test_total and config.evaluate_at == "server":
         raise ConfigError(
             f"metrics names {listed(config.metrics, 3)}, but no client has test samples; see "
             "data.test, or leave metrics out"

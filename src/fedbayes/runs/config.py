@@ -66,6 +66,13 @@ class Config(BaseModel):
     evaluate_every: int = Field(
         1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
     )
+    evaluate_at: Annotated[Literal["server", "clients"], Only("engine", *takers("evaluate_at"))] = (
+        Field(
+            "server",
+            description="where the global model is tried over a network: on the server's own test "
+            "samples, or by every client on its test part, of which sums and metrics come back",
+        )
+    )
     metrics: Several[str] = Field(
         (AUTO,),
         description="metrics beside the likelihood's own, of all test rows, each client, the worst "

@@ -527,6 +527,9 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
             f"{summary['best_round']} ({words(headline)} {best}); the checkpoint is kept"
             + (", and model.safetensors is its model" if "model_round" in summary else "")
         )
+    if "label_noise" in summary:
+        noise = summary["label_noise"]
+        rows["label noise"] = f"{noise['labels']:,} of {noise['of']:,} training labels are wrong"
     if "attack" in summary:
         attack = summary["attack"]
         rows["attack"] = (

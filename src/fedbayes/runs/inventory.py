@@ -19,6 +19,7 @@ FREE = (
     "device",
     "round_timeout",
     "evaluate_every",
+    "evaluate_at",
     "checkpoint_every",
     "keep_checkpoints",
     "stop_after",

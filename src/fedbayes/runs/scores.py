@@ -92,6 +92,22 @@ def _mean(values: list[float]) -> float:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What became of a global model that the clients were to try."""
+
+    clients: int
+    """How many there are."""
+    missed: dict[int, str]
+    """Those that did not say how it does, and why."""
+    bytes_down: int
+    """Encoded bytes of the model, to all that got it."""
+    link_down: int = 0
+    """Bytes that a network carried to the clients."""
+    link_up: int = 0
+    """Bytes that a network carried from them."""
+
+
+@dataclass(frozen=True)
 class GlobalEvaluation:
     """A global model on the union of the clients' test sets."""
 
@@ -104,6 +120,8 @@ class GlobalEvaluation:
     """What a line of `metrics.jsonl` says beside `metrics`: for classes `global_accuracy`,
     `global_nll`, `global_ece`, `class_accuracy`; else `global_nll`. Under an attack that aims at
     test samples its `attack_success` too."""
+    asked: Asked | None = None
+    """What became of the clients' answers, where they tried it; None where they did not."""
 
     @classmethod
     def of(

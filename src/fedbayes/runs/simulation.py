@@ -23,7 +23,14 @@ from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import Lying
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Task
 from fedbayes.federation.engine_table import start
-from fedbayes.federation.engines import NOT_CONNECTED, AtWork, Delivers, Engine, at_work
+from fedbayes.federation.engines import (
+    NOT_CONNECTED,
+    AtWork,
+    Delivers,
+    Engine,
+    TriesAtClients,
+    at_work,
+)
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round, run_round
 from fedbayes.federation.weights import Weights, none_yet
@@ -51,6 +58,7 @@ from fedbayes.runs.progress import Progress, first_progress
 from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
+from fedbayes.runs.tried import try_at_clients
 from fedbayes.tensors import Tensors, pack, unpack
 
 EVALUATION_ROWS = 1000
@@ -404,6 +412,20 @@ class Simulation:
             if evaluated is None or told != self._measures(last):
                 told = self._measures(last)
                 evaluated = self._evaluated(model, number, told)
+        if evaluated is not None and evaluated.asked is not None:
+            asked = evaluated.asked
+            result = replace(result, bytes_down=result.bytes_down + asked.bytes_down)
+            result.ledger.link_down += asked.link_down
+            result.ledger.link_up += asked.link_up
+            if last and asked.missed:
+                first_missed = min(asked.missed)
+                warnings.warn(
+                    f"{len(asked.missed)} of {self.clients} clients did not try the last model "
+                    f"(client {first_missed}: {asked.missed[first_missed]}); its metrics are of "
+                    "the others",
+                    FedbayesWarning,
+                    stacklevel=2,
+                )
         missed: dict[int, str] = {}
         if last and self.method.sends_final_model:
             clients = evaluated.clients if evaluated else clients
@@ -549,6 +571,8 @@ class Simulation:
         """Metrics beside the likelihood's own that a round tells of the global model; None where
         nothing is told of how metrics differ between clients either.
         """
+        if AUTO in self.config.metrics and self.config.evaluate_at == "clients":
+            return default_measures(self.likelihood)  # they cost the server nothing
         if AUTO in self.config.metrics:
             held = self.data.test_total * len(self.data.target.names)
             few = held <= MOST_UNASKED_VALUES
@@ -559,7 +583,12 @@ class Simulation:
         self, model: Tensors, number: int, measures: tuple[str, ...] | None
     ) -> GlobalEvaluation | None:
         """As `evaluate`; nothing where there is no global model, or nothing to evaluate it on."""
-        if not (self.method.has_global_model and self.data.test_total):
+        if not self.method.has_global_model:
+            return None
+        if self.config.evaluate_at == "clients" and isinstance(self.engine, TriesAtClients):
+            self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
+            return try_at_clients(self.engine, self.run, model, number, measures or ())
+        if not self.data.test_total:
             return None
         self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
         return self.evaluate(model, measures or ())

@@ -21,6 +21,7 @@ OURS = frozenset(
         ),
         *("bytes_down", "bytes_up", "link_down", "link_up"),
         *("refused", "lost", "troubles", "outliers", "skipped", "undone", "stopped"),
+        "not_evaluated",
     )
 )
 """Entries of a line that are no figures of clients or methods."""

@@ -63,6 +63,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "troubles": troubles_of(lines, "troubles"),
         "outliers": troubles_of(lines, "outliers"),
         "skipped_rounds": sum(line["skipped"] for line in lines),
+        **_label_noise(simulation),
         **_attack(simulation, last),
         **({"noise_rounds": noise} if (noise := _noise_rounds(config, lines)) is not None else {}),
         **run_summary(config, progress.privacy, progress.round),
@@ -98,6 +99,14 @@ def _best(simulation: "Simulation", lines: Sequence[Metrics]) -> Metrics:
         "best_round": number,
         **{f"best_{name}": line[name] for name in _BEST if name in line},
     }
+
+
+def _label_noise(simulation: "Simulation") -> Metrics:
+    """How many training labels were replaced, if any were to be."""
+    if not simulation.config.data.label_noise:
+        return {}
+    data = simulation.data
+    return {"label_noise": {"labels": data.wrong_labels, "of": int(data.train_sizes().sum())}}
 
 
 def _attack(simulation: "Simulation", last: Metrics) -> Metrics:

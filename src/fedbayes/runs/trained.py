@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ from fedbayes.contracts import Sampler
 from fedbayes.data import Preprocessing
 from fedbayes.data.columns import Column
 from fedbayes.data.encoding import Unknown
+from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.wording import describe
 from fedbayes.errors import CellError, ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
@@ -35,6 +37,8 @@ class Member(NamedTuple):
     [draws, n, width]: a posterior has several draws."""
     preprocessing: Preprocessing
     """What it sees of a raw sample; names of classes and features."""
+    reading: SourceSettings | None = None
+    """How the data of the training were read: size and crop of pictures are of these."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,26 @@ class TrainedModel:
         }
         first = [column.name for column in self.preprocessing.table]
         return tuple(found[name] for name in [*first, *(n for n in found if n not in first)])
+
+    def framing(self) -> Framing:
+        """How pictures of any size become raw samples.
+
+        Raises:
+            DataError: a pretrained network's processor says how, and cannot be loaded.
+            ModelError: members see them in different ways.
+        """
+        found = []
+        for reading in (member.reading or SourceSettings() for member in self.members):
+            frame = framing(reading)
+            found.append(replace(frame, scale=reading.scale or frame.scale))
+        # What is left is done by the network, from the same pixels.
+        seen = [replace(one, mean=(), std=(), channels=0) for one in found]
+        if any(one != seen[0] for one in seen):
+            raise ModelError(
+                f"of {self.source} one sees pictures of another size, or cut in another way; "
+                "predict with each alone"
+            )
+        return found[0]
 
     def predict(self, x: Any) -> Tensor:
         """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
@@ -153,16 +177,18 @@ class TrainedModel:
             odd |= {(one.column.name, one.empty): one for one in unknown}
         return raw, list(odd.values())
 
-    def columns(self, raw: Sequence[Tensor], level: float | None) -> Answers:
+    def columns(self, raw: Sequence[Tensor], level: float | None, start: int = 0) -> Answers:
         """Predictions alone, by column.
 
         Args:
             raw: samples, as `encode` gives them.
             level: as `level` gives it.
+            start: samples before these, where they are some of many.
         """
-        found = [
-            answers(self.likelihood, draws, level, self.conformal) for draws in self._draws(raw)
-        ]
+        found = []
+        for draws in self._draws(raw):
+            found.append(answers(self.likelihood, draws, level, self.conformal, start))
+            start += draws.shape[1]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
     def _draws(self, raw: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -187,8 +213,8 @@ class TrainedModel:
                 )
             if None in self.conformal.threshold:
                 self._note(
-                    f"{self.conformal.rows:,} rows are too few for a level of "
-                    f"{self.conformal.level:.0%}: sets hold all classes, intervals are endless"
+                    f"{_why_endless(self.conformal)} for a level of {self.conformal.level:.0%}: "
+                    "sets hold all classes, intervals are endless"
                 )
             return self.conformal.level
         if isinstance(likelihood, Numeric) and not self.means:
@@ -234,6 +260,12 @@ class TrainedModel:
                 f"{where} has a column '{taken[0]}' already, which is the name of a prediction; "
                 "rename it or leave it out"
             )
+
+
+def _why_endless(conformal: Conformal) -> str:
+    if conformal.too_few:
+        return f"{conformal.rows:,} rows are too few"
+    return "the model was too far from the truth in too many of the rows that were counted"
 
 
 def _refuse_infinite(rows: Any, preprocessing: Preprocessing, where: str) -> None:

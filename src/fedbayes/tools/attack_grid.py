@@ -6,7 +6,6 @@ Runs that have ended are not run again, so the same call goes on where it was br
 with more attacks, methods or rules adds to what is there.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from fedbayes.runs.inventory import Inventory
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
 from fedbayes.start import complete
+from fedbayes.tools.variants import folder_name, named
 
 HONEST = "none"
 """The attack of the runs that others are compared with."""
@@ -46,7 +46,7 @@ class Cell:
 
     def place(self, folder: Path) -> Path:
         """Its run folder."""
-        return folder.joinpath(*(_folder_name(t) for t in (self.method, self.rule, self.attack)))
+        return folder.joinpath(*(folder_name(t) for t in (self.method, self.rule, self.attack)))
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,15 @@ class AttackGrid:
             if len(set(names)) < len(names):
                 raise ConfigError(f"a {what} is named twice in {', '.join(names)}; it counts once")
         for kind in kinds:
-            if ":" in (name := _parsed(kind)[0]):
+            if ":" in (name := named(kind)[0]):
                 find_attack(name)  # a mistake is told before the honest runs
         self._configs = {cell: self._config(cell) for cell in self.cells}
 
     def _config(self, cell: Cell) -> Config:
         """The settings of a cell."""
-        method, parameters = _parsed(cell.method)
-        rule, aggregation = _parsed(cell.rule)
-        kind, attack = _parsed(cell.attack)
+        method, parameters = named(cell.method)
+        rule, aggregation = named(cell.rule)
+        kind, attack = named(cell.attack)
         given = [*self._overrides, f"method.name={method}"]
         given += [f"method.{setting}" for setting in parameters]
         given += [
@@ -213,17 +213,3 @@ def _of_attack(kind: str, setting: str) -> str:
     """A setting of an attack as one of the config: fields of a user's own class are arguments."""
     own = ":" in kind and setting.partition("=")[0] not in ("clients", "start")
     return f"attack.arguments.{setting}" if own else f"attack.{setting}"
-
-
-def _parsed(text: str) -> tuple[str, list[str]]:
-    """A name, which may be `package.module:Class`, and the settings behind it, `key=value`."""
-    parts = text.split(":")
-    settings = [part for part in parts if "=" in part]
-    name = ":".join(part for part in parts if "=" not in part)
-    if not name or parts[len(parts) - len(settings) :] != settings:
-        raise ConfigError(f"{text!r} is no name with settings, as in fedprox:proximal=0.1")
-    return name, settings
-
-
-def _folder_name(text: str) -> str:
-    return re.sub(r"[^\w.=+-]", "_", text)

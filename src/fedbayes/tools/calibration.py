@@ -74,18 +74,23 @@ def summary(found: Trust) -> dict[str, float]:
     """Metrics by name, and what there is of calibration and uncertainty.
 
     Of probabilities the expected calibration error `ece`, the number of samples that it leaves out
-    since nothing was predicted of them (`not_predicted`), if there are any, and with a posterior
-    the mean entropy and mutual information (nats) of right and wrong predictions. Of numbers the
-    share of targets in the central intervals of each level (`coverage_0.9`), its mean distance from
-    the level (`coverage_error`), the median width of the interval of 90 % (`width_0.9`), and the
-    median standard deviation of predictions, with a posterior that between draws too; of several
-    target columns each by itself. None is told of right and wrong numbers: no prediction is either.
+    since nothing was predicted of them (`not_predicted`), if there are any. Of classes the accuracy
+    of the surest share of predictions (`accuracy_at_0.8`), and the area under the share of wrong
+    ones over that share (`aurc`), by counts of confidence; with a posterior the mean entropy and
+    mutual information (nats) of right and wrong predictions. Of numbers the share of targets in the
+    central intervals of each level (`coverage_0.9`), its mean distance from the level
+    (`coverage_error`), the median width of the interval of 90 % (`width_0.9`), and the median
+    standard deviation of predictions, with a posterior that between draws too; of several target
+    columns each by itself. None is told of right and wrong numbers: no prediction is either.
     """
     metrics = dict(found.metrics)
     if found.calibration is not None:
         metrics["ece"] = found.calibration.error
         if found.calibration.untold:
             metrics["not_predicted"] = float(found.calibration.untold)
+    if found.confidences is not None:
+        metrics["aurc"] = found.confidences.aurc
+        metrics |= {f"accuracy_at_{s:g}": found.confidences.accuracy_at(s) for s in COVERAGES}
     if found.uncertainty is not None and found.right is not None:
         for name, values in vars(found.uncertainty).items():
             for kind, chosen in (("right", found.right), ("wrong", ~found.right)):
@@ -112,6 +117,8 @@ def _by_column(name: str, found: Trust, values: Sequence[float]) -> dict[str, fl
     }
 
 
+COVERAGES = (0.5, 0.8, 0.9)
+"""Shares of predictions, the surest, whose accuracy is told."""
 _SHOWN = (0.5, 0.8, 0.9, 0.95)
 """Levels of intervals in a summary, of those that there are."""
 

@@ -75,6 +75,11 @@ def client_tables(
             f"data.{idle[0]} has no effect here: it is of how columns become inputs of a network. "
             "Regressions take numbers as they are, and text as categories; leave it out"
         )
+    if settings.label_noise:
+        raise ConfigError(
+            "data.label_noise has no effect here: it is of labels that networks train on; leave it "
+            "out"
+        )
     if parts := [f"data.{name}" for name in _PARTS if name in given]:
         warnings.warn(
             f"every row counts, whatever part it is of: {listed(parts)} is not looked at",

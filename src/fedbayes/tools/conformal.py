@@ -160,6 +160,8 @@ class _Halves:
     rows: int
     draws: Sampler
     rest: Samples
+    coins: Tensor | None
+    """Of the rest, where sets are random."""
     device: torch.device
 
     @classmethod
@@ -174,26 +176,31 @@ class _Halves:
         level: float,
         share: float,
     ) -> "_Halves":
-        order = seeds.numpy_rng(seed, "conformal", client=client).permutation(len(samples.y))
+        rng = seeds.numpy_rng(seed, "conformal", client=client)
+        order = rng.permutation(len(samples.y))
+        coins = torch.from_numpy(rng.random(len(order))) if kind == "adaptive-random" else None
         rows = round(share * len(order))
         first, rest = (torch.from_numpy(part) for part in (order[:rows], order[rows:]))
         columns = 1 if isinstance(run.likelihood, Classes) else run.likelihood.target.columns
         found = [torch.empty(0, columns, dtype=torch.float64)]
         for part in torch.split(first, _BATCH) if rows else ():
             x, y = (values[part].to(run.network.device) for values in samples)
-            found.append(scores(run.likelihood, draw(x), y, kind, level).cpu())
+            tossed = None if coins is None else coins[part]
+            found.append(scores(run.likelihood, draw(x), y, kind, level, tossed).cpu())
         left = Samples(samples.x[rest], samples.y[rest])
-        return cls(count(torch.cat(found)), rows, draw, left, run.network.device)
+        others = None if coins is None else coins[rest]
+        return cls(count(torch.cat(found)), rows, draw, left, others, run.network.device)
 
     def test(self, found: Conformal, likelihood: Likelihood) -> "_Tested":
         """Which of the other rows' targets are inside, and how large the sets are."""
         inside, sizes = [], []
-        for x, y in zip(*(torch.split(values, _BATCH) for values in self.rest), strict=True):
-            if not len(y):
+        for part in torch.split(torch.arange(len(self.rest.y)), _BATCH):
+            if not len(part):
                 continue
+            x, y = self.rest.x[part], self.rest.y[part]
             draws = self.draws(x.to(self.device))
             if isinstance(likelihood, Classes):
-                sets = found.sets(likelihood, draws).cpu()
+                sets = found.sets(likelihood, draws, self._tossed(part)).cpu()
                 inside.append(sets.gather(1, y[:, None]))
                 sizes.append(sets.sum(dim=1, keepdim=True))
             else:
@@ -203,10 +210,13 @@ class _Halves:
                 sizes.append(high - low)
         return _Tested(
             self.rows,
-            found.threshold.count(None) == 0,
+            not found.too_few,
             torch.cat(inside).double().numpy() if inside else None,
             torch.cat(sizes).double().numpy() if sizes else None,
         )
+
+    def _tossed(self, part: Tensor) -> Tensor | None:
+        return None if self.coins is None else self.coins[part]
 
 
 @dataclass(frozen=True)

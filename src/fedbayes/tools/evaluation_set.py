@@ -349,7 +349,7 @@ def _new_rows(
     return EvaluationSet(samples, f"{kind} of {path}", preprocessing, whose, likelihood)
 
 
-def absent_feature(path: Path, source: str, error: ColumnError) -> DataError:
+def absent_feature(path: Path | str, source: str, error: ColumnError) -> DataError:
     """The error of a table that lacks a feature of a model.
 
     Args:

@@ -258,6 +258,9 @@ def _trust(found: Facts) -> str:
     if conformal is not None:
         how = {
             "probability": "the set of classes whose −log probability is at most the threshold",
+            "adaptive": "classes from the likeliest on, as long as −log of the probability that is "
+            "left is at most the threshold",
+            "adaptive-random": "likewise, with a random share of the last class's own probability",
             "residual": "the mean less and plus the threshold",
             "quantile": "the model's own interval of this level, widened by the threshold",
         }[conformal["score"]]

@@ -13,7 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from fedbayes.data.encoding import Unknown
-from fedbayes.data.sources.streams import Piece, Rows
+from fedbayes.data.sources.picture_streams import PictureRows, are_pictures
+from fedbayes.data.sources.query_streams import QueryRows
+from fedbayes.data.sources.streams import Piece, Pieces, Rows
 from fedbayes.data.sources.tables import UNNAMED
 from fedbayes.errors import CellError, ColumnError, DataError, RunError
 from fedbayes.files import written_whole
@@ -49,13 +51,14 @@ def predict_file(
     inputs: Path | str,
     out: Path | str,
     *,
+    query: str | None = None,
     level: float | None = None,
     keep_inputs: bool = False,
     overwrite: bool = False,
     rows: int = 10_000,
     watch: Callable[[float], None] = lambda share: None,
 ) -> Predicted:
-    """Predict every row of a file, in its order.
+    """Predict every row of a file or a query, or every picture of a folder, in its order.
 
     Columns that the model does not know (ids, and the label if it is there) are written as they
     are, before the predictions; see `fedbayes.likelihoods.answers` for these.
@@ -63,24 +66,34 @@ def predict_file(
     Args:
         model: as `fedbayes.load` gives it.
         inputs: a `.csv`, `.csv.gz`, `.parquet` or `.xlsx` with the columns that the model reads,
-            or a `.npz` with an array `x` [n, ...], of which other arrays [n] are kept.
+            or a `.npz` with an array `x` [n, ...], of which other arrays [n] are kept; a picture,
+            or a folder of pictures at any depth, of which the path below it is kept as `file`, and
+            the folder above each as `class` where all such are classes of the model; or, with a
+            query, the URL of a database as SQLAlchemy has it, without a password.
         out: a `.csv`, `.csv.gz` or `.parquet`, there whole at the end or not at all.
+        query: a SQL query whose rows are predicted, in the order in which the database gives them;
+            what is kept of them becomes text.
         level: as for `TrainedModel.predict_frame`.
         keep_inputs: write the features too.
         overwrite: whether `out` may be there already.
         rows: that are read at a time; predictions do not depend on it.
-        watch: is told how much is done, of 1.
+        watch: is told how much is done, of 1; nothing where that is not known.
 
     Raises:
         FedbayesError: a file cannot be read or written, or does not fit the model.
     """
-    inputs, out = Path(inputs), Path(out)
+    out = Path(out)
     writable(out, "the predictions", OUTPUTS)
     if out.exists() and not overwrite:
         raise RunError(f"{out} is there already; name another file, or add --overwrite")
     if rows < 1:
         raise RunError(f"{rows} rows cannot be read at a time; give 1 or more")
-    read = Rows(inputs, model.table, rows)
+    read = _read(model, inputs, query, rows)
+    if keep_inputs and not model.table:
+        raise RunError(
+            f"what {model.source} reads has no columns to keep beside predictions; leave out "
+            "--keep-inputs"
+        )
     level = model.level(level)
     count = missing = broken = 0
     added: list[str] = []
@@ -88,40 +101,63 @@ def predict_file(
     try:
         with _writing(out) as write:
             for piece in read:
-                raw, unknown = _encode(model, piece, inputs)
-                found = model.columns(raw, level)
+                raw, unknown = _encode(model, piece, read.where)
+                found = model.columns(raw, level, piece.start)
                 odd += [replace(one, first=one.first + piece.start) for one in unknown]
                 kept = piece.kept
                 if keep_inputs and hasattr(piece.x, "columns"):
                     kept = kept.join(piece.x.reset_index(drop=True))
-                model.refuse_taken(kept.columns, found, str(inputs))
+                model.refuse_taken(kept.columns, found, read.where)
                 write(kept, found)
                 added = list(found)
                 count += len(piece.x)
                 missing += _rows_with_gaps(piece.x)
                 broken += _not_finite(found)
-                watch(read.share)
+                if read.share is not None:
+                    watch(read.share)
     except ColumnError as error:
-        raise absent_feature(inputs, model.source, error) from None
-    notes = [*dict.fromkeys(read.notes), *(one.told(str(inputs)) for one in _summed(odd))]
+        raise absent_feature(read.where, model.source, error) from None
+    notes = [*dict.fromkeys(read.notes), *(one.told(read.where) for one in _summed(odd))]
     if missing:
         notes.append(
-            f"{inputs}: {missing:,} of {count:,} rows have an empty cell that the model reads, as "
-            "in training: a quantity is taken for the mean of the training rows"
+            f"{read.where}: {missing:,} of {count:,} rows have an empty cell that the model reads, "
+            "as in training: a quantity is taken for the mean of the training rows"
         )
     if broken:
-        notes.append(f"{inputs}: the model predicts nothing finite of {broken:,} rows")
+        notes.append(f"{read.where}: the model predicts nothing finite of {broken:,} rows")
     return Predicted(out, count, tuple(added), level, missing, broken, tuple(notes))
 
 
-def _encode(model: TrainedModel, piece: Piece, inputs: Path) -> tuple[list[Tensor], list[Unknown]]:
+def _read(model: TrainedModel, inputs: Path | str, query: str | None, size: int) -> Pieces:
+    """What reads the inputs.
+
+    Raises:
+        RunError: a database and a query do not come together.
+    """
+    if query is not None or "://" in str(inputs):
+        if query is None:
+            raise RunError("rows of a database are those of a query; give one with --query")
+        if "://" not in str(inputs):
+            raise RunError(
+                f"a query is to a database, and {inputs} is no URL of one; write it as "
+                "sqlite:////path/to/file.db or postgresql+psycopg://user@host/name"
+            )
+        return QueryRows(str(inputs), query, model.table, size)
+    path, known = Path(inputs), model.preprocessing
+    if are_pictures(path):
+        shape, scale = known.shape, known.scale
+        return PictureRows(path, model.framing, shape, scale, known.classes, size)
+    return Rows(path, model.table, size)
+
+
+def _encode(model: TrainedModel, piece: Piece, where: str) -> tuple[list[Tensor], list[Unknown]]:
     """What the networks take of a piece of a file.
 
     Raises:
         DataError: it is not such as the model was trained on; names the row of the file.
     """
     try:
-        return model.encode(piece.x, str(inputs))
+        return model.encode(piece.x, where)
     except CellError as error:
         here, there = (f"in row {row + 1:,}" for row in (error.row, error.row + piece.start))
         raise CellError(
@@ -129,7 +165,7 @@ def _encode(model: TrainedModel, piece: Piece, inputs: Path) -> tuple[list[Tenso
         ) from None
     except DataError as error:
         text = str(error)
-        raise DataError(text if str(inputs) in text else f"{inputs}: {text}") from None
+        raise DataError(text if where in text else f"{where}: {text}") from None
 
 
 def _summed(odd: Sequence[Unknown]) -> list[Unknown]:

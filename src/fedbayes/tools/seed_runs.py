@@ -94,9 +94,18 @@ class SeedRuns:
         Raises:
             RunError: a run is there with other settings, or ended without an update.
         """
-        return [seed for seed in self.seeds if not self._ended(seed)]
+        missing = [seed for seed in self.seeds if not self.ended(seed)]
+        for seed in self.seeds:
+            if seed not in missing:
+                self.refuse_untrained(seed)
+        return missing
 
-    def _ended(self, seed: int) -> bool:
+    def ended(self, seed: int) -> bool:
+        """Whether the run of a seed has ended.
+
+        Raises:
+            RunError: a run is there with other settings.
+        """
         run = RunFolder(self.place(seed))
         if not run.config_file.exists():
             return False
@@ -106,15 +115,21 @@ class SeedRuns:
             return False
         summary = run.summary()
         reason, rounds = summary["stopped_reason"], summary["rounds"]
-        if reason == "interrupted" or (reason == "completed" and rounds < config.rounds):
-            return False
+        return bool(reason != "interrupted" and (reason != "completed" or rounds >= config.rounds))
+
+    def refuse_untrained(self, seed: int) -> None:
+        """See that the run of a seed, which has ended, learnt something.
+
+        Raises:
+            RunError: no round had an update.
+        """
+        run = RunFolder(self.place(seed))
         if (lines := run.metrics()) and all(line["skipped"] for line in lines):
             raise RunError(
                 f"seed {seed}: no round of {run.path} had an update, so its model is the untrained "
                 "start and has no place in a mean; choose other settings in another folder, or "
                 f"remove {run.path} to run this seed again"
             )
-        return True
 
     def open(self, seed: int, notify: Notify = unnoticed) -> Simulation:
         """The run of a seed, to begin or to go on.
@@ -179,7 +194,7 @@ class SeedRuns:
             raise RunError(f"{self.folder}: the run of seed {missing[0]} has not ended")
         summaries = [RunFolder(self.place(seed)).summary() for seed in self.seeds]
         first = summaries[0]
-        every = [_metrics(summary) for summary in summaries]
+        every = [seed_metrics(summary) for summary in summaries]
         names = list(dict.fromkeys(name for metrics in every for name in metrics))
         metrics = {name: [found.get(name) for found in every] for name in names}
         table = {
@@ -257,7 +272,7 @@ def run_seeds(
     progress: bool | None = None,
     **settings: Any,
 ) -> SeedRuns:
-    """Result a config under several seeds, one after the other.
+    """Run a config under several seeds, one after the other.
 
     Args:
         config: the settings, or give them as keyword arguments, as for `fedbayes.run`.
@@ -340,7 +355,7 @@ def _whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _metrics(summary: Metrics) -> dict[str, float]:
+def seed_metrics(summary: Metrics) -> dict[str, float]:
     """The metrics of a run, its headline first, that of its best round, and `COSTS`."""
     tables = {"metrics": summary["metrics"]}
     metrics, headline = flat(tables), summary["headline"]

@@ -60,6 +60,8 @@ class Place:
     secret: Path | None = None
     timeout: float = 600.0
     """Seconds that a round over a network may take."""
+    secure: bool = False
+    """Whether the server sees sums over clients alone, by secure aggregation."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,16 @@ class Study:
     def _clients(self) -> Iterator[tuple[Carrier, ClientTables | None]]:
         """The way to the clients, and their tables where they are here."""
         place, least = self.place, int(self.columns["min_count"])
+        if place.secure and self.by_client:
+            raise ConfigError(
+                "--by-client tells each client's own fit, which --secure is there to hide; leave "
+                "one of them out"
+            )
+        if place.secure and place.superlink is None and place.engine == "sequential":
+            raise ConfigError(
+                "--secure hides clients' sums from a server, and here all tables are in one "
+                "process; it needs --superlink, or --engine flower-simulation to try it"
+            )
         if place.superlink is not None:
             if place.files or place.group:
                 raise ConfigError(
@@ -158,7 +170,7 @@ class Study:
             link = superlink_at(place.superlink, place.certificates, place.insecure, place.secret)
             from fedbayes.flower.sums import linked_nodes
 
-            nodes = linked_nodes(link, place.clients, place.timeout)
+            nodes = linked_nodes(link, place.clients, place.timeout, secure=place.secure)
             try:
                 yield nodes, None
             finally:
@@ -178,7 +190,7 @@ class Study:
         require_flower()
         from fedbayes.flower.sums import simulated_nodes
 
-        nodes = simulated_nodes(tables.tables, least, place.timeout)
+        nodes = simulated_nodes(tables.tables, least, place.timeout, secure=place.secure)
         try:
             yield nodes, tables
         finally:

@@ -72,5 +72,5 @@ def _one(
             stacklevel=3,
         )
         threshold = None
-    members = (Member(found.draw, found.preprocessing),)
+    members = (Member(found.draw, found.preprocessing, card.reading),)
     return TrainedModel(members, found.likelihood, str(path), found.means, threshold)

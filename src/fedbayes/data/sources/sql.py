@@ -1,6 +1,8 @@
 """Rows that a SQL query gives, through SQLAlchemy."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fedbayes.data.source_settings import SourceSettings
@@ -24,6 +26,33 @@ def read_query(settings: SourceSettings) -> Any:
         DataError: SQLAlchemy or a driver is not installed, the database cannot be reached, or the
             query fails; no message holds a password.
     """
+    with connected(settings.database) as (connection, query):
+        import pandas as pd
+
+        frame = pd.read_sql_query(query(settings.query or ""), connection)
+        shown = connection.engine.url.render_as_string(hide_password=True)
+    frame.columns = pd.Index(column_names(frame.columns))
+    if frame.empty:
+        raise DataError(f"{WHERE} to {shown} gives no rows")
+    with reading(WHERE):
+        order = frame.astype(str).sort_values(list(frame.columns), kind="stable").index
+        return frame.loc[order].reset_index(drop=True)
+
+
+@contextmanager
+def connected(
+    named: str | None, place: str = "data.database", asked: str = "data.query"
+) -> Iterator[tuple[Any, Any]]:
+    """A connection to a database whose transaction is rolled back, and what makes queries of texts.
+
+    Args:
+        named: its URL; None for that of the environment.
+        place: where the URL is from, for messages.
+        asked: where the query is from.
+
+    Raises:
+        DataError: as for `read_query`, also of what goes wrong in the block.
+    """
     try:
         import sqlalchemy
     except ImportError:
@@ -32,12 +61,12 @@ def read_query(settings: SourceSettings) -> Any:
         ) from None
     import pandas as pd
 
-    url = _url(settings.database)
+    url = _url(named, place, asked)
     shown = url.render_as_string(hide_password=True)
     try:
         engine = sqlalchemy.create_engine(url)
         with engine.connect() as connection:
-            frame = pd.read_sql_query(sqlalchemy.text(settings.query or ""), connection)
+            yield connection, sqlalchemy.text
     except ModuleNotFoundError as error:
         raise DataError(f"{shown} needs the driver {error.name}; install it with pip") from None
     except (sqlalchemy.exc.SQLAlchemyError, pd.errors.DatabaseError) as error:
@@ -45,38 +74,42 @@ def read_query(settings: SourceSettings) -> Any:
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()
         raise DataError(
             f"the query to {shown} failed: {_hidden(reason[0] if reason else 'no reason', url)}; "
-            f"mend data.query, data.database or {PASSWORD}"
+            f"mend {asked}, {place} or {PASSWORD}"
         ) from None
-    frame.columns = pd.Index([str(column).strip() for column in frame.columns])
-    if not frame.columns.is_unique:
-        twice = frame.columns[frame.columns.duplicated()][0]
+
+
+def column_names(columns: Any) -> list[str]:
+    """The names of a query's columns, without blanks around them.
+
+    Raises:
+        DataError: two are the same.
+    """
+    names = [str(column).strip() for column in columns]
+    twice = next((name for k, name in enumerate(names) if name in names[:k]), None)
+    if twice is not None:
         raise DataError(f"{WHERE} gives two columns '{twice}'; name one of them with AS")
-    if frame.empty:
-        raise DataError(f"{WHERE} to {shown} gives no rows")
-    with reading(WHERE):
-        order = frame.astype(str).sort_values(list(frame.columns), kind="stable").index
-        return frame.loc[order].reset_index(drop=True)
+    return names
 
 
-def _url(named: str | None) -> Any:
+def _url(named: str | None, where: str, asked: str) -> Any:
     import sqlalchemy
 
     text = named or os.environ.get(DATABASE)
     if not text:
         raise DataError(
-            f"data.query needs a database: give its URL in data.database or {DATABASE}, as in "
+            f"{asked} needs a database: give its URL in {where} or {DATABASE}, as in "
             "postgresql+psycopg://user@host/name or sqlite:////path/to/file.db"
         )
+    place = where if named else DATABASE
     try:
         url = sqlalchemy.make_url(text)
     except sqlalchemy.exc.ArgumentError:
-        place = "data.database" if named else DATABASE
         raise DataError(
             f"{place} is no URL of a database; write it as postgresql+psycopg://user@host/name or "
             "sqlite:////path/to/file.db"
         ) from None
     if url.drivername.startswith("sqlite") and url.database and not os.path.isfile(url.database):  # noqa: PTH113
-        raise DataError(f"there is no file {url.database}; mend data.database")
+        raise DataError(f"there is no file {url.database}; mend {place}")
     if url.drivername.startswith("sqlite"):  # a file, which has none
         return url
     password = os.environ.get(PASSWORD)

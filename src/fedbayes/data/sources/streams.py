@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -48,6 +48,24 @@ class Piece:
     """Rows before them."""
 
 
+class Pieces(Protocol):
+    """Samples to be predicted, in pieces."""
+
+    share: float | None
+    """How much has been read, of 1; None where it is not known."""
+    notes: list[str]
+    """What a user should know."""
+
+    @property
+    def where(self) -> str:
+        """What messages call them."""
+        ...
+
+    def __iter__(self) -> Iterator[Piece]:
+        """The pieces, in order."""
+        ...
+
+
 @dataclass
 class Rows:
     """The rows of a file, in pieces."""
@@ -57,10 +75,15 @@ class Rows:
     """Columns that the model reads; none if its samples have no names."""
     size: int = 10_000
     """Rows of a piece."""
-    share: float = 0.0
+    share: float | None = 0.0
     """How much has been read, of 1."""
     notes: list[str] = field(default_factory=list)
     """What a user should know."""
+
+    @property
+    def where(self) -> str:
+        """What messages call the file."""
+        return str(self.path)
 
     def __iter__(self) -> Iterator[Piece]:
         """The pieces, in the order of the file.
@@ -103,7 +126,7 @@ def _csv(rows: Rows) -> _Parts:
     if delimiter != ",":
         rows.notes.append(f"{path} is read with {DELIMITERS[delimiter]} between columns")
     columns = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
-    wanted = _wanted(rows, columns)
+    wanted = wanted_columns(rows.table, columns, rows.where)
     kept = [name for name in columns if name not in wanted]
     # What is no quantity is text, whatever it looks like: in another piece it may not.
     texts = [column.name for column in rows.table if column.kind not in ("number", "boolean")]
@@ -168,7 +191,7 @@ def _parquet(rows: Rows) -> _Parts:
         refuse_twice(columns, path)
         total, done = file.metadata.num_rows, 0
         pictured = _pictured(file.schema_arrow) if not rows.table else ""
-        wanted = [pictured] if pictured else _wanted(rows, columns)
+        wanted = [pictured] if pictured else wanted_columns(rows.table, columns, rows.where)
         for batch in file.iter_batches(batch_size=rows.size):
             table = pa.Table.from_batches([batch]).rename_columns(columns)
             frame = table.select(wanted).to_pandas(ignore_metadata=True)
@@ -200,7 +223,7 @@ def _excel(rows: Rows) -> _Parts:
     import pandas as pd
 
     frame = read_table(rows.path, SourceSettings(), rows.notes)
-    wanted = _wanted(rows, list(frame.columns))
+    wanted = wanted_columns(rows.table, list(frame.columns), rows.where)
     # Read as numbers, ids would lose their leading zeros.
     cells = pd.read_excel(rows.path, dtype=object, na_filter=False).set_axis(frame.columns, axis=1)
     kept = cells.drop(columns=wanted).map(str)
@@ -247,21 +270,26 @@ _READERS = {".parquet": _parquet, ".xlsx": _excel, ".npz": _arrays}
 """How files are read, by the ends of their names; all others are CSV."""
 
 
-def _wanted(rows: Rows, columns: Sequence[str]) -> list[str]:
+def wanted_columns(table: Sequence[Column], columns: Sequence[str], where: str) -> list[str]:
     """Names of the columns that the model reads, in its order.
+
+    Args:
+        table: these columns.
+        columns: names of those that there are.
+        where: what has them, for messages.
 
     Raises:
         ColumnError: one is absent.
         DataError: the model has no names of columns.
     """
-    if not rows.table:
+    if not table:
         raise DataError(
-            f"{rows.path} is a table, and the features of this model have no names: it was trained "
+            f"{where} is a table, and the features of this model have no names: it was trained "
             "on arrays; give its samples as an array x [n, ...] in a .npz file"
         )
-    names = [column.name for column in rows.table]
+    names = [column.name for column in table]
     for name in names:
         if name not in columns:
             like = did_you_mean(name, columns)
-            raise ColumnError(f"{rows.path} has no column '{name}'{like}", name, "features", like)
+            raise ColumnError(f"{where} has no column '{name}'{like}", name, "features", like)
     return names

@@ -52,6 +52,14 @@ def at_work(engine: Engine | None) -> AtWork:
 
 
 @runtime_checkable
+class TriesAtClients(Protocol):
+    """An engine whose clients can try a global model on their own test samples."""
+
+    def tried(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
+        """The scores of the model in each task, in the order of the tasks."""
+
+
+@runtime_checkable
 class Delivers(Protocol):
     """An engine whose clients are elsewhere, and can be handed what they are to keep."""
 

@@ -65,6 +65,20 @@ def affordable(asked: int, threads: int = 1) -> int:
     return count
 
 
+def environment(threads: int) -> dict[str, str]:
+    """Variables of a worker process: its modules are found where those of this one are.
+
+    Args:
+        threads: that it computes with.
+    """
+    return {
+        **_ALLOCATOR,
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
 class _DiedError(Exception):
     """The process ended before it answered."""
 
@@ -73,12 +87,6 @@ class _Worker:
     """One process and the pipe to it."""
 
     def __init__(self, factory: str, argument: str, threads: int) -> None:
-        environment = {
-            **_ALLOCATOR,
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-            "OMP_NUM_THREADS": str(threads),
-        }
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         self.process = subprocess.Popen(
             # -P: modules are found where this process finds them, in the same order.
@@ -86,7 +94,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            env=environment,
+            env=environment(threads),
             pipesize=_PIPE,
         )
         assert self.process.stdin is not None

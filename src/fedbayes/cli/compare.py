@@ -1,0 +1,147 @@
+"""`compare`: methods side by side."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import rich
+import typer
+
+from fedbayes.cli.app import Console, app
+from fedbayes.cli.options import (
+    Alpha,
+    Clients,
+    Cohort,
+    DataDir,
+    DataPartition,
+    Engine,
+    Method,
+    Model,
+    Rounds,
+    Seed,
+    Setting,
+    SettingsCommand,
+    Track,
+    Workers,
+    completes,
+    overrides,
+)
+
+
+@app.command(cls=SettingsCommand)
+def compare(
+    configs: Annotated[
+        list[Path] | None, typer.Argument(help="TOML files with settings, a table for each.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods between commas, each with settings of its own behind colons if need be "
+            "(fedprox:proximal=0.1), and a label before it (big=fedavg:rounds=9); or a TOML file "
+            "with a table for each. Default: that of each config."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="So many runs of each, with the seed and the next ones.")
+    ] = 5,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in its own process.")
+    ] = 1,
+    foreign: Annotated[
+        str,
+        typer.Option(
+            "--ood",
+            help="Inputs of which models should be unsure: permuted, inverted or noise of images, "
+            "wide of rows, the name of a data set, a file of rows, or none. auto: permuted of "
+            "images, else wide.",
+        ),
+    ] = "auto",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and tables.")] = Path(
+        "compared"
+    ),
+    method: Method = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            "--dataset", "--data", "-d", help="Data set.", autocompletion=completes("data.name")
+        ),
+    ] = None,
+    model: Model = None,
+    clients: Clients = None,
+    cohort: Cohort = None,
+    rounds: Rounds = None,
+    partition: DataPartition = None,
+    alpha: Alpha = None,
+    engine: Engine = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    data_dir: DataDir = None,
+    track: Track = None,
+    settings: Setting = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the comparison as JSON alone on stdout.")
+    ] = False,
+) -> None:
+    """Run methods side by side under several seeds, and compare them; go on where it stopped."""
+    from fedbayes.errors import ConfigError
+
+    shortcuts = {
+        "method.name": method,
+        "data.name": dataset,
+        "model.name": model,
+        "data.clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "data.partition": partition,
+        "data.alpha": alpha,
+        "engine": engine,
+        "workers": workers,
+        "seed": seed,
+        "data.dir": data_dir,
+    }
+    for path in configs or ():
+        if path.suffix.lower() != ".toml":
+            raise ConfigError(
+                f"{path} is no config (.toml): compare runs methods. Models from files are "
+                "compared by fedbayes evaluate, runs that have ended by fedbayes report"
+            )
+    if methods is not None and method is not None:
+        raise ConfigError("--method is one of --methods; name all of them there")
+    console = rich.get_console()
+    given = [*overrides(shortcuts), *(settings or [])]
+    with console.status("loading PyTorch"):
+        from fedbayes.tools.variants import variants
+
+        found = None if methods is None else variants(methods)
+        from fedbayes.tools import comparison
+        from fedbayes.tools.comparison_files import write_comparison
+        from fedbayes.tools.comparison_table import rich_tables
+        from fedbayes.tools.grid_display import GridDisplay
+        from fedbayes.tools.grid_jobs import run_grid
+        from fedbayes.tools.method_grid import MethodGrid, conclude
+
+        grid = MethodGrid(out, found, configs or (), seeds, given, foreign)
+    for note in grid.notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    try:
+        with GridDisplay(grid, console) as display:
+            troubles = run_grid(grid, display, jobs=jobs, track=track or ())
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on", highlight=False)
+        raise typer.Exit(130) from None
+    outcomes = conclude(grid, troubles)
+    tables = comparison.compared(grid, outcomes)
+    said = comparison.notes(grid, tables)
+    content = comparison.content(grid, tables, said)
+    files = write_comparison(grid, outcomes, tables, said, content)
+    if as_json:
+        print(json.dumps(content, allow_nan=False))
+    else:
+        for table in tables:
+            Console().print(*rich_tables(table, Console().width), sep="\n")
+        for line in said:
+            Console().print(line, markup=False, highlight=False, soft_wrap=True)
+        names = ", ".join(file.name for file in files)
+        Console().print(f"wrote into {out}: {names}", markup=False, highlight=False, soft_wrap=True)
+    if comparison.failed(tables):
+        raise typer.Exit(1)

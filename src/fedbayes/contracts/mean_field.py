@@ -1,0 +1,119 @@
+"""Factors that are refined with weights drawn as they are, of any network: PVI and its kin."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedbayes.contracts.drawn import Fit, expected_loss, weight_noise
+from fedbayes.contracts.factors import Factors, complexity, precisions
+from fedbayes.contracts.method import Info, Sampler
+from fedbayes.contracts.product import means_and_stds, sampler
+from fedbayes.contracts.reports import Report
+from fedbayes.contracts.run import At, Run
+from fedbayes.fields import Only
+from fedbayes.inference.gaussian import Gaussian, renyi
+from fedbayes.inference.problem import Loss, Problem, Solved, Tree
+from fedbayes.messages import Message
+from fedbayes.tensors import Samples, Tensors, part
+
+
+@dataclass(frozen=True)
+class Client:
+    """What never leaves a client: its factor s_i(θ), float64. Empty before its first refinement."""
+
+    factor: Gaussian
+
+
+class MeanField(Factors[Client]):
+    """A client minimizes D(s_new ‖ s/s_i · p(θ)^(1/K)) + E_{θ ~ s_new}[Σ L(y, θ)] by Monte Carlo.
+
+    D is the KL divergence or Rényi's, L the negative log-likelihood or what a method has in its
+    place.
+    """
+
+    client_state = Client
+
+    samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
+    predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
+    divergence: Literal["kl", "renyi"] = Field(
+        "kl", description="from the cavity and the prior: Kullback-Leibler, or Rényi's of order α"
+    )
+    alpha: Annotated[float, Only("divergence", "renyi")] = Field(
+        2.5,
+        gt=0,
+        description="order of Rényi's divergence: towards 1 it is KL, below 1 the posterior is "
+        "wider, above narrower",
+    )
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.divergence == "renyi" and self.alpha == 1:
+            raise ValueError("Rényi's divergence of order 1 is KL; set divergence = 'kl'")
+        return self
+
+    def join(self, at: At) -> Client:
+        """An empty factor, which the first refinement fills."""
+        return Client(Gaussian({}, {}))
+
+    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
+        """Minimize the free energy from the posterior that came."""
+        start, given = self.taken_out(message, client, samples, at)
+        return Problem(start, given=given, noise=weight_noise(at.run, self.samples))
+
+    def fit(self, run: Run) -> Fit:
+        """The mean loss L of samples: the negative log-likelihood."""
+        return run.likelihood.nll
+
+    def loss(self, run: Run) -> Loss:
+        """The free energy per sample, by Monte Carlo, its divergence times `kl_weight`."""
+        return self._free_energy(run, training=True)
+
+    def validation(self, run: Run) -> Loss:
+        """The loss term of the free energy alone, without dropout."""
+        return self._free_energy(run, training=False)
+
+    def _free_energy(self, run: Run, *, training: bool) -> Loss:
+        fit = self.fit(run)
+
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            precision = precisions(parameters, given["rest"])
+            mean = part(parameters, "mean")
+            std = {name: p.rsqrt() for name, p in precision.items()}
+            total = expected_loss(fit, run, mean, std, batch, noise, training=training)
+            if not training:
+                return total
+            energy: Tensor = (
+                total + self.kl_weight * self._complexity(parameters, given) / given["count"]
+            )
+            return energy
+
+        return loss
+
+    def _complexity(self, parameters: Tensors, given: Tree) -> Tensor:
+        """D(s_new ‖ s/s_i · p(θ)^(1/K)) in nats, a scalar."""
+        if self.divergence == "kl":
+            return complexity(parameters, given)
+        precision = precisions(parameters, given["rest"])
+        return renyi(part(parameters, "mean"), precision, Gaussian(**given["prior"]), self.alpha)
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Client, at: At
+    ) -> tuple[Report, Client, Info]:
+        """Report the change of the factor; keep the factor with that change."""
+        report, factor = self.refined(solved, problem.given, at)
+        return report, Client(factor), solved.info
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Client, run: Run
+    ) -> Tensors | None:
+        """The posterior as the client refined it; between rounds there is none of its own."""
+        if report is None:
+            return None
+        return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))
+
+    def draws(self, model: Tensors, run: Run) -> Sampler:
+        """Outputs under draws from the posterior, the same draws on every call."""
+        return sampler(model, run, self.predictions)

@@ -1,0 +1,49 @@
+"""Training labels that are wrong on purpose."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedbayes import seeds
+from fedbayes.data.dataset import Dataset, Rows
+from fedbayes.data.wording import describe
+from fedbayes.errors import ConfigError
+
+
+def with_label_noise(
+    dataset: Dataset, rows: Rows, share: float, seed: int, *, owner: int = 0
+) -> tuple[Dataset, int]:
+    """A data set with a share of the labels of some rows replaced by others.
+
+    A label is replaced with this probability, by one of the other classes, each as probable as the
+    next. What becomes of a row depends on its number in the pool and on the seed alone, so it is
+    the same however rows are divided and whoever trains on them; and what a small share replaces, a
+    larger one does too, by the same classes.
+
+    Args:
+        dataset: the pool.
+        rows: training rows of all clients [n]; no other row changes.
+        share: probability that a label is replaced, from 0 to 1.
+        seed: of the run.
+        owner: the client whose pool it is, where clients bring their own.
+
+    Returns:
+        The data set, and how many labels differ.
+
+    Raises:
+        ConfigError: its target has no classes.
+    """
+    if not share:
+        return dataset, 0
+    if not dataset.classes:
+        raise ConfigError(
+            f"data.label_noise = {share:g} replaces classes, and the target of {dataset.name} is "
+            f"{describe(dataset.target)}; leave it out"
+        )
+    rng = seeds.numpy_rng(seed, "label noise", client=owner)
+    chosen = rng.random(dataset.samples)[rows] < share
+    further = rng.integers(1, len(dataset.classes), dataset.samples)
+    wrong = rows[chosen]
+    y = np.array(dataset.y)
+    y[wrong] = (y[wrong] + further[wrong]) % len(dataset.classes)
+    return replace(dataset, y=y), len(wrong)

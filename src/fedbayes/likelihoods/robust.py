@@ -1,0 +1,69 @@
+"""Losses of samples that outliers move less than the negative log-likelihood."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import ConfigError
+from fedbayes.likelihoods.base import Likelihood
+
+
+def generalized_cross_entropy(likelihood: Likelihood, f: Tensor, y: Tensor, delta: float) -> Tensor:
+    """(1 − p(y | f)^δ)/δ of each sample (Zhang & Sabuncu 2018, Eq. 6), [..., n].
+
+    It is between 0 and 1/δ, tends to −log p as δ tends to 0, and is 1 − p where δ is 1.
+
+    Args:
+        likelihood: of classes.
+        f: outputs [..., n, width].
+        y: classes [n].
+        delta: δ, above 0 and at most 1.
+    """
+    return -torch.expm1(delta * likelihood.log_prob(f, y)) / delta
+
+
+def density_power(likelihood: Likelihood, f: Tensor, y: Tensor, beta: float) -> Tensor:
+    """(1 − p(y | f)^b)/b + (∫ p(z | f)^(1+b) dz − 1)/(1 + b) of each sample, b = β − 1, [..., n].
+
+    The loss of the β-divergence (Basu et al. 1998; Knoblauch et al. 2022) with constants that let
+    it tend to −log p as β tends to 1. Densities are those of standardized targets, so that the loss
+    does not depend on units.
+
+    Args:
+        likelihood: one with `log_power`.
+        f: outputs [..., n, width].
+        y: targets, [n] or [n, columns].
+        beta: β, above 1.
+    """
+    power = beta - 1
+    unit = sum(map(math.log, likelihood.target.scale)) if likelihood.target.kind == "real" else 0.0
+    density = likelihood.log_prob(f, y) + unit
+    whole = likelihood.log_power(f, beta) + power * unit
+    return torch.expm1(whole) / beta - torch.expm1(power * density) / power
+
+
+def require_probabilities(likelihood: Likelihood) -> None:
+    """See that a likelihood says probabilities, and no densities.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not likelihood.target.classes:
+        raise ConfigError(
+            f"generalized cross-entropy is of probabilities of classes, and the likelihood is "
+            f"{likelihood.name}; set method.data_loss = 'beta' or 'log'"
+        )
+
+
+def require_density_power(likelihood: Likelihood) -> None:
+    """See that a likelihood has the integral of a power of its density.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if type(likelihood).log_power is Likelihood.log_power:
+        raise ConfigError(
+            f"the density-power loss has no closed form for the likelihood {likelihood.name}; set "
+            "method.data_loss = 'log'"
+        )

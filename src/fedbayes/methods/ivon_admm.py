@@ -1,0 +1,222 @@
+"""Federated ADMM from Bayesian duality: clients' posteriors agree by dual variables."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts import (
+    At,
+    Info,
+    Loss,
+    Problem,
+    Report,
+    Run,
+    Sampler,
+    Solved,
+    Sum,
+    Tree,
+)
+from fedbayes.contracts.drawn import expected_loss, weight_noise
+from fedbayes.contracts.product import (
+    Natural,
+    is_unlearnt,
+    mean_precision,
+    means_and_stds,
+    norms,
+    positive,
+    sampler,
+)
+from fedbayes.inference.gaussian import Gaussian, kl, standard
+from fedbayes.inference.ivon import Ivon
+from fedbayes.messages import Message
+from fedbayes.tensors import Samples, Tensors, part
+
+_TRAINED = "posterior"
+
+
+@dataclass(frozen=True)
+class Server:
+    """The posterior q(θ) that all are to agree on, and the sum of the clients' dual variables."""
+
+    posterior: Gaussian
+    """λ in natural parameters, float64."""
+    dual: Gaussian
+    """Σ_k η_k, float64."""
+
+
+@dataclass(frozen=True)
+class Dual:
+    """What never leaves a client: its dual variable η_k, float64. Empty before its first round."""
+
+    dual: Gaussian
+
+
+class IvonAdmm(Natural[Server, Dual]):
+    """ADMM over Gaussians in place of points (Möllenhoff et al. 2025), solved by IVON.
+
+    With natural parameters λ of q and expectations μ a client minimizes
+
+        Σ_{D_k} E_{q_k}[−log p(y | θ)] + ⟨η_k, μ_k⟩ + ρ KL(q_k ‖ q),
+
+    and sends λ_k − λ. Both ends add ρ (λ_k − λ) to the dual variable, and the server has, of the
+    clients k of a round, with the prior's λ_0,
+
+        λ ← a (λ_0 + Σ_K η_k) + (1 − a) mean_k λ_k,    a = 1/(1 + ρK).
+
+    Where all agree, η_k is what the client's data add to the posterior: its factor in PVI, whose
+    E-step this is for ρ = 1. On quadratic losses with ρ = 1/K one round of all clients is enough.
+    With precisions that stay as they are (`rate = 0`) it is federated ADMM with penalty
+    ρ/prior_std².
+    """
+
+    name = "ivon-admm"
+    summary = "clients' posteriors agree by dual variables, as in ADMM"
+    paper = "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024"
+    server_state = Server
+    client_state = Dual
+
+    samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
+    predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
+    rho: float = Field(
+        1.0,
+        gt=0,
+        description="penalty ρ of the distance to the server's posterior; 1/K is exact at once "
+        "where losses are quadratic, and unstable on networks",
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="of gradients of the means")
+    rate: float = Field(
+        0.03, ge=0, le=1, description="share of the precisions that a step renews; 0: they stay"
+    )
+    start_std: float = Field(
+        0.05, gt=0, description="of the weights where training starts; small, or nothing is learnt"
+    )
+
+    def remarks(self, run: Run) -> list[str]:
+        """Settings of other optimizers."""
+        training, notes = run.training, []
+        for setting in ("optimizer", "momentum", "weight_decay"):
+            value = getattr(training, setting)
+            if value != type(training).model_fields[setting].default:
+                notes.append(
+                    f"training.{setting} = {value!r} has no effect: {self.name} steps by IVON, "
+                    "with training.lr as its rate"
+                )
+        return notes
+
+    def init(self, run: Run) -> Server:
+        """The prior, and no dual variables."""
+        prior = standard(run.network.initial, self.prior_std)
+        return Server(prior, prior**0.0)
+
+    def join(self, at: At) -> Dual:
+        """No dual variable yet."""
+        return Dual(Gaussian({}, {}))
+
+    def problem(self, message: Message, client: Dual, samples: Samples, at: At) -> Problem:
+        """Start from the server's posterior, or the initialization if there is none yet."""
+        run, posterior = at.run, self.posterior_of(message)
+        device, kind = run.network.device, next(iter(run.network.initial.values())).dtype
+        dual = client.dual if client.dual.precision else posterior**0.0
+        mean, unlearnt = posterior.mean, is_unlearnt(posterior.mean)
+        start: Tensors = {}
+        for name, m in mean.items():
+            began = run.network.initial[name].to(m) if unlearnt else m
+            precision = posterior.precision[name]
+            if unlearnt:
+                precision = precision.clamp_min(self.start_std**-2)
+            start[f"{_TRAINED}/mean/{name}"] = began.to(device, kind)
+            start[f"{_TRAINED}/log_precision/{name}"] = precision.log().to(device, kind)
+        given: Tree = {
+            "posterior": vars(posterior),
+            "dual": vars(dual),
+            "near": vars(posterior.to(device, kind)),
+            "pull": vars(dual.to(device, kind)),
+            "count": torch.tensor(len(samples.y), device=device),
+        }
+        scale = len(samples.y) / (self.kl_weight * self.rho)
+        groups = {f"{_TRAINED}/": partial(self._optimizer, lr=at.lr, scale=scale)}
+        noise = weight_noise(run, self.samples)
+        return Problem(start, given=given, noise=noise, param_groups=groups)
+
+    def _optimizer(self, leaves: list[Tensor], lr: float, scale: float) -> Ivon:
+        """IVON over means and log-precisions, which take turns."""
+        own = {"momentum": self.momentum, "rate": self.rate}
+        return Ivon(leaves[::2], leaves[1::2], lr, scale=scale, **own)
+
+    def loss(self, run: Run) -> Loss:
+        """What a client minimizes, per sample, by Monte Carlo."""
+        return self._lagrangian(run, training=True)
+
+    def validation(self, run: Run) -> Loss:
+        """The negative log-likelihood alone, without dropout."""
+        return self._lagrangian(run, training=False)
+
+    def _lagrangian(self, run: Run, *, training: bool) -> Loss:
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            mean = part(parameters, f"{_TRAINED}/mean")
+            log_precision = part(parameters, f"{_TRAINED}/log_precision")
+            std = {name: (-p / 2).exp() for name, p in log_precision.items()}
+            nll = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=training)
+            if not training:
+                return nll
+            precision = {name: t.exp() for name, t in log_precision.items()}
+            terms = self.rho * kl(mean, precision, Gaussian(**given["near"]))
+            terms = terms + inner(Gaussian(**given["pull"]), mean, precision)
+            total: Tensor = nll + self.kl_weight * terms / given["count"]
+            return total
+
+        return loss
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Dual, at: At
+    ) -> tuple[Report, Dual, Info]:
+        """Report λ_k − λ; add ρ times it to the dual variable."""
+        ended, posterior = solved.parameters, Gaussian(**problem.given["posterior"])
+        mean = {n: t.double() for n, t in part(ended, f"{_TRAINED}/mean").items()}
+        log_precision = part(ended, f"{_TRAINED}/log_precision")
+        precision = {n: t.double().exp() for n, t in log_precision.items()}
+        own = Gaussian(precision, {n: precision[n] * m for n, m in mean.items()})
+        nothing = posterior**0.0
+        report, change = self.reported(own / posterior, nothing, posterior.mean, at)
+        dual = Gaussian(**problem.given["dual"]) * change**self.rho
+        return report, Dual(dual), solved.info
+
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """The posterior's own natural parameters; or those that a newcomer starts with."""
+        return norms(server.posterior, self.start_std, run)
+
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+        """Add to the dual variables; the posterior is between what they and the clients say."""
+        before, run = server.posterior, at.run
+        total = self.changed_by(reports.tensors)
+        dual = server.dual * total**self.rho
+        share = 1 / (1 + self.rho * run.clients)
+        prior = standard(before.precision, self.prior_std)
+        mean = before * total ** (1 / reports.clients)
+        after = positive((prior * dual) ** share * mean ** (1 - share), before)
+        return Server(after, dual), {"mean_precision": mean_precision(after)}
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Dual, run: Run
+    ) -> Tensors | None:
+        """The client's posterior q_k; between rounds there is none of its own."""
+        if report is None:
+            return None
+        return means_and_stds(self.known(message, report).to(run.network.device, torch.float32))
+
+    def draws(self, model: Tensors, run: Run) -> Sampler:
+        """Outputs under draws from the posterior, the same draws on every call."""
+        return sampler(model, run, self.predictions)
+
+
+def inner(natural: Gaussian, mean: Tensors, precision: Tensors) -> Tensor:
+    """⟨η, μ⟩ = Σ h E[θ] − ½ Λ E[θ²] of natural parameters η = (Λ, h) under N(mean, 1/precision)."""
+    total = torch.zeros(())
+    for name, m in mean.items():
+        second = m.square() + 1 / precision[name]
+        terms = natural.shift[name] * m - natural.precision[name] * second / 2
+        total = total.to(m) + terms.sum()
+    return total

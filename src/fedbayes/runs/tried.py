@@ -1,0 +1,72 @@
+"""The global model as clients elsewhere find it, each on its own test samples."""
+
+from typing import Any
+
+from fedbayes.contracts import Run
+from fedbayes.errors import MessageError
+from fedbayes.federation.checks import check_scores
+from fedbayes.federation.client_runtime import NoReport, Task
+from fedbayes.federation.engines import TriesAtClients
+from fedbayes.likelihoods import Classes, Likelihood, Scores
+from fedbayes.likelihoods.measures import SCORE
+from fedbayes.messages import encode
+from fedbayes.runs.scores import Asked, ClientScores, GlobalEvaluation
+from fedbayes.tensors import Tensors
+
+
+def try_at_clients(
+    engine: TriesAtClients, run: Run, model: Tensors, number: int, measures: tuple[str, ...]
+) -> GlobalEvaluation:
+    """Have every client try the global model. Who does not answer, or not properly, is left out.
+
+    Args:
+        engine: the way to the clients.
+        run: what no round changes.
+        model: as the method gives it.
+        number: the round after which it is tried.
+        measures: metrics beside the likelihood's own.
+    """
+    data, constants = encode(dict(model)), run.network.constants_digest
+    outcomes = engine.tried(
+        Task(client, number, data, None, constants, evaluate=measures)
+        for client in range(run.clients)
+    )
+    told: dict[int, Scores] = {}
+    missed: dict[int, str] = {}
+    down = up = got = 0
+    for client, outcome in enumerate(outcomes):
+        down, up = down + outcome.link_down, up + outcome.link_up
+        got += bool(outcome.link_down)
+        if isinstance(outcome, NoReport):
+            missed[client] = outcome.reason
+            continue
+        try:
+            check_scores(outcome.scores, run.likelihood, measures)
+        except MessageError as error:
+            missed[client] = str(error)
+        else:
+            if outcome.scores:
+                told[client] = outcome.scores
+    return together(run.likelihood, told, Asked(run.clients, missed, got * len(data), down, up))
+
+
+def together(likelihood: Likelihood, told: dict[int, Scores], asked: Asked) -> GlobalEvaluation:
+    """A global model that the clients tried, each on its own test samples.
+
+    Sums add over clients. Metrics that are no sums are of each client alone, and so is nothing told
+    that needs single samples: no calibration error, no accuracy by class.
+
+    Args:
+        likelihood: of the targets.
+        told: what each client with test samples said.
+        asked: how many were asked, and what became of it.
+    """
+    clients = ClientScores.none(asked.clients).after(told)
+    sums = {n: float(v.sum()) for n, v in clients.sums.items() if not n.startswith(SCORE)}
+    metrics = likelihood.metrics(sums) if told else {}
+    line: dict[str, Any] = {"global_nll": metrics["nll"]} if told else {}
+    if told and isinstance(likelihood, Classes):
+        line["global_accuracy"] = metrics["accuracy"]
+    if asked.missed:
+        line["not_evaluated"] = {str(client): why for client, why in asked.missed.items()}
+    return GlobalEvaluation(metrics, clients, line, asked)

@@ -1,0 +1,191 @@
+"""The temperature of a run's model, from sums over its clients' held-out rows."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedbayes.contracts import Run, Sampler
+from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.likelihoods import Classes
+from fedbayes.likelihoods.temperature import TemperatureSums, cooled, temperature_sums
+from fedbayes.metrics import Confidences
+from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.runs.conformal import calibrated_model
+from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.personal import own_models, require_global
+from fedbayes.runs.temperature import StoredTemperature, write_temperature
+from fedbayes.tensors import Samples, to
+from fedbayes.tools.held_out import HeldOut
+
+_BATCH = 1000
+Sent = TypeVar("Sent")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How true probabilities are, from sums over clients."""
+
+    nll: float
+    """Mean negative log-likelihood, nats."""
+    ece: float
+    """Expected calibration error."""
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Cooled:
+    """What `calibrate_temperature` found and wrote."""
+
+    path: Path
+    temperature: float
+    counted: int
+    """Rows behind it."""
+    left_out: int
+    """Rows of which nothing was predicted, or that the true class was impossible for."""
+    tested: int
+    """Other rows, which the rest is of."""
+    before: Quality | None
+    """At a temperature of 1; None where no row was left."""
+    after: Quality | None
+    numbers: int
+    """That each client sent for the temperature."""
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What a client says of the rows that were not counted; sums add."""
+
+    nll: float
+    confidences: Confidences
+
+    def __add__(self, other: "_Scores") -> "_Scores":
+        return _Scores(self.nll + other.nll, self.confidences + other.confidences)
+
+    def quality(self) -> Quality | None:
+        rows = int(self.confidences.rows.sum())
+        if not rows:
+            return None
+        return Quality(
+            self.nll / rows,
+            self.confidences.calibration().error,
+            int(self.confidences.right.sum()) / rows,
+        )
+
+
+def calibrate_temperature(
+    folder: Path | str, *, personal: bool = False, share: float = 0.5
+) -> Cooled:
+    """Find the temperature of the least negative log-likelihood of clients' held-out rows, from
+    their sums alone, and write it beside the model, where `fedbayes predict` looks for it.
+
+    Args:
+        folder: of a run that has ended, with its data.
+        personal: one for all clients' own models, each on its client's rows, in place of the global
+            model.
+        share: of each client's test rows that are counted; the others tell what came of it.
+
+    Raises:
+        FedbayesError: the run has not ended, has no such model, or predicts no classes; its data
+            are not here; or no temperature is the best.
+    """
+    place = RunFolder(Path(folder))
+    place.require_run()
+    place.summary()  # it has ended
+    place.refuse_changed_config()
+    config = place.config()
+    method = config.build_method()
+    if not personal:
+        require_global(place, method)
+    data = stored_data(config, place, changed="refuse")
+    run = stored_run(place, config, data.preprocessing)
+    likelihood = run.likelihood
+    if not isinstance(likelihood, Classes):
+        raise ConfigError(
+            f"a temperature is for probabilities of classes; the likelihood {likelihood.name} has "
+            "none. fedbayes conformal makes intervals of numbers with a promise of coverage"
+        )
+    if config.privacy.noise:
+        warnings.warn(
+            f"the sums have no noise: the ε of {place.path} does not cover them",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+
+    def models() -> Iterator[tuple[Sampler, HeldOut]]:
+        whole = None if personal else method.draws(to(place.model(), run.network.device), run)
+        pairs = (
+            ((client, method.draws(model, run)) for client, model in own_models(place, method, run))
+            if whole is None
+            else ((client, whole) for client in range(data.clients))
+        )
+        for client, draw in pairs:
+            yield draw, HeldOut.of(data.test(client), config.seed, client, share)
+
+    sums = reduce(add, (_sums(run, likelihood, draw, rows.counted) for draw, rows in models()))
+    if not sums.rows:
+        raise RunError(
+            f"the clients of {place.path} have too few test rows: none is left to be counted; a "
+            "client needs two or more"
+        )
+    found = sums.temperature()
+    before, after = (
+        reduce(add, (_scores(run, likelihood, draw, rows.rest, t) for draw, rows in models()))
+        for t in (1.0, found)
+    )
+    path = write_temperature(
+        place,
+        StoredTemperature(found, personal, calibrated_model(place, personal=personal), sums.rows),
+    )
+    tested = int(before.confidences.rows.sum())
+    return Cooled(
+        path,
+        found,
+        sums.rows,
+        sums.left_out,
+        tested,
+        before.quality(),
+        after.quality(),
+        sums.numbers,
+    )
+
+
+def _sums(run: Run, likelihood: Classes, draw: Sampler, rows: Samples) -> TemperatureSums:
+    """What a client sends first."""
+    nothing = temperature_sums(
+        likelihood, torch.zeros(1, 0, likelihood.outputs), torch.zeros(0, dtype=torch.int64)
+    )
+    parts = _parts(run, draw, rows, lambda draws, y: temperature_sums(likelihood, draws, y))
+    return reduce(add, parts, nothing)
+
+
+def _scores(run: Run, likelihood: Classes, draw: Sampler, rows: Samples, t: float) -> _Scores:
+    """What it sends once the temperature is known."""
+
+    def part(draws: Tensor, y: Tensor) -> _Scores:
+        logs = cooled(likelihood.log_probabilities(draws.double()), t)
+        told = likelihood.told(draws)
+        confidence = torch.where(told, logs.amax(dim=-1).exp(), 0.0)
+        nll = torch.where(told, -logs.gather(1, y[:, None])[:, 0], torch.inf)
+        right = (logs.argmax(dim=-1) == y) & told
+        return _Scores(float(nll.sum()), Confidences.of(confidence, right))
+
+    nothing = Confidences.of(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
+    return reduce(add, _parts(run, draw, rows, part), _Scores(0.0, nothing))
+
+
+def _parts(
+    run: Run, draw: Sampler, rows: Samples, part: Callable[[Tensor, Tensor], Sent]
+) -> Iterator[Sent]:
+    """What batches of rows add."""
+    device = run.network.device
+    for x, y in zip(torch.split(rows.x, _BATCH), torch.split(rows.y, _BATCH), strict=True):
+        if len(y):
+            with torch.no_grad():
+                yield part(draw(x.to(device)), y.to(device))

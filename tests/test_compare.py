@@ -1,0 +1,345 @@
+"""Methods side by side: the runs, what goes on and what is refused, and the tables."""
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from fedbayes import run
+from fedbayes.cli import main
+from fedbayes.errors import ConfigError, RunError
+from fedbayes.runs.config import Config
+from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.simulation import Simulation
+from fedbayes.tools.comparison import compared, content, failed, notes, paired
+from fedbayes.tools.comparison_files import write_comparison
+from fedbayes.tools.comparison_table import markdown, means_csv, runs_csv
+from fedbayes.tools.grid_jobs import run_grid
+from fedbayes.tools.method_grid import MethodGrid, conclude
+from fedbayes.tools.variants import variants
+
+SMALL = ["data.limit=300", "data.clients=4", "model.hidden=[8]", "rounds=2", "cohort=0.5"]
+
+
+class Seen:
+    """Notes what a grid tells."""
+
+    def __init__(self):
+        self.begins, self.rounds, self.ends = [], [], []
+
+    def begun(self, cell):
+        self.begins.append(cell)
+
+    def advanced(self, cell, number, rounds):
+        self.rounds.append((cell, number, rounds))
+
+    def ended(self, cell, trouble):
+        self.ends.append((cell, trouble))
+
+
+def grid(folder, methods="fedavg,local", overrides=SMALL, **more):
+    return MethodGrid(folder, variants(methods), **{"seeds": 2, "overrides": overrides, **more})
+
+
+def finish(runs, **more):
+    seen = Seen()
+    outcomes = conclude(runs, run_grid(runs, seen, **more))
+    return outcomes, compared(runs, outcomes), seen
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    runs = grid(tmp_path_factory.mktemp("compared"), "fedavg,pvi:damping=0.5,local,global")
+    return runs, *finish(runs)
+
+
+def test_a_cell_is_the_run_that_its_settings_say(ended, tmp_path):
+    runs, outcomes, _, _ = ended
+    config = Config.load(None, [*SMALL, "seed=1", "method.name=pvi", "method.damping=0.5"])
+    alone = run(config, tmp_path / "alone").summary
+    (found,) = [o for o in outcomes if (o.cell.label, o.cell.seed) == ("pvi:damping=0.5", 1)]
+    assert found.values["global_accuracy"] == alone["global_accuracy"]
+    assert found.values["global_nll"] == alone["metrics"]["global"]["nll"]
+    assert found.values["bytes"] == alone["bytes_down"] + alone["bytes_up"]
+    assert found.values["global_brier"] == alone["metrics"]["global"]["brier"]
+    assert runs.place(found.cell) == runs.folder / "digits" / "pvi_damping=0.5" / "seed-1"
+
+
+def test_one_seed_means_one_partition_cohort_and_start(ended):
+    runs, outcomes, _, _ = ended
+    for seed in (0, 1):
+        cells = [o.cell for o in outcomes if o.cell.seed == seed]
+        files = {RunFolder(runs.place(c)).partition_file.read_bytes() for c in cells}
+        assert len(files) == 1
+        starts, cohorts = [], set()
+        for cell in cells:
+            with Simulation(None, runs.place(cell)) as simulation:
+                starts.append(simulation.network.initial)
+                if not simulation.method.centralized:
+                    cohorts.add(tuple(tuple(simulation.cohort_of(n)) for n in (1, 2)))
+        assert len(cohorts) == 1
+        for other in starts[1:]:
+            assert all((starts[0][name] == tensor).all() for name, tensor in other.items())
+    assert runs.partitions_differ("digits") == []
+    other = {RunFolder(runs.place(o.cell)).partition_file.read_bytes() for o in outcomes}
+    assert len(other) == 2  # and another seed another one
+
+
+def test_means_and_deviations_are_those_of_the_runs(ended):
+    runs, outcomes, tables, _ = ended
+    told = content(runs, tables, notes(runs, tables))
+    assert [entry["method"] for entry in told["methods"]] == [
+        *("fedavg", "pvi:damping=0.5", "local", "global")
+    ]
+    for entry in told["methods"]:
+        for name in ("global_accuracy", "local_accuracy", "global_nll", "bytes", "ood_auroc"):
+            values = [o.values.get(name) for o in outcomes if o.cell.label == entry["method"]]
+            if None in values:
+                assert entry[name] is None
+                continue
+            assert entry[name]["values"] == tuple(values)
+            assert entry[name]["mean"] == pytest.approx(np.mean(values))
+            assert entry[name]["std"] == pytest.approx(np.std(values, ddof=1))
+    by_name = {entry["method"]: entry for entry in told["methods"]}
+    assert by_name["local"]["global_accuracy"] is None
+    assert by_name["local"]["error_auroc"] is None
+    assert by_name["local"]["bytes"]["mean"] == 0
+    assert by_name["fedavg"]["error_auroc_information"] is None
+    assert by_name["pvi:damping=0.5"]["error_auroc_information"]["mean"] > 0
+    json.dumps(told, allow_nan=False)
+
+
+def test_the_best_and_what_is_not_told_apart_from_it(ended):
+    _, _, (table,), _ = ended
+    having = [row for row in table.rows if "global_nll" in row.figures]
+    best = min(having, key=lambda row: row.figures["global_nll"].mean)
+    for row in having:
+        figure, first = row.figures["global_nll"], best.figures["global_nll"]
+        assert figure.best == (row is best)
+        if row is not best:
+            p = ttest_rel(figure.values, first.values).pvalue
+            assert figure.p == pytest.approx(p)
+            assert figure.near == (p >= 0.05)
+
+
+def test_paired_tests():
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(2, 6))
+    assert paired(one, other) == pytest.approx(ttest_rel(one, other).pvalue)
+    missing = [*one[:5], None]
+    assert paired(missing, other) == pytest.approx(ttest_rel(one[:5], other[:5]).pvalue)
+    assert paired([1.0], [2.0]) is None
+    assert paired([1.0, 2.0], [1.0, 2.0]) == 1
+    assert paired([1.0, 2.0], [2.0, 3.0]) == 0
+
+
+def test_tables_have_empty_cells_and_never_zeros_for_what_is_not_there(ended):
+    runs, outcomes, tables, _ = ended
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(means_csv(tables)))}
+    assert rows["local"]["global_accuracy"] == rows["local"]["ood_auroc_std"] == ""
+    (local,) = [row for row in tables[0].rows if row.variant.label == "local"]
+    mean = local.figures["local_accuracy"].mean
+    assert float(rows["local"]["local_accuracy"]) == mean
+    text = markdown(tables, notes(runs, tables))
+    cells = next(line for line in text.splitlines() if line.startswith("| `local`")).split(" | ")
+    assert cells[1] == "–"
+    assert cells[2].strip("*≈").startswith(f"{mean:.4f} ± ")
+    runs_found = list(csv.DictReader(io.StringIO(runs_csv(outcomes))))
+    assert len(runs_found) == 8
+    assert {row["trouble"] for row in runs_found} == {""}
+
+
+def test_all_files_are_written(ended):
+    runs, outcomes, tables, _ = ended
+    said = notes(runs, tables)
+    files = write_comparison(runs, outcomes, tables, said, content(runs, tables, said))
+    assert {file.suffix for file in files} == {".txt", ".md", ".tex", ".csv", ".json", ".html"}
+    page = (runs.folder / "comparison.html").read_text()
+    assert page.count("data:image/svg+xml") >= 6
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    paper = (runs.folder / "comparison.tex").read_text()
+    assert paper.count("&") == 5 * (len(tables[0].columns))
+    assert paper.count(r"\begin{tabular}") == paper.count(r"\end{tabular}") == 1
+    assert "±" not in paper.partition("booktabs}\n")[2].partition(r"\begin")[2]
+    assert "all methods have the same partition" in (runs.folder / "comparison.txt").read_text()
+
+
+def test_what_has_ended_is_not_run_again_and_more_is_added(ended):
+    runs, _, _, seen = ended
+    assert len(seen.begins) == len(seen.ends) == 8
+    assert [cell.seed for cell in seen.begins] == [0] * 4 + [1] * 4
+    before = {p: p.stat().st_mtime_ns for p in runs.folder.rglob("model.safetensors")}
+    more = grid(runs.folder, "fedavg,fedprox", seeds=3)
+    _, (table,), seen = finish(more)
+    assert {(c.label, c.seed) for c in seen.begins} == {
+        *((("fedavg", 2)), ("fedprox", 0), ("fedprox", 1), ("fedprox", 2))
+    }
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items())
+    assert table.seeds == (0, 1, 2)
+    again = grid(runs.folder, "fedavg", foreign="inverted")
+    _, (table,), seen = finish(again)  # tried on others, not trained again
+    assert not seen.rounds
+    assert "dark for light" in table.foreign
+    with pytest.raises(RunError, match=r"with other settings: training\.lr was"):
+        grid(runs.folder, "fedavg", [*SMALL, "training.lr=0.3"])
+
+
+def test_one_failure_leaves_the_others(tmp_path):
+    runs = grid(tmp_path, "fedavg,pfnm", [*SMALL, "aggregation.rule=median"])
+    outcomes, tables, seen = finish(runs)
+    assert failed(tables)
+    assert [bool(trouble) for _, trouble in seen.ends] == [False, True, False, True]
+    assert tables[0].labels == ["fedavg", "pfnm (0 of 2 seeds)"]
+    told = content(runs, tables, notes(runs, tables))
+    fine, other = told["methods"]
+    assert fine["global_accuracy"]["mean"] > 0
+    assert other["global_accuracy"] is None
+    assert "for methods whose reports add" in other["troubles"]["0"]
+    assert told["notes"][-1].startswith("digits, pfnm, seed 0, 1: aggregation.rule")
+    assert any(row["trouble"] for row in csv.DictReader(io.StringIO(runs_csv(outcomes))))
+
+
+def test_when_all_fail_it_is_an_error_and_nothing_is_written(tmp_path, capsys, monkeypatch):
+    settings = [f"--set={entry}" for entry in [*SMALL, "aggregation.rule=median"]]
+    asked = ["compare", "--methods", "pfnm,gpi-fnm", "--seeds", "1", *settings, "--json"]
+    monkeypatch.setattr("sys.argv", ["fedbayes", *asked, "-o", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr()
+    assert stop.value.code == 2
+    assert said.out == ""
+    assert "no run came to an end. pfnm: aggregation.rule" in said.err
+    assert not list(tmp_path.rglob("comparison.*"))
+
+
+def test_the_command_prints_json_and_says_by_its_status_that_a_run_failed(
+    tmp_path, capsys, monkeypatch
+):
+    def call(methods):
+        settings = [f"--set={entry}" for entry in [*SMALL, "aggregation.rule=median"]]
+        asked = ["compare", "--methods", methods, "--seeds", "1", *settings, "--json"]
+        monkeypatch.setattr("sys.argv", ["fedbayes", *asked, "-o", str(tmp_path)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code, json.loads(capsys.readouterr().out)
+
+    status, told = call("fedavg,pfnm")
+    assert status == 1
+    assert told["methods"][0]["global_accuracy"]["std"] is None
+    assert (tmp_path / "comparison.html").exists()
+    assert call("fedavg")[0] == 0
+
+
+def test_configs_side_by_side(tmp_path):
+    files = []
+    for name, alpha in (("even", 100.0), ("odd", 0.1)):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(f'[data]\nalpha = {alpha}\n[method]\nname = "fedprox"\nproximal = 2.0\n')
+        files.append(file)
+    runs = MethodGrid(tmp_path / "out", None, files, 1, SMALL, "none")
+    assert [cell.label for cell in runs.cells] == ["fedprox"] * 2
+    assert runs.settings["odd", "fedprox"].method["proximal"] == 2
+    _, tables, _ = finish(runs)
+    assert [table.task for table in tables] == ["even", "odd"]
+    assert "ood_auroc" not in tables[0].columns
+    assert "**odd, 1 seed**" in markdown(tables, [])
+    with pytest.raises(ConfigError, match="two configs are called even"):
+        MethodGrid(tmp_path / "out", None, [files[0], files[0]], 1, SMALL)
+    with pytest.raises(ConfigError, match="is started by fedbayes federate"):
+        grid(tmp_path / "other", overrides=[*SMALL, "engine=flower"])
+
+
+def test_numbers_have_their_own_columns(tmp_path):
+    runs = grid(tmp_path, "fedavg,local", ["data.name=diabetes", "rounds=1", "data.clients=3"])
+    _, (table,), _ = finish(runs)
+    assert table.columns[:4] == ("global_rmse", "local_rmse", "global_nll", "global_crps")
+    assert "ood_auroc" in table.columns
+    assert "error_auroc" not in table.columns
+    figure = table.rows[0].figures["global_rmse"]
+    assert figure.best is False  # only one method has it, so there is nothing to be best of
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bits(ended, tmp_path):
+    _, outcomes, _, _ = ended
+    side = grid(tmp_path, "fedavg,local")
+    found, _, seen = finish(side, jobs=2)
+    assert len(seen.rounds) == 8
+    before = {o.cell: o.values for o in outcomes}
+    for one in found:
+        for name, value in before[one.cell].items():
+            assert name == "seconds" or one.values[name] == value
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_killed_goes_on(tmp_path):
+    settings = [f"--set={entry}" for entry in [*SMALL, "rounds=40"]]
+    asked = ["compare", "--methods", "fedavg,local", "--seeds", "2", "-j", "2", *settings]
+    command = [sys.executable, "-m", "fedbayes.cli", *asked, "-o", str(tmp_path)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.rglob("round-*")) and not list(tmp_path.rglob("metrics.jsonl")):
+        assert time.monotonic() < deadline
+        assert first.poll() is None
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    more = grid(tmp_path, "fedavg,local", [*SMALL, "rounds=40"])
+    while True:  # the processes end by themselves, and give the folders free
+        try:
+            found, _, seen = finish(more)
+            break
+        except RunError:
+            time.sleep(0.2)
+    if any(trouble for _, trouble in seen.ends):  # one still held its folder
+        time.sleep(3)
+        found, _, seen = finish(grid(tmp_path, "fedavg,local", [*SMALL, "rounds=40"]))
+    assert {trouble for _, trouble in seen.ends} <= {""}
+    whole = Config.load(None, [*SMALL, "rounds=40", "seed=1"])
+    alone = run(whole, tmp_path / "alone").summary
+    (same,) = [o for o in found if (o.cell.label, o.cell.seed) == ("fedavg", 1)]
+    assert same.values["global_nll"] == alone["metrics"]["global"]["nll"]
+
+
+def test_a_metric_that_is_not_finite_under_a_seed_has_no_mean_and_says_so(ended):
+    runs, outcomes, _, _ = ended
+    own = [o for o in outcomes if o.cell.label in ("fedavg", "pvi:damping=0.5")]
+    diverged = replace(own[0], values=own[0].values | {"global_nll": math.inf})
+    (table,) = compared(runs, [diverged, *own[1:]])
+    assert "global_nll" not in table.rows[0].figures
+    assert table.rows[1].figures["global_nll"].best is False
+    said = notes(runs, [table])
+    (line,) = [line for line in said if line.startswith("digits, fedavg: NLL has no mean")]
+    assert line.endswith("under seed 0.")
+    assert content(runs, [table], said)["methods"][0]["global_nll"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["--methods", "fedavgg"], "did you mean 'fedavg'"),
+        (["model.safetensors"], "fedbayes evaluate"),
+        (["--methods", "fedavg", "--method", "fedprox"], "--method is one of --methods"),
+        (["--methods", "fedavg", "--ood", "strange"], "--ood strange is none"),
+        (["--methods", "fedavg", "--set", "data.clents=2"], "did you mean 'data.clients'"),
+        (["nothing.toml"], "there is no config file nothing.toml"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_run(asked, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedbayes", "compare", *asked])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())

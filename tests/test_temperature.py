@@ -1,0 +1,247 @@
+"""Temperatures from sums of clients, against the optimum of all rows together."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+
+import fedbayes
+from fedbayes.cli import main
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
+from fedbayes.likelihoods.bernoulli import Bernoulli
+from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.likelihoods.temperature import (
+    GRID,
+    LIMIT,
+    POINTS,
+    TemperatureSums,
+    cooled,
+    temperature_sums,
+)
+from fedbayes.metrics import calibrate
+from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.runs.personal import own_models
+from fedbayes.runs.temperature import read_temperature
+from fedbayes.targets import Target
+from fedbayes.tools.held_out import HeldOut
+from fedbayes.tools.temperature import calibrate_temperature
+
+
+def likelihood_of(classes):
+    target = Target("class", tuple("abcdefgh"[:classes]))
+    return (Bernoulli if classes == 2 else Categorical)(target=target)
+
+
+def example(seed, rows, classes, sharp, draws=1):
+    """Outputs, and classes drawn from what they say without being so sharp."""
+    rng = torch.Generator().manual_seed(seed)
+    likelihood = likelihood_of(classes)
+    plain = torch.randn(draws, rows, likelihood.outputs, generator=rng).double()
+    plain = plain[:1] + 0.3 * plain
+    p = likelihood.mean(1.5 * plain)
+    return likelihood, sharp * plain, torch.multinomial(p, 1, generator=rng)[:, 0]
+
+
+def pooled(likelihood, draws, y):
+    """The optimum as SciPy finds it on all rows, and the loss."""
+    logs = likelihood.log_probabilities(draws.double()).numpy()
+
+    def loss(t):
+        return -log_softmax(math.exp(t) * logs, axis=1)[np.arange(len(y)), y].sum()
+
+    end = math.log(LIMIT)
+    found = minimize_scalar(loss, bounds=(-end, end), method="bounded", options={"xatol": 1e-10})
+    return math.exp(-found.x), loss
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 10**6),
+    st.integers(60, 400),
+    st.integers(2, 6),
+    st.floats(0.2, 8),
+    st.sampled_from([1, 4]),
+)
+def test_sums_of_clients_give_the_optimum_of_all_rows(seed, rows, classes, sharp, draws):
+    likelihood, f, y = example(seed, rows, classes, sharp, draws)
+    expected, loss = pooled(likelihood, f, y.numpy())
+    owner = torch.arange(rows) % 3
+    parts = [temperature_sums(likelihood, f[:, owner == c], y[owner == c]) for c in range(3)]
+    whole = parts[0] + parts[1] + parts[2]
+    found = whole.temperature()
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert loss(-math.log(found)) <= loss(-math.log(expected)) + 1e-8
+    assert float(whole.nll[7]) == pytest.approx(loss(float(GRID[7])))
+    assert whole.rows == rows
+    assert len(whole.nll) + len(whole.slope) + len(whole.curvature) + 2 == whole.numbers
+
+
+def test_slopes_and_curvatures_are_derivatives():
+    likelihood, f, y = example(0, 50, 3, 2.0)
+    t = torch.tensor(float(GRID[250]), dtype=torch.float64, requires_grad=True)
+    logs = likelihood.log_probabilities(f)
+    loss = -torch.log_softmax(t.exp() * logs, dim=1).gather(1, y[:, None]).sum()
+    (slope,) = torch.autograd.grad(loss, t, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope, t)
+    found = temperature_sums(likelihood, f, y)
+    assert float(found.slope[250]) == pytest.approx(slope.item())
+    assert float(found.curvature[250]) == pytest.approx(curvature.item())
+
+
+def test_no_predictions_and_impossible_classes_are_left_out_and_counted():
+    likelihood, f, y = example(1, 200, 3, 3.0)
+    clean = temperature_sums(likelihood, f[:, 2:], y[2:])
+    f[0, 0] = torch.nan
+    f[0, 1, y[1]] = -torch.inf
+    found = temperature_sums(likelihood, f, y)
+    assert (found.rows, found.left_out) == (198, 2)
+    torch.testing.assert_close(found.nll, clean.nll)
+    other = (y[2] + 1) % 3
+    f[0, 2, other] = -torch.inf  # a class that is ruled out beside the true one is a prediction
+    found = temperature_sums(likelihood, f, y)
+    assert (found.rows, found.left_out) == (198, 2)
+    assert torch.isfinite(torch.stack([found.nll, found.slope, found.curvature])).all()
+
+
+def test_where_no_temperature_is_the_best():
+    likelihood = likelihood_of(3)
+    right = torch.eye(3).double()[None]
+    for f, y, words in (
+        (right, torch.arange(3), "is the true one in all 3 counted rows"),
+        (right, torch.tensor([1, 2, 0]), "no better than by chance"),
+        (right[:, :0], torch.arange(0), "no row was counted"),
+    ):
+        with pytest.raises(DataError, match=words):
+            temperature_sums(likelihood, f, y).temperature()
+
+
+def test_temperatures_keep_the_order_and_one_changes_nothing():
+    logs = torch.log_softmax(torch.randn(9, 4), dim=-1)
+    torch.testing.assert_close(cooled(logs, 1.0), logs)
+    flat = cooled(logs, 5.0)
+    assert torch.equal(flat.argsort(dim=-1), logs.argsort(dim=-1))
+    assert (flat.amax(dim=-1) < logs.amax(dim=-1)).all()
+    torch.testing.assert_close(flat.exp().sum(dim=-1), torch.ones(9))
+
+
+def test_sums_of_nobody_are_zeros():
+    likelihood, f, y = example(2, 5, 3, 1.0)
+    nothing = temperature_sums(likelihood, f[:, :0], y[:0])
+    assert isinstance(nothing, TemperatureSums)
+    assert nothing.nll.tolist() == [0.0] * POINTS
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Two runs: with a global model that is a posterior, and with clients' own models."""
+    found = {}
+    for name, method in (("global", "pvi"), ("own", "local")):
+        run = fedbayes.run(
+            rounds=3,
+            data={"clients": 4},
+            model={"hidden": [16]},
+            method={"name": method},
+            folder=tmp_path_factory.mktemp("temperature") / name,
+        )
+        found[name] = run.folder
+    return found
+
+
+@pytest.mark.parametrize("name", ["global", "own"])
+def test_the_temperature_of_a_run_is_that_of_its_counted_rows_together(ended, name):
+    """Against SciPy on the predictions of all counted rows, put in one place."""
+    folder, personal = ended[name], name == "own"
+    done = calibrate_temperature(folder.path, personal=personal, share=0.6)
+    config = folder.config()
+    data = stored_data(config, folder)
+    run = stored_run(folder, config, data.preprocessing)
+    method = config.build_method()
+    models = dict(own_models(folder, method, run)) if personal else {}
+    logs, rest = {True: [], False: []}, {True: [], False: []}
+    for client in range(data.clients):
+        model = models[client] if personal else folder.model()
+        held = HeldOut.of(data.test(client), config.seed, client, 0.6)
+        for counted, rows in ((True, held.counted), (False, held.rest)):
+            with torch.no_grad():
+                draws = method.draws(model, run)(rows.x).double()
+            logs[counted].append(run.likelihood.log_probabilities(draws).numpy())
+            rest[counted].append(rows.y.numpy())
+    (known, left), (y, z) = (
+        [np.concatenate(parts[counted]) for counted in (True, False)] for parts in (logs, rest)
+    )
+
+    def loss(t, rows=known, truth=y):
+        return -log_softmax(math.exp(t) * rows, axis=1)[np.arange(len(truth)), truth].mean()
+
+    best = minimize_scalar(loss, bounds=(-4, 4), method="bounded", options={"xatol": 1e-10})
+    assert done.temperature == pytest.approx(math.exp(-best.x), rel=1e-5)
+    assert (done.counted, done.tested, done.left_out) == (len(y), len(z), 0)
+    assert done.before.nll == pytest.approx(loss(0.0, left, z))
+    assert done.after.nll == pytest.approx(loss(-math.log(done.temperature), left, z))
+    p = np.exp(log_softmax(left / done.temperature, axis=1))
+    right = torch.from_numpy(p.argmax(axis=1) == z)
+    assert done.after.ece == pytest.approx(
+        calibrate(torch.from_numpy(p.max(axis=1)), right).error, abs=1e-9
+    )
+    assert (
+        done.after.accuracy == done.before.accuracy == pytest.approx(float(right.double().mean()))
+    )
+    assert read_temperature(folder, personal=personal) == done.temperature
+    assert read_temperature(folder, personal=not personal) is None
+
+
+def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
+    folder = ended["global"]
+    done = calibrate_temperature(folder.path)
+    known = json.loads(done.path.read_text())
+    done.path.write_text(json.dumps(known | {"model": "another"}))
+    with pytest.warns(FedbayesWarning, match="is of another model than the run has now"):
+        assert read_temperature(folder) is None
+    for content in ("{", json.dumps(known | {"temperature": 0.0})):
+        done.path.write_text(content)
+        with pytest.raises(RunError, match="make it anew: fedbayes calibrate"):
+            read_temperature(folder)
+    done.path.write_text(json.dumps(known | {"format": "later"}))
+    with pytest.raises(RunError, match="is of another version"):
+        read_temperature(folder)
+    done.path.unlink()
+    assert read_temperature(folder) is None
+
+
+def test_the_command(ended, capsys, monkeypatch):
+    def call(*asked):
+        monkeypatch.setattr("sys.argv", ["fedbayes", "calibrate", *map(str, asked)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code or 0, capsys.readouterr()
+
+    place = ended["global"].path
+    status, told = call(place, "--temperature", "--json")
+    found = json.loads(told.out)
+    assert status == 0
+    assert found["after"]["nll"] <= found["before"]["nll"] + 0.05
+    assert f"temperature {found['temperature']:.4f}, by" in call(place, "--temperature")[1].out
+    curve = json.loads(call(place, "--json")[1].out)
+    assert curve["accuracy_at_0.5"] >= curve["accuracy_at_0.9"]
+    for asked, words in (
+        (["--share", "0.2"], "add --temperature"),
+        (["--temperature", "--client", "0"], "has neither --client"),
+        (["--temperature", "--share", "1.5"], "a share of 1.5"),
+        (["--temperature", "--personal"], "has no models of single clients"),
+    ):
+        status, told = call(place, *asked)
+        assert status == 2
+        assert words in " ".join(told.err.split())
+    assert "has no global model" in call(ended["own"].path, "--temperature")[1].err
+
+
+def test_numbers_have_no_temperature(tmp_path):
+    run = fedbayes.run(rounds=1, data={"name": "diabetes", "clients": 2}, folder=tmp_path / "run")
+    with pytest.raises(ConfigError, match="is for probabilities of classes"):
+        calibrate_temperature(run.folder.path)

@@ -1,0 +1,180 @@
+"""The global model as clients elsewhere find it: against evaluation in one place, and node by
+node.
+"""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.common.constant import PARTITION_ID_KEY
+
+import fedbayes
+from fedbayes import Config, Simulation
+from fedbayes.errors import ConfigError, EngineError, FedbayesWarning
+from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.federation.state_store import StateStore
+from fedbayes.flower.apps import client_app, flower
+from fedbayes.flower.node import Node
+from fedbayes.flower.own_data import own_data
+from fedbayes.flower.simulated import simulated_grid
+from fedbayes.runs.build import build_data, build_runtime
+
+DIGITS = {"data": {"clients": 4, "partition": "dirichlet", "limit": 500}, "rounds": 1}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedavg"},
+        pytest.param({"name": "virtual", "predictions": 3}, marks=pytest.mark.slow),
+        pytest.param({"name": "mixture"}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_as_in_one_place(method, tmp_path):
+    asked = {**DIGITS, "method": method, "metrics": ["auroc"], "engine": "flower-simulation"}
+    here, there = (
+        fedbayes.run(**asked, evaluate_at=place, folder=tmp_path / place)
+        for place in ("server", "clients")
+    )
+    for one, other in zip(here.metrics, there.metrics, strict=True):
+        assert one["global_accuracy"] == other["global_accuracy"]
+        assert one["global_nll"] == pytest.approx(other["global_nll"], rel=1e-6)
+        for kind in ("global_mean", "global_worst", "global_spread"):
+            assert one["metrics"][kind] == pytest.approx(other["metrics"][kind], rel=1e-5)
+        for name, values in one["by_client"]["global"].items():
+            assert values == pytest.approx(other["by_client"]["global"][name], rel=1e-5)
+        # A copy of the model goes to each client beside the round's broadcast.
+        assert other["bytes_down"] > one["bytes_down"]
+        assert other["link_down"] > one["link_down"]
+    summary = there.summary
+    assert set(summary["per_client"]["global"]) == set(there.folder.client_names())
+    assert "auroc" not in summary["metrics"]["global"]  # it is no sum
+    assert "auroc" in summary["metrics"]["global_worst"]
+
+
+@pytest.fixture
+def wards(tmp_path):
+    """A table at the server, and one of each of three clients, of which the last is unlike."""
+    rng = np.random.default_rng(0)
+
+    def table(name, rows, flip=False):
+        x = rng.normal(size=(rows, 2))
+        ill = (x[:, 0] + 0.3 * rng.normal(size=rows) > 0) ^ flip
+        frame = pd.DataFrame(x, columns=["u", "v"]).assign(ill=np.where(ill, "yes", "no"))
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+
+    table("server", 80)
+    for client in range(3):
+        table(client, 400, flip=client == 2)
+    return tmp_path
+
+
+def federated(folder, wards, *, spoilt=(), **more):
+    """A run of nodes with tables of their own, in one process."""
+    data = {"path": str(wards / "server.csv"), "label": ["ill"], "clients": 3, "partition": "iid"}
+    asked = {"data": data, "rounds": 2, "engine": "flower-simulation", "evaluate_at": "clients"}
+    config = Config.create(**(asked | more))
+    wanted = build_data(config).preprocessing
+
+    def node(context):
+        client = int(context.node_config[PARTITION_ID_KEY])
+        own = own_data(config, wards / f"{client}.csv", wanted)
+        return Node(client, lambda: build_runtime(config, own), StateStore(folder / str(client), 1))
+
+    grid, close = simulated_grid(client_app(node), 3)
+
+    def engine(run):
+        make = flower(config, run.cohort)
+        options = {"clients": 3, "timeout": 60.0, "poll": 0.01, "closing": close}
+        return make(lambda: grid, run.runtime, **options)
+
+    with Simulation(config, folder / "run", engine=engine) as simulation:
+        for _ in simulation:
+            pass
+        return simulation.summary(), simulation.folder.metrics()
+
+
+def test_nodes_try_it_on_their_own_rows(wards, tmp_path):
+    summary, _ = federated(tmp_path, wards)
+    each = summary["per_client"]["global"]
+    accuracy = [each[name]["accuracy"] for name in sorted(each)]
+    assert min(accuracy[:2]) > 0.6
+    assert accuracy[2] < 0.4  # the client that is unlike: the server's own rows would not tell
+    result = fedbayes.Result(tmp_path / "run")
+    right = total = 0
+    for client in range(3):
+        frame = pd.read_csv(wards / f"{client}.csv")
+        wanted = result.preprocessing
+        own = own_data(result.config, wards / f"{client}.csv", wanted)
+        rows = own.partition.test
+        said = result.predict_frame(frame.iloc[rows][["u", "v"]])["predicted"]
+        hits = (said.to_numpy() == frame.ill.to_numpy()[rows]).sum()
+        assert accuracy[client] == pytest.approx(hits / len(rows))
+        right, total = right + hits, total + len(rows)
+    assert summary["global_accuracy"] == pytest.approx(right / total)
+    assert summary["metrics"]["global_worst"]["accuracy"] == pytest.approx(min(accuracy))
+    spread = summary["metrics"]["global_spread"]["accuracy"]
+    assert spread == pytest.approx(np.std(accuracy, ddof=1))
+
+
+def test_who_does_not_answer_is_left_out_by_name(wards, tmp_path, monkeypatch):
+    honest = ClientRuntime.tried
+
+    def tried(self, task):
+        if task.client == 1:
+            raise EngineError("the disk is full")
+        outcome = honest(self, task)
+        if task.client == 2 and task.round == 1:
+            outcome.scores["correct"] = 1e9
+        return outcome
+
+    monkeypatch.setattr(ClientRuntime, "tried", tried)
+    with pytest.warns(FedbayesWarning, match=r"1 of 3 clients did not try .*the disk is full"):
+        summary, lines = federated(tmp_path, wards)
+    assert set(summary["per_client"]["global"]) >= {"client-0", "client-2"}
+    assert lines[0]["not_evaluated"].keys() == {"1", "2"}
+    assert "of 100 samples" in lines[0]["not_evaluated"]["2"]
+    assert lines[1]["not_evaluated"].keys() == {"1"}
+    assert lines[0]["by_client"]["global"]["accuracy"][1:] == [None, None]
+    for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(text)
+
+
+def test_what_does_not_go_together_is_refused():
+    asked = {"engine": "flower-simulation", "evaluate_at": "clients", **DIGITS}
+    for more, words in (
+        ({"secure": {"enabled": True}}, "under secure.enabled the server sees nothing"),
+        ({"method": {"name": "local"}}, "local has none"),
+        ({"attack": {"kind": "label-flip", "clients": 1}}, "does not go with an attack"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            fedbayes.run(**asked, **more)
+    with pytest.warns(FedbayesWarning, match="evaluate_at"):
+        fedbayes.run(**DIGITS, evaluate_at="clients")
+
+
+@pytest.mark.parametrize("likelihood", ["cox", pytest.param("gaussian", marks=pytest.mark.slow)])
+def test_other_targets(likelihood, tmp_path):
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame(rng.normal(size=(300, 2)), columns=["a", "b"])
+    frame["days"] = np.ceil(rng.exponential(np.exp(-frame.a)) * 50)
+    frame["died"] = (rng.random(300) < 0.7).astype(int)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    label = ["days", "died"] if likelihood == "cox" else ["days"]
+    data = {"path": str(tmp_path / "t.csv"), "label": label, "clients": 3, "partition": "iid"}
+    data |= {} if likelihood == "cox" else {"drop": ["died"]}
+    asked = {"data": data, "task": {"likelihood": likelihood}, "rounds": 1}
+    found = [
+        fedbayes.run(**asked, engine="flower-simulation", evaluate_at=place).summary
+        for place in ("server", "clients")
+    ]
+    both = [one["per_client"]["global"] for one in found]
+    for client, metrics in both[0].items():
+        assert metrics == pytest.approx(both[1][client], rel=1e-5)
+    metric = "c_index" if likelihood == "cox" else "rmse"
+    whole = [one["metrics"]["global"][metric] for one in found]
+    assert whole[0] == pytest.approx(whole[1], rel=1e-5)
