@@ -62,9 +62,14 @@ class PFedBayes(Method[Server, Client, Sum]):
     keeps_models = True
     headline = "local"
 
-    zeta: float = Field(1.0, gt=0, description="ζ, weight of the KL term beside the summed loss")
+    zeta: float = Field(
+        0.1,
+        gt=0,
+        description="ζ, weight of the KL term beside the summed loss; 1 is the free energy, less "
+        "trusts a client's own data more",
+    )
     global_lr: float = Field(
-        0.1, gt=0, le=1, description="η, rate of the client's copy of the global Gaussian"
+        0.3, gt=0, le=1, description="η, rate of the client's copy of the global Gaussian"
     )
     beta: float = Field(
         1.0, gt=0, le=1, description="β, how far the server goes to the mean of the copies"
