@@ -142,6 +142,19 @@ def test_the_conjugate_fixed_point_stays_and_another_point_does_not(zeta):
     assert round_from(centre, spread / 2)[1] > 0.005
 
 
+@pytest.mark.parametrize("start", ["own", "global"])
+def test_a_round_starts_where_it_is_to(start):
+    run, data = mean_estimation(), data_around(0.0, 5)
+    method, server = PFedBayes(start=start), Server(one(0.4), one(0.5))
+    message, own = method.message(server, at(run)), Client(one(-1.0), one(-2.0))
+    problem = method.problem(message, own, data, at(run)).start
+    expected = (-1.0, -2.0) if start == "own" else (0.4, math.log(0.5))
+    assert float(problem[f"mean/{NAME}"]) == pytest.approx(expected[0])
+    assert float(problem[f"log_std/{NAME}"]) == pytest.approx(expected[1])
+    newcomer = method.problem(message, method.join(at(run)), data, at(run)).start
+    assert float(newcomer[f"mean/{NAME}"]) == pytest.approx(0.4)
+
+
 def test_the_server_goes_part_of_the_way():
     net = network((5,))
     run, method = run_of(net), PFedBayes(beta=0.25)
