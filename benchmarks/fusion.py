@@ -238,7 +238,7 @@ class Clients:
 
     def fused(self, width, sums, distillation):
         """A fusion in function space."""
-        _, inputs = drawn(self.silos, "auto", self.sums if sums else None, self.seed)
+        _, inputs = drawn(self.silos, "auto", [self.sums] if sums else None, self.seed)
         fusion = fuse_functions(
             self.networks,
             self.silos.like,
