@@ -265,6 +265,7 @@ class TestFedBeDistilled(MethodContract):
     }
 
 
+@pytest.mark.slow
 class TestFedBeSums(MethodContract):
     method = "fedbe-sums"
     parameters: ClassVar = {"members": 3}
