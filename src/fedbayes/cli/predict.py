@@ -59,6 +59,12 @@ def predict(
         bool,
         typer.Option("--no-conformal", help="The model's own intervals, though it is calibrated."),
     ] = False,
+    no_temperature: Annotated[
+        bool,
+        typer.Option(
+            "--no-temperature", help="The model's own probabilities, though it has a temperature."
+        ),
+    ] = False,
     keep_inputs: Annotated[
         bool, typer.Option("--keep-inputs", help="Write the columns that the model reads too.")
     ] = False,
@@ -84,7 +90,14 @@ def predict(
             f"--set {idle[0]} has no effect: predict only takes the names of code that a model "
             "file names too, as task.likelihood=package.module:Class"
         )
-    model = load(*models, client=client, site=site, conformal=not no_conformal, trusted=trusted)
+    model = load(
+        *models,
+        client=client,
+        site=site,
+        conformal=not no_conformal,
+        temperature=not no_temperature,
+        trusted=trusted,
+    )
     if times:
         model = model.foretelling(_numbers(times))
     elif site is not None and model.target.kind == "survival":
@@ -115,14 +128,16 @@ def predict(
                     "rows": done.rows,
                     "columns": done.columns,
                     "level": done.level,
+                    "temperature": model.temperature,
                     "missing": done.missing,
                     "broken": done.broken,
                 }
             )
         )
         return
+    cool = f", at a temperature of {model.temperature:.4g}" if model.temperature else ""
     Console().print(
-        f"wrote {done.path}: {done.rows:,} rows, with {', '.join(done.columns)}",
+        f"wrote {done.path}: {done.rows:,} rows, with {', '.join(done.columns)}{cool}",
         highlight=False,
         soft_wrap=True,
     )

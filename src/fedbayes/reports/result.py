@@ -22,6 +22,7 @@ from fedbayes.runs.hazards import read_hazards
 from fedbayes.runs.notebook import outline
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.standing import flat
+from fedbayes.runs.temperature import read_temperature
 from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.tensors import Tensors, to, unpack
 
@@ -184,7 +185,7 @@ class Result:
         gives log-probabilities [n, classes], classes in the order of `preprocessing.classes`, or
         predictive means [n, columns] in the unit of the target (probabilities, if it is labels).
         Where clients see pixels in an order of their own, the global model wants them in that
-        order.
+        order. A temperature of `fedbayes calibrate` counts for `predict`, and not here.
 
         Args:
             client: name or index of a client, for its own model in place of the global one.
@@ -239,6 +240,7 @@ class Result:
         *,
         site: str | int | None = None,
         conformal: bool = True,
+        temperature: bool = True,
     ) -> TrainedModel:
         """The model as it predicts, without its run.
 
@@ -248,6 +250,8 @@ class Result:
                 baseline hazard, of the global model is to be of, in place of all clients'.
             conformal: whether sets and intervals are those of `fedbayes conformal`, if the run
                 was calibrated by it.
+            temperature: whether probabilities are at the temperature of `fedbayes calibrate
+                --temperature`, if it was found.
 
         Raises:
             RunError: the run has no threshold of such a client, though it was calibrated.
@@ -271,6 +275,7 @@ class Result:
         if client is not None:
             source = f"the model of client {client} of {source}"
         members = (Member(self.draws(client), self.preprocessing, self.config.data),)
+        cool = read_temperature(self.folder, personal=client is not None) if temperature else None
         hazards = None
         if self.likelihood.target.kind == "survival":
             whose = client if site is None else site
@@ -281,7 +286,14 @@ class Result:
                     f"{source} has no hazards of client {name}: fedbayes hazards {source} "
                     "--per-client estimates them"
                 )
-        return TrainedModel(members, self.likelihood, source, conformal=threshold, hazards=hazards)
+        return TrainedModel(
+            members,
+            self.likelihood,
+            source,
+            conformal=threshold,
+            hazards=hazards,
+            temperature=cool,
+        )
 
     def draws(self, client: str | int | None = None) -> "RawPredictor":
         """A model as a function from raw samples to what its network says, [draws, n, width], for

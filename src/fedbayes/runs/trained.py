@@ -19,7 +19,7 @@ from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.wording import describe
 from fedbayes.errors import CellError, ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
-from fedbayes.likelihoods.answers import Answers, answers
+from fedbayes.likelihoods.answers import Answers, answers, probabilities
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.likelihoods.hazards import Hazards
@@ -60,6 +60,8 @@ class TrainedModel:
     """Of survival: the baseline hazard, where it was estimated."""
     times: tuple[float, ...] = ()
     """Of survival: at which the probability is told that the event has not happened yet."""
+    temperature: float | None = None
+    """That of the probabilities of classes, where it was found."""
 
     def __post_init__(self) -> None:
         """See that the threshold is of such a model."""
@@ -137,8 +139,11 @@ class TrainedModel:
         Raises:
             DataError: the samples are not such as the model was trained on.
         """
-        found = [self.likelihood.mean(draws) for draws in self._draws(self._raw(x))]
-        return torch.cat(found)
+        likelihood = self.likelihood
+        draws = self._draws(self._raw(x))
+        if isinstance(likelihood, Classes):
+            return torch.cat([probabilities(likelihood, d, self.temperature) for d in draws])
+        return torch.cat([likelihood.mean(d) for d in draws])
 
     def predict_frame(self, x: Any, *, level: float | None = None) -> Any:
         """Predictions as a DataFrame, a row for each sample.
@@ -213,7 +218,9 @@ class TrainedModel:
         """
         found = []
         for draws in self._draws(raw):
-            found.append(answers(self.likelihood, draws, level, self.conformal, start))
+            found.append(
+                answers(self.likelihood, draws, level, self.conformal, start, self.temperature)
+            )
             if self.hazards is not None and self.times:
                 survival = self.hazards.survival(found[-1]["risk"], self.times)
                 names = (f"survival_{time:g}" for time in self.times)

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes import seeds
 from fedbayes.contracts import Run, Sampler
-from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.conformal import (
     Conformal,
@@ -27,6 +26,7 @@ from fedbayes.runs.conformal import StoredConformal, calibrated_model, write_con
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import models_of, require_global
 from fedbayes.tensors import Samples
+from fedbayes.tools.held_out import check_share, divided
 
 _BATCH = 1000
 
@@ -90,8 +90,7 @@ def calibrate_conformal(
         FedbayesError: the run has not ended, has no such model, or predicts neither classes nor
             numbers; its data are not here; or its clients have too few test rows.
     """
-    if not 0 < share < 1:
-        raise ConfigError(f"a share of {share} of the test rows: give one above 0 and below 1")
+    check_share(share)
     place = RunFolder(Path(folder))
     place.require_run()
     place.summary()  # it has ended
@@ -174,11 +173,9 @@ class _Halves:
         level: float,
         share: float,
     ) -> "_Halves":
-        rng = seeds.numpy_rng(seed, "conformal", client=client)
-        order = rng.permutation(len(samples.y))
-        coins = torch.from_numpy(rng.random(len(order))) if kind == "adaptive-random" else None
-        rows = round(share * len(order))
-        first, rest = (torch.from_numpy(part) for part in (order[:rows], order[rows:]))
+        first, rest, rng = divided(len(samples.y), seed, client, share)
+        rows, random = len(first), kind == "adaptive-random"
+        coins = torch.from_numpy(rng.random(len(samples.y))) if random else None
         columns = 1 if isinstance(run.likelihood, Classes) else run.likelihood.target.columns
         found = [torch.empty(0, columns, dtype=torch.float64)]
         for part in torch.split(first, _BATCH) if rows else ():

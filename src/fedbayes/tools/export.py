@@ -27,6 +27,7 @@ from fedbayes.runs.conformal import read_conformal
 from fedbayes.runs.folder import RunFolder, writable
 from fedbayes.runs.hazards import read_hazards
 from fedbayes.runs.personal import own_weights, require_global
+from fedbayes.runs.temperature import read_temperature, temperature_file
 from fedbayes.tensors import parameter_count
 from fedbayes.tools.model_card import facts, measured, write_cards
 from fedbayes.tools.model_files import WEIGHTS, write_model
@@ -104,6 +105,13 @@ def export(
             f"here: {trouble}"
         )
     preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
+    if read_temperature(run, personal=client is not None) is not None:
+        warnings.warn(
+            f"the temperature in {temperature_file(run)} is not in what is exported: divide logits "
+            "by it, or predict with the run folder",
+            FedbayesWarning,
+            stacklevel=2,
+        )
     conformal = read_conformal(run) if client is None else _own(read_conformal, run, name)
     hazards = read_hazards(run) if client is None else _own(read_hazards, run, name)
     card = Card.of(config, preprocessing, rounds, name)
