@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts import Run, Sampler
-from fedbayes.data import FederatedData
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.conformal import (
@@ -26,8 +24,8 @@ from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.config import Config
 from fedbayes.runs.conformal import StoredConformal, calibrated_model, write_conformal
 from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.personal import own_models, require_global
-from fedbayes.tensors import Samples, to
+from fedbayes.runs.personal import models_of, require_global
+from fedbayes.tensors import Samples
 from fedbayes.tools.held_out import check_share, divided
 
 _BATCH = 1000
@@ -107,7 +105,7 @@ def calibrate_conformal(
     names = place.client_names()
     halves = {
         client: _Halves.of(run, draw, data.test(client), config.seed, client, kind, level, share)
-        for client, draw in _models(place, config, run, data, personal)
+        for client, draw in models_of(place, config, run, data, personal=personal)
     }
     if not any(half.rows for half in halves.values()):
         raise RunError(
@@ -234,20 +232,6 @@ def _covered(tested: list[_Tested], classes: bool) -> Covered:
     middle = (size.mean(axis=0) if classes else np.median(size, axis=0)).tolist()
     told = tuple(value if math.isfinite(value) else None for value in middle)
     return Covered(counted, len(rows), tuple(rows.mean(axis=0).tolist()), told, bounded)
-
-
-def _models(
-    folder: RunFolder, config: Config, run: Run, data: FederatedData, personal: bool
-) -> Iterator[tuple[int, Sampler]]:
-    """Clients, and the model of each."""
-    method = config.build_method()
-    if personal:
-        for client, model in own_models(folder, method, run):
-            yield client, method.draws(model, run)
-        return
-    draw = method.draws(to(folder.model(), run.network.device), run)
-    for client in range(data.clients):
-        yield client, draw
 
 
 def _remarks(folder: RunFolder, config: Config) -> None:

@@ -80,4 +80,4 @@ def _one(
         )
         threshold = None
     members = (Member(found.draw, found.preprocessing, card.reading),)
-    return TrainedModel(members, found.likelihood, str(path), found.means, threshold)
+    return TrainedModel(members, found.likelihood, str(path), found.means, threshold, card.hazards)
