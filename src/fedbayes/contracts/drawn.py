@@ -89,10 +89,78 @@ def draws_of(mean: Tensors, std: Tensors, count: int) -> Iterator[Tensors]:
     """Weights drawn from N(mean, std²), one network after the other, the same on every call."""
     rng = torch.Generator().manual_seed(0)
     for _ in range(count):
-        yield {n: m + std[n] * torch.randn(m.shape, generator=rng).to(m) for n, m in mean.items()}
+        move = _move(std, rng)
+        yield {name: m + move[name] for name, m in mean.items()}
 
 
-def sampler_of(mean: Tensors, std: Tensors, network: Network, count: int) -> Sampler:
-    """Outputs [count, n, width] under draws from N(mean, std²), the same draws on every call."""
+def sampler_of(
+    mean: Tensors, std: Tensors, network: Network, count: int, *, linearized: bool = False
+) -> Sampler:
+    """Outputs [count, n, width] under draws from N(mean, std²), the same draws on every call.
+
+    Args:
+        mean: of the weights.
+        std: of the weights.
+        network: theirs.
+        count: draws.
+        linearized: as for `around`.
+    """
     mean, std = network.prepare(mean), network.prepare(std)
-    return lambda x: torch.stack([network(drawn, x) for drawn in draws_of(mean, std, count)])
+    return around(mean, lambda rng: _move(std, rng), network, count, linearized=linearized)
+
+
+def around(
+    mean: Tensors,
+    moves: Callable[[torch.Generator], Tensors],
+    network: Network,
+    count: int,
+    *,
+    linearized: bool,
+) -> Sampler:
+    """Outputs [count, n, width] under draws of weights, the same draws on every call.
+
+    Args:
+        mean: of the weights, prepared for the network.
+        moves: draws how far weights are from their means.
+        network: the network.
+        count: draws.
+        linearized: whether the network is taken as linear in its weights around their means.
+    """
+
+    def outputs(x: Tensor) -> Tensor:
+        rng = torch.Generator().manual_seed(0)
+        found = []
+        for _ in range(count):
+            step = moves(rng)
+            if linearized:
+                found.append(_linear(network, mean, step, x))
+            else:
+                found.append(network({name: m + step[name] for name, m in mean.items()}, x))
+        return torch.stack(found)
+
+    return outputs
+
+
+def _move(std: Tensors, rng: torch.Generator) -> Tensors:
+    """A draw from N(0, std²)."""
+    return {n: s * torch.randn(s.shape, generator=rng).to(s) for n, s in std.items()}
+
+
+def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tensor:
+    """The network's outputs at its means plus their derivative along moves of the weights.
+
+    Raises:
+        ModelError: some operation has no forward derivative.
+    """
+    moves = {name: moves[name] for name in mean}
+    try:
+        at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]
+    except (RuntimeError, NotImplementedError) as error:
+        if not isinstance(error, NotImplementedError) and "forward" not in str(error):
+            raise
+        reason = str(error).splitlines()[0]
+        raise ModelError(
+            f"the network cannot be linearized ({reason}); set method.predictive = 'sampled'"
+        ) from None
+    total: Tensor = at_mean + along
+    return total

@@ -138,6 +138,10 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return getattr(self, "weighting", "uniform") == "samples"
 
+    def variant(self) -> "AnyMethod":
+        """The method that runs with these settings: itself, by default."""
+        return self
+
     def check(self, run: Run) -> None:
         """Refuse, before anything runs, training, network or likelihood that it cannot work with.
 

@@ -14,14 +14,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Clips, Total, norm
-from fedbayes.contracts.drawn import draws_of, require_weights_alone, sampler_of
+from fedbayes.contracts.drawn import require_weights_alone, sampler_of
 from fedbayes.contracts.method import ClientState, Info, Method, Sampler
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
-from fedbayes.errors import MessageError, ModelError
+from fedbayes.errors import MessageError
 from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.messages import Message, dense
-from fedbayes.models import Network
 from fedbayes.tensors import Tensors, named, part
 
 
@@ -301,33 +300,7 @@ def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -
         # Nothing is learnt yet; the prior's noise would be all there is.
         mean = run.network.initial
         std = {name: torch.zeros_like(m) for name, m in mean.items()}
-    if not linearized:
-        return sampler_of(mean, std, run.network, count)
-    network, mean, std = run.network, run.network.prepare(mean), run.network.prepare(std)
-
-    def outputs(x: Tensor) -> Tensor:
-        drawn = draws_of(mean, std, count)
-        moves = ({name: w - mean[name] for name, w in one.items()} for one in drawn)
-        return torch.stack([_linear(network, mean, move, x) for move in moves])
-
-    return outputs
-
-
-def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tensor:
-    """The network's outputs at its means plus their derivative along moves of the weights.
-
-    Raises:
-        ModelError: some operation has no forward derivative.
-    """
-    try:
-        at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]
-    except (RuntimeError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(
-            f"the network cannot be linearized ({reason}); set method.predictive = 'sampled'"
-        ) from None
-    total: Tensor = at_mean + along
-    return total
+    return sampler_of(mean, std, run.network, count, linearized=linearized)
 
 
 def rounded(change: Gaussian) -> Gaussian:

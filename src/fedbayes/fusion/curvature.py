@@ -100,9 +100,47 @@ def summed_diagonal(
     Returns:
         By name, float32 on the CPU; with the random numbers of one seed where targets are drawn.
     """
-    module = with_weights(network.module, network.whole(weights))
-    found = posterior(module, likelihood, samples.to("cpu"))
+    found = curvature_at(network, likelihood, weights, samples)
     return {name: found.samples * found.diagonal[name] for name in weights}
+
+
+def curvature_at(
+    network: Network,
+    likelihood: Likelihood,
+    weights: Tensors,
+    samples: Samples,
+    settings: CurvatureSettings | None = None,
+) -> Posterior:
+    """What a client's samples say of a network's weights, as `posterior` has it, on the CPU."""
+    module = with_weights(network.module, network.whole(weights))
+    return posterior(module, likelihood, samples.to("cpu"), settings)
+
+
+def factored_layers(network: Network, largest: int) -> dict[str, tuple[int, int]]:
+    """The layers of a network whose Fisher matrices have Kronecker factors, by name: how many
+    inputs they have, the 1 for a bias among them, and how many outputs.
+
+    Args:
+        network: made with the shape of a sample.
+        largest: most inputs or outputs of such a layer.
+
+    Raises:
+        ModelError: its shape is not known.
+    """
+    if network.shape is None:
+        raise ModelError(
+            "which layers have Kronecker factors is found with a sample; give its shape"
+        )
+    module = with_weights(network.module, network.whole(network.initial))
+    sums = _Sums(module, largest)
+    rng = torch.Generator().manual_seed(0)
+    kind = next(module.parameters()).dtype
+    sums.add(torch.rand(2, *network.shape, generator=rng, dtype=kind), lambda f: iter([f.detach()]))
+    return {
+        name: (len(sums.inputs[name]), len(sums.outputs[name]))
+        for name in sums.layers
+        if name in sums.outputs
+    }
 
 
 def require_curvature(likelihood: Likelihood) -> None:

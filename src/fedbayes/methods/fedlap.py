@@ -1,13 +1,42 @@
 """FedLap: federated Laplace with a dual term for each client."""
 
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from fedbayes.contracts import At, Info, Problem, Run, Solved
-from fedbayes.contracts.moments import Moments
-from fedbayes.fusion.curvature import require_curvature, summed_diagonal
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.contracts import (
+    AnyMethod,
+    At,
+    Info,
+    Loss,
+    Problem,
+    Report,
+    Run,
+    Sampler,
+    Solved,
+    Tree,
+    nll,
+)
+from fedbayes.contracts.drawn import around
+from fedbayes.contracts.kronecker import Moves, OneMetric, Pool, Server, flattened, pooled
+from fedbayes.contracts.moments import Moments, implicit
+from fedbayes.contracts.product import is_unlearnt
+from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fields import Only
+from fedbayes.fusion.curvature import (
+    curvature_at,
+    factored_layers,
+    require_curvature,
+    summed_diagonal,
+)
+from fedbayes.fusion.posterior_settings import CurvatureSettings
+from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
+from fedbayes.inference.problem import Projection
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Samples, Tensors, named, part
 
 
 class FedLap(Moments):
@@ -30,11 +59,22 @@ class FedLap(Moments):
     summary = "Laplace at every client, with a dual for each"
     paper = "Swaroop, Khan and Doshi 2025"
 
-    covariance: Literal["none", "diagonal"] = Field(
+    covariance: Literal["none", "diagonal", "kronecker"] = Field(
         "diagonal",
-        description="what is known beside the mean: nothing (FedLap; the posterior is a point), or "
-        "a precision for each weight (FedLap-Cov)",
+        description="what is known beside the mean: nothing (FedLap; the posterior is a point), "
+        "a precision for each weight (FedLap-Cov), or for each dense layer and convolution a "
+        "Kronecker product",
     )
+    largest: Annotated[int, Only("covariance", "kronecker")] = Field(
+        1000,
+        ge=1,
+        description="inputs or outputs up to which a layer has Kronecker factors; wider ones have "
+        "a diagonal (kronecker)",
+    )
+
+    def variant(self) -> AnyMethod:
+        """With Kronecker products states and messages are others."""
+        return Kronecker(of=self) if self.covariance == "kronecker" else self
 
     @property
     def fixed_precision(self) -> bool:
@@ -62,3 +102,182 @@ class FedLap(Moments):
             found = summed_diagonal(at.run.network, at.run.likelihood, solved.parameters, samples)
             precision = {n: p + found[n].to(p) / self.kl_weight for n, p in precision.items()}
         return solved, solved.parameters, precision, {}
+
+
+class Kronecker(OneMetric):
+    """FedLap with one precision for the federation, a Kronecker product for each layer.
+
+    Clients' products A_k ⊗ B_k do not add to a product. K-FAC takes the expectation of a product
+    for that of its factors, so that of pooled data is S = (Σ n_k A_k) ⊗ (Σ n_k B_k)/Σ n_k + δ,
+    whose factors add. It stands in for the sum, and each client has V = (S − δ)/K of it. Duals are
+    kept as gradients at w_g, u_k, for which the fixed point does not depend on S:
+
+        w_k = argmin ℓ_k(w) + ⟨u_k, w − w_g⟩ + ½ (w − w_g)ᵀ (S − V) (w − w_g)
+        c_k = (S − V + n_k A_k ⊗ B_k) (w_k − w_g),    w_g ← w_g + S⁻¹ Σ_k c_k,
+        u_k ← u_k + c_k − V (the change of w_g).
+
+    c_k is −∇ℓ_k(w_g) − u_k where losses are quadratic with that curvature, so a round is a Newton
+    step there. Σ u_k = δ w_g after every round. With H = Σ h_k, h_k a client's c_k of all rounds,
+    u_k = h_k − (H − δ w_g)/K: the server keeps H, a client h_k.
+    """
+
+    name = FedLap.name
+    summary = FedLap.summary
+    paper = FedLap.paper
+
+    of: FedLap
+
+    @property
+    def delta(self) -> float:
+        """δ, the prior's precision."""
+        return self.of.prior_std**-2
+
+    @property
+    def temper(self) -> float:
+        """T."""
+        return self.of.kl_weight
+
+    def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
+        """Linearized or not, as many as are wanted."""
+        linear = self.of.predictive == "linearized"
+        return around(mean, moves, run.network, self.of.predictions, linearized=linear)
+
+    def check(self, run: Run) -> None:
+        """As without Kronecker products; and changes are not shortened.
+
+        Raises:
+            ConfigError: the server shortens what reports add.
+        """
+        self.of.check(run)
+        if run.clips:
+            raise ConfigError(
+                "fedlap with method.covariance = 'kronecker' reports factors of a product, and "
+                "parts that are shortened each by itself are no longer such; leave "
+                "aggregation.clip and [privacy] away, or set covariance = 'diagonal'"
+            )
+
+    def init(self, run: Run) -> Server:
+        """No weights and no curvature yet: the prior."""
+        return self.begin(run, factored_layers(run.network, self.of.largest))
+
+    def problem(self, message: Message, client: Pool, samples: Samples, at: At) -> Problem:
+        """Descend the loss, the dual and the quadratic of the others' share from w_g."""
+        run, came = at.run, dense(message)
+        initial = run.network.initial
+        centre = {n: t.double() for n, t in part(came, "mean").items()}
+        kind, device = next(iter(initial.values())).dtype, run.network.device
+        dual = {
+            n: (client.shift[n] if client.shift else 0.0)
+            - (h.double() - self.delta * centre[n]) / run.clients
+            for n, h in part(came, "shift").items()
+        }
+        metric = self.metric_of(came)
+        share = 1 - 1 / run.clients
+        pull = Metric(
+            {n: replace(s, values=share * s.values + self.delta) for n, s in metric.layers.items()},
+            {n: share * t + self.delta for n, t in metric.diagonal.items()},
+        )
+        start = initial if is_unlearnt(centre) else centre
+        given: Tree = {
+            "centre": {n: t.to(device, kind) for n, t in centre.items()},
+            "dual": {n: t.to(device, kind) for n, t in dual.items()},
+            "layers": {n: vars(s.to(device, kind)) for n, s in pull.layers.items()},
+            "diagonal": {n: t.to(device, kind) for n, t in pull.diagonal.items()},
+            "count": torch.tensor(len(samples.y), device=device),
+            "exact": {"centre": centre, "layers": {n: vars(s) for n, s in pull.layers.items()}}
+            | {"diagonal": pull.diagonal},
+        }
+        began = run.network.prepare({n: t.to(kind) for n, t in start.items()})
+        project = self._pulled(run.training.momentum) if implicit(run) else None
+        return Problem(began, given=given, project=project)
+
+    def _pulled(self, momentum: float) -> Projection:
+        """What follows a step of SGD: an implicit one along the quadratic, stable at any rate."""
+
+        def project(parameters: Tensors, given: Tree, lr: float) -> None:
+            a = float(lr / (1 - momentum) * self.of.kl_weight / given["count"])
+            moved = _moved(parameters, given)
+            for name, step in _pull(given).scaled(lambda c: 1 / (1 + a * c), moved).items():
+                parameters[name].copy_(given["centre"][name] + step)
+
+        return project
+
+    def loss(self, run: Run) -> Loss:
+        """The energy per sample, times T; under SGD without the quadratic, whose steps follow."""
+        likelihood, apart = nll(run), implicit(run)
+
+        def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
+            energy = likelihood(parameters, batch, given, noise)
+            moved = _moved(parameters, given)
+            slope = given["dual"]
+            if not apart:
+                half = _pull(given).scaled(lambda c: c / 2, moved)
+                slope = {name: dual + half[name] for name, dual in slope.items()}
+            pulls = sum((slope[name] * step).sum() for name, step in moved.items())
+            total: Tensor = energy + self.of.kl_weight * pulls / given["count"]
+            return total
+
+        return loss
+
+    def local(
+        self, message: Message, client: Pool, samples: Samples, at: At
+    ) -> tuple[Report, Pool, Info]:
+        """The mode, and the curvature there."""
+        problem, run = self.problem(message, client, samples, at), at.run
+        solved = at.solve(problem, self.loss(run), samples, validation=self.validation(run))
+        settings = CurvatureSettings(largest=self.of.largest)
+        found = curvature_at(run.network, run.likelihood, solved.parameters, samples, settings)
+        layers, n = problem.given["layers"], found.samples
+        if missing := sorted(layers.keys() - found.factors.keys()):
+            raise ModelError(
+                f"the Fisher matrix of {', '.join(missing)} has no Kronecker factors on this data; "
+                "set method.covariance = 'diagonal'"
+            )
+        tensors = {f"weights/{name}": t for name, t in solved.parameters.items()}
+        tensors |= {f"inputs/{name}": n * found.factors[name].inputs for name in layers}
+        tensors |= {f"outputs/{name}": n * found.factors[name].outputs for name in layers}
+        tensors |= {f"diagonal/{m}": n * found.diagonal[m] for m in problem.given["diagonal"]}
+        tensors["count/samples"] = torch.tensor(float(n))
+        return self.report(replace(solved, parameters=tensors), problem, client, at)
+
+    def report(
+        self, solved: Solved, problem: Problem, client: Pool, at: At
+    ) -> tuple[Report, Pool, Info]:
+        """Report what is to be added to the sums, damped; keep what was added.
+
+        Args:
+            solved: its parameters are `weights/…`, w_k, and the client's own terms of the sums.
+            problem: as it was stated.
+            client: the private state.
+            at: client and round.
+        """
+        exact = problem.given["exact"]
+        found = {name: t.double() for name, t in solved.parameters.items()}
+        count, temper = float(found["count/samples"]), self.of.kl_weight
+        moved = {n: t - exact["centre"][n] for n, t in part(found, "weights").items()}
+        change = _pull(exact).scaled(lambda c: c, moved)
+        for layer in exact["layers"]:
+            rows = found[f"outputs/{layer}"] @ rows_of(layer, moved) @ found[f"inputs/{layer}"]
+            for name, t in layered(layer, rows / (count * temper), moved):
+                change[name] = change[name] + t
+        for name, t in part(found, "diagonal").items():
+            change[name] = change[name] + t * moved[name] / temper
+        rho = self.of.damping or 1 / at.run.cohort
+        tensors = named("shift", {n: rho * t for n, t in change.items()})
+        kept = flattened(client)
+        for name, t in found.items():
+            if not name.startswith("weights/"):
+                tensors[name] = rho * (t - kept.get(name, 0.0))
+        sent = {name: t.float() for name, t in tensors.items()}
+        after = {name: t.double() + kept.get(name, 0.0) for name, t in sent.items()}
+        return Report(dict(sent)), pooled(after), solved.info
+
+
+def _pull(given: Tree) -> Metric:
+    """The metric of the quadratic, from what a problem gives."""
+    return Metric({n: Spectrum(**s) for n, s in given["layers"].items()}, given["diagonal"])
+
+
+def _moved(parameters: Tensors, given: Tree) -> Tensors:
+    """How far weights are from w_g."""
+    return {name: parameters[name] - centre for name, centre in given["centre"].items()}

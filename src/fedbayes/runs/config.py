@@ -241,7 +241,7 @@ class Config(BaseModel):
         parameters = {key: value for key, value in self.method.items() if key != "name"}
         method = find_method(self.method["name"]).model_validate(parameters)
         if self.model.batch_norm != "local":
-            return method
+            return method.variant()
         from fedbayes.federation.own_layers import with_own_layers
 
         return with_own_layers(method)

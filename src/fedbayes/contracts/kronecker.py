@@ -1,0 +1,241 @@
+"""The posterior of methods whose precision is the federation's: Kronecker products by layer.
+
+Clients' products A_k ⊗ B_k do not add to a product. K-FAC takes the expectation of a product for
+that of its factors: of pooled data it is S − δ = (Σ n_k A_k) ⊗ (Σ n_k B_k)/Σ n_k, whose factors
+add. Sums travel: the server keeps them, a client its own terms.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from fedbayes.contracts.changes import norm
+from fedbayes.contracts.method import Info, Method, Sampler
+from fedbayes.contracts.product import is_unlearnt
+from fedbayes.contracts.reports import Report, Sum
+from fedbayes.contracts.run import At, Run
+from fedbayes.errors import MessageError
+from fedbayes.inference.kronecker import Metric, Spectrum, layered
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Tensors, named, part
+
+Moves = Callable[[torch.Generator], Tensors]
+"""Draws how far weights are from their means."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What the server keeps, or a client of its own: sums over clients, float64.
+
+    Without tensors before the client's first report.
+    """
+
+    shift: Tensors = field(default_factory=dict)
+    """Σ h_k by weight."""
+    inputs: Tensors = field(default_factory=dict)
+    """Σ n_k A_k [d, d] by layer."""
+    outputs: Tensors = field(default_factory=dict)
+    """Σ n_k B_k [o, o] by layer."""
+    diagonal: Tensors = field(default_factory=dict)
+    """Summed Fisher diagonals of the other weights."""
+    count: Tensors = field(default_factory=dict)
+    """`samples`, Σ n_k, a scalar."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server's state."""
+
+    weights: Tensors
+    """w_g, float64; zero before the first round."""
+    pool: Pool
+    basis: Tensors
+    """Of each layer's sums `inputs/LAYER` and `outputs/LAYER` the eigenvalues, and eigenvectors by
+    `inputs_basis/LAYER` and `outputs_basis/LAYER`."""
+
+
+PARTS = ("shift", "inputs", "outputs", "diagonal", "count")
+
+
+class OneMetric(Method[Server, Pool, Sum]):
+    """A Gaussian around w_g whose precision is S, and Newton steps of what clients report.
+
+    w_g ← w_g + S⁻¹ Σ_k c_k with the shifts c_k of a round, and the S that the round comes to.
+    """
+
+    server_state = Server
+    client_state = Pool
+    repeats_changes = True
+    adds = True
+    report_range = 65536.0
+
+    @property
+    @abstractmethod
+    def delta(self) -> float:
+        """δ, the prior's precision."""
+
+    @property
+    @abstractmethod
+    def temper(self) -> float:
+        """T, of the likelihood: curvature counts 1/T."""
+
+    @abstractmethod
+    def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
+        """Outputs under draws around means."""
+
+    def begin(self, run: Run, layers: Mapping[str, tuple[int, int]]) -> Server:
+        """No weights and no curvature yet: the prior.
+
+        Args:
+            run: the run.
+            layers: inputs and outputs of those that have Kronecker factors.
+        """
+        zero = {
+            n: torch.zeros(t.shape, dtype=torch.float64) for n, t in run.network.initial.items()
+        }
+        covered = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+        pool = Pool(
+            zero,
+            {n: torch.zeros(d, d, dtype=torch.float64) for n, (d, _) in layers.items()},
+            {n: torch.zeros(o, o, dtype=torch.float64) for n, (_, o) in layers.items()},
+            {n: t for n, t in zero.items() if n not in covered},
+            {"samples": torch.zeros((), dtype=torch.float64)},
+        )
+        return Server(zero, pool, _basis(pool))
+
+    def message(self, server: Server, at: At) -> Message:
+        """Means, the sum of shifts, and the metric: eigenvectors and eigenvalues of its factors."""
+        pool = server.pool
+        message = named("mean", server.weights) | named("shift", pool.shift) | server.basis
+        message |= named("diagonal", pool.diagonal) | named("count", pool.count)
+        return {name: t.float() for name, t in message.items()}
+
+    def expected(self, message: Message, run: Run) -> Message:
+        """What is added to each of the sums."""
+        rest = {key: part(message, key) for key in ("shift", "diagonal", "count")}
+        factors = {key: part(message, f"{key}_basis") for key in ("inputs", "outputs")}
+        return {n: t for key, each in (rest | factors).items() for n, t in named(key, each).items()}
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """Sums are measured from nothing."""
+        return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
+
+    def metric_of(self, told: Tensors) -> Metric:
+        """S − δ, what the pool's data say, by a server's message or by what one is made of."""
+        double = {n: t.double() for n, t in told.items()}
+        share = 1 / self.temper
+        each = share / max(float(told["count/samples"]), _LEAST)
+        left, right = part(double, "outputs_basis"), part(double, "inputs_basis")
+        outputs, inputs = part(double, "outputs"), part(double, "inputs")
+        layers = {
+            name: Spectrum(left[name], right[name], each * torch.outer(outputs[name], values))
+            for name, values in inputs.items()
+        }
+        diagonal = part(double, "diagonal")
+        return Metric(layers, {n: share * t.clamp_min(0) for n, t in diagonal.items()})
+
+    def accept(self, server: Server, report: Report, run: Run) -> None:
+        """What is added leaves diagonals and the number of samples positive."""
+        sums, tensors = flattened(server.pool), dense(report.tensors)
+        for name, change in tensors.items():
+            key, total = name.partition("/")[0], sums[name] + change
+            entries = total.diagonal() if key in ("inputs", "outputs") else total
+            least = -1e-4 * (1 + sums[name].abs().max())
+            if key != "shift" and bool((entries < least).any()):
+                raise MessageError(f"it takes more curvature off {name!r} than there is")
+
+    def origin(self, server: Server, run: Run) -> Tensors:
+        """Changes are measured from nothing."""
+        return {}
+
+    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
+        """The sums themselves, all that was learnt so far."""
+        return {key: norm(getattr(server.pool, key).values()) for key in PARTS}
+
+    def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
+        """Add to the sums, and take the Newton step S⁻¹ Σ c_k with the new ones."""
+        before = flattened(server.pool)
+        pool = pooled({name: t + reports.tensors[name] for name, t in before.items()})
+        return self._stepped(server.weights, pool, part(reports.tensors, "shift")), {}
+
+    def _stepped(self, weights: Tensors, pool: Pool, shift: Tensors) -> Server:
+        """The state after the Newton step of some shifts."""
+        basis = _basis(pool)
+        metric = self.metric_of(basis | flattened(Pool(diagonal=pool.diagonal, count=pool.count)))
+        step = metric.scaled(lambda v: 1 / (v + self.delta), shift)
+        return Server({name: w + step[name] for name, w in weights.items()}, pool, basis)
+
+    def model(self, server: Server, run: Run) -> Tensors:
+        """Means, and stds along eigenvectors of the precision."""
+        metric = self.metric_of(dense(self.message(server, At(run, 0))))
+        stds = {n: (t + self.delta).rsqrt() for n, t in metric.diagonal.items()}
+        model = named("mean", server.weights) | named("std", stds)
+        for name, spectrum in metric.layers.items():
+            model[f"left/{name}"], model[f"right/{name}"] = spectrum.left, spectrum.right
+            model[f"spread/{name}"] = (spectrum.values + self.delta).rsqrt()
+        return {name: t.float() for name, t in model.items()}
+
+    def personal_model(
+        self, message: Message, report: Report | None, client: Pool, run: Run
+    ) -> Tensors | None:
+        """The posterior as the report moves it; between rounds there is none of its own."""
+        if report is None:
+            return None
+        came, change = dense(message), {n: t.double() for n, t in dense(report.tensors).items()}
+        sums = {name: came[name].double() for name in came if name.split("/")[0] in PARTS}
+        for key in ("inputs", "outputs"):
+            for layer, basis in part(came, f"{key}_basis").items():
+                basis = basis.double()
+                sums[f"{key}/{layer}"] = (basis * sums[f"{key}/{layer}"]) @ basis.T
+        pool = pooled({name: t.cpu() + change[name].cpu() for name, t in sums.items()})
+        weights = {n: t.double().cpu() for n, t in part(came, "mean").items()}
+        return self.model(self._stepped(weights, pool, part(change, "shift")), run)
+
+    def draws(self, model: Tensors, run: Run) -> Sampler:
+        """Outputs under draws from the posterior."""
+        network = run.network
+        mean = network.prepare(part(model, "mean"))
+        if unlearnt := is_unlearnt(mean):
+            mean = network.prepare(network.initial)
+        told = {name: t.to(network.device) for name, t in model.items()}
+        stds, spread = part(told, "std"), part(told, "spread")
+        left, right = part(told, "left"), part(told, "right")
+
+        def moves(rng: torch.Generator) -> Tensors:
+            found: Tensors = {}
+            for name, std in stds.items():
+                found[name] = std * torch.randn(std.shape, generator=rng).to(std)
+            for name, std in spread.items():
+                noise = torch.randn(std.shape, generator=rng).to(std)
+                rows = left[name] @ (std * noise) @ right[name].T
+                found.update(layered(name, rows, mean))
+            return {n: (0.0 if unlearnt else 1.0) * t.to(mean[n]) for n, t in found.items()}
+
+        return self.sampler(mean, moves, run)
+
+
+_LEAST = 1e-12
+"""Count of samples below which there are none."""
+
+
+def flattened(pool: Pool) -> Tensors:
+    """Sums by `part/name`."""
+    return {n: t for key in PARTS for n, t in named(key, getattr(pool, key)).items()}
+
+
+def pooled(flat: Tensors) -> Pool:
+    """The inverse of `flattened`."""
+    return Pool(**{key: part(flat, key) for key in PARTS})
+
+
+def _basis(pool: Pool) -> Tensors:
+    """Eigenvalues and eigenvectors of the sums of each layer, as `Server.basis` has them."""
+    found: Tensors = {}
+    for key, sums in (("inputs", pool.inputs), ("outputs", pool.outputs)):
+        for layer, matrix in sums.items():
+            values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+            found[f"{key}/{layer}"] = values.clamp_min(0)
+            found[f"{key}_basis/{layer}"] = vectors
+    return found

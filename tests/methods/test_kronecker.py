@@ -1,0 +1,186 @@
+"""FedLap with Kronecker products: posteriors in closed form, and fixed points of pooled losses."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedbayes.contracts import Report, Sum
+from fedbayes.errors import ConfigError, MessageError
+from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
+from fedbayes.likelihoods import build_likelihood
+from fedbayes.methods.fedlap import FedLap
+from fedbayes.models import Network
+from fedbayes.models.networks import MLP
+from fedbayes.targets import Target
+from fedbayes.tensors import Samples, part
+from tests.methods.places import at, run_of
+from tests.methods.test_moments import linear_run, pooled, regressions
+
+
+def kronecker(**settings):
+    return FedLap(covariance="kronecker", **settings).variant()
+
+
+def rounds(method, run, data, count, cohorts=None):
+    """The server's state in the end, and the clients'."""
+    server, states = method.init(run), [method.join(at(run)) for _ in data]
+    for number in range(1, count + 1):
+        reports = Sum()
+        for client in cohorts[number - 1] if cohorts else range(len(data)):
+            here = at(run, client=client, round=number)
+            message = method.message(server, here)
+            report, states[client], _ = method.local(message, states[client], data[client], here)
+            method.accept(server, report, run)
+            reports.add(client, report)
+        server, _ = method.update(server, reports, at(run, round=number))
+    return server, states
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_round_gives_the_whole_pooled_posterior(count):
+    """Columns need not be orthogonal: under Gaussian noise all clients have B = 1/σ², so products
+    add to one, Σ x xᵀ ⊗ 1/σ². Further rounds change nothing.
+    """
+    data = regressions(orthogonal=False)
+    mean, precision = pooled(data)
+    method, run = kronecker(damping=1.0, predictions=2000), linear_run()
+    server, _ = rounds(method, run, data, count)
+    torch.testing.assert_close(server.weights["0.weight"][0], mean, rtol=1e-5, atol=1e-6)
+    model = {name: t.double() for name, t in method.model(server, run).items()}
+    right, std = model["right/0"], model["spread/0"]
+    covariance = (right * std[0] ** 2) @ right.T
+    torch.testing.assert_close(covariance, torch.linalg.inv(precision), rtol=1e-4, atol=1e-6)
+    x = torch.tensor([[1.0, 0.0], [1.0, -2.0]], dtype=torch.float64)
+    drawn = method.draws(model, run)(x)[..., 0]
+    wanted = x @ torch.linalg.inv(precision) @ x.T
+    assert (torch.cov(drawn.T) - wanted).abs().max() < 0.15 * wanted.max()
+    torch.testing.assert_close(drawn.mean(0), x @ mean, atol=0.02, rtol=0)
+
+
+def test_layers_of_several_outputs_have_the_posterior_of_the_pool():
+    """Two targets with a bias, of other noise scales by the targets' units: B is diagonal."""
+    rng = torch.Generator().manual_seed(2)
+    data = []
+    for _ in range(2):
+        x = torch.randn(15, 2, generator=rng, dtype=torch.float64)
+        y = (
+            torch.randn(15, 2, generator=rng, dtype=torch.float64) * 3
+            + x @ torch.ones(2, 2).double()
+        )
+        data.append(Samples(x, y))
+    net = Network(nn.Sequential(nn.Linear(2, 2).double()), shape=(2,))
+    target = Target("real", ("a", "b"), center=(0.0, 1.0), scale=(1.0, 2.0))
+    likelihood = build_likelihood("gaussian", target, noise=0.5)
+    settings = {"lr": 0.1, "epochs": 200, "batch_size": 15, "likelihood": likelihood}
+    run = run_of(net, clients=2, cohort=2, **settings)
+    server, _ = rounds(kronecker(damping=1.0), run, data, 1)
+    x = torch.cat([one.x for one in data])
+    x = torch.cat([x, torch.ones(30, 1).double()], 1)
+    y = (torch.cat([one.y for one in data]) - torch.tensor([0.0, 1.0])) / torch.tensor([1.0, 2.0])
+    precision = torch.eye(3).double() + x.T @ x / 0.25
+    wanted = torch.linalg.solve(precision, x.T @ y.double() / 0.25).T
+    torch.testing.assert_close(rows_of("0", server.weights), wanted, rtol=1e-4, atol=1e-5)
+
+
+PLAIN, HEAVY = {"lr": 0.5, "epochs": 60}, {"lr": 0.3, "momentum": 0.5, "epochs": 60}
+
+
+@pytest.mark.parametrize(
+    ("method", "count", "optimizer"),
+    [
+        (kronecker(), 16, PLAIN),
+        (kronecker(damping=0.6), 12, HEAVY),
+        (FedLap(damping=0.5), 24, PLAIN),
+        (FedLap(covariance="none"), 90, {"lr": 0.5, "epochs": 25}),
+    ],
+    ids=["kronecker", "momentum", "diagonal", "none"],
+)
+def test_the_fixed_point_is_the_pools_mode_whatever_the_precision(method, count, optimizer):
+    """Logistic regression of clients with other classes, where curvatures differ and products do
+    not add: Σ ∇ℓ_k(w) + δ w = 0 is the same. The mode is by Newton's method on the pooled rows.
+    """
+    rng = torch.Generator().manual_seed(3)
+    data = []
+    for client in range(3):
+        x = torch.randn(12, 2, generator=rng, dtype=torch.float64) + client - 1
+        y = torch.randint(2, (12,), generator=rng) + (client > 0)
+        data.append(Samples(x, y))
+    net = Network(nn.Sequential(nn.Linear(2, 3).double()), shape=(2,))
+    run = run_of(net, clients=3, cohort=3, batch_size=12, **optimizer)
+    server, _ = rounds(method, run, data, count)
+    x, y = torch.cat([one.x for one in data]), torch.cat([one.y for one in data])
+    w = torch.zeros(9, dtype=torch.float64)
+
+    def energy(flat):
+        outputs = x @ flat[:6].reshape(3, 2).T + flat[6:]
+        return nn.functional.cross_entropy(outputs, y, reduction="sum") + flat.square().sum() / 2
+
+    for _ in range(20):
+        hessian, slope = torch.func.hessian(energy)(w), torch.func.grad(energy)(w)
+        w = w - torch.linalg.solve(hessian, slope)
+    found = server.weights if hasattr(server, "weights") else server.posterior.mean
+    flat = torch.cat([found["0.weight"].flatten(), found["0.bias"]])
+    torch.testing.assert_close(flat, w, rtol=0, atol=0.03)
+
+
+def test_sums_are_those_of_what_clients_keep():
+    """Whoever takes part: so the server's sum of shifts is all that clients need of one another."""
+    data = regressions(clients=4, orthogonal=False)
+    run = linear_run(cohort=2, clients=4, epochs=5)
+    method = kronecker()
+    server, states = rounds(method, run, data, 4, [[0, 1], [1, 2], [0, 2], [0, 1]])
+    assert not states[3].shift
+    for key in ("shift", "inputs", "outputs", "count"):
+        for name, total in getattr(server.pool, key).items():
+            wanted = sum(getattr(one, key)[name] for one in states[:3])
+            torch.testing.assert_close(total, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_metrics_are_the_dense_matrices_that_they_stand_for():
+    """Against torch.kron, with a bias and a weight of several axes."""
+    rng = torch.Generator().manual_seed(4)
+    like = {
+        "c.weight": torch.randn(3, 2, 2, generator=rng).double(),
+        "c.bias": torch.randn(3, generator=rng).double(),
+        "n.weight": torch.randn(4, generator=rng).double(),
+    }
+    a, b = (torch.randn(n, n, generator=rng).double() for n in (5, 3))
+    a, b = a @ a.T, b @ b.T
+    (va, u), (vb, v) = torch.linalg.eigh(a), torch.linalg.eigh(b)
+    metric = Metric(
+        {"c": Spectrum(v, u, torch.outer(vb, va) / 7)}, {"n.weight": like["n.weight"] ** 2}
+    )
+    found = metric.scaled(lambda c: 1 / (c + 2), like)
+    dense = torch.kron(b, a) / 7 + 2 * torch.eye(15).double()
+    wanted = torch.linalg.solve(dense, rows_of("c", like).flatten()).reshape(3, 5)
+    torch.testing.assert_close(rows_of("c", found), wanted)
+    torch.testing.assert_close(found["n.weight"], like["n.weight"] / (like["n.weight"] ** 2 + 2))
+    back = dict(layered("c", rows_of("c", like), like))
+    assert all(torch.equal(back[name], like[name]) for name in back)
+
+
+def test_wide_layers_have_diagonals():
+    net = Network(MLP(6, (5,), 3), shape=(6,))
+    run = run_of(net)
+    method = kronecker(largest=6)
+    server = method.init(run)
+    assert set(server.pool.inputs) == {"3"}
+    assert set(server.pool.diagonal) == {"1.weight", "1.bias"}
+    data = Samples(torch.randn(9, 6), torch.arange(9) % 3)
+    message = method.message(server, at(run))
+    report, _, _ = method.local(message, method.join(at(run)), data, at(run))
+    assert part(report.tensors, "diagonal").keys() == server.pool.diagonal.keys()
+    assert report.tensors.keys() == method.expected(message, run).keys()
+
+
+def test_refusals():
+    method, run = kronecker(), linear_run()
+    server = method.init(run)
+    message = method.message(server, at(run))
+    report, _, _ = method.local(message, method.join(at(run)), regressions()[0], at(run))
+    false = {**report.tensors, "inputs/0": -report.tensors["inputs/0"]}
+    with pytest.raises(MessageError, match="inputs/0"):
+        method.accept(server, Report(false), run)
+    clipped = run.__class__(**{**vars(run), "clips": run.clips.__class__(1.0)})
+    with pytest.raises(ConfigError, match=r"aggregation\.clip"):
+        method.check(clipped)
