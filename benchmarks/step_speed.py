@@ -13,7 +13,7 @@
 
 import argparse
 from collections.abc import Callable
-from time import perf_counter
+from time import process_time
 
 import torch
 from torch import Tensor, nn
@@ -62,14 +62,14 @@ def samples(count: int, *shape: int) -> Samples:
 
 
 def race(one: Callable[[], None], two: Callable[[], None], repeats: int) -> float:
-    """Median over turns of the time of `one` over that of `two`."""
+    """Median over turns of the time of the processor that `one` takes over that of `two`."""
     ratios = []
     for _ in range(repeats + 2):
         times = []
         for run in (one, two):
-            began = perf_counter()
+            began = process_time()
             run()
-            times.append(perf_counter() - began)
+            times.append(process_time() - began)
         ratios.append(times[0] / times[1])
     return float(torch.tensor(ratios[2:]).median())
 

@@ -13,17 +13,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy.stats import ttest_rel
 
+import fedbayes
 from fedbayes import run
 from fedbayes.cli import main
 from fedbayes.errors import ConfigError, RunError
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
+from fedbayes.tools import grid_display
 from fedbayes.tools.comparison import compared, content, failed, notes, paired
 from fedbayes.tools.comparison_files import write_comparison
 from fedbayes.tools.comparison_table import markdown, means_csv, runs_csv
+from fedbayes.tools.grid_display import GridDisplay
 from fedbayes.tools.grid_jobs import run_grid
 from fedbayes.tools.method_grid import MethodGrid, conclude
 from fedbayes.tools.variants import variants
@@ -324,6 +328,20 @@ def test_a_metric_that_is_not_finite_under_a_seed_has_no_mean_and_says_so(ended)
     assert content(runs, [table], said)["methods"][0]["global_nll"] is None
 
 
+def test_from_python(tmp_path):
+    given = {"data": {"limit": 300, "clients": 3}, "model": {"hidden": [8]}, "rounds": 1}
+    found = fedbayes.compare(["fedavg", "local"], tmp_path, seeds=2, **given)
+    assert not found.failed
+    frame = found.frame()
+    mean = frame["global_accuracy"].xs("fedavg", level="method").mean()
+    assert found.summary["methods"][0]["global_accuracy"]["mean"] == pytest.approx(mean)
+    assert frame.xs("local", level="method")["global_accuracy"].isna().all()
+    alone = fedbayes.run(seed=1, folder=tmp_path / "alone", **given).summary
+    assert frame.loc["digits", "fedavg", 1]["global_accuracy"] == alone["global_accuracy"]
+    with pytest.raises(ConfigError, match="--method is one of --methods"):
+        fedbayes.compare("fedavg", tmp_path, method={"name": "pvi"})
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -343,3 +361,29 @@ def test_mistakes_are_told_before_anything_is_run(asked, words, tmp_path, monkey
     assert stop.value.code == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_the_display_tells_what_is_left(ended, monkeypatch):
+    """With a clock of its own: the rate is that of the rounds after the first."""
+    runs, outcomes, _, _ = ended
+    now = [0.0]
+    monkeypatch.setattr(grid_display.time, "monotonic", lambda: now[0])
+    file = io.StringIO()
+    one, other = outcomes[0].cell, outcomes[1].cell
+    monkeypatch.setitem(runs.__dict__, "missing", [one, other])
+    with GridDisplay(runs, Console(file=file, width=200)) as display:
+        display.begun(one)
+        now[0] = 50.0  # starting took long
+        display.advanced(one, 1, 2)
+        now[0] = 60.0
+        display.advanced(one, 2, 2)
+        display.ended(one, "")
+        display.begun(other)
+        display.ended(other, "it broke")
+    first, second, third = file.getvalue().splitlines()
+    assert first == "6 of 8 runs have ended before, and are kept"
+    value = outcomes[0].values["global_accuracy"]
+    assert second == (
+        f"1 of 2: fedavg, seed 0: global accuracy {value:.4f}, in 1:00, about 0:20 left"
+    )
+    assert third == "2 of 2: pvi:damping=0.5, seed 0: failed: it broke"

@@ -380,3 +380,16 @@ def test_ten_rounds_on_mnist(method, tmp_path):
     alone = run(config)
     assert same(ended.model, alone.model)
     assert ended.summary["global_accuracy"] > 0.8  # it learns; the model is checked above
+
+
+def test_nodes_try_the_global_model_on_their_own_test_samples(three_nodes):
+    config = Config.create(**settings("fedavg", rounds=1, evaluate_at="clients"))
+    process = start(three_nodes, config, "tried")
+    assert process.wait(600) == 0, three_nodes.log("federate")
+    there = Result(three_nodes.folder / "tried")
+    here = run(config.model_copy(update={"engine": "sequential"}))
+    assert same(there.model, here.model)
+    for client, metrics in here.summary["per_client"]["global"].items():
+        found = there.summary["per_client"]["global"][client]
+        assert found == pytest.approx(metrics, rel=1e-5)
+    assert there.summary["global_accuracy"] == here.summary["global_accuracy"]

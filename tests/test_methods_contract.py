@@ -22,6 +22,7 @@ class TestReptile(MethodContract):
     method = "reptile"
 
 
+@pytest.mark.slow
 class TestFedAvgM(MethodContract):
     method = "fedavgm"
 
@@ -30,6 +31,7 @@ class TestFedAdam(MethodContract):
     method = "fedadam"
 
 
+@pytest.mark.slow
 class TestFedYogi(MethodContract):
     method = "fedyogi"
 
@@ -38,6 +40,7 @@ class TestScaffold(MethodContract):
     method = "scaffold"
 
 
+@pytest.mark.slow
 class TestScaffoldAtTheServersWeights(MethodContract):
     method = "scaffold"
     parameters: ClassVar = {"control": "gradient", "server_lr": 0.5, "damping": 0.5}
@@ -68,6 +71,7 @@ class TestMixtureAdam(MethodContract):
     parameters: ClassVar = {"server_optimizer": "adam"}
 
 
+@pytest.mark.slow
 class TestLaplaceSign(MethodContract):
     method = "laplace"
     parameters: ClassVar = {"m_step": "sign"}
@@ -83,6 +87,7 @@ class TestFedSparse(MethodContract):
     parameters: ClassVar = {"l0": 1e-3, "gate_lr": 3e-2, "server_gate_lr": 3e-2}
 
 
+@pytest.mark.slow
 class TestFedSparseConvolutional(MethodContract):
     method = "fedsparse"
     parameters: ClassVar = {"update_rule": "average", "drift": 0.1, "output_gates": False}
@@ -98,6 +103,7 @@ class TestFedDrop(MethodContract):
     method = "feddrop"
 
 
+@pytest.mark.slow
 class TestFedDropConvolutional(MethodContract):
     method = "feddrop"
     parameters: ClassVar = {"conv_rate": 0.5, "server_optimizer": "adam"}
@@ -120,6 +126,7 @@ class TestVirtual(MethodContract):
     settings: ClassVar = {"cohort": 1, "sampling": "cyclic", "training": {"optimizer": "adam"}}
 
 
+@pytest.mark.slow
 class TestVirtualSideBySide(MethodContract):
     method = "virtual"
     parameters: ClassVar = {"samples": 2, "damping": 0.5, "estimator": "reparametrization"}
@@ -140,6 +147,7 @@ class TestPvi(MethodContract):
     settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
 
 
+@pytest.mark.slow
 class TestPviOneByOne(MethodContract):
     method = "pvi"
     parameters: ClassVar = {"predictions": 3}
@@ -151,6 +159,7 @@ class TestFedLap(MethodContract):
     parameters: ClassVar = {"predictions": 4}
 
 
+@pytest.mark.slow
 class TestFedLapWithoutCovariances(MethodContract):
     method = "fedlap"
     parameters: ClassVar = {"covariance": "none"}
@@ -187,11 +196,18 @@ class TestIvonAdmm(MethodContract):
     parameters: ClassVar = {"predictions": 3}
 
 
+@pytest.mark.slow
+class TestIvonAdmmOfMeans(MethodContract):
+    method = "ivon-admm"
+    parameters: ClassVar = {"predictions": 3, "rate": 0.0, "prior_std": 0.03}
+
+
 class TestGpiFnm(MethodContract):
     method = "gpi-fnm"
     settings: ClassVar = {"model": {"hidden": [8, 6]}}
 
 
+@pytest.mark.slow
 class TestGpiFnmAlternating(MethodContract):
     method = "gpi-fnm"
     parameters: ClassVar = {"alternations": 3, "starts": 2, "class_shares": False}
@@ -207,6 +223,7 @@ class TestFedFuse(MethodContract):
     parameters: ClassVar = {"steps": 4, "drawn": 64}
 
 
+@pytest.mark.slow
 class TestFedFuseOfRates(MethodContract):
     method = "fedfuse"
     parameters: ClassVar = {"steps": 4, "drawn": 64, "class_shares": False, "keep": 0.25}
@@ -248,6 +265,7 @@ class TestFedBeDistilled(MethodContract):
     }
 
 
+@pytest.mark.slow
 class TestFedBeSums(MethodContract):
     method = "fedbe-sums"
     parameters: ClassVar = {"members": 3}

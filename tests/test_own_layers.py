@@ -97,7 +97,7 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(tmp_path):
         assert torch.equal(resumed.predictor(client=client)(x), whole.predictor(client=client)(x))
 
 
-@pytest.mark.parametrize("method", ["fedsparse", "local", "virtual"])
+@pytest.mark.parametrize("method", ["fedsparse", "local", "virtual", "fedpa", "pfedbayes"])
 def test_methods_without_whole_averages_are_refused(method):
     with pytest.raises(ConfigError, match=r"fedavg, .*not for"):
         fedbayes.run(**settings(method={"name": method}))

@@ -123,7 +123,10 @@ def test_bad_pictures_leave_nothing(tmp_path, pictures):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "empty"]
 
 
-def test_models_that_read_no_such_pictures(tmp_path, pictures):
+def test_models_that_read_no_such_pictures(tmp_path, pictures, stays):
+    model = fedbayes.load(stays[0] / "run")
+    with pytest.raises(DataError, match=r"reads samples of \d+ numbers, which are none"):
+        fedbayes.predict_file(model, pictures / "photos", tmp_path / "o.csv")
     fedbayes.run(folder=tmp_path / "digits", data={"clients": 2}, rounds=1)
     model = fedbayes.load(tmp_path / "digits")
     with pytest.raises(DataError, match="numbers that it divides by 16"):

@@ -351,6 +351,29 @@ def test_nodes_of_a_superlink_give_the_same_numbers(file, tmp_path, patients, ca
         assert "fewer than 200" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_nodes_of_a_superlink_add_in_secret(file, tmp_path, patients, capsys):
+    pytest.importorskip("flwr")
+    from tests.deployment import Deployment
+
+    names = ("north", "south", "west")
+    fit = ["--outcome", "days", "--features", "age"]
+    here = told(capsys, "glm", *[f"{name}.csv" for name in names], *fit)
+    with Deployment(tmp_path) as deployment:
+        for client, name in enumerate(names):
+            deployment.start_node(client, data=str(tmp_path / f"{name}.csv"), secure=Toml("true"))
+        at = ["--superlink", deployment.address, "--insecure", "--clients", "3"]
+        near(told(capsys, "glm", *at, *fit, "--secure"), here)
+        assert command("glm", *at, *fit) == 2
+        assert "under secure aggregation alone" in capsys.readouterr().err
+
+
+class Toml(str):
+    """A value of a node's config as it is written, without quotation marks."""
+
+    __repr__ = str.__str__
+
+
 @pytest.mark.parametrize("clients", [3, 4, 17])
 def test_limbs_add_to_the_exact_sum(clients):
     """Against fractions, for numbers of any size."""

@@ -29,7 +29,8 @@ from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.personal import own_models
 from fedbayes.runs.temperature import read_temperature
 from fedbayes.targets import Target
-from fedbayes.tools.held_out import HeldOut
+from fedbayes.tools.export import export
+from fedbayes.tools.held_out import divided
 from fedbayes.tools.temperature import calibrate_temperature
 
 
@@ -166,12 +167,15 @@ def test_the_temperature_of_a_run_is_that_of_its_counted_rows_together(ended, na
     logs, rest = {True: [], False: []}, {True: [], False: []}
     for client in range(data.clients):
         model = models[client] if personal else folder.model()
-        held = HeldOut.of(data.test(client), config.seed, client, 0.6)
-        for counted, rows in ((True, held.counted), (False, held.rest)):
+        x, truth = data.test(client)
+        first, others, _ = divided(len(truth), config.seed, client, 0.6)
+        assert len(first) == round(0.6 * len(truth))
+        assert sorted([*first.tolist(), *others.tolist()]) == list(range(len(truth)))
+        for counted, rows in ((True, first), (False, others)):
             with torch.no_grad():
-                draws = method.draws(model, run)(rows.x).double()
+                draws = method.draws(model, run)(x[rows]).double()
             logs[counted].append(run.likelihood.log_probabilities(draws).numpy())
-            rest[counted].append(rows.y.numpy())
+            rest[counted].append(truth[rows].numpy())
     (known, left), (y, z) = (
         [np.concatenate(parts[counted]) for counted in (True, False)] for parts in (logs, rest)
     )
@@ -245,3 +249,34 @@ def test_numbers_have_no_temperature(tmp_path):
     run = fedbayes.run(rounds=1, data={"name": "diabetes", "clients": 2}, folder=tmp_path / "run")
     with pytest.raises(ConfigError, match="is for probabilities of classes"):
         calibrate_temperature(run.folder.path)
+
+
+def test_predictions_are_at_the_temperature(ended, tmp_path, capsys, monkeypatch):
+    folder = ended["global"]
+    done = calibrate_temperature(folder.path)
+    data = stored_data(folder.config(), folder)
+    x = data.raw_test(0, 40)
+    plain = fedbayes.load(folder.path, temperature=False)
+    warm = fedbayes.load(folder.path)
+    assert (plain.temperature, warm.temperature) == (None, done.temperature)
+    before, after = plain.predict(x).double(), warm.predict(x).double()
+    by_hand = before ** (1 / done.temperature)
+    by_hand /= by_hand.sum(dim=1, keepdim=True)
+    torch.testing.assert_close(after, by_hand, rtol=1e-4, atol=1e-6)
+    one, two = plain.predict_frame(x), warm.predict_frame(x)
+    names = [name for name in one if name.startswith("p_")]
+    assert np.allclose(two[names], by_hand.numpy(), atol=1e-6)
+    assert (one["predicted"] == two["predicted"]).all()
+    assert (one["entropy"] == two["entropy"]).all()
+    np.savez(tmp_path / "rows.npz", x=x.numpy())
+    asked = ["predict", str(folder.path), str(tmp_path / "rows.npz"), "--overwrite"]
+    for more in ([], ["--no-temperature"]):
+        asked_now = [*asked, *more, "-o", str(tmp_path / "out.csv")]
+        monkeypatch.setattr("sys.argv", ["fedbayes", *asked_now])
+        with pytest.raises(SystemExit):
+            main()
+        told = " ".join(capsys.readouterr().out.split())
+        assert (f"at a temperature of {done.temperature:.4g}" in told) == (not more)
+    with pytest.warns(FedbayesWarning, match="is not in what is exported"):
+        export(folder.path, tmp_path / "model.safetensors")
+    done.path.unlink()

@@ -207,6 +207,13 @@ def test_foreign_inputs_are_what_they_are_called(ended):
         made("diabetes")
 
 
+@pytest.mark.data
+def test_a_data_set_without_an_order_of_pixels_is_none(ended):
+    config = ended.config()
+    with pytest.raises(DataError, match="sees its pixels in an order of its own"):
+        foreign_inputs(stored_data(config, ended), config.data, "permuted-mnist")
+
+
 def test_rows_of_a_file_are_foreign_inputs(tmp_path):
     rng = np.random.default_rng(0)
     lines = [f"{a},{b},{int(a > 0)}" for a, b in rng.normal(size=(120, 2))]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedbayes.runs.trained import TrainedModel
     from fedbayes.start import resume, run
     from fedbayes.tools.client_tables import client_tables
+    from fedbayes.tools.comparing import compare
     from fedbayes.tools.prediction import predict_file
     from fedbayes.tools.seed_runs import SeedRuns, resume_seeds, run_seeds
     from fedbayes.tools.trained_models import load
@@ -43,6 +44,7 @@ __all__ = [
     "TrainedModel",
     "__version__",
     "client_tables",
+    "compare",
     "cox",
     "fuse",
     "glm",
@@ -72,6 +74,7 @@ __getattr__, __dir__ = attributes(
         "load": "fedbayes.tools.trained_models",
         "predict_file": "fedbayes.tools.prediction",
         "client_tables": "fedbayes.tools.client_tables",
+        "compare": "fedbayes.tools.comparing",
         "cox": "fedbayes.biostatistics",
         "glm": "fedbayes.biostatistics",
         "kaplan_meier": "fedbayes.biostatistics",

@@ -213,7 +213,7 @@ def test_a_negative_variance_counts_as_none():
 
 
 def test_sums_and_single_networks_come_to_one_gaussian_in_a_run():
-    data = {"name": "digits", "clients": 4, "limit": 300}
+    data = {"name": "digits", "clients": 4, "limit": 150}
     found = []
     for name in ("fedbe", "fedbe-sums"):
         config = Config.create(data=data, rounds=2, model={"hidden": [8]}, method={"name": name})

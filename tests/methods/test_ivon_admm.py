@@ -5,12 +5,13 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal, kl_divergence
 
 from fedbayes.contracts import Solved, Sum
 from fedbayes.errors import ModelError
 from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.methods.ivon_admm import IvonAdmm
+from fedbayes.methods.ivon_admm import IvonAdmm, away, constant
 from fedbayes.models import Network
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, named
@@ -149,7 +150,7 @@ def test_ivon_finds_the_posterior_of_the_pooled_rows():
 def test_with_precisions_that_stay_it_is_federated_admm():
     """min Σ_k f_k(m_k) + |m|²/2s² with m_k = m and penalty ρ/s², against its own steps."""
     parts, std, rho = rows(2), 0.05, 0.4
-    method = IvonAdmm(rate=0.0, prior_std=std, start_std=std, rho=rho, samples=4, momentum=0.0)
+    method = IvonAdmm(rate=0.0, prior_std=std, rho=rho, samples=4, momentum=0.0)
     run = regression(2, lr=0.05, epochs=300, batch_size=30)
     server, states = method.init(run), [method.join(at(run)) for _ in parts]
     hessians = [site.precision[NAME] for site in sites(parts)]
@@ -173,6 +174,19 @@ def test_with_precisions_that_stay_it_is_federated_admm():
         precision = server.posterior.precision[NAME]
         torch.testing.assert_close(precision, torch.full_like(precision, std**-2))
         torch.testing.assert_close(server.posterior.mean[NAME], centre, atol=0.02, rtol=0.05)
+
+
+def test_what_is_minimized_is_kl_and_the_dual_term():
+    """ρ KL(q ‖ p) + ⟨η, μ⟩ with torch's KL and E[θ], E[θ²]."""
+    rng = torch.Generator().manual_seed(3)
+    h, p, mean, log, dual_h, dual_p = torch.randn(6, 1, 2, generator=rng, dtype=torch.float64)
+    p, rho = p.exp(), 0.7
+    posterior, dual = Gaussian({NAME: p}, {NAME: h}), Gaussian({NAME: dual_p}, {NAME: dual_h})
+    found = away({NAME: mean}, {NAME: log}, posterior / dual ** (1 / rho)) + constant(posterior)
+    q = Normal(mean, (-log / 2).exp())
+    wanted = rho * kl_divergence(q, Normal(h / p, p.rsqrt())).sum()
+    wanted = wanted + (dual_h * mean - dual_p * (q.variance + mean.square()) / 2).sum()
+    torch.testing.assert_close(rho * found, wanted)
 
 
 def test_networks_and_settings_that_it_has_no_use_for():

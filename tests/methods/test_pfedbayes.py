@@ -108,7 +108,7 @@ def fixed_point(means, n, zeta):
     return centre, variance**0.5, own, precision**-0.5
 
 
-@pytest.mark.parametrize("zeta", [1.0, 4.0])
+@pytest.mark.parametrize("zeta", [pytest.param(1.0, marks=pytest.mark.slow), 4.0])
 def test_the_conjugate_fixed_point_stays_and_another_point_does_not(zeta):
     """Clients' copies leave w, each towards its own data; their mean stays where theory says."""
     means, n = [-0.9, 0.3, 1.2], 20
@@ -140,6 +140,19 @@ def test_the_conjugate_fixed_point_stays_and_another_point_does_not(zeta):
     assert round_from(centre + 0.5, spread)[0] < -0.006
     assert round_from(centre, 2 * spread)[1] < -0.005
     assert round_from(centre, spread / 2)[1] > 0.005
+
+
+@pytest.mark.parametrize("start", ["own", "global"])
+def test_a_round_starts_where_it_is_to(start):
+    run, data = mean_estimation(), data_around(0.0, 5)
+    method, server = PFedBayes(start=start), Server(one(0.4), one(0.5))
+    message, own = method.message(server, at(run)), Client(one(-1.0), one(-2.0))
+    problem = method.problem(message, own, data, at(run)).start
+    expected = (-1.0, -2.0) if start == "own" else (0.4, math.log(0.5))
+    assert float(problem[f"mean/{NAME}"]) == pytest.approx(expected[0])
+    assert float(problem[f"log_std/{NAME}"]) == pytest.approx(expected[1])
+    newcomer = method.problem(message, method.join(at(run)), data, at(run)).start
+    assert float(newcomer[f"mean/{NAME}"]) == pytest.approx(0.4)
 
 
 def test_the_server_goes_part_of_the_way():

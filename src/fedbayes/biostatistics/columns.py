@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedbayes.biostatistics.exchange import Exchange, Packet
+from fedbayes.categories import name_of, ordered
 from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
 
 MOST_LEVELS = 50
@@ -134,21 +135,12 @@ Told = Mapping[str, Described]
 
 
 def texts(column: Any) -> Any:
-    """Values of a column as text, whole numbers without a point; missing ones as NaN."""
+    """Values of a column as names of categories; missing ones as NaN."""
     import pandas as pd
 
-    values = column.astype(object)
-    kept = values.notna()
-
-    def text(value: Any) -> str:
-        whole = isinstance(value, float | np.floating) and float(value).is_integer()
-        return str(int(value)) if whole else str(value).strip()
-
-    return pd.Series(
-        [text(v) if k else np.nan for v, k in zip(values, kept, strict=True)],
-        index=column.index,
-        dtype=object,
-    )
+    index, distinct = pd.factorize(column.astype(object))
+    names = np.array([*map(name_of, distinct), np.nan], object)
+    return pd.Series(names[index], index=column.index, dtype=object)
 
 
 def kind_of(column: Any) -> str:
@@ -165,14 +157,6 @@ def kind_of(column: Any) -> str:
     if found in ("integer", "floating", "mixed-integer-float", "decimal"):
         return "number"
     return "date" if found.startswith(("date", "time", "period")) else "text"
-
-
-def ordered(levels: set[str]) -> tuple[str, ...]:
-    """Categories in rising order: as numbers if all are, else as text."""
-    try:
-        return tuple(sorted(levels, key=lambda level: (float(level), level)))
-    except ValueError:
-        return tuple(sorted(levels))
 
 
 def tell_names(frame: Any) -> Packet:

@@ -1,6 +1,7 @@
 """`compare`: methods side by side."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from fedbayes.cli.options import (
     completes,
     overrides,
 )
+from fedbayes.errors import FedbayesWarning
 
 
 @app.command(cls=SettingsCommand)
@@ -83,8 +85,6 @@ def compare(
     ] = False,
 ) -> None:
     """Run methods side by side under several seeds, and compare them; go on where it stopped."""
-    from fedbayes.errors import ConfigError
-
     shortcuts = {
         "method.name": method,
         "data.name": dataset,
@@ -99,49 +99,31 @@ def compare(
         "seed": seed,
         "data.dir": data_dir,
     }
-    for path in configs or ():
-        if path.suffix.lower() != ".toml":
-            raise ConfigError(
-                f"{path} is no config (.toml): compare runs methods. Models from files are "
-                "compared by fedbayes evaluate, runs that have ended by fedbayes report"
-            )
-    if methods is not None and method is not None:
-        raise ConfigError("--method is one of --methods; name all of them there")
     console = rich.get_console()
     given = [*overrides(shortcuts), *(settings or [])]
     with console.status("loading PyTorch"):
+        from fedbayes.tools.comparing import run_and_compare
+        from fedbayes.tools.comparison_table import rich_tables
+        from fedbayes.tools.method_grid import MethodGrid
         from fedbayes.tools.variants import variants
 
-        found = None if methods is None else variants(methods)
-        from fedbayes.tools import comparison
-        from fedbayes.tools.comparison_files import write_comparison
-        from fedbayes.tools.comparison_table import rich_tables
-        from fedbayes.tools.grid_display import GridDisplay
-        from fedbayes.tools.grid_jobs import run_grid
-        from fedbayes.tools.method_grid import MethodGrid, conclude
-
-        grid = MethodGrid(out, found, configs or (), seeds, given, foreign)
+        named = None if methods is None else variants(methods)
+        grid = MethodGrid(out, named, configs or (), seeds, given, foreign)
     for note in grid.notes:
-        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        warnings.warn(note, FedbayesWarning, stacklevel=2)
     try:
-        with GridDisplay(grid, console) as display:
-            troubles = run_grid(grid, display, jobs=jobs, track=track or ())
+        found = run_and_compare(grid, console, jobs, track or ())
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on", highlight=False)
         raise typer.Exit(130) from None
-    outcomes = conclude(grid, troubles)
-    tables = comparison.compared(grid, outcomes)
-    said = comparison.notes(grid, tables)
-    content = comparison.content(grid, tables, said)
-    files = write_comparison(grid, outcomes, tables, said, content)
     if as_json:
-        print(json.dumps(content, allow_nan=False))
+        print(json.dumps(found.summary, allow_nan=False))
     else:
-        for table in tables:
+        for table in found.tables:
             Console().print(*rich_tables(table, Console().width), sep="\n")
-        for line in said:
+        for line in found.notes:
             Console().print(line, markup=False, highlight=False, soft_wrap=True)
-        names = ", ".join(file.name for file in files)
+        names = ", ".join(file.name for file in found.files)
         Console().print(f"wrote into {out}: {names}", markup=False, highlight=False, soft_wrap=True)
-    if comparison.failed(tables):
+    if found.failed:
         raise typer.Exit(1)

@@ -47,12 +47,23 @@ def predict(
     site: Annotated[
         str | None,
         typer.Option(
-            help="Sets and intervals by the threshold of this client, of conformal --per-client."
+            help="Sets and intervals by the threshold of this client, of conformal --per-client; "
+            "of survival by its hazards."
         ),
+    ] = None,
+    times: Annotated[
+        list[str] | None,
+        typer.Option(help="Survival: times of which the probabilities are told, as in 365,730."),
     ] = None,
     no_conformal: Annotated[
         bool,
         typer.Option("--no-conformal", help="The model's own intervals, though it is calibrated."),
+    ] = False,
+    no_temperature: Annotated[
+        bool,
+        typer.Option(
+            "--no-temperature", help="The model's own probabilities, though it has a temperature."
+        ),
     ] = False,
     keep_inputs: Annotated[
         bool, typer.Option("--keep-inputs", help="Write the columns that the model reads too.")
@@ -79,7 +90,18 @@ def predict(
             f"--set {idle[0]} has no effect: predict only takes the names of code that a model "
             "file names too, as task.likelihood=package.module:Class"
         )
-    model = load(*models, client=client, site=site, conformal=not no_conformal, trusted=trusted)
+    model = load(
+        *models,
+        client=client,
+        site=site,
+        conformal=not no_conformal,
+        temperature=not no_temperature,
+        trusted=trusted,
+    )
+    if times:
+        model = model.foretelling(_numbers(times))
+    elif site is not None and model.target.kind == "survival":
+        raise RunError("--site chooses hazards, and log-risks need none; give --times too")
     columns = (TextColumn("predicting"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = rich.get_console()
     hidden = not console.is_terminal
@@ -106,14 +128,79 @@ def predict(
                     "rows": done.rows,
                     "columns": done.columns,
                     "level": done.level,
+                    "temperature": model.temperature,
                     "missing": done.missing,
                     "broken": done.broken,
                 }
             )
         )
         return
+    cool = f", at a temperature of {model.temperature:.4g}" if model.temperature else ""
     Console().print(
-        f"wrote {done.path}: {done.rows:,} rows, with {', '.join(done.columns)}",
+        f"wrote {done.path}: {done.rows:,} rows, with {', '.join(done.columns)}{cool}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _numbers(given: list[str]) -> list[float]:
+    """Times that are given as in `365,730`.
+
+    Raises:
+        RunError: one is no number.
+    """
+    found = []
+    for text in ",".join(given).split(","):
+        try:
+            found.append(float(text))
+        except ValueError:
+            raise RunError(f"--times has {text!r}, which is no number; as in 365,730") from None
+    return found
+
+
+@app.command()
+def hazards(
+    folder: Annotated[Path, typer.Argument(help="Run folder, of the likelihood cox.")],
+    per_client: Annotated[
+        bool, typer.Option("--per-client", help="Hazards of each client's rows alone too.")
+    ] = False,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="Of every client's own model, each by its own rows.")
+    ] = False,
+    rows: Annotated[
+        str, typer.Option(help="Of which rows of each client: train, or test.")
+    ] = "train",
+    coarsen: Annotated[
+        float, typer.Option(help="Round times up to multiples of this. 0: as they are.")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Baseline hazards of a network of survival, from clients' sums; predict --times uses them."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from fedbayes.tools.hazards import estimate_hazards
+
+    found = estimate_hazards(
+        folder,
+        per_client=per_client,
+        personal=personal,
+        rows=rows,  # type: ignore[arg-type]
+        coarsen=coarsen,
+    )
+    if as_json:
+        print(json.dumps(asdict(found) | {"path": str(found.path)}))
+        return
+    table = Table("test rows of", "rows", "events", "expected", "events / expected", pad_edge=False)
+    for name, one in [("all", found.all), *found.clients.items()]:
+        ratio = f"{one.observed / one.expected:.2f}" if one.expected else "-"
+        cells = (f"{one.rows:,}", f"{one.observed:,}", f"{one.expected:,.1f}", ratio)
+        table.add_row(name, *cells)
+    Console().print(table)
+    Console().print(
+        f"wrote {found.path}: {found.events:,} events at {found.times:,} times, of {found.rows:,} "
+        f"rows, up to {found.last:g}",
         highlight=False,
         soft_wrap=True,
     )

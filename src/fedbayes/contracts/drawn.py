@@ -89,13 +89,24 @@ def draws_of(mean: Tensors, std: Tensors, count: int) -> Iterator[Tensors]:
     """Weights drawn from N(mean, std²), one network after the other, the same on every call."""
     rng = torch.Generator().manual_seed(0)
     for _ in range(count):
-        yield {n: m + std[n] * torch.randn(m.shape, generator=rng).to(m) for n, m in mean.items()}
+        move = _move(std, rng)
+        yield {name: m + move[name] for name, m in mean.items()}
 
 
-def sampler_of(mean: Tensors, std: Tensors, network: Network, count: int) -> Sampler:
-    """Outputs [count, n, width] under draws from N(mean, std²), the same draws on every call."""
+def sampler_of(
+    mean: Tensors, std: Tensors, network: Network, count: int, *, linearized: bool = False
+) -> Sampler:
+    """Outputs [count, n, width] under draws from N(mean, std²), the same draws on every call.
+
+    Args:
+        mean: of the weights.
+        std: of the weights.
+        network: theirs.
+        count: draws.
+        linearized: as for `around`.
+    """
     mean, std = network.prepare(mean), network.prepare(std)
-    return lambda x: torch.stack([network(drawn, x) for drawn in draws_of(mean, std, count)])
+    return around(mean, lambda rng: _move(std, rng), network, count, linearized=linearized)
 
 
 def around(
@@ -128,6 +139,11 @@ def around(
         return torch.stack(found)
 
     return outputs
+
+
+def _move(std: Tensors, rng: torch.Generator) -> Tensors:
+    """A draw from N(0, std²)."""
+    return {n: s * torch.randn(s.shape, generator=rng).to(s) for n, s in std.items()}
 
 
 def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Clips, Total, norm
-from fedbayes.contracts.drawn import around, require_weights_alone, sampler_of
+from fedbayes.contracts.drawn import require_weights_alone, sampler_of
 from fedbayes.contracts.method import ClientState, Info, Method, Sampler
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
@@ -300,14 +300,7 @@ def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -
         # Nothing is learnt yet; the prior's noise would be all there is.
         mean = run.network.initial
         std = {name: torch.zeros_like(m) for name, m in mean.items()}
-    if not linearized:
-        return sampler_of(mean, std, run.network, count)
-    network, mean, std = run.network, run.network.prepare(mean), run.network.prepare(std)
-
-    def moves(rng: torch.Generator) -> Tensors:
-        return {n: std[n] * torch.randn(m.shape, generator=rng).to(m) for n, m in mean.items()}
-
-    return around(mean, moves, network, count, linearized=True)
+    return sampler_of(mean, std, run.network, count, linearized=linearized)
 
 
 def rounded(change: Gaussian) -> Gaussian:

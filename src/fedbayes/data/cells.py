@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.categories import name_of
 from fedbayes.data.columns import UNSEEN, Column
 from fedbayes.data.dataset import CHUNK, Array
 from fedbayes.errors import CellError
@@ -115,7 +116,7 @@ def values(column: Any, name: str, where: str) -> tuple[Array, list[str]]:
         CellError: A cell is a list or the like; names the row.
     """
     index, distinct = _factorized(column, name, where)
-    texts = [_text(value) for value in distinct]
+    texts = [name_of(value) for value in distinct]
     names = list(dict.fromkeys(text for text in texts if text))
     place = {text: k for k, text in enumerate(names)} | {"": -1}
     table = np.array([*(place[text] for text in texts), -1], np.int64)
@@ -141,17 +142,10 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
     return np.asarray(index), np.asarray(distinct, object).tolist()
 
 
-def _text(value: object) -> str:
-    """A value of a category, as text."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).strip()
-
-
 def _canonical(text: str) -> str:
     """Text of a number as it would be, had it been read as one; all else as it is."""
     try:
-        return _text(float(text))
+        return name_of(float(text))
     except (ValueError, OverflowError):
         return text
 
@@ -235,7 +229,7 @@ def _dated(value: object) -> object:
     """A date as it is, all else as text."""
     if hasattr(value, "year"):
         return value
-    return value.strip() if isinstance(value, str) else _text(value)
+    return value.strip() if isinstance(value, str) else name_of(value)
 
 
 def _hashed(column: Any, wanted: Column, where: str) -> Array:

@@ -80,15 +80,6 @@ def features_of(columns: Iterable[Column]) -> tuple[str, ...]:
     return names
 
 
-def ordered(categories: Iterable[str]) -> list[str]:
-    """Categories in rising order: numbers as numbers."""
-    names = sorted(categories)
-    try:
-        return sorted(names, key=float)
-    except ValueError:
-        return names
-
-
 def flags(columns: Iterable[Column]) -> list[str]:
     """Names of the features that are 0 or 1: of categories and of empty cells."""
     found: list[str] = []

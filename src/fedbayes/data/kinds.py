@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.categories import ordered
 from fedbayes.data.cells import as_numbers, dates, is_numeric, no_number, values
-from fedbayes.data.columns import Column, Kind, ordered
+from fedbayes.data.columns import Column, Kind
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.wording import listed
 from fedbayes.errors import CellError, DataError
@@ -159,7 +160,7 @@ def _category(name: str, names: Sequence[str], where: str, most: int, rows: int 
             f"{f' in {rows:,} rows' if rows else ''}, such as {listed(map(repr, names[:3]))}: "
             f"{'more than categories may be' if len(names) > most else 'hardly categories'}; {ways}"
         )
-    return Column(name, "category", tuple(ordered(names)))
+    return Column(name, "category", ordered(names))
 
 
 def choose_columns(

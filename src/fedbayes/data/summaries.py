@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from fedbayes.data.columns import Column, Kind, described, features_of, ordered, plain
+from fedbayes.categories import ordered
+from fedbayes.data.columns import Column, Kind, described, features_of, plain
 from fedbayes.data.dataset import Array, Dataset, Rows, deviations
 from fedbayes.data.encoding import spread
 from fedbayes.data.wording import describe, listed
@@ -238,7 +239,7 @@ def fit_summary(
     columns = tuple(
         replace(
             column,
-            categories=tuple(ordered([n for n, k in place[column.name].categories.items() if k])),
+            categories=ordered(n for n, k in place[column.name].categories.items() if k),
             gaps=place[column.name].missing > 0 and (indicate or column.kind == "category"),
         )
         for column in dataset.columns

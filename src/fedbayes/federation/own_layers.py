@@ -58,9 +58,8 @@ class _OwnLayers(Method[Any, Any, Any]):
         Raises:
             ConfigError: the method is another one.
         """
-        gradients = type(self).local is Method.local
-        if not self.summable or self.centralized or not gradients:
-            able = [n for n, kind in METHODS.items() if kind.summable and not kind.centralized]
+        if not _able(self.behind):
+            able = [name for name, kind in METHODS.items() if _able(kind)]
             raise ConfigError(
                 "model.batch_norm = 'local' is for methods whose clients report whole weights to "
                 f"be averaged ({', '.join(able)}), and not for {self.name}; choose another "
@@ -105,6 +104,12 @@ class _OwnLayers(Method[Any, Any, Any]):
             sent = dense(message)
             shared = {name: sent[name] for name in run.network.initial}
         return {**shared, **run.network.prepare(client.own)}
+
+
+def _able(kind: type[AnyMethod]) -> bool:
+    """Whether clients of a method train whole weights by gradients, and report these very ones."""
+    whole = kind.summable and not kind.centralized and not kind.keeps_models
+    return whole and kind.local is Method.local
 
 
 def _without(tensors: Tensors, names: Tensors) -> Tensors:

@@ -108,13 +108,16 @@ def renyi(mean: Tensors, precision: Tensors, prior: Gaussian, alpha: float) -> T
     """
     total = torch.zeros(())
     for name, m in mean.items():
-        ratio = prior.precision[name] / precision[name]
+        own, shift = prior.precision[name], prior.shift[name]
+        ratio = own / precision[name]
         mixed = alpha + (1 - alpha) * ratio
-        positive = mixed.clamp_min(_NARROW)
-        log = positive.log() + torch.where(mixed < _NARROW, mixed / _NARROW - 1, 0.0)
-        width = ((1 - alpha) * ratio.log() - log) / (alpha * (alpha - 1))
-        distance = (m - prior.shift[name] / prior.precision[name]).square()
-        total = total.to(m) + 0.5 * (width + distance * prior.precision[name] / positive).sum()
+        logs = (1 - alpha) * ratio.log().sum()
+        if alpha > 1:
+            logs = logs - (mixed / _NARROW - 1).clamp_max(0.0).sum()
+            mixed = mixed.clamp_min(_NARROW)
+        width = (logs - mixed.log().sum()) / (alpha * (alpha - 1))
+        distance = ((own * m - shift).square() / (own * mixed)).sum()
+        total = total.to(m) + 0.5 * (width + distance)
     return total
 
 

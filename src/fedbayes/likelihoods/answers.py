@@ -12,6 +12,7 @@ from fedbayes.likelihoods.adaptive import row_coins
 from fedbayes.likelihoods.base import Classes, Likelihood, finite
 from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.likelihoods.numeric import Numeric, Parametric
+from fedbayes.likelihoods.temperature import cooled
 from fedbayes.metrics import uncertainty
 
 Answers = dict[str, npt.NDArray[Any]]
@@ -25,6 +26,7 @@ def answers(
     level: float | None = None,
     conformal: Conformal | None = None,
     start: int = 0,
+    temperature: float | None = None,
 ) -> Answers:
     """What draws of a model predict, as columns.
 
@@ -45,6 +47,8 @@ def answers(
         conformal: a threshold of this model, if there is one; its level counts.
         start: samples before these, where they are some of many: of `adaptive-random` sets it says
             with which coins.
+        temperature: of the probabilities of classes, if they are calibrated; sets, and what is told
+            of the draws, are as without.
 
     Returns:
         The columns in this order, float32 of probabilities and float64 of numbers; NaN, and
@@ -56,7 +60,7 @@ def answers(
     several = len(draws) > 1
     match likelihood:
         case Classes():
-            found = _classes(likelihood, draws, several)
+            found = _classes(likelihood, draws, several, temperature)
             if conformal is not None:
                 found["set"] = _sets(likelihood, draws, conformal, start)
         case Numeric():
@@ -80,11 +84,14 @@ def answers(
     return found
 
 
-def _classes(likelihood: Classes, draws: Tensor, several: bool) -> Answers:
+def _classes(
+    likelihood: Classes, draws: Tensor, several: bool, temperature: float | None
+) -> Answers:
     names = likelihood.target.names
     each = likelihood.normalized(draws)
     logs = likelihood.log_probabilities(draws)
-    found = _by_name("p_", names, logs.exp())
+    p = probabilities(likelihood, draws, temperature)
+    found = _by_name("p_", names, p)
     found["predicted"] = np.array(names, object)[logs.argmax(dim=-1).cpu().numpy()]
     if several:
         found |= _by_name("std_", names, each.exp().std(dim=0, correction=0))
@@ -92,6 +99,13 @@ def _classes(likelihood: Classes, draws: Tensor, several: bool) -> Answers:
         found["entropy"] = _array(unknown.entropy)
         found["mutual_information"] = _array(unknown.information)
     return found
+
+
+def probabilities(likelihood: Classes, draws: Tensor, temperature: float | None) -> Tensor:
+    """Mean probabilities of the classes [n, classes], at a temperature if there is one."""
+    if temperature is None:
+        return likelihood.mean(draws)
+    return cooled(likelihood.log_probabilities(draws.double()), temperature).exp().to(draws.dtype)
 
 
 def _labels(likelihood: Likelihood, draws: Tensor, several: bool) -> Answers:

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.interpolate import CubicHermiteSpline
-from scipy.optimize import brentq
 from torch import Tensor
 
 from fedbayes.errors import DataError
@@ -77,6 +75,9 @@ class TemperatureSums:
                 f"no temperature between {1 / LIMIT:g} and {LIMIT:g} is the best: {what}. Count "
                 "more rows with --share, or train longer"
             )
+        from scipy.interpolate import CubicHermiteSpline
+        from scipy.optimize import brentq
+
         # The sum falls, then rises: its slope is 0 next to the least point.
         first = place - 1 if float(self.slope[place]) > 0 else place
         ends = slice(first, first + 2)

@@ -45,7 +45,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
         0.5, ge=0, lt=1, description="share of a client's steps before its first sample"
     )
     shrinkage: float = Field(
-        0.01,
+        0.1,
         ge=0,
         description="ρ: the covariance of l samples has weight (l − 1) ρ beside the identity, "
         "which has 1; 0 is federated averaging",

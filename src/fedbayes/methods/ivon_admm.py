@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -29,7 +30,8 @@ from fedbayes.contracts.product import (
     positive,
     sampler,
 )
-from fedbayes.inference.gaussian import Gaussian, kl, standard
+from fedbayes.fields import Only
+from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.inference.ivon import Ivon
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors, part
@@ -68,8 +70,8 @@ class IvonAdmm(Natural[Server, Dual]):
 
     Where all agree, η_k is what the client's data add to the posterior: its factor in PVI, whose
     E-step this is for ρ = 1. On quadratic losses with ρ = 1/K one round of all clients is enough.
-    With precisions that stay as they are (`rate = 0`) it is federated ADMM with penalty
-    ρ/prior_std².
+    With precisions that stay the prior's (`rate = 0`) it is federated ADMM with penalty
+    ρ/prior_std², of weights that are drawn with deviation `prior_std`.
     """
 
     name = "ivon-admm"
@@ -88,11 +90,20 @@ class IvonAdmm(Natural[Server, Dual]):
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="of gradients of the means")
     rate: float = Field(
-        0.03, ge=0, le=1, description="share of the precisions that a step renews; 0: they stay"
+        0.03,
+        ge=0,
+        le=1,
+        description="share of the precisions that a step renews; 0: they stay the "
+        "prior's, and are not sent",
     )
-    start_std: float = Field(
+    start_std: Annotated[float, Only("rate")] = Field(
         0.05, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
+
+    @property
+    def fixed_precision(self) -> bool:
+        """Whether precisions stay those of the prior: then they are not sent."""
+        return self.rate == 0
 
     def remarks(self, run: Run) -> list[str]:
         """Settings of other optimizers."""
@@ -125,15 +136,15 @@ class IvonAdmm(Natural[Server, Dual]):
         for name, m in mean.items():
             began = run.network.initial[name].to(m) if unlearnt else m
             precision = posterior.precision[name]
-            if unlearnt:
+            if unlearnt and not self.fixed_precision:
                 precision = precision.clamp_min(self.start_std**-2)
             start[f"{_TRAINED}/mean/{name}"] = began.to(device, kind)
             start[f"{_TRAINED}/log_precision/{name}"] = precision.log().to(device, kind)
         given: Tree = {
             "posterior": vars(posterior),
             "dual": vars(dual),
-            "near": vars(posterior.to(device, kind)),
-            "pull": vars(dual.to(device, kind)),
+            "pull": vars((posterior / dual ** (1 / self.rho)).to(device, kind)),
+            "constant": constant(posterior).to(device, kind),
             "count": torch.tensor(len(samples.y), device=device),
         }
         scale = len(samples.y) / (self.kl_weight * self.rho)
@@ -162,10 +173,8 @@ class IvonAdmm(Natural[Server, Dual]):
             nll = expected_loss(run.likelihood.nll, run, mean, std, batch, noise, training=training)
             if not training:
                 return nll
-            precision = {name: t.exp() for name, t in log_precision.items()}
-            terms = self.rho * kl(mean, precision, Gaussian(**given["near"]))
-            terms = terms + inner(Gaussian(**given["pull"]), mean, precision)
-            total: Tensor = nll + self.kl_weight * terms / given["count"]
+            pull = away(mean, log_precision, Gaussian(**given["pull"])) + given["constant"]
+            total: Tensor = nll + self.kl_weight * self.rho * pull / given["count"]
             return total
 
         return loss
@@ -178,9 +187,10 @@ class IvonAdmm(Natural[Server, Dual]):
         mean = {n: t.double() for n, t in part(ended, f"{_TRAINED}/mean").items()}
         log_precision = part(ended, f"{_TRAINED}/log_precision")
         precision = {n: t.double().exp() for n, t in log_precision.items()}
+        if self.fixed_precision:  # without the rounding of its logarithm
+            precision = posterior.precision
         own = Gaussian(precision, {n: precision[n] * m for n, m in mean.items()})
-        nothing = posterior**0.0
-        report, change = self.reported(own / posterior, nothing, posterior.mean, at)
+        report, change = self.reported(own / posterior, posterior**0.0, posterior.mean, at)
         dual = Gaussian(**problem.given["dual"]) * change**self.rho
         return report, Dual(dual), solved.info
 
@@ -212,11 +222,24 @@ class IvonAdmm(Natural[Server, Dual]):
         return sampler(model, run, self.predictions)
 
 
-def inner(natural: Gaussian, mean: Tensors, precision: Tensors) -> Tensor:
-    """⟨η, μ⟩ = Σ h E[θ] − ½ Λ E[θ²] of natural parameters η = (Λ, h) under N(mean, 1/precision)."""
+def away(mean: Tensors, log_precision: Tensors, other: Gaussian) -> Tensor:
+    """E_q[log q(θ) − log r(θ)] up to a constant of r, which need not be normalizable; a scalar.
+
+    With Λ', h' of r it is ½ Σ [log Λ + Λ' (m² + 1/Λ)] − Σ h' m. Of KL(q ‖ p) + ⟨η, μ⟩/ρ that is
+    with r = p/η^(1/ρ).
+    """
     total = torch.zeros(())
     for name, m in mean.items():
-        second = m.square() + 1 / precision[name]
-        terms = natural.shift[name] * m - natural.precision[name] * second / 2
-        total = total.to(m) + terms.sum()
+        log, precision = log_precision[name], other.precision[name]
+        second = torch.addcmul((-log).exp(), m, m)
+        linear = (other.shift[name] * m).sum()
+        total = total.to(m) + 0.5 * (log.sum() + (precision * second).sum()) - linear
     return total
+
+
+def constant(posterior: Gaussian) -> Tensor:
+    """What `away` from a posterior lacks to be KL: −½ Σ (1 + log Λ − h²/Λ), a scalar."""
+    terms = [
+        1 + p.log() - posterior.shift[name].square() / p for name, p in posterior.precision.items()
+    ]
+    return -0.5 * torch.stack([t.sum() for t in terms]).sum()

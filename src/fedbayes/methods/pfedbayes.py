@@ -1,6 +1,7 @@
 """pFedBayes: every client has a Gaussian posterior of its own, drawn to the global Gaussian."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -62,12 +63,22 @@ class PFedBayes(Method[Server, Client, Sum]):
     keeps_models = True
     headline = "local"
 
-    zeta: float = Field(1.0, gt=0, description="ζ, weight of the KL term beside the summed loss")
+    zeta: float = Field(
+        0.1,
+        gt=0,
+        description="ζ, weight of the KL term beside the summed loss; 1 is the free energy, less "
+        "trusts a client's own data more",
+    )
     global_lr: float = Field(
-        0.1, gt=0, le=1, description="η, rate of the client's copy of the global Gaussian"
+        0.3, gt=0, le=1, description="η, rate of the client's copy of the global Gaussian"
     )
     beta: float = Field(
         1.0, gt=0, le=1, description="β, how far the server goes to the mean of the copies"
+    )
+    start: Literal["own", "global"] = Field(
+        "own",
+        description="where a client's Gaussian starts in a round: where its last one ended, or at "
+        "the global one",
     )
     start_std: float = Field(0.03, gt=0, description="standard deviation of the first Gaussians")
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
@@ -100,7 +111,8 @@ class PFedBayes(Method[Server, Client, Sum]):
         network, sent = at.run.network, dense(message)
         mean, std = network.prepare(part(sent, "mean")), network.prepare(part(sent, "std"))
         spread = {name: s.log() for name, s in std.items()}
-        own = client if client.mean else Client(mean, spread)
+        goes_on = client.mean and self.start == "own"
+        own = client if goes_on else Client(mean, spread)
         start = named("mean", own.mean) | named("log_std", own.log_std)
         start |= named("global_mean", mean) | named("global_std", std)
         return Problem(

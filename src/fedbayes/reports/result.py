@@ -18,9 +18,11 @@ from fedbayes.runs.conformal import read_conformal
 from fedbayes.runs.display import outcome_rows
 from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
+from fedbayes.runs.hazards import read_hazards
 from fedbayes.runs.notebook import outline
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.standing import flat
+from fedbayes.runs.temperature import read_temperature
 from fedbayes.runs.trained import Member, TrainedModel
 from fedbayes.tensors import Tensors, to, unpack
 
@@ -183,7 +185,7 @@ class Result:
         gives log-probabilities [n, classes], classes in the order of `preprocessing.classes`, or
         predictive means [n, columns] in the unit of the target (probabilities, if it is labels).
         Where clients see pixels in an order of their own, the global model wants them in that
-        order.
+        order. A temperature of `fedbayes calibrate` counts for `predict`, and not here.
 
         Args:
             client: name or index of a client, for its own model in place of the global one.
@@ -238,15 +240,18 @@ class Result:
         *,
         site: str | int | None = None,
         conformal: bool = True,
+        temperature: bool = True,
     ) -> TrainedModel:
         """The model as it predicts, without its run.
 
         Args:
             client: as for `predictor`, and so are the errors.
-            site: name or index of the client whose own rows the conformal threshold of the global
-                model is to be of, in place of all clients'.
+            site: name or index of the client whose own rows the conformal threshold, or the
+                baseline hazard, of the global model is to be of, in place of all clients'.
             conformal: whether sets and intervals are those of `fedbayes conformal`, if the run
                 was calibrated by it.
+            temperature: whether probabilities are at the temperature of `fedbayes calibrate
+                --temperature`, if it was found.
 
         Raises:
             RunError: the run has no threshold of such a client, though it was calibrated.
@@ -261,7 +266,8 @@ class Result:
             whose = client if site is None else site
             name = None if whose is None else names[self.folder.find_client(whose)]
             threshold = read_conformal(self.folder, name, personal=client is not None)
-            if site is not None and threshold is None:
+            survival = self.likelihood.target.kind == "survival"
+            if site is not None and threshold is None and not survival:
                 raise RunError(
                     f"{source} has no threshold of client {name}: fedbayes conformal {source} "
                     "--per-client finds them"
@@ -269,7 +275,25 @@ class Result:
         if client is not None:
             source = f"the model of client {client} of {source}"
         members = (Member(self.draws(client), self.preprocessing, self.config.data),)
-        return TrainedModel(members, self.likelihood, source, conformal=threshold)
+        cool = read_temperature(self.folder, personal=client is not None) if temperature else None
+        hazards = None
+        if self.likelihood.target.kind == "survival":
+            whose = client if site is None else site
+            name = None if whose is None else names[self.folder.find_client(whose)]
+            hazards = read_hazards(self.folder, name, personal=client is not None)
+            if site is not None and hazards is None:
+                raise RunError(
+                    f"{source} has no hazards of client {name}: fedbayes hazards {source} "
+                    "--per-client estimates them"
+                )
+        return TrainedModel(
+            members,
+            self.likelihood,
+            source,
+            conformal=threshold,
+            hazards=hazards,
+            temperature=cool,
+        )
 
     def draws(self, client: str | int | None = None) -> "RawPredictor":
         """A model as a function from raw samples to what its network says, [draws, n, width], for

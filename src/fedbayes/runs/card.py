@@ -13,6 +13,7 @@ from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood, build_likelihood, default_likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.conformal import Conformal
+from fedbayes.likelihoods.hazards import Hazards
 from fedbayes.runs.config import Config, complete_task
 from fedbayes.version import __version__
 
@@ -59,6 +60,8 @@ class Card:
     """The `[attack]` table of its config; empty of an honest run."""
     conformal: Conformal | None = None
     """The threshold of its sets or intervals, where it was calibrated by `fedbayes conformal`."""
+    hazards: Hazards | None = None
+    """The baseline hazard of its log-risks, where it was estimated by `fedbayes hazards`."""
     fedbayes: str = ""
     """Version of the package that wrote it."""
     source: str = field(default="", compare=False)

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, At, Run
+from fedbayes.contracts import AnyMethod, At, Run, Sampler
+from fedbayes.data import FederatedData
 from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.state_store import StateStore
 from fedbayes.messages import decode_file
 from fedbayes.methods import METHODS
+from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, RunFolder
 from fedbayes.runs.private_states import ClientStates
 from fedbayes.tensors import Tensors, to, unpack
@@ -70,6 +72,22 @@ def own_models(
             yield number, model
     if not any_model:
         raise RunError(f"{folder.path} has no models of single clients: {none_kept(method)}")
+
+
+def models_of(
+    folder: RunFolder, config: Config, run: Run, data: FederatedData, *, personal: bool
+) -> Iterator[tuple[int, Sampler]]:
+    """Clients, and the model of each as what gives outputs under its draws: the global one of all,
+    or each one's own.
+    """
+    method = config.build_method()
+    if personal:
+        for client, model in own_models(folder, method, run):
+            yield client, method.draws(model, run)
+        return
+    draw = method.draws(to(folder.model(), run.network.device), run)
+    for client in range(data.clients):
+        yield client, draw
 
 
 def own_model(method: AnyMethod, server: Any, state: bytes, at: At) -> Tensors | None:

@@ -19,9 +19,10 @@ from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.wording import describe
 from fedbayes.errors import CellError, ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
-from fedbayes.likelihoods.answers import Answers, answers
+from fedbayes.likelihoods.answers import Answers, answers, probabilities
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.conformal import Conformal
+from fedbayes.likelihoods.hazards import Hazards
 
 LEVEL = 0.9
 """Probability that a number is in its interval, unless said otherwise."""
@@ -55,6 +56,12 @@ class TrainedModel:
     """Whether it gives predictive means of numbers alone, without a distribution."""
     conformal: Conformal | None = None
     """The threshold of sets or intervals with a promised coverage, where it was calibrated."""
+    hazards: Hazards | None = None
+    """Of survival: the baseline hazard, where it was estimated."""
+    times: tuple[float, ...] = ()
+    """Of survival: at which the probability is told that the event has not happened yet."""
+    temperature: float | None = None
+    """That of the probabilities of classes, where it was found."""
 
     def __post_init__(self) -> None:
         """See that the threshold is of such a model."""
@@ -100,6 +107,27 @@ class TrainedModel:
             )
         return found[0]
 
+    def foretelling(self, times: Sequence[float]) -> "TrainedModel":
+        """The same model, which also tells probabilities of survival, `survival_TIME`.
+
+        Args:
+            times: in the unit of the target; the event has happened by then, or not.
+
+        Raises:
+            ConfigError: it predicts no risks, has no baseline hazard, or none of such times.
+        """
+        if self.target.kind != "survival":
+            raise ConfigError(
+                f"times are of survival, and {self.source} predicts {describe(self.target)}"
+            )
+        if self.hazards is None:
+            raise ConfigError(
+                f"{self.source} has log-risks alone, which are relative, and no baseline hazard: "
+                "fedbayes hazards RUN estimates it for a run"
+            )
+        self.hazards.require(times, self.source)
+        return replace(self, times=tuple(dict.fromkeys(map(float, times))))
+
     def predict(self, x: Any) -> Tensor:
         """Probabilities of classes or labels [n, names], or means [n, columns] in the unit of the
         target.
@@ -111,8 +139,11 @@ class TrainedModel:
         Raises:
             DataError: the samples are not such as the model was trained on.
         """
-        found = [self.likelihood.mean(draws) for draws in self._draws(self._raw(x))]
-        return torch.cat(found)
+        likelihood = self.likelihood
+        draws = self._draws(self._raw(x))
+        if isinstance(likelihood, Classes):
+            return torch.cat([probabilities(likelihood, d, self.temperature) for d in draws])
+        return torch.cat([likelihood.mean(d) for d in draws])
 
     def predict_frame(self, x: Any, *, level: float | None = None) -> Any:
         """Predictions as a DataFrame, a row for each sample.
@@ -187,7 +218,13 @@ class TrainedModel:
         """
         found = []
         for draws in self._draws(raw):
-            found.append(answers(self.likelihood, draws, level, self.conformal, start))
+            found.append(
+                answers(self.likelihood, draws, level, self.conformal, start, self.temperature)
+            )
+            if self.hazards is not None and self.times:
+                survival = self.hazards.survival(found[-1]["risk"], self.times)
+                names = (f"survival_{time:g}" for time in self.times)
+                found[-1] |= dict(zip(names, survival.T, strict=True))
             start += draws.shape[1]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 

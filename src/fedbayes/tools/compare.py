@@ -162,7 +162,7 @@ def open_model(
             "that were cut (--compact) may fit no longer; a .pt2 does"
         ) from None
     plain = named.keys() == wanted.keys()
-    if plain and settings.name == "mlp" and likelihood.head() is None:
+    if plain and settings.name == "mlp" and settings.hidden and likelihood.head() is None:
         layers = dense_layers(named, name)
         return Candidate(draw, likelihood, count, preprocessing, whose, layers)
     mixed = (named, rebuild) if plain else (None, None)

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbayes import seeds
 from fedbayes.contracts import Run, Sampler
-from fedbayes.data import FederatedData
-from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.conformal import (
     Conformal,
@@ -27,8 +24,9 @@ from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.config import Config
 from fedbayes.runs.conformal import StoredConformal, calibrated_model, write_conformal
 from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.personal import own_models, require_global
-from fedbayes.tensors import Samples, to
+from fedbayes.runs.personal import models_of, require_global
+from fedbayes.tensors import Samples
+from fedbayes.tools.held_out import check_share, divided
 
 _BATCH = 1000
 
@@ -92,8 +90,7 @@ def calibrate_conformal(
         FedbayesError: the run has not ended, has no such model, or predicts neither classes nor
             numbers; its data are not here; or its clients have too few test rows.
     """
-    if not 0 < share < 1:
-        raise ConfigError(f"a share of {share} of the test rows: give one above 0 and below 1")
+    check_share(share)
     place = RunFolder(Path(folder))
     place.require_run()
     place.summary()  # it has ended
@@ -108,7 +105,7 @@ def calibrate_conformal(
     names = place.client_names()
     halves = {
         client: _Halves.of(run, draw, data.test(client), config.seed, client, kind, level, share)
-        for client, draw in _models(place, config, run, data, personal)
+        for client, draw in models_of(place, config, run, data, personal=personal)
     }
     if not any(half.rows for half in halves.values()):
         raise RunError(
@@ -176,11 +173,9 @@ class _Halves:
         level: float,
         share: float,
     ) -> "_Halves":
-        rng = seeds.numpy_rng(seed, "conformal", client=client)
-        order = rng.permutation(len(samples.y))
-        coins = torch.from_numpy(rng.random(len(order))) if kind == "adaptive-random" else None
-        rows = round(share * len(order))
-        first, rest = (torch.from_numpy(part) for part in (order[:rows], order[rows:]))
+        first, rest, rng = divided(len(samples.y), seed, client, share)
+        rows, random = len(first), kind == "adaptive-random"
+        coins = torch.from_numpy(rng.random(len(samples.y))) if random else None
         columns = 1 if isinstance(run.likelihood, Classes) else run.likelihood.target.columns
         found = [torch.empty(0, columns, dtype=torch.float64)]
         for part in torch.split(first, _BATCH) if rows else ():
@@ -237,20 +232,6 @@ def _covered(tested: list[_Tested], classes: bool) -> Covered:
     middle = (size.mean(axis=0) if classes else np.median(size, axis=0)).tolist()
     told = tuple(value if math.isfinite(value) else None for value in middle)
     return Covered(counted, len(rows), tuple(rows.mean(axis=0).tolist()), told, bounded)
-
-
-def _models(
-    folder: RunFolder, config: Config, run: Run, data: FederatedData, personal: bool
-) -> Iterator[tuple[int, Sampler]]:
-    """Clients, and the model of each."""
-    method = config.build_method()
-    if personal:
-        for client, model in own_models(folder, method, run):
-            yield client, method.draws(model, run)
-        return
-    draw = method.draws(to(folder.model(), run.network.device), run)
-    for client in range(data.clients):
-        yield client, draw
 
 
 def _remarks(folder: RunFolder, config: Config) -> None:

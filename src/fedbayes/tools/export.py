@@ -3,9 +3,11 @@
 import io
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,6 @@ from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
 from fedbayes.files import write_beside
 from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
 from fedbayes.likelihoods.categorical import Categorical
-from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.models import CARD, PROGRAMS
 from fedbayes.models.compact import compact
 from fedbayes.models.resize import with_weights
@@ -24,7 +25,9 @@ from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.card import PROGRAM_INPUTS, Card, program_outputs
 from fedbayes.runs.conformal import read_conformal
 from fedbayes.runs.folder import RunFolder, writable
+from fedbayes.runs.hazards import read_hazards
 from fedbayes.runs.personal import own_weights, require_global
+from fedbayes.runs.temperature import read_temperature, temperature_file
 from fedbayes.tensors import parameter_count
 from fedbayes.tools.model_card import facts, measured, write_cards
 from fedbayes.tools.model_files import WEIGHTS, write_model
@@ -102,8 +105,17 @@ def export(
             f"here: {trouble}"
         )
     preprocessing: Preprocessing = stored or data.preprocessing  # type: ignore[union-attr]
-    conformal = read_conformal(run) if client is None else _own_threshold(run, name)
-    card = replace(Card.of(config, preprocessing, rounds, name), conformal=conformal)
+    if read_temperature(run, personal=client is not None) is not None:
+        warnings.warn(
+            f"the temperature in {temperature_file(run)} is not in what is exported: divide logits "
+            "by it, or predict with the run folder",
+            FedbayesWarning,
+            stacklevel=2,
+        )
+    conformal = read_conformal(run) if client is None else _own(read_conformal, run, name)
+    hazards = read_hazards(run) if client is None else _own(read_hazards, run, name)
+    card = Card.of(config, preprocessing, rounds, name)
+    card = replace(card, conformal=conformal, hazards=hazards)
     kept = stored_run(run, config, preprocessing)
     network, likelihood = kept.network, kept.likelihood
     model = run.model() if chosen is None else own_weights(run, method, kept, chosen)
@@ -165,10 +177,13 @@ def export(
     return Export(path, size, left, difference, tried, cards)
 
 
-def _own_threshold(run: RunFolder, client: str) -> Conformal | None:
-    """The threshold of a client's own model, if it was calibrated."""
+Found = TypeVar("Found")
+
+
+def _own(read: Callable[..., Found | None], run: RunFolder, client: str) -> Found | None:
+    """What is beside a client's own model, if it was calibrated, or its hazards estimated."""
     try:
-        return read_conformal(run, client, personal=True)
+        return read(run, client, personal=True)
     except RunError as error:
         warnings.warn(str(error), FedbayesWarning, stacklevel=3)
         return None

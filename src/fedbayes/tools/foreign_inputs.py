@@ -14,8 +14,8 @@ from fedbayes.data.sources.streams import FORMATS, Rows
 from fedbayes.errors import ConfigError, DataError, did_you_mean
 
 KINDS = {
-    "permuted": "test images, their pixels in one other order, the same for all",
-    "inverted": "test images, dark for light",
+    "permuted": "the test images, their pixels in one other order, the same for all",
+    "inverted": "the test images, dark for light",
     "noise": "images of which every pixel is drawn evenly between dark and light",
     "wide": "samples drawn from a Gaussian with the training mean and three times the deviation",
 }
@@ -37,7 +37,7 @@ class Foreign:
     @property
     def what(self) -> str:
         """What they are, in words."""
-        return f"{len(self.x):,} {KINDS.get(self.name, f'samples of {self.name}')}"
+        return KINDS.get(self.name, f"samples of {self.name}")
 
 
 def check_foreign(asked: str) -> None:
@@ -122,6 +122,11 @@ def _of_others(seen: Preprocessing, settings: DataSettings, asked: str, most: in
                 break
         return torch.cat(parts)[:most]
     dataset = load_dataset(DataSettings(name=asked, dir=settings.dir))
+    if dataset.permuted:
+        raise DataError(
+            f"--ood {asked}: each client sees its pixels in an order of its own, and nobody else "
+            "has one; --ood permuted puts the pixels of the test images in another order"
+        )
     if dataset.shape != seen.shape:
         raise DataError(
             f"--ood {asked} has samples of shape {dataset.shape}, and the model sees {seen.shape}"

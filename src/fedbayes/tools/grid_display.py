@@ -18,15 +18,15 @@ class GridDisplay:
 
     Args:
         grid: the runs.
-        console: where.
+        console: where; None shows nothing.
     """
 
-    def __init__(self, grid: MethodGrid, console: Console) -> None:
+    def __init__(self, grid: MethodGrid, console: Console | None) -> None:
         self._grid, self._console = grid, console
         missing = grid.missing
         self._left = {cell: grid.rounds(cell) for cell in missing}
         self._all, self._count, self._ended = sum(self._left.values()), len(missing), 0
-        self._began = time.monotonic()
+        self._began: tuple[float, int] | None = None  # the first complete round, and rounds by then
         self._since: dict[Cell, float] = {}
         self._lock = threading.Lock()
         self._lines: dict[Cell, TaskID] = {}
@@ -36,7 +36,7 @@ class GridDisplay:
             TextColumn("{task.fields[said]}"),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=console is None or not console.is_terminal,
         )
         self._whole = self._progress.add_task("runs", total=max(self._all, 1), said="")
 
@@ -68,6 +68,8 @@ class GridDisplay:
         """A round is complete."""
         with self._lock:
             self._left[cell] = rounds - number
+            if self._began is None:
+                self._began = time.monotonic(), self._done
             said = f"round {number}/{rounds}"
             self._progress.update(self._lines[cell], completed=number, said=said)
             self._update()
@@ -97,19 +99,26 @@ class GridDisplay:
         return "" if value is None else f"{words(headline)} {number(value)}, "
 
     def _say(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._console is not None:
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _time_left(self) -> str:
-        """Reckoned from the rounds that are done; empty at the start and at the end."""
-        left = sum(self._left.values())
-        done = self._all - left
-        if not (done and left):
+        """Reckoned from the rounds since the first one; empty at the start and at the end."""
+        if self._began is None or self._done == self._all:
             return ""
-        return clock((time.monotonic() - self._began) / done * left)
+        began, first = self._began
+        if self._done == first:
+            return ""
+        left = self._all - self._done
+        return clock((time.monotonic() - began) / (self._done - first) * left)
+
+    @property
+    def _done(self) -> int:
+        """Rounds that are done, or will not be."""
+        return self._all - sum(self._left.values())
 
     def _update(self) -> None:
         said = f"{self._ended}/{self._count} runs"
         if left := self._time_left():
             said += f", about {left} left"
-        done = self._all - sum(self._left.values())
-        self._progress.update(self._whole, completed=done, said=escape(said))
+        self._progress.update(self._whole, completed=self._done, said=escape(said))

@@ -1,41 +1,38 @@
 """A share of each client's test rows, to calibrate by; the others tell what came of it."""
 
-from dataclasses import dataclass
-
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedbayes import seeds
 from fedbayes.errors import ConfigError
-from fedbayes.tensors import Samples
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """A client's test rows."""
+def check_share(share: float) -> None:
+    """See that a share is one.
 
-    counted: Samples
-    """To calibrate by."""
-    rest: Samples
-    """To try it on."""
+    Raises:
+        ConfigError: it is none.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"a share of {share} of the test rows: give one above 0 and below 1")
 
-    @classmethod
-    def of(cls, samples: Samples, seed: int, client: int, share: float) -> "HeldOut":
-        """Divide them: the same rows for whatever is calibrated, since the seed draws them.
 
-        Args:
-            samples: all of them.
-            seed: of the run.
-            client: its number.
-            share: that is counted.
+def divided(
+    rows: int, seed: int, client: int, share: float
+) -> tuple[Tensor, Tensor, np.random.Generator]:
+    """Numbers of a client's test rows: the same for whatever is calibrated by them.
 
-        Raises:
-            ConfigError: the share is none.
-        """
-        if not 0 < share < 1:
-            raise ConfigError(f"a share of {share} of the test rows: give one above 0 and below 1")
-        order = seeds.numpy_rng(seed, "conformal", client=client).permutation(len(samples.y))
-        rows = round(share * len(order))
-        first, rest = (torch.from_numpy(part) for part in (order[:rows], order[rows:]))
-        return cls(
-            Samples(samples.x[first], samples.y[first]), Samples(samples.x[rest], samples.y[rest])
-        )
+    Args:
+        rows: how many there are.
+        seed: of the run.
+        client: its number.
+        share: that is counted.
+
+    Returns:
+        Those to calibrate by, the others, and what drew them, for what else is random.
+    """
+    rng = seeds.numpy_rng(seed, "conformal", client=client)
+    order = torch.from_numpy(rng.permutation(rows))
+    count = round(share * rows)
+    return order[:count], order[count:], rng

@@ -91,6 +91,14 @@ class MethodGrid:
     ) -> None:
         self.folder, self.foreign = folder, foreign
         check_foreign(foreign)
+        for path in configs:
+            if path.suffix.lower() != ".toml":
+                raise ConfigError(
+                    f"{path} is no config (.toml): compare runs methods. Models from files are "
+                    "compared by fedbayes evaluate, runs that have ended by fedbayes report"
+                )
+        if methods is not None and any(map(_names, overrides)):
+            raise ConfigError("--method is one of --methods; name all of them there")
         self.notes: list[str] = []
         """What the user should know of the settings."""
         self.members: dict[tuple[str, str], SeedRuns] = {}

@@ -22,7 +22,7 @@ from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.temperature import StoredTemperature, write_temperature
 from fedbayes.tensors import Samples, to
-from fedbayes.tools.held_out import HeldOut
+from fedbayes.tools.held_out import check_share, divided
 
 _BATCH = 1000
 Sent = TypeVar("Sent")
@@ -95,6 +95,7 @@ def calibrate_temperature(
         FedbayesError: the run has not ended, has no such model, or predicts no classes; its data
             are not here; or no temperature is the best.
     """
+    check_share(share)
     place = RunFolder(Path(folder))
     place.require_run()
     place.summary()  # it has ended
@@ -118,7 +119,7 @@ def calibrate_temperature(
             stacklevel=2,
         )
 
-    def models() -> Iterator[tuple[Sampler, HeldOut]]:
+    def models() -> Iterator[tuple[Sampler, Samples, Samples]]:
         whole = None if personal else method.draws(to(place.model(), run.network.device), run)
         pairs = (
             ((client, method.draws(model, run)) for client, model in own_models(place, method, run))
@@ -126,9 +127,11 @@ def calibrate_temperature(
             else ((client, whole) for client in range(data.clients))
         )
         for client, draw in pairs:
-            yield draw, HeldOut.of(data.test(client), config.seed, client, share)
+            x, y = data.test(client)
+            counted, rest, _ = divided(len(y), config.seed, client, share)
+            yield draw, Samples(x[counted], y[counted]), Samples(x[rest], y[rest])
 
-    sums = reduce(add, (_sums(run, likelihood, draw, rows.counted) for draw, rows in models()))
+    sums = reduce(add, (_sums(run, likelihood, draw, rows) for draw, rows, _ in models()))
     if not sums.rows:
         raise RunError(
             f"the clients of {place.path} have too few test rows: none is left to be counted; a "
@@ -136,7 +139,7 @@ def calibrate_temperature(
         )
     found = sums.temperature()
     before, after = (
-        reduce(add, (_scores(run, likelihood, draw, rows.rest, t) for draw, rows in models()))
+        reduce(add, (_scores(run, likelihood, draw, rows, t) for draw, _, rows in models()))
         for t in (1.0, found)
     )
     path = write_temperature(

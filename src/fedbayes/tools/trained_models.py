@@ -16,6 +16,7 @@ def load(
     client: str | int | None = None,
     site: str | int | None = None,
     conformal: bool = True,
+    temperature: bool = True,
     trusted: frozenset[str] = frozenset(),
 ) -> TrainedModel:
     """A model for predictions, from the folder of a run that has ended or from a file.
@@ -27,6 +28,8 @@ def load(
         site: name or index of the client of whose rows the conformal threshold is to be.
         conformal: whether sets and intervals are those of `fedbayes conformal`, where a single
             model was calibrated by it; of several together there is no threshold.
+        temperature: whether probabilities are at the temperature of `fedbayes calibrate`, where a
+            single run has one.
         trusted: what may be imported if a model file names it, as `package.module:name`.
 
     Raises:
@@ -39,8 +42,11 @@ def load(
         raise ModelError("a model is named twice; it counts once")
     if site is not None and len(paths) > 1:
         raise RunError("a site chooses the threshold of one run; several models have none together")
-    conformal = conformal and len(paths) == 1
-    return together([_one(Path(path), client, site, conformal, trusted) for path in paths])
+    if len(paths) > 1:
+        conformal = temperature = False
+    return together(
+        [_one(Path(path), client, site, conformal, temperature, trusted) for path in paths]
+    )
 
 
 def _one(
@@ -48,11 +54,12 @@ def _one(
     client: str | int | None,
     site: str | int | None,
     conformal: bool,
+    temperature: bool,
     trusted: frozenset[str],
 ) -> TrainedModel:
     if path.is_dir():
         RunFolder(path).require_run()
-        return Result(path).trained(client, site=site, conformal=conformal)
+        return Result(path).trained(client, site=site, conformal=conformal, temperature=temperature)
     if not path.exists():
         raise ModelError(f"there is no run folder and no model file {path}")
     if client is not None or site is not None:
@@ -73,4 +80,4 @@ def _one(
         )
         threshold = None
     members = (Member(found.draw, found.preprocessing, card.reading),)
-    return TrainedModel(members, found.likelihood, str(path), found.means, threshold)
+    return TrainedModel(members, found.likelihood, str(path), found.means, threshold, card.hazards)

@@ -83,8 +83,8 @@ class PictureRows:
         """
         if len(self.shape) != 3 or self.shape[0] not in (1, 3):
             raise DataError(
-                f"{self.path} holds pictures, and the model reads samples of shape "
-                f"{size(self.shape)}; give them as in training"
+                f"{self.path} holds pictures, and the model reads samples of {size(self.shape)} "
+                "numbers, which are none; give them as in training"
             )
         frame = self.framing()
         made = frame.crop or frame.size

@@ -1,0 +1,120 @@
+"""Methods side by side, from names to tables: for the command line and for Python."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbayes.runs.display import console_for
+from fedbayes.runs.inventory import dotted
+from fedbayes.tools.comparison import Compared, compared, content, failed, notes
+from fedbayes.tools.comparison_files import write_comparison
+from fedbayes.tools.foreign_inputs import AUTO
+from fedbayes.tools.grid_display import GridDisplay
+from fedbayes.tools.grid_jobs import run_grid
+from fedbayes.tools.method_grid import MethodGrid, Outcome, conclude
+from fedbayes.tools.variants import variants
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What methods came to."""
+
+    grid: MethodGrid
+    """The runs."""
+    outcomes: Sequence[Outcome]
+    """Of each run."""
+    tables: Sequence[Compared]
+    """Of each config."""
+    notes: Sequence[str]
+    """What is to be known of the tables."""
+    files: Sequence[Path]
+    """That were written."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """All of it, as `comparison.json` has it."""
+        return content(self.grid, self.tables, self.notes)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a run failed."""
+        return failed(self.tables)
+
+    def frame(self) -> "pd.DataFrame":
+        """Metrics of all runs, by config, method and seed; NaN where a method has none."""
+        import pandas as pd
+
+        ended = [one for one in self.outcomes if one.summary]
+        places = [(o.cell.task, o.cell.label, o.cell.seed) for o in ended]
+        index = pd.MultiIndex.from_tuples(places, names=["task", "method", "seed"])
+        return pd.DataFrame([dict(o.values) for o in ended], index, dtype=float)
+
+
+def compare(
+    methods: str | Sequence[str] | None = None,
+    folder: Path | str = "compared",
+    *,
+    configs: Sequence[Path | str] = (),
+    seeds: int = 5,
+    jobs: int = 1,
+    foreign: str = AUTO,
+    track: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Run methods side by side under several seeds, and compare them; go on where that stopped.
+
+    Args:
+        methods: as for `fedbayes compare --methods`: between commas, or as a list, each with
+            settings of its own behind colons if need be; or a TOML file. The method of each config
+            if None.
+        folder: of the runs and the tables. Runs that ended there are kept.
+        configs: TOML files with settings, a table for each.
+        seeds: how many, from each config's own on.
+        jobs: runs at a time, each in a process of its own if there are several.
+        foreign: inputs of which models should be unsure (`--ood`).
+        track: names of trackers.
+        progress: whether it is shown; None: in IPython and in notebooks alone.
+        **settings: keys of the config, as for `fedbayes.run`, for all runs.
+
+    Raises:
+        FedbayesError: something is wrong with the settings, the folder holds runs with others, or
+            no run came to an end.
+    """
+    found = None
+    if methods is not None:
+        found = variants(methods if isinstance(methods, str) else ",".join(methods))
+    given = (pair for pair in dotted(settings) if pair[1] != {})
+    overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in given]
+    grid = MethodGrid(Path(folder), found, list(map(Path, configs)), seeds, overrides, foreign)
+    return run_and_compare(grid, console_for(progress), jobs, track)
+
+
+def run_and_compare(
+    grid: MethodGrid, console: "Console | None", jobs: int = 1, track: Sequence[str] = ()
+) -> Comparison:
+    """Run what has not been run yet, and write the tables of all.
+
+    Args:
+        grid: the runs.
+        console: where it is shown; None shows nothing.
+        jobs: runs at a time.
+        track: names of trackers.
+
+    Raises:
+        RunError: no run came to an end.
+        KeyboardInterrupt: it was stopped; the same call goes on.
+    """
+    with GridDisplay(grid, console) as display:
+        troubles = run_grid(grid, display, jobs=jobs, track=track)
+    outcomes = conclude(grid, troubles)
+    tables = compared(grid, outcomes)
+    said = notes(grid, tables)
+    files = write_comparison(grid, outcomes, tables, said, content(grid, tables, said))
+    return Comparison(grid, outcomes, tables, said, files)
