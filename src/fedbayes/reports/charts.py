@@ -507,8 +507,8 @@ def selective(records: Sequence[Record]) -> list[Chart]:
         Lines(
             "selective",
             "Selective prediction",
-            "coverage: share of test samples that is predicted, the surest first",
-            "accuracy of these",
+            "share that is predicted, the surest first",
+            "accuracy",
             curves,
             "What the accuracy would be if unsure samples were left to someone else, by counts of "
             "confidence.",
