@@ -9,12 +9,12 @@ images at random, and all of them are in every round. The network has one hidden
 the paper (Mildner et al. 2025), with its prior (deviation 1) and start (deviation 0.03), its batch
 of 256, its generalized cross-entropy with δ = 0.8 and its Rényi divergence with α = 2.5. Every
 method has 12 rounds of 2 passes over each client's data, FedAvg by SGD in batches of 64, the others
-by Adam. The paper has 25 rounds of up to 2,500 passes, so what is compared
-are methods at the same, small budget.
+by Adam. The paper has 25 rounds of up to 2,500 passes, so what is compared are methods at the same,
+small budget; `--rounds` and `--passes` give more, for which settings are to be chosen anew.
 
-Learning rates, and the weight of the divergence for PVI and FedGVI, are chosen by
-`--choose`: of 20,000 training images each client of 10 keeps a sixth for validation, with its
-labels as they are, under seed 100, which is in no table. Test images have no part in it. The
+Learning rates, and the weight of the divergence for PVI and FedGVI, are chosen by `--choose`: of
+20,000 training images each client of 10 keeps a sixth for validation, with its labels as they are,
+under seed 100, which is in no table. Test images have no part in it. The
 settings with the best accuracy there are `CHOSEN`, and serve both numbers of clients. A seed of the
 table is another division of the images, other wrong labels and another start; all methods see the
 same ones. Measurements go to `--out` and are not made again. FEDBAYES_DATA must have MNIST.
@@ -33,7 +33,7 @@ from fedbayes.papers.experiment import Results, fingerprint, mean_and_std
 HERE = Path(__file__).parent / ".label_noise"
 CLIENTS = (10, 3)
 PUBLISHED = {"FedAvg": (96.6, 96.3), "PVI": (95.6, 96.7), "FedGVI": (97.5, 98.1)}
-ROUNDS, PASSES = 12, 2
+BUDGET = {"rounds": 12, "passes": 2}
 
 TRIED = [(0.003, 1.0), (0.003, 0.1), (0.003, 0.01), (0.01, 0.01), (0.01, 0.001)]
 """Learning rates and weights of the divergence that PVI and FedGVI are tried with."""
@@ -64,16 +64,16 @@ def settings(method, candidate, clients, seed, data):
     optimizer = "sgd" if method == "FedAvg" else "adam"
     return {
         "seed": seed,
-        "rounds": ROUNDS,
+        "rounds": BUDGET["rounds"],
         "evaluate_every": 0,
-        "checkpoint_every": ROUNDS,
+        "checkpoint_every": BUDGET["rounds"],
         "data": {"clients": clients, "partition": "iid", "label_noise": 0.1, **data},
         "model": {"name": "mlp", "hidden": [200]},
         "training": {
             "optimizer": optimizer,
             "lr": lr,
             "batch_size": 256 if optimizer == "adam" else 64,
-            "epochs": PASSES,
+            "epochs": BUDGET["passes"],
         },
         "method": table,
     }
@@ -153,9 +153,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--choose", action="store_true", help="settings, on validation data")
     parser.add_argument("--seeds", type=int, default=3)
+    for name, value in BUDGET.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--table", action="store_true", help="measure nothing: what is there")
     parser.add_argument("--out", type=Path, default=HERE)
     given = parser.parse_args()
+    BUDGET.update(rounds=given.rounds, passes=given.passes)
     warnings.simplefilter("ignore")
     given.out.mkdir(parents=True, exist_ok=True)
     results = Results(given.out / "results.jsonl")

@@ -129,7 +129,7 @@ def test_version(cli):
 
 
 COMPLETIONS = {
-    "run --method fedp": ["fedprox"],
+    "run --method fedpr": ["fedprox"],
     "run --dataset cifar": ["cifar10", "cifar100"],
     "run --model l": ["lenet5"],
     "run --engine flower": ["flower-simulation", "flower"],

@@ -103,8 +103,8 @@ def test_the_mean_is_that_of_the_open_round_up_to_rounding(method, secure):
 @pytest.mark.parametrize(
     "method",
     [
-        "pvi",
-        "ivon-admm",
+        pytest.param("pvi", marks=pytest.mark.slow),
+        pytest.param("ivon-admm", marks=pytest.mark.slow),
         {"name": "fedlap", "covariance": "none"},
         {"name": "fedlap", "covariance": "kronecker"},
     ],

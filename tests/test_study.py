@@ -143,6 +143,18 @@ def test_rows_left_out_are_said(patients, file, capsys):
     assert "7 rows are left out" in capsys.readouterr().err
 
 
+def test_a_blank_cell_is_an_empty_one_and_no_category(patients, file, capsys):
+    blank = patients.copy()
+    blank.loc[[3, 7], "sex"] = ["  ", " "]
+    blank.to_csv("blank.csv", index=False)
+    assert command("glm", "blank.csv", "--group", "hospital", *FIT) == 2
+    assert "values are missing: 2 of 'sex'" in " ".join(capsys.readouterr().err.split())
+    found = told(capsys, "glm", "blank.csv", "--group", "hospital", *FIT, "--drop-missing")
+    patients.drop(index=[3, 7]).to_csv("rest.csv", index=False)
+    wanted = told(capsys, "glm", "rest.csv", "--group", "hospital", *FIT)
+    assert found["coefficients"] == wanted["coefficients"]
+
+
 def test_settings_that_say_nothing_here_are_said_or_refused(file, capsys):
     given = ["glm", file, "--group", "hospital", *FIT]
     assert command(*given, "--set", "data.test=0.5") == 0

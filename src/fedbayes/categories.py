@@ -1,6 +1,7 @@
 """Categories of a table's column: what they are called, and in which order they come."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,15 @@ def name_of(value: object) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value).strip()
+
+
+def without_blanks(column: Any) -> Any:
+    """A column whose cells that are blank text are empty; what is no text stays as it is."""
+    if column.dtype.kind in "iufbM":
+        return column
+    texts = column.astype(object)
+    blank = texts.map(lambda value: isinstance(value, str) and not value.strip())
+    return texts.mask(blank.astype(bool), None) if blank.any() else column
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:

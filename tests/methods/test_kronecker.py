@@ -90,8 +90,10 @@ PLAIN, HEAVY = {"lr": 0.5, "epochs": 60}, {"lr": 0.3, "momentum": 0.5, "epochs":
     [
         (kronecker(), 16, PLAIN),
         (kronecker(damping=0.6), 12, HEAVY),
-        (FedLap(damping=0.5), 24, PLAIN),
-        (FedLap(covariance="none"), 90, {"lr": 0.5, "epochs": 25}),
+        pytest.param(FedLap(damping=0.5), 24, PLAIN, marks=pytest.mark.slow),
+        pytest.param(
+            FedLap(covariance="none"), 90, {"lr": 0.5, "epochs": 25}, marks=pytest.mark.slow
+        ),
     ],
     ids=["kronecker", "momentum", "diagonal", "none"],
 )

@@ -16,6 +16,7 @@ from fedbayes.biostatistics.risk_sets import (
     tell_own_likelihood,
     tell_risk_sets,
 )
+from fedbayes.categories import without_blanks
 from fedbayes.errors import ColumnError, DataError, EngineError, FedbayesError, MessageError
 
 
@@ -28,7 +29,8 @@ class Client:
     """
 
     def __init__(self, frame: Any, least: int = 0) -> None:
-        self._frame, self._least = frame.rename(columns=str), least
+        # As in tables for networks, a blank cell is an empty one, and no category.
+        self._frame, self._least = frame.rename(columns=str).apply(without_blanks), least
         self._coded: tuple[Coding, Design] | None = None
 
     def answer(self, question: Packet) -> Packet:

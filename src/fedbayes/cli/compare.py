@@ -15,6 +15,7 @@ from fedbayes.cli.options import (
     Cohort,
     DataDir,
     DataPartition,
+    DataSet,
     Engine,
     Method,
     Model,
@@ -24,7 +25,6 @@ from fedbayes.cli.options import (
     SettingsCommand,
     Track,
     Workers,
-    completes,
     overrides,
 )
 from fedbayes.errors import FedbayesWarning
@@ -62,12 +62,7 @@ def compare(
         "compared"
     ),
     method: Method = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset", "--data", "-d", help="Data set.", autocompletion=completes("data.name")
-        ),
-    ] = None,
+    dataset: DataSet = None,
     model: Model = None,
     clients: Clients = None,
     cohort: Cohort = None,

@@ -47,7 +47,9 @@ Method = Annotated[
 ]
 DataSet = Annotated[
     str | None,
-    typer.Option("--dataset", "-d", help="Data set.", autocompletion=completes("data.name")),
+    typer.Option(
+        "--dataset", "--data", "-d", help="Data set.", autocompletion=completes("data.name")
+    ),
 ]
 Model = Annotated[str | None, typer.Option(help="Network.", autocompletion=completes("model.name"))]
 DataPartition = Annotated[

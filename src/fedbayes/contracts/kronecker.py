@@ -13,7 +13,6 @@ import torch
 
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.method import Info, Method, Sampler
-from fedbayes.contracts.product import is_unlearnt
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.errors import MessageError
@@ -49,7 +48,7 @@ class Server:
     """The server's state."""
 
     weights: Tensors
-    """w_g, float64; zero before the first round."""
+    """w_g, float64."""
     pool: Pool
     basis: Tensors
     """Of each layer's sums `inputs/LAYER` and `outputs/LAYER` the eigenvalues, and eigenvectors by
@@ -86,7 +85,7 @@ class OneMetric(Method[Server, Pool, Sum]):
         """Outputs under draws around means."""
 
     def begin(self, run: Run, layers: Mapping[str, tuple[int, int]]) -> Server:
-        """No weights and no curvature yet: the prior.
+        """The initialization, and no curvature yet.
 
         Args:
             run: the run.
@@ -103,7 +102,8 @@ class OneMetric(Method[Server, Pool, Sum]):
             {n: t for n, t in zero.items() if n not in covered},
             {"samples": torch.zeros((), dtype=torch.float64)},
         )
-        return Server(zero, pool, _basis(pool))
+        weights = {n: t.double() for n, t in run.network.initial.items()}
+        return Server(weights, pool, _basis(pool))
 
     def message(self, server: Server, at: At) -> Message:
         """Means, the sum of shifts, and the metric: eigenvectors and eigenvalues of its factors."""
@@ -170,11 +170,13 @@ class OneMetric(Method[Server, Pool, Sum]):
     def model(self, server: Server, run: Run) -> Tensors:
         """Means, and stds along eigenvectors of the precision."""
         metric = self.metric_of(dense(self.message(server, At(run, 0))))
-        stds = {n: (t + self.delta).rsqrt() for n, t in metric.diagonal.items()}
+        # Nothing is learnt before there are samples; the prior's noise would be all there is.
+        learnt = float(server.pool.count["samples"] > 0)
+        stds = {n: learnt * (t + self.delta).rsqrt() for n, t in metric.diagonal.items()}
         model = named("mean", server.weights) | named("std", stds)
         for name, spectrum in metric.layers.items():
             model[f"left/{name}"], model[f"right/{name}"] = spectrum.left, spectrum.right
-            model[f"spread/{name}"] = (spectrum.values + self.delta).rsqrt()
+            model[f"spread/{name}"] = learnt * (spectrum.values + self.delta).rsqrt()
         return {name: t.float() for name, t in model.items()}
 
     def personal_model(
@@ -197,8 +199,6 @@ class OneMetric(Method[Server, Pool, Sum]):
         """Outputs under draws from the posterior."""
         network = run.network
         mean = network.prepare(part(model, "mean"))
-        if unlearnt := is_unlearnt(mean):
-            mean = network.prepare(network.initial)
         told = {name: t.to(network.device) for name, t in model.items()}
         stds, spread = part(told, "std"), part(told, "spread")
         left, right = part(told, "left"), part(told, "right")
@@ -211,7 +211,7 @@ class OneMetric(Method[Server, Pool, Sum]):
                 noise = torch.randn(std.shape, generator=rng).to(std)
                 rows = left[name] @ (std * noise) @ right[name].T
                 found.update(layered(name, rows, mean))
-            return {n: (0.0 if unlearnt else 1.0) * t.to(mean[n]) for n, t in found.items()}
+            return {n: t.to(mean[n]) for n, t in found.items()}
 
         return self.sampler(mean, moves, run)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import name_of
+from fedbayes.categories import name_of, without_blanks
 from fedbayes.data.columns import UNSEEN, Column
 from fedbayes.data.dataset import CHUNK, Array
 from fedbayes.errors import CellError
@@ -67,7 +67,7 @@ def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = Fa
         return column
     if not is_numeric(column):
         if texts and hasattr(column.dropna(), "str"):
-            column = _without_blanks(column)
+            column = without_blanks(column)
             try:
                 return pd.to_numeric(column)
             except (TypeError, ValueError):
@@ -148,14 +148,6 @@ def _canonical(text: str) -> str:
         return name_of(float(text))
     except (ValueError, OverflowError):
         return text
-
-
-def _without_blanks(column: Any) -> Any:
-    import pandas as pd
-
-    texts = column.astype(object)
-    blank = texts.map(lambda value: isinstance(value, str) and not value.strip())
-    return pd.Series(texts.mask(blank.astype(bool), None), index=column.index)
 
 
 def _numbers(column: Any, wanted: Column, where: str) -> Array:

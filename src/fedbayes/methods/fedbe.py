@@ -263,7 +263,7 @@ class FedBeSums(_Ensemble[Sum]):
     """
 
     name = "fedbe-sums"
-    summary = "the Gaussian of fedbe from sums: for secure aggregation and noise"
+    summary = "the Gaussian of fedbe from sums, which may be secret"
     summable = True
 
     def expected(self, message: Message, run: Run) -> Message:

@@ -23,7 +23,6 @@ from fedbayes.contracts import (
 from fedbayes.contracts.drawn import around
 from fedbayes.contracts.kronecker import Moves, OneMetric, Pool, Server, flattened, pooled
 from fedbayes.contracts.moments import Moments, implicit
-from fedbayes.contracts.product import is_unlearnt
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fields import Only
 from fedbayes.fusion.curvature import (
@@ -157,7 +156,7 @@ class Kronecker(OneMetric):
             )
 
     def init(self, run: Run) -> Server:
-        """No weights and no curvature yet: the prior."""
+        """The initialization, and no curvature yet."""
         return self.begin(run, factored_layers(run.network, self.of.largest))
 
     def problem(self, message: Message, client: Pool, samples: Samples, at: At) -> Problem:
@@ -177,7 +176,6 @@ class Kronecker(OneMetric):
             {n: replace(s, values=share * s.values + self.delta) for n, s in metric.layers.items()},
             {n: share * t + self.delta for n, t in metric.diagonal.items()},
         )
-        start = initial if is_unlearnt(centre) else centre
         given: Tree = {
             "centre": {n: t.to(device, kind) for n, t in centre.items()},
             "dual": {n: t.to(device, kind) for n, t in dual.items()},
@@ -187,7 +185,7 @@ class Kronecker(OneMetric):
             "exact": {"centre": centre, "layers": {n: vars(s) for n, s in pull.layers.items()}}
             | {"diagonal": pull.diagonal},
         }
-        began = run.network.prepare({n: t.to(kind) for n, t in start.items()})
+        began = run.network.prepare({n: t.to(kind) for n, t in centre.items()})
         project = self._pulled(run.training.momentum) if implicit(run) else None
         return Problem(began, given=given, project=project)
 

@@ -29,7 +29,7 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
     """
 
     name = "fedpa"
-    summary = "posterior averaging: drifts corrected by the clients' covariances"
+    summary = "drifts corrected by clients' posterior covariances"
     paper = "Al-Shedivat et al. 2021"
 
     burn_in_rounds: int = Field(
