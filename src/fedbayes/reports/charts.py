@@ -507,10 +507,10 @@ def selective(records: Sequence[Record]) -> list[Chart]:
         Lines(
             "selective",
             "Selective prediction",
-            "share that is predicted, the surest first",
+            "share of samples predicted",
             "accuracy",
             curves,
-            "What the accuracy would be if unsure samples were left to someone else, by counts of "
+            "Accuracy of the surest samples, if the others were left to someone else, by counts of "
             "confidence.",
         )
     ]
