@@ -1,12 +1,14 @@
 """PVI: against VIRTUAL without clients' own networks, and posteriors in closed form."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Sum
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.pvi import Pvi
 from fedbayes.methods.virtual import Virtual
@@ -142,3 +144,22 @@ def test_both_state_the_same_problem():
     assert one.start.keys() == two.start.keys()
     for name, tensor in one.start.items():
         assert torch.equal(tensor, two.start[name])
+
+
+@pytest.mark.parametrize("method", ["pvi", "virtual"])
+def test_plain_gradient_steps_are_warned_of(method):
+    """They leave networks at chance, or diverge; Adam is what the papers take."""
+    for optimizer, said in (("sgd", True), ("adam", False)):
+        config = Config.create(
+            data={"name": "digits", "clients": 3, "limit": 100, "partition": "iid"},
+            model={"hidden": [4]},
+            training={"optimizer": optimizer},
+            method={"name": method},
+            rounds=1,
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", FedbayesWarning)
+            with Simulation(config):
+                pass
+        told = " ".join(str(one.message) for one in caught)
+        assert ("set training.optimizer = 'adam'" in told) == said

@@ -530,8 +530,8 @@ def test_only_trust_needs_classes():
     for table in ({"server_likelihood": 1.0}, {"server_trust": 0.3}):
         with pytest.raises(ConfigError, match=r"server_trust = 0"):
             Virtual(**table).check(run)
-    assert "does not learn" in Virtual(server_trust=0.3).remarks(run)[0]
-    assert "no effect" in Virtual(server_trust=0.3, lateral=False).remarks(run)[0]
+    assert "does not learn" in Virtual(server_trust=0.3).remarks(run)[-1]
+    assert "no effect" in Virtual(server_trust=0.3, lateral=False).remarks(run)[-1]
 
 
 def test_clients_under_the_final_posterior(tmp_path):

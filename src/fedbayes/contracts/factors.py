@@ -30,6 +30,16 @@ class Factors(Product[FactorState]):
         0.03, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
 
+    def remarks(self, run: Run) -> list[str]:
+        """Plain gradient steps on means and log-precisions at once mostly lead nowhere."""
+        if run.training.optimizer != "sgd":
+            return []
+        return [
+            f"{self.name} trains means and log-precisions, whose gradients are of very unlike "
+            "sizes: under sgd it mostly learns little, or diverges; set training.optimizer = "
+            "'adam' and a small training.lr, such as 0.003"
+        ]
+
     def taken_out(
         self, message: Message, client: FactorState, samples: Samples, at: At
     ) -> tuple[Tensors, Tree]:

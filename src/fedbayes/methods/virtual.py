@@ -136,15 +136,18 @@ class Virtual(Factors[Client]):
         """Settings of the server's network beside clients' own have no effect without these; and a
         network that was never asked to predict is not to be trusted.
         """
+        notes = super().remarks(run)
         if not self.lateral:
             given = [n for n in ("server_likelihood", "server_trust") if getattr(self, n)]
-            return [f"method.{n} has no effect: with lateral = false all share one" for n in given]
-        if self.trust and not self.server_likelihood:
-            return [
+            notes += [
+                f"method.{n} has no effect: with lateral = false all share one" for n in given
+            ]
+        elif self.trust and not self.server_likelihood:
+            notes.append(
                 "method.server_trust weighs in a network that does not learn to predict: "
                 "method.server_likelihood is 0"
-            ]
-        return []
+            )
+        return notes
 
     def join(self, at: At) -> Client:
         """An empty state, which the first refinement fills."""
