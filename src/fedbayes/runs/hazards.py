@@ -1,16 +1,10 @@
 """Baseline hazards beside the model of a run: `hazards.json`."""
 
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
-from fedbayes.data.wording import listed
-from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.files import parse_json, read_bytes, write_beside
 from fedbayes.likelihoods.hazards import Hazards
-from fedbayes.runs.conformal import calibrated_model
+from fedbayes.runs.beside import of_client, read_stored, write_stored
 from fedbayes.runs.folder import RunFolder
 
 FORMAT = "fedbayes-hazards-1"
@@ -38,9 +32,7 @@ def hazards_file(folder: RunFolder) -> Path:
 
 def write_hazards(folder: RunFolder, stored: StoredHazards) -> Path:
     """Write the hazards of a run, in place of those that are there."""
-    path = hazards_file(folder)
-    write_beside(path, TypeAdapter(StoredHazards).dump_json(stored, indent=2) + b"\n")
-    return path
+    return write_stored(hazards_file(folder), stored)
 
 
 def read_hazards(
@@ -56,31 +48,10 @@ def read_hazards(
     Raises:
         RunError: the file is damaged, or has none of this client.
     """
-    path = hazards_file(folder)
-    if not path.exists():
-        return None
-    try:
-        stored = TypeAdapter(StoredHazards).validate_python(parse_json(read_bytes(path)))
-    except (OSError, ValueError, ValidationError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise RunError(
-            f"cannot read {path}: {reason}; make it anew: fedbayes hazards {folder.path}"
-        ) from None
-    if stored.format != FORMAT:
-        raise RunError(f"{path} is of another version ({stored.format}); make it anew")
-    if stored.personal != personal:
-        return None
-    if stored.model != calibrated_model(folder, personal=personal):
-        warnings.warn(
-            f"{path} is of another model than the run has now, so it is not used; make it anew: "
-            f"fedbayes hazards {folder.path}",
-            FedbayesWarning,
-            stacklevel=3,
-        )
+    path, command = hazards_file(folder), f"fedbayes hazards {folder.path}"
+    stored = read_stored(StoredHazards, path, FORMAT, folder, command, personal=personal)
+    if stored is None:
         return None
     if client is None:
         return stored.all
-    if client not in stored.clients:
-        there = f"; there are {listed(tuple(stored.clients))}" if stored.clients else ""
-        raise RunError(f"{path} has no hazards of client {client}{there}")
-    return stored.clients[client]
+    return of_client(stored.clients, client, path, "hazards")

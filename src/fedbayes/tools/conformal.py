@@ -20,9 +20,10 @@ from fedbayes.likelihoods.conformal import (
     scores,
     threshold,
 )
+from fedbayes.runs.beside import calibrated_model
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.config import Config
-from fedbayes.runs.conformal import StoredConformal, calibrated_model, write_conformal
+from fedbayes.runs.conformal import StoredConformal, write_conformal
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import models_of, require_global
 from fedbayes.tensors import Samples

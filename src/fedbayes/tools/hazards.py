@@ -13,8 +13,8 @@ from fedbayes.contracts import Run, Sampler
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.likelihoods.hazards import Array, Hazards, at_risk, breslow, event_counts
+from fedbayes.runs.beside import calibrated_model
 from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.conformal import calibrated_model
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.hazards import StoredHazards, write_hazards
 from fedbayes.runs.personal import models_of, require_global

@@ -16,8 +16,8 @@ from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.likelihoods import Classes
 from fedbayes.likelihoods.temperature import TemperatureSums, cooled, temperature_sums
 from fedbayes.metrics import Confidences
+from fedbayes.runs.beside import calibrated_model
 from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.conformal import calibrated_model
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.temperature import StoredTemperature, write_temperature

@@ -19,8 +19,8 @@ from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.measures import MEASURES, fitting
 from fedbayes.likelihoods.trust import PIECE, Trust, examine, unsure
 from fedbayes.reports.charts import diagram
+from fedbayes.runs.beside import calibrated_model
 from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.conformal import calibrated_model
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.scores import test_parts
 from fedbayes.tensors import Tensors, to
