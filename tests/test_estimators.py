@@ -315,7 +315,7 @@ def test_noise_is_accounted_for():
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"method": "fedagv"}, "did you mean 'fedavg'"),
+        ({"method": "fedavgg"}, "did you mean 'fedavg'"),
         ({"method": {"name": "fedprox", "proximall": 1}}, "proximall"),
         ({"training": 3}, "training is 3; give a dict"),
         ({"training": {"lr": -1}}, "training.lr"),

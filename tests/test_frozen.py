@@ -23,7 +23,8 @@ from tests.toy_models import pretrained
 
 WHOLE = 64 * 40 + 40 + 40 * 20 + 20 + 20 * 10 + 10
 REST = WHOLE - 64 * 40 - 40
-SEVERAL = {"mixture", "pvi", "fedlap", "fedep", "pfedbayes", "fedbe", "fedbe-sums"}
+SEVERAL = {"mixture", "pvi", "fedgvi", "ivon-admm", "fedlap", "fedep", "pfedbayes", "fedbe"}
+SEVERAL |= {"fedbe-sums"}
 """Methods whose models are several networks, or means and deviations."""
 TWOFOLD = SEVERAL - {"fedbe", "fedbe-sums"} | {"scaffold", "scaffold-fedsparse"}
 """Methods that send two numbers for a weight."""

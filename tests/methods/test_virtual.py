@@ -445,6 +445,7 @@ def test_one_client_without_network_of_its_own_is_bayes_by_backprop():
     assert found == pytest.approx(total + 0.25 * complexity / 12, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sequential_run(tmp_path):
     """A run as a user would start it: personal models that are good, a proper predictor."""
     run = fedbayes.run(
