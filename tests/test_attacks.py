@@ -240,6 +240,7 @@ def test_a_hostile_client_of_scaffold_turns_both_parts_around(tmp_path):
     assert any(n.startswith("control/") for n in own)
 
 
+@pytest.mark.slow
 def test_every_method_can_be_attacked(tmp_path):
     """Sign flips and collusion write well-formed reports for each method whose reports say
     something.

@@ -41,6 +41,7 @@ def test_tutorials_run(page, tmp_path, monkeypatch, capsys):
         monkeypatch.delitem(__import__("sys").modules, "lookahead")
 
 
+@pytest.mark.slow
 def test_the_own_method_keeps_the_contract(tmp_path):
     """The class in the tutorial, as its test file there would."""
     import subprocess

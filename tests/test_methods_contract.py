@@ -166,6 +166,7 @@ class TestFedLapWithoutCovariances(MethodContract):
     settings: ClassVar = {"training": {"optimizer": "adam", "lr": 0.01}}
 
 
+@pytest.mark.slow
 class TestFedLapOfKroneckerProducts(MethodContract):
     method = "fedlap"
     parameters: ClassVar = {"covariance": "kronecker", "predictions": 4, "largest": 64}

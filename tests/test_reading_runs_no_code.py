@@ -117,7 +117,7 @@ def test_what_is_refused_is_refused_before_it_is_imported(tmp_path, monkeypatch,
     assert not (tmp_path / "mark").exists()
 
 
-@pytest.mark.parametrize("mode", ["script", "module"])
+@pytest.mark.parametrize("mode", ["script", pytest.param("module", marks=pytest.mark.slow)])
 def test_what_lies_in_the_current_directory_is_not_run_unasked(tmp_path, mode):
     for name in ("torch", "numpy", "typer", "rich", "difflib", "tomllib", "json"):
         (tmp_path / f"{name}.py").write_text(PLANTED.format(mark=str(tmp_path / f"{name} ran")))

@@ -142,7 +142,7 @@ def network(shape, classes, width):
 """
 
 
-@pytest.mark.parametrize("engine", ["sequential", "workers"])
+@pytest.mark.parametrize("engine", [pytest.param("sequential", marks=pytest.mark.slow), "workers"])
 def test_your_own_module_in_the_current_folder(tmp_path, engine, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -469,6 +469,7 @@ def test_without_a_global_model_none_is_told(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("global accuracy")
 
 
+@pytest.mark.slow
 def test_a_run_that_learnt_nothing_does_not_end_well(tmp_path):
     """Every report is NaN: the model is the untrained start, and nobody calls that completed."""
     arguments = ["run", *SMALL, "--rounds", 2, "-o", tmp_path / "r"]

@@ -511,6 +511,7 @@ def test_who_is_not_there_for_the_keys_is_lost_and_its_node_named(monkeypatch):
     assert close(ended.model, without(open_sum(config), ended.summary["losses"]))
 
 
+@pytest.mark.slow
 def test_a_link_that_breaks_in_a_round_ends_the_run_which_can_be_resumed(monkeypatch, tmp_path):
     def push(self, message):
         if message.metadata.group_id == "2" and len(self.down) == CLIENTS:

@@ -51,6 +51,7 @@ def assert_table_is_of(table, summaries):
         assert metric["std"] == pytest.approx(values.std(ddof=1), rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_one_command_gives_the_runs_that_single_commands_give(tmp_path):
     out = tmp_path / "out"
     done = cli("run", *ARGUMENTS, "--rounds", 2, "--seed", 3, "--seeds", 3, "-o", out, "--json")
@@ -323,6 +324,7 @@ def test_a_summary_is_never_of_fewer_seeds_than_asked_for(tmp_path, monkeypatch)
     assert fedbayes.resume_seeds(tmp_path).summary["seeds"] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_note_on_what_all_seeds_share_is_printed_once(tmp_path):
     arguments = ["--partition", "iid", "--rounds", 1, "--seeds", 3, "-o", tmp_path / "out"]
     done = cli("run", *ARGUMENTS, *arguments)

@@ -135,6 +135,7 @@ def test_a_users_mistake_comes_back_as_itself(tmp_path):
         list(simulation)
 
 
+@pytest.mark.slow
 def test_prints_do_not_enter_the_pipe(tmp_path):
     ended = run(config("Chatty"), tmp_path / "workers")
     assert_identical(ended.model, run(config("Chatty", "sequential"), tmp_path / "one").model)

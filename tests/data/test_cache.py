@@ -99,6 +99,7 @@ def _load(settings, out):
     out.put(int(load_dataset(settings).x.sum()))
 
 
+@pytest.mark.slow
 def test_two_processes_may_race(mnist, tmp_path):
     context = get_context("spawn")
     out = context.Queue()

@@ -465,6 +465,7 @@ def test_a_sequential_run(tmp_path):
     assert part(run.model, "std")["1.weight"].min() > 0
 
 
+@pytest.mark.slow
 def test_the_server_can_be_asked_to_predict_too():
     """Without a likelihood of its own outputs the server's network knows features, not labels."""
     settings = {

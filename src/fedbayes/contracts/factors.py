@@ -4,14 +4,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts.product import (
-    FactorState,
-    Posterior,
-    Product,
-    Split,
-    is_unlearnt,
-    norms,
-)
+from fedbayes.contracts.natural import is_unlearnt, norms
+from fedbayes.contracts.product import FactorState, Posterior, Product, Split
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
 from fedbayes.inference.gaussian import Gaussian, kl

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbayes.contracts.drawn import Fit, expected_loss, weight_noise
 from fedbayes.contracts.factors import Factors, complexity, precisions
 from fedbayes.contracts.method import Info, Sampler
-from fedbayes.contracts.product import means_and_stds, sampler
+from fedbayes.contracts.natural import means_and_stds, sampler
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
 from fedbayes.fields import Only

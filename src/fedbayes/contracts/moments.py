@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.method import Info, Sampler
-from fedbayes.contracts.product import Product, is_unlearnt, means_and_stds, sampler
+from fedbayes.contracts.natural import is_unlearnt, means_and_stds, sampler
+from fedbayes.contracts.product import Product
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.errors import ConfigError

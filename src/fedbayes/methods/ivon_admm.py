@@ -21,7 +21,7 @@ from fedbayes.contracts import (
     Tree,
 )
 from fedbayes.contracts.drawn import expected_loss, weight_noise
-from fedbayes.contracts.product import (
+from fedbayes.contracts.natural import (
     Natural,
     is_unlearnt,
     mean_precision,

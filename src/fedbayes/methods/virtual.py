@@ -23,7 +23,7 @@ from fedbayes.contracts import (
     Tree,
 )
 from fedbayes.contracts.factors import Factors, complexity, precisions
-from fedbayes.contracts.product import is_unlearnt, means_and_stds
+from fedbayes.contracts.natural import is_unlearnt, means_and_stds
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical

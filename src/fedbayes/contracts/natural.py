@@ -1,0 +1,260 @@
+"""A server that keeps a Gaussian posterior of the weights, and clients that change it.
+
+Reports are changes of natural parameters, which add.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts.changes import Changes, Clips, Total, norm
+from fedbayes.contracts.drawn import require_weights_alone, sampler_of
+from fedbayes.contracts.method import ClientState, Method, Sampler
+from fedbayes.contracts.reports import Report, Sum
+from fedbayes.contracts.run import At, Run
+from fedbayes.errors import MessageError
+from fedbayes.inference.gaussian import Gaussian, standard
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Tensors, named, part
+
+
+class HasPosterior(Protocol):
+    """What a server keeps at least."""
+
+    @property
+    def posterior(self) -> Gaussian:
+        """Of the shared weights, in natural parameters, float64."""
+
+
+PosteriorState = TypeVar("PosteriorState", bound=HasPosterior)
+
+
+class Natural(Method[PosteriorState, ClientState, Sum]):
+    """A server that keeps a Gaussian posterior, and clients that report changes of its natural
+    parameters.
+    """
+
+    repeats_changes = True
+    adds = True
+    report_range = 65536.0
+
+    prior_std: float = Field(
+        1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
+    )
+    kl_weight: float = Field(
+        1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
+    )
+
+    @property
+    def fixed_precision(self) -> bool:
+        """Whether the posterior has the prior's precision for good, so that none is sent."""
+        return False
+
+    def check(self, run: Run) -> None:
+        """Trained weights alone are random; nothing else may change in training.
+
+        Raises:
+            ModelError: the network has buffers, such as running means.
+            ConfigError: it is to compute in bf16.
+        """
+        require_weights_alone(self.name, run)
+
+    def message(self, server: PosteriorState, at: At) -> Message:
+        """Means and precisions of the posterior."""
+        message: Message = {}
+        for name, mean in server.posterior.mean.items():
+            message[f"mean/{name}"] = mean.float()
+            if not self.fixed_precision:
+                message[f"precision/{name}"] = server.posterior.precision[name].float()
+        return message
+
+    def expected(self, message: Message, run: Run) -> Message:
+        """Changes of precisions and shifts."""
+        mean = part(message, "mean")
+        precision = {} if self.fixed_precision else named("precision", mean)
+        return precision | named("shift", mean)
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """Changes are measured from none."""
+        return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
+
+    def reported(
+        self, change: Gaussian, own: Gaussian, mean: Tensors, at: At
+    ) -> tuple[Report, Gaussian]:
+        """A change as the server adds it, no longer than it lets it be; and the client's own with
+        it.
+
+        Args:
+            change: of natural parameters.
+            own: what the client keeps the sum of its changes in, float64.
+            mean: of the posterior that came.
+            at: client and round.
+        """
+        change = rounded(_shortened(change, mean, at.run.clips))
+        after = own * change.to(at.run.network.device, torch.float64)
+        precision = {} if self.fixed_precision else named("precision", change.precision)
+        return Report({**precision, **named("shift", change.shift)}), after
+
+    def known(self, message: Message, report: Report | None) -> Gaussian:
+        """The posterior that came, with the change of the client's factor where it reported."""
+        posterior = self.posterior_of(message)
+        if report is None:
+            return posterior
+        return posterior * self.changed_by(dense(report.tensors))
+
+    def posterior_of(self, message: Message) -> Gaussian:
+        """The posterior of a server's message, float64."""
+        tensors = dense(message)
+        mean = {n: t.double() for n, t in part(tensors, "mean").items()}
+        if self.fixed_precision:
+            precision = standard(mean, self.prior_std).precision
+        else:
+            precision = {n: t.double() for n, t in part(tensors, "precision").items()}
+        return Gaussian(precision, {n: p.to(mean[n]) * mean[n] for n, p in precision.items()})
+
+    def changed_by(self, tensors: Tensors) -> Gaussian:
+        """The change that a report's tensors say, or a sum of them, float64."""
+        shift = {n: t.double() for n, t in part(tensors, "shift").items()}
+        if self.fixed_precision:
+            return Gaussian({n: torch.zeros_like(h) for n, h in shift.items()}, shift)
+        return Gaussian({n: t.double() for n, t in part(tensors, "precision").items()}, shift)
+
+    def accept(self, server: PosteriorState, report: Report, run: Run) -> None:
+        """A change leaves the posterior's precisions positive."""
+        changes = part(dense(report.tensors), "precision")
+        for name, change in changes.items():
+            if bool((server.posterior.precision[name] + change <= 0).any()):
+                raise MessageError(f"it takes more precision off {name!r} than the posterior has")
+
+    def changes(self, report: Report, server: PosteriorState, run: Run) -> Changes:
+        """Changes of precisions, and of shifts beyond those that leave the means where they are: so
+        bounds and noise on the one do not move the other.
+        """
+        found = super().changes(report, server, run)
+        if self.fixed_precision:
+            return found
+        return {**found, "shift": _recentred(found, _sent_mean(server), -1.0)}
+
+    def resummed(self, total: Total, server: PosteriorState, run: Run) -> Sum:
+        """Changes of precisions and of shifts."""
+        if self.fixed_precision:
+            return super().resummed(total, server, run)
+        shift = _recentred(total.changes, _sent_mean(server), 1.0)
+        return super().resummed(
+            replace(total, changes={**total.changes, "shift": shift}), server, run
+        )
+
+    def model(self, server: PosteriorState, run: Run) -> Tensors:
+        """Means and stds of the shared weights, float32."""
+        return means_and_stds(server.posterior.to("cpu", torch.float64))
+
+
+def norms(posterior: Gaussian, start_std: float, run: Run) -> dict[str, float]:
+    """Norms of a posterior's precisions and shifts, or of those that a newcomer starts with.
+
+    Args:
+        posterior: what was learnt so far.
+        start_std: deviation of the weights where a newcomer's training starts.
+        run: the run.
+    """
+    least, began = start_std**-2, [w.double() for w in run.network.initial.values()]
+    return {
+        "precision": norm(p.clamp_min(least) for p in posterior.precision.values()),
+        "shift": max(norm(posterior.shift.values()), least * norm(began)),
+    }
+
+
+def positive(after: Gaussian, before: Gaussian) -> Gaussian:
+    """A new posterior; the one before, with a little of its precision, where a precision would be
+    negative, or none.
+    """
+    precision, shift = dict(after.precision), dict(after.shift)
+    for name, bound in least(before).items():
+        gone = after.precision[name] < bound
+        precision[name] = torch.where(gone, bound, after.precision[name])
+        shift[name] = torch.where(gone, bound * before.mean[name], after.shift[name])
+    return Gaussian(precision, shift)
+
+
+def mean_precision(posterior: Gaussian) -> float:
+    """Mean over all weights of their precision."""
+    total = sum(float(p.sum()) for p in posterior.precision.values())
+    return total / sum(p.numel() for p in posterior.precision.values())
+
+
+def is_unlearnt(mean: Mapping[str, Tensor]) -> bool:
+    """Whether a posterior is the prior still, whose means are all 0."""
+    return not any(bool(m.any()) for m in mean.values())
+
+
+def sampler(model: Tensors, run: Run, count: int, *, linearized: bool = False) -> Sampler:
+    """Outputs under draws from a posterior, the same draws on every call.
+
+    Args:
+        model: means and stds by name, as `means_and_stds` gives them.
+        run: the run.
+        count: draws.
+        linearized: whether the network is taken as linear in its weights around their means, as
+            Laplace's approximation with a Gauss-Newton matrix does (Immer et al. 2021).
+    """
+    mean, std = part(model, "mean"), part(model, "std")
+    if is_unlearnt(mean):
+        # Nothing is learnt yet; the prior's noise would be all there is.
+        mean = run.network.initial
+        std = {name: torch.zeros_like(m) for name, m in mean.items()}
+    return sampler_of(mean, std, run.network, count, linearized=linearized)
+
+
+def rounded(change: Gaussian) -> Gaussian:
+    """A change in float32, so that client and server add the very same numbers.
+
+    A fall of precision is rounded towards zero: no factor's precision can reach it.
+    """
+    return Gaussian(
+        {n: torch.where(p < 0, p * (1 - 1e-6), p).float() for n, p in change.precision.items()},
+        {n: h.float() for n, h in change.shift.items()},
+    )
+
+
+def _shortened(change: Gaussian, mean: Tensors, clips: Clips) -> Gaussian:
+    """A change as long as the server lets it be, which looks at `Virtual.changes`."""
+    if not clips:
+        return change
+    shares = {n: m * change.precision[n] for n, m in mean.items()}
+    rest = clips.shortened("shift", {n: h - shares[n] for n, h in change.shift.items()})
+    precision = clips.shortened("precision", change.precision)
+    return Gaussian(precision, {n: h + mean[n] * precision[n] for n, h in rest.items()})
+
+
+def means_and_stds(posterior: Gaussian) -> Tensors:
+    """Means and stds by name, float32."""
+    means = {n: t.float() for n, t in posterior.mean.items()}
+    stds = {n: t.float() for n, t in posterior.std.items()}
+    return named("mean", means) | named("std", stds)
+
+
+def _sent_mean(server: HasPosterior) -> Tensors:
+    """The posterior's means as clients know them."""
+    return {n: m.float() for n, m in server.posterior.mean.items()}
+
+
+def _recentred(changes: Changes, mean: Tensors, sign: float) -> Tensors:
+    """Changes of shifts plus or minus those of precisions times the means."""
+    return {
+        f"shift/{n}": changes["shift"][f"shift/{n}"]
+        + sign * m.cpu().double() * changes["precision"][f"precision/{n}"]
+        for n, m in mean.items()
+    }
+
+
+def least(posterior: Gaussian) -> Tensors:
+    """Precisions that rounding must not bring to zero, at least."""
+    return {n: _ROUNDING * p for n, p in posterior.precision.items()}
+
+
+_ROUNDING = 1e-6
+"""Relative precision of the numbers in a message, on the safe side."""
