@@ -14,8 +14,8 @@ from fedbayes.errors import DataError, ModelError, RunError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.tensors import Samples
-from fedbayes.tools.compare import Candidate, compare, coordinate_average
 from fedbayes.tools.evaluation_set import EvaluationSet
+from fedbayes.tools.model_evaluation import Candidate, compare, coordinate_average
 from fedbayes.tools.model_files import read_counts, read_models
 
 

@@ -28,8 +28,8 @@ from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply
 from fedbayes.messages import decode, encode
-from fedbayes.tools.compare import compare, open_model
 from fedbayes.tools.evaluation_set import find_tests
+from fedbayes.tools.model_evaluation import compare, open_model
 
 DATA = {"name": "digits", "clients": 3, "partition": "iid"}
 METHODS = {

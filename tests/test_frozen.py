@@ -15,9 +15,9 @@ from fedbayes.methods import METHODS
 from fedbayes.models import build
 from fedbayes.runs.folder import RunFolder
 from fedbayes.tools.calibration import trust
-from fedbayes.tools.compare import compare, open_model
 from fedbayes.tools.evaluation_set import find_tests
 from fedbayes.tools.export import export
+from fedbayes.tools.model_evaluation import compare, open_model
 from fedbayes.tools.model_files import read_with_card, write_model
 from tests.toy_models import pretrained
 

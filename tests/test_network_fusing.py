@@ -282,8 +282,8 @@ def test_clients_of_a_run_are_fused_by_what_their_files_say(tmp_path):
     files = sorted((tmp_path / "run" / "clients").glob("*"))
     out = tmp_path / "g.safetensors"
     assert command("fuse", *files, "-o", out, *SMALL) == 0
-    from fedbayes.tools.compare import compare, open_model
     from fedbayes.tools.evaluation_set import find_tests
+    from fedbayes.tools.model_evaluation import compare, open_model
 
     tests = find_tests(out, tmp_path / "run", [])
     paths = [out, *files]

@@ -16,9 +16,9 @@ from fedbayes.errors import ConfigError, DataError, FedbayesError, ModelError, R
 from fedbayes.federation.client_runtime import Task
 from fedbayes.messages import decode, encode
 from fedbayes.models import ModelSettings, build
-from fedbayes.tools.compare import compare, open_model
 from fedbayes.tools.evaluation_set import find_tests
 from fedbayes.tools.export import export
+from fedbayes.tools.model_evaluation import compare, open_model
 from tests.others import available, write_image_network, write_text_network, write_texts
 
 if not (available("transformers") and available("peft")):

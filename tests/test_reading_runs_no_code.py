@@ -14,9 +14,9 @@ from fedbayes import Config
 from fedbayes.errors import FedbayesError, ModelError, RunError
 from fedbayes.reports import gather, plot, write_page
 from fedbayes.tools.calibration import trust
-from fedbayes.tools.compare import compare, open_model
 from fedbayes.tools.evaluation_set import find_tests, named_by
 from fedbayes.tools.export import export
+from fedbayes.tools.model_evaluation import compare, open_model
 from fedbayes.tools.model_files import read_models, read_with_card, write_model
 from tests.hostile import folders
 

@@ -28,9 +28,9 @@ from fedbayes.errors import FedbayesError, FedbayesWarning
 from fedbayes.messages import decode, dense
 from fedbayes.reports import gather
 from fedbayes.runs.folder import RunFolder
-from fedbayes.tools.compare import compare, open_model
 from fedbayes.tools.evaluation_set import find_tests
 from fedbayes.tools.export import export
+from fedbayes.tools.model_evaluation import compare, open_model
 
 SECONDS = 60
 """What a case may take; a pipe would be waited for without end."""

@@ -48,8 +48,8 @@ def evaluate(
     from fedbayes.runs.between import as_summary
     from fedbayes.runs.config import Config
     from fedbayes.runs.display import between_clients, number, words
-    from fedbayes.tools.compare import compare, open_model
     from fedbayes.tools.evaluation_set import find_tests
+    from fedbayes.tools.model_evaluation import compare, open_model
     from fedbayes.tools.model_files import read_counts
 
     files = inputs or []

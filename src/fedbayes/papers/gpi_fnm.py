@@ -49,8 +49,8 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
-from fedbayes.tools.compare import ensemble
 from fedbayes.tools.fusing import select
+from fedbayes.tools.model_evaluation import ensemble
 from fedbayes.tools.model_files import read_models
 from fedbayes.tools.network_fusing import drawn
 from fedbayes.tools.silos import Seen, read_silos

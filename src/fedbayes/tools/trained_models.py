@@ -7,8 +7,8 @@ from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.reports.result import Result
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.trained import Member, TrainedModel, together
-from fedbayes.tools.compare import open_model
 from fedbayes.tools.evaluation_set import of_card
+from fedbayes.tools.model_evaluation import open_model
 
 
 def load(
