@@ -2,7 +2,6 @@
 should know of it.
 """
 
-import numpy as np
 from pydantic import BaseModel
 
 from fedbayes.contracts import AnyMethod, Method, Run
@@ -278,7 +277,7 @@ def remarks(
 
 def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) -> list[str]:
     """Which samples a likelihood that couples them takes together in training."""
-    sizes = np.diff(data.partition.train_offsets)
+    sizes = data.train_sizes()
     most = int(sizes.sum() if method.centralized else sizes.max())
     notes = []
     if method.centralized:

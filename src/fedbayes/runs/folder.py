@@ -44,7 +44,7 @@ from fedbayes.runs.heartbeat import ACTIVITY_FILE
 from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
 from fedbayes.runs.lock import RunLock
 from fedbayes.runs.private_states import START_AGAIN
-from fedbayes.runs.progress import Progress
+from fedbayes.runs.progress import Progress, renewed
 from fedbayes.runs.standing import TABLES
 from fedbayes.seals import check_seal, has_seal, sealed
 from fedbayes.tensors import Tensors, pack, unpack
@@ -485,7 +485,7 @@ class RunFolder:
                     f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
                     "fedbayes 0.1 for it, or start a new run. Its model and summary can be read"
                 )
-            progress = unpack(Progress, stored)
+            progress = unpack(Progress, renewed(stored))
         except FileNotFoundError:
             raise
         except (OSError, MessageError) as error:

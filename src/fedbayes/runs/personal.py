@@ -43,14 +43,16 @@ def own_models(
     progress = folder.progress(folder.best_round())
     if progress is None:
         raise RunError(f"{folder.path} has no checkpoint")
-    if number is not None and client is not None and int(progress.stored[client]) != number:
-        progress = folder.progress(number)
-        assert progress is not None
+    if number is not None and client is not None:
+        row = progress.states.row(client)
+        if row is None or int(progress.states.columns["round"][row]) != number:
+            progress = folder.progress(number)
+            assert progress is not None
     place = ENGINES[folder.config().engine].states
     if place == "remote":
         raise RunError(f"the clients' own models of {folder.path} are with their nodes")
     server: Any = unpack(method.server_state, progress.server)
-    states = ClientStates(folder.clients, progress.stored, progress.digests)
+    states = ClientStates(folder.clients, progress.states)
     if client is not None and client not in states:
         raise RunError(
             f"client {folder.client_names()[client]} of {folder.path} has no model of its own: "
@@ -86,7 +88,7 @@ def models_of(
             yield client, method.draws(model, run)
         return
     draw = method.draws(to(folder.model(), run.network.device), run)
-    for client in range(data.clients):
+    for client in data.owners.tolist():
         yield client, draw
 
 

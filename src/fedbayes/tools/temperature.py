@@ -124,7 +124,7 @@ def calibrate_temperature(
         pairs = (
             ((client, method.draws(model, run)) for client, model in own_models(place, method, run))
             if whole is None
-            else ((client, whole) for client in range(data.clients))
+            else ((client, whole) for client in data.owners.tolist())
         )
         for client, draw in pairs:
             x, y = data.test(client)
