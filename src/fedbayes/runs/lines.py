@@ -61,7 +61,8 @@ def _add_between(
 
     Beside tables of metrics such as `global_worst` these are `by_client`, the metrics of each
     client by the name of the model and the metric, None where there is none (of more than
-    `MOST_LISTED` clients those of the round, with their indices), and `undefined`: of which clients' test rows a metric that was asked for has no value.
+    `MOST_LISTED` clients those of the round, with their indices), and `undefined`: of which
+    clients' test rows a metric that was asked for has no value.
     """
     for whose, own in scores.items():
         told = Between(own.each(likelihood), likelihood)

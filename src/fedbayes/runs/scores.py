@@ -51,7 +51,7 @@ class ClientScores:
         found = type(self)(self.table.having(clients, columns, empty_by_name))
         if (memo := self._memo) is not None:
             stale = memo.stale | frozenset(chosen)
-            object.__setattr__(found, "_memo", replace(memo, stale=stale))
+            found.__dict__["memo"] = replace(memo, stale=stale)
         return found
 
     @property
@@ -98,13 +98,13 @@ class ClientScores:
             }
             empty = dict.fromkeys(columns, torch.nan)
             metrics = metrics.having(torch.tensor([*each]), columns, empty)
-        object.__setattr__(self, "_memo", _Memo(likelihood, metrics))
+        self.__dict__["memo"] = _Memo(likelihood, metrics)
         return metrics.columns
 
     @property
     def _memo(self) -> "_Memo | None":
         """Metrics of an earlier state that still hold; it is no field, so it is not stored."""
-        found: _Memo | None = self.__dict__.get("_memo")
+        found: _Memo | None = self.__dict__.get("memo")
         return found
 
 

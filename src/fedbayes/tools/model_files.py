@@ -20,6 +20,7 @@ from fedbayes.runs.build import stored_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_weights
+from fedbayes.runs.private_states import folder_of_states
 from fedbayes.seals import sealed
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, Tensors
