@@ -93,6 +93,11 @@ class FederatedData:
         return self.partition.clients
 
     @property
+    def division(self) -> Partition | None:
+        """What a run keeps of who holds which rows of a pool; None where there is no pool."""
+        return self.partition
+
+    @property
     def names(self) -> Sequence[str]:
         """Names of the clients [S]."""
         return self.partition.names

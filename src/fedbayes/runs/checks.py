@@ -44,6 +44,7 @@ def check(
     if not run.network.split()[0]:
         raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
     _check_tokens(config, run, data)
+    _check_generator(config, method)
     method.check(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
@@ -58,6 +59,21 @@ def check(
             data.shape,
             engine=config.engine,
             secure=config.secure.enabled,
+        )
+
+
+def _check_generator(config: Config, method: AnyMethod) -> None:
+    """See that a method works client by client, where samples come so.
+
+    Raises:
+        ConfigError: it pools all of them, or they are where the nodes are.
+    """
+    if config.data.generator is None:
+        return
+    if method.centralized:
+        raise ConfigError(
+            f"{method.name} pools the samples of all clients, and data.generator gives those of "
+            "one at a time; choose another method, or data in a file"
         )
 
 

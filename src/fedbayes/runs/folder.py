@@ -1,7 +1,7 @@
 """The run folder: everything that a run leaves on disk, and how it goes on after a kill.
 
     config.toml          all settings, resolved
-    partition.npz        which client has which rows
+    partition.npz        which client has which rows; absent where a function gives them
     preprocessing.json   what a network sees of a raw sample; names of classes and features
     start.*              the weights that it started from, if they came from a file
     metrics.jsonl        one line a round
@@ -33,9 +33,18 @@ from pathlib import Path
 from typing import Any
 
 from fedbayes.data import Partition, Preprocessing
+from fedbayes.data.numbered import Numbered
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
-from fedbayes.files import digest, flush, parse_json, read_bytes, read_text, write_beside
+from fedbayes.files import (
+    digest,
+    flush,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_text,
+    write_beside,
+)
 from fedbayes.messages import decode_file, metadata
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
@@ -153,7 +162,7 @@ class RunFolder:
     def create(
         self,
         config: Config,
-        division: Partition,
+        division: Partition | None,
         preprocessing: Preprocessing,
         headline: tuple[str, bool] = ("", True),
     ) -> None:
@@ -161,7 +170,7 @@ class RunFolder:
 
         Args:
             config: all settings.
-            division: which client has which rows.
+            division: which client has which rows; None where a function gives them.
             preprocessing: what a network sees of a raw sample.
             headline: name of the metric that the run is for, and whether higher is better.
 
@@ -177,9 +186,10 @@ class RunFolder:
                 write_beside(self.config_file, config.dump().encode())
             if not self.preprocessing_file.exists():
                 write_beside(self.preprocessing_file, preprocessing.dump())
-            if not self.partition_file.exists():
+            if division is not None and not self.partition_file.exists():
                 write_beside(self.partition_file, division.dump())
-            fixed = (self.preprocessing_file, self.partition_file, *self.path.glob("start.*"))
+            divided = () if division is None else (self.partition_file,)
+            fixed = (self.preprocessing_file, *divided, *self.path.glob("start.*"))
             self._fixed = {path.name: digest(read_bytes(path)) for path in fixed}
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
@@ -362,12 +372,29 @@ class RunFolder:
         except (OSError, DataError) as error:
             raise RunError(str(error)) from None
 
-    def client_names(self) -> tuple[str, ...]:
+    def generated_clients(self) -> int | None:
+        """How many clients a function gives samples of; None where they are divided from a pool.
+
+        Nothing that the config names is looked up.
+
+        Raises:
+            RunError: the config cannot be read.
+        """
+        try:
+            data = parse_toml(read_text(self.config_file)).get("data", {})
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.config_file}: {error}") from None
+        given = isinstance(data, dict) and bool(data.get("generator"))
+        return int(data["clients"]) if given else None
+
+    def client_names(self) -> Sequence[str]:
         """Names of the clients.
 
         Raises:
             RunError: the run's partition cannot be read.
         """
+        if (clients := self.generated_clients()) is not None:
+            return Numbered(clients)
         if (division := self.partition()) is None:
             raise RunError(f"there is no partition file {self.partition_file}")
         return division.names

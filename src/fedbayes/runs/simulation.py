@@ -121,7 +121,7 @@ class Simulation:
             self.folder.refuse_lost_files()
             self.folder.check_start()
         self.config = config or self.folder.config()
-        self._notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
+        self._notify(Activity(f"loading {self.config.data.source}"))
         self.data = (
             build_data(config)
             if config
@@ -179,7 +179,7 @@ class Simulation:
             self.folder.refuse_lost_checkpoint()
         self.folder.create(
             self.config,
-            self.data.partition,
+            self.data.division,
             self.data.preprocessing,
             (self.headline, self.likelihood.higher_is_better),
         )
