@@ -100,7 +100,7 @@ class GeneratedData(FederatedData):
 
     def _samples(self, client: int, rows: Rows) -> Samples:
         drawn = self._generator.drawn(client)
-        y = self._generator.targets(client, drawn.y[rows], self.target)
+        y = self._generator.targets(client, drawn.y, self.target)[rows]
         x = torch.from_numpy(drawn.x[rows]).to(torch.float32, copy=True)
         self.preprocessing.standardize_(x, may_miss=False)
         return Samples(x, torch.from_numpy(y))

@@ -59,12 +59,14 @@ class Between:
 
     def told(self, clients: int) -> dict[str, list[Any]]:
         """What a line holds of single clients: `columns` of all of them where they are few or all
-        were evaluated, else of those alone that were, with their indices as `client`.
+        were evaluated, else of those alone that were, with their indices as `client`. So it is too
+        where some of them are none of the clients that can be trained on.
 
         Args:
             clients: how many there are.
         """
-        if clients <= MOST_LISTED or len(self.each) == clients:
+        few = clients <= MOST_LISTED or len(self.each) == clients
+        if few and max(self.each) < clients:
             return self.columns(range(clients))
         return {CLIENT: list(self.each), **self.columns(self.each)}
 
@@ -135,7 +137,7 @@ def per_client(
         if line is None:
             continue
         columns = line["by_client"][whose]
-        clients = columns.get(CLIENT, range(len(names)))
+        clients = columns.get(CLIENT) or range(max(map(len, columns.values())))
         told[whose] = {
             names[client]: {m: values[at] for m, values in columns.items() if m != CLIENT}
             for at, client in enumerate(clients)

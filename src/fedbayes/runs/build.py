@@ -253,7 +253,7 @@ def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) 
     likelihood = build_likelihood(config, preprocessing.target, quiet=True)
     network = build_network(config, preprocessing.shape, likelihood)
     bind_frozen(folder, network)
-    clients = len(folder.client_names())
+    clients = folder.generated_clients() or len(folder.client_names())
     return build_run(config, network, preprocessing, likelihood, clients)
 
 

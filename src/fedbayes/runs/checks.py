@@ -20,6 +20,9 @@ from fedbayes.models.settings import NAMES
 from fedbayes.runs.config import Config
 from fedbayes.runs.privacy import PUBLIC, needs_secret
 
+MOST_NODES = 10_000
+"""Clients of a generator on an engine that has a node for each of them."""
+
 
 def check(
     config: Config,
@@ -44,7 +47,7 @@ def check(
     if not run.network.split()[0]:
         raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
     _check_tokens(config, run, data)
-    _check_generator(config, method)
+    _check_generator(config, method, run)
     method.check(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
@@ -62,11 +65,11 @@ def check(
         )
 
 
-def _check_generator(config: Config, method: AnyMethod) -> None:
+def _check_generator(config: Config, method: AnyMethod, run: Run) -> None:
     """See that a method works client by client, where samples come so.
 
     Raises:
-        ConfigError: it pools all of them, or they are where the nodes are.
+        ConfigError: it pools all of them, or the engine has a node for each.
     """
     if config.data.generator is None:
         return
@@ -74,6 +77,11 @@ def _check_generator(config: Config, method: AnyMethod) -> None:
         raise ConfigError(
             f"{method.name} pools the samples of all clients, and data.generator gives those of "
             "one at a time; choose another method, or data in a file"
+        )
+    if ENGINES[config.engine].states != "run" and run.clients > MOST_NODES:
+        raise ConfigError(
+            f"engine {config.engine!r} has a node for each client, and there are "
+            f"{run.clients:,}: with more than {MOST_NODES:,} choose sequential or workers"
         )
 
 

@@ -373,28 +373,34 @@ class RunFolder:
             raise RunError(str(error)) from None
 
     def generated_clients(self) -> int | None:
-        """How many clients a function gives samples of; None where they are divided from a pool.
+        """How many clients there are whose samples a function gives; None where they are divided
+        from a pool.
 
         Nothing that the config names is looked up.
 
         Raises:
             RunError: the config cannot be read.
         """
+        data = self._of_generator()
+        return int(data["clients"]) if data else None
+
+    def _of_generator(self) -> dict[str, Any]:
+        """The settings of the data where a function gives them; empty where none does."""
         try:
             data = parse_toml(read_text(self.config_file)).get("data", {})
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.config_file}: {error}") from None
-        given = isinstance(data, dict) and bool(data.get("generator"))
-        return int(data["clients"]) if given else None
+        return data if isinstance(data, dict) and data.get("generator") else {}
 
     def client_names(self) -> Sequence[str]:
-        """Names of the clients.
+        """Names of the clients, and of those of a function that are only tested on.
 
         Raises:
             RunError: the run's partition cannot be read.
         """
-        if (clients := self.generated_clients()) is not None:
-            return Numbered(clients)
+        if data := self._of_generator():
+            tested = int(data["test_clients"]) if data["test"] == "clients" else 0
+            return Numbered(int(data["clients"]) + tested)
         if (division := self.partition()) is None:
             raise RunError(f"there is no partition file {self.partition_file}")
         return division.names

@@ -1,12 +1,13 @@
 """Clients' own models between rounds, as the run folder has them."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, At, Run, Sampler
 from fedbayes.data import FederatedData
 from fedbayes.data.wording import listed
-from fedbayes.errors import MessageError, RunError
+from fedbayes.errors import FedbayesWarning, MessageError, RunError
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.state_store import StateStore
 from fedbayes.messages import decode_file
@@ -88,8 +89,20 @@ def models_of(
             yield client, method.draws(model, run)
         return
     draw = method.draws(to(folder.model(), run.network.device), run)
+    note_looked_at(data)
     for client in data.owners.tolist():
         yield client, draw
+
+
+def note_looked_at(data: FederatedData) -> None:
+    """Say so where what clients tell is of some of them alone."""
+    if len(data.owners) < data.clients:
+        warnings.warn(
+            f"this is of {len(data.owners):,} of {data.clients:,} clients, those that are looked "
+            "at before the first round (data.test_clients)",
+            FedbayesWarning,
+            stacklevel=3,
+        )
 
 
 def own_model(method: AnyMethod, server: Any, state: bytes, at: At) -> Tensors | None:

@@ -150,12 +150,12 @@ class Generator:
         for what, one, other in (("x", x, first.x), ("y", y, first.y)):
             if one.shape[1:] != other.shape[1:]:
                 raise DataError(
-                    f"{who}: {what} of a sample is {size(one.shape[1:])}, and that of client "
-                    f"{like} is {size(other.shape[1:])}; all clients' are alike"
+                    f"{who}: {what} of a sample has the shape {size(one.shape[1:])}, and of client "
+                    f"{like} {size(other.shape[1:])}; all clients' are alike"
                 )
             if one.dtype != other.dtype:
                 raise DataError(
-                    f"{who}: {what} is {_kind(one)}, and that of client {like} is {_kind(other)}; "
+                    f"{who}: {what} holds {_kind(one)}, and that of client {like} {_kind(other)}; "
                     "all clients' are of one type"
                 )
 
@@ -294,9 +294,9 @@ class Generator:
         if odd.any():
             row = int(odd[:, 0].argmax())
             raise DataError(
-                f"{who}: the label {y[row, 0]} of sample {row} lies outside of {describe(target)}, "
-                f"0 to {target.classes - 1}; data.classes names them all, where the clients that "
-                "are looked at first (data.test_clients) do not have some of them"
+                f"{who}: the label {y[row, 0]} of sample {row} is none of 0 to "
+                f"{target.classes - 1} ({describe(target)}); name all with data.classes, if those "
+                "clients that are looked at first (data.test_clients) do not have some of them"
             )
         return y[:, 0].astype(np.int64)
 
@@ -345,7 +345,8 @@ def _targets(y: Array, who: str) -> Array:
     """
     if y.ndim not in (1, 2):
         raise DataError(f"{who}: y is {size(y.shape)}; wanted is [n] or [n, T]")
-    table = y.reshape(len(y), -1).astype(np.float64 if y.dtype.kind == "f" else np.int64)
+    columns = y.shape[1] if y.ndim == 2 else 1
+    table = y.reshape(len(y), columns).astype(np.float64 if y.dtype.kind == "f" else np.int64)
     if table.dtype.kind == "f" and not np.isfinite(table).all():
         row = int((~np.isfinite(table)).any(1).argmax())
         raise DataError(f"{who}: y is not finite in sample {row}; every sample has a target")
