@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedbayes.contracts import AnyMethod, At, Run
 from fedbayes.data import FederatedData, Preprocessing
-from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.noise import Secret
@@ -74,11 +74,6 @@ class Federation:
         runtime = build_runtime(config, data, quiet=True)
         run = self.__dict__["run"] = runtime.run
         method = runtime.method
-        if config.asynchronous.active or config.clock.ticks:
-            raise ConfigError(
-                "estimators run rounds without simulated time; leave clock and asynchronous out, "
-                "or use fedbayes.run"
-            )
         check(config, method, run, data)
         for remark in remarks(config, method, run, data):
             warnings.warn(remark, FedbayesWarning, stacklevel=6)
