@@ -569,7 +569,8 @@ class Simulation:
         self._flusher.wait()
         if not self._keeps_all and self._saved:
             older = self.folder.beside({self._saved, *self._best_round})
-            self._flusher.start([], [*older, *self.states.retire(self._stored_of_best)])
+            states, past = self.states.retire(self._stored_of_best), self._versions.retire()
+            self._flusher.start([], [*older, *states, *past])
             self._flusher.wait()
 
     def _stands_still(self, line: Metrics) -> bool:

@@ -102,9 +102,14 @@ class Versions:
         """
         written, self._new = self._new, []
         kept, self._before = self._before | set(needed), set(needed)
-        gone = []
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            name = _VERSION.fullmatch(path.name)
-            if name is not None and name[2] is None and int(name[1]) not in kept:
-                gone.append(path)
-        return written, [] if keep_older else gone
+        return written, [] if keep_older else self._beside(kept)
+
+    def retire(self) -> list[Path]:
+        """States that the last checkpoint does not need, to be removed once it is on the disk."""
+        return self._beside(self._before)
+
+    def _beside(self, needed: Collection[int]) -> list[Path]:
+        """The files of all other states."""
+        names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
+        found = [name for name in map(_VERSION.fullmatch, names) if name and name[2] is None]
+        return [self._folder / name[0] for name in found if int(name[1]) not in needed]
