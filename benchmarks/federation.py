@@ -54,7 +54,7 @@ class Proxy:
             pass
 
 
-def measure(method, rounds):
+def measure(method, rounds, warm):
     config = Config.create(
         rounds=rounds,
         data={"name": "mnist", "clients": 3, "partition": "iid"},
@@ -66,20 +66,20 @@ def measure(method, rounds):
     with tempfile.TemporaryDirectory() as name, Deployment(Path(name)) as deployment:
         proxy = Proxy(deployment.port)
         for client in range(3):
-            deployment.start_node(client, superlink=f"127.0.0.1:{proxy.port}")
+            deployment.start_node(client, superlink=f"127.0.0.1:{proxy.port}", warm=warm)
         file = Path(name) / "config.toml"
         file.write_text(config.dump())
         process = deployment.federate(file, "--out", Path(name) / "run")
         if process.wait() != 0:
             sys.exit(deployment.log("federate"))
         ended = Result(Path(name) / "run")
+        model, summary = ended.model, ended.summary
     # The first round waits for the nodes to say who they are.
     local = statistics.median(line["seconds"] for line in alone.metrics[1:])
     remote = statistics.median(line["seconds"] for line in ended.metrics[1:])
-    summary = ended.summary
     print(
         f"{method}: {remote:.1f} s a round, {local:.1f} s sequentially, overhead "
-        f"{remote - local:.1f} s; same model: {same(alone.model, ended.model)}"
+        f"{remote - local:.1f} s; same model: {same(alone.model, model)}"
     )
     for way in ("down", "up"):
         sent = summary[f"bytes_{way}"]
@@ -95,4 +95,4 @@ def same(one, other):
 
 if __name__ == "__main__":
     for name in ("fedavg", "fedsparse"):
-        measure(name, int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+        measure(name, int(sys.argv[1]) if len(sys.argv) > 1 else 10, 600)
