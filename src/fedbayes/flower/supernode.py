@@ -42,7 +42,7 @@ from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.pace import pause
 from fedbayes.flower.warm import Answer, AppDied, Contents, Request, WarmApps
 
-SOONEST, LATEST = 0.1, 3.0
+SOONEST, LATEST = 0.2, 3.0
 """Seconds between two looks for messages: at least, and at most, which is what Flower's takes."""
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
