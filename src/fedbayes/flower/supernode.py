@@ -37,7 +37,7 @@ from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
 from flwr.supernode import start_client_internal as flower
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from fedbayes.errors import ConfigError, RunError
+from fedbayes.errors import ConfigError, EngineError, RunError
 from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.pace import pause
 from fedbayes.flower.warm import Answer, AppDied, Contents, Request, WarmApps
@@ -107,7 +107,11 @@ class SuperNode:
         self._state = InMemoryNodeState(self._store)
 
     def serve(self, link: Link) -> None:
-        """Answer messages until the process is told to end, or the SuperLink turns it away."""
+        """Answer messages until the process is told to end.
+
+        Raises:
+            EngineError: the way to the SuperLink ended for good.
+        """
         with flower._init_connection(
             server_address=link.address,
             insecure=link.certificates is None,
@@ -136,6 +140,8 @@ class SuperNode:
                 self.work(run_id)
                 flower._push_messages(self._state, self._store, send, push)
                 since = time.monotonic()
+        # Flower writes what went wrong to the log, and raises nothing.
+        raise EngineError(f"the connection to the SuperLink at {link.address} ended")
 
     def work(self, run_id: int) -> None:
         """Have the app of a run answer the message that came for it, and keep the answer."""
