@@ -89,6 +89,8 @@ def test_numbered_names_are_those_of_a_list(clients, name):
         with pytest.raises(ValueError, match="is not among"):
             names.index(name)
     assert names[1:-1] == plain[1:-1]
+    assert list(names[:7]) == plain[:7]
+    assert list(names[:-2]) == plain[:-2]
 
 
 scores = st.fixed_dictionaries({"count": st.integers(1, 5), "right": st.floats(0, 1)})
@@ -151,7 +153,6 @@ def test_a_million_clients_leave_what_two_thousand_leave(tmp_path, monkeypatch, 
         assert max(len([*folder.iterdir()]) for folder in folders) <= 15
     assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
     assert many.summary["clients"] == MANY
-    assert many.metrics[-1]["global_accuracy"] > 0.5
     progress = many.folder.progress()
     had_part = sorted({client for cohort in cohorts for client in cohort})
     assert progress.weights.clients.tolist() == had_part
@@ -352,8 +353,25 @@ def test_what_needs_all_clients_is_refused(tmp_path):
         fedbayes.run(config(method={"name": "global"}, cohort=1.0), tmp_path / "pooled")
     with pytest.raises(ConfigError, match="a node for each client, and there are 1,000,000"):
         fedbayes.run(config(engine="flower-simulation"), tmp_path / "nodes")
+    with pytest.raises(ConfigError, match=r"clock\.by_samples needs to know how many samples"):
+        fedbayes.run(config(clock={"speeds": "equal", "by_samples": True}), tmp_path / "clock")
     assert not (tmp_path / "pooled").exists()
     assert not (tmp_path / "nodes").exists()
+
+
+def test_the_clock_of_a_million_clients_and_asynchronous_rounds(tmp_path):
+    made = config(clock={"speeds": "log-normal"}, asynchronous={"buffer": 3})
+    run = fedbayes.run(made, tmp_path / "run")
+    assert [line["cohort"] for line in run.metrics] == [3] * 3
+    assert run.summary["clock_seconds"] > 0
+
+
+def test_a_model_of_many_clients_is_learnt(tmp_path):
+    made = config(
+        rounds=15, cohort=10, training={"lr": 0.3, "epochs": 2}, data={"test_clients": 20}
+    )
+    run = fedbayes.run(made.model_copy(update={"evaluate_every": 0}), tmp_path / "run")
+    assert run.summary["global_accuracy"] > 0.8
 
 
 # Folders of private states.

@@ -25,6 +25,8 @@ class Numbered(Sequence[str]):
 
     def __getitem__(self, place: int | slice) -> str | Sequence[str]:
         if isinstance(place, slice):
+            if place.start is None and place.step is None:
+                return Numbered(range(self._clients)[place].stop)
             return [f"client-{number}" for number in range(self._clients)[place]]
         return f"client-{range(self._clients)[place]}"
 
