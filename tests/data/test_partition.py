@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 from small_files import pool
 
 from fedbayes.data import DataSettings, Partition, partition
+from fedbayes.data.schemes import _SCHEMES
 from fedbayes.errors import DataError
 
 SCHEMES = ("iid", "dirichlet", "dirichlet-equal", "shards", "natural")
@@ -279,3 +282,53 @@ def test_counts_that_cannot_be():
     ):
         with pytest.raises(ValueError, match="count"):
             DataSettings(**wrong)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("scheme", "changes"),
+    [
+        ("dirichlet", {"alpha": 1.0}),
+        ("dirichlet", {"alpha": 0.5, "balance": True}),
+        ("dirichlet", {"alpha": 0.1}),  # drawn again, or refused
+        ("shards", {"shards_per_client": 1}),
+        ("shards", {"shards_per_client": 3}),
+    ],
+)
+def test_divisions_are_those_of_flowers_partitioners(scheme, changes, seed):
+    """Draw for draw, with their loops over clients."""
+    import datasets
+    from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
+
+    rng = np.random.default_rng(seed)
+    clients, needed = int(rng.integers(2, 9)), int(rng.integers(1, 5))
+    labels = rng.choice([0, 1, 2, 5], int(rng.integers(60, 200)))
+    asked = DataSettings(partition=scheme, clients=clients, **changes)
+    common = {
+        "num_partitions": clients,
+        "partition_by": "label",
+        "shuffle": False,
+        "seed": int(np.random.default_rng(seed).integers(2**63)),
+    }
+    theirs = (
+        DirichletPartitioner(
+            alpha=asked.alpha,
+            min_partition_size=needed,
+            self_balancing=asked.balance,
+            **common,
+        )
+        if scheme == "dirichlet"
+        else ShardPartitioner(num_shards_per_partition=asked.shards_per_client, **common)
+    )
+    theirs.dataset = datasets.Dataset.from_dict({"row": np.arange(len(labels)), "label": labels})
+    wanted = np.full(len(labels), -1)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            for client in range(theirs.num_partitions):
+                wanted[theirs.load_partition(client)["row"]] = client
+    except ValueError:
+        with pytest.raises(DataError, match="no draw of Dirichlet shares"):
+            _SCHEMES[scheme](labels, clients, asked, needed, np.random.default_rng(seed))
+        return
+    found = _SCHEMES[scheme](labels, clients, asked, needed, np.random.default_rng(seed))
+    assert (found == wanted).all()

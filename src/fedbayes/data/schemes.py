@@ -1,9 +1,7 @@
 """Ways to divide a pool of rows among clients."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +10,6 @@ from fedbayes.data.dataset import Array, Dataset, Rows
 from fedbayes.data.settings import DEFAULT_CLIENTS, DataSettings, Scheme
 from fedbayes.data.wording import describe
 from fedbayes.errors import DataError
-
-if TYPE_CHECKING:
-    from flwr_datasets.partitioner import Partitioner
 
 
 @dataclass(frozen=True)
@@ -107,66 +102,59 @@ def _iid(
 def _dirichlet(
     labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
-    """For each class, shares ~ Dir(alpha) over the clients (Yurochkin et al., 2019)."""
-    from flwr_datasets.partitioner import DirichletPartitioner
+    """For each class, shares ~ Dir(alpha) over the clients (Yurochkin et al., 2019).
 
-    return _by_flower(
-        DirichletPartitioner(
-            num_partitions=clients,
-            partition_by="label",
-            alpha=settings.alpha,
-            min_partition_size=needed,
-            self_balancing=settings.balance,
-            shuffle=False,
-            seed=int(rng.integers(2**63)),
-        ),
-        labels,
+    Draw for draw the division of `DirichletPartitioner` in flwr-datasets, in whole arrays.
+    """
+    rng = np.random.default_rng(int(rng.integers(2**63)))
+    rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    for _ in range(_DRAWS):
+        client, sizes = np.full(len(labels), -1), np.zeros(clients, np.int64)
+        for own in rows:
+            shares = rng.dirichlet(np.full(clients, settings.alpha))
+            if settings.balance:
+                shares[sizes > len(labels) / clients] = 0.0
+                if not (total := shares.cumsum()[-1]) > 0:
+                    break
+                shares = shares / total
+            ends = (shares.cumsum() * len(own)).astype(np.int64)[:-1]
+            client[own] = np.searchsorted(ends, np.arange(len(own)), side="right")
+            sizes += np.bincount(client[own], minlength=clients)
+        else:
+            if sizes.min() >= needed:
+                return client
+    raise DataError(
         f"no draw of Dirichlet shares with alpha = {settings.alpha} gave each of {clients} "
         f"clients {needed} of {len(labels)} samples; use fewer clients, a larger alpha, "
-        "balance = true, or a smaller min_samples",
+        "balance = true, or a smaller min_samples"
     )
+
+
+_DRAWS = 11
+"""How often Dirichlet shares are drawn until each client has enough rows."""
 
 
 def _shards(
     labels: Rows, clients: int, settings: DataSettings, needed: int, rng: np.random.Generator
 ) -> Rows:
-    """Shards of the rows sorted by class (McMahan et al., 2017); a rest may be left over."""
-    from flwr_datasets.partitioner import ShardPartitioner
+    """Shards of the rows sorted by class (McMahan et al., 2017); a rest may be left over.
 
-    trouble = (
-        f"{len(labels)} samples cannot be cut into {clients} x {settings.shards_per_client} "
-        "shards; use fewer clients or fewer shards_per_client"
-    )
-    if clients * settings.shards_per_client > len(labels):
-        raise DataError(trouble)
-    return _by_flower(
-        ShardPartitioner(
-            num_partitions=clients,
-            partition_by="label",
-            num_shards_per_partition=settings.shards_per_client,
-            shuffle=False,
-            seed=int(rng.integers(2**63)),
-        ),
-        labels,
-        trouble,
-    )
-
-
-def _by_flower(partitioner: "Partitioner", labels: Rows, trouble: str) -> Rows:
-    """The client of each row, -1 for rows left over, by a partitioner of flwr-datasets."""
-    import datasets
-
-    partitioner.dataset = datasets.Dataset.from_dict(
-        {"row": np.arange(len(labels)), "label": labels}
-    )
+    Draw for draw the division of `ShardPartitioner` in flwr-datasets, in whole arrays.
+    """
+    each = settings.shards_per_client
+    if clients * each > len(labels):
+        raise DataError(
+            f"{len(labels)} samples cannot be cut into {clients} x {each} shards; use fewer "
+            "clients or fewer shards_per_client"
+        )
+    rng = np.random.default_rng(int(rng.integers(2**63)))
+    size = len(labels) // (clients * each)
+    shards = rng.permutation(len(labels) // size)
+    owner = np.full(len(shards), -1)
+    owner[shards[: clients * each]] = np.repeat(np.arange(clients), each)
     client = np.full(len(labels), -1)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            for index in range(partitioner.num_partitions):
-                part = partitioner.load_partition(index).with_format("arrow")
-                client[part[:]["row"].to_numpy()] = index
-    except (ValueError, ZeroDivisionError) as error:
-        raise DataError(trouble) from error
+    order = np.argsort(labels, kind="stable")[: len(shards) * size]
+    client[order] = np.repeat(owner, size)
     return client
 
 
