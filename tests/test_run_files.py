@@ -347,7 +347,7 @@ def as_before(stored, clients):
     """A checkpoint as it was written with a row for each client, and without digests."""
 
     def whole(place, column):
-        values = stored[f"{place}/columns/{column}"]
+        values = stored.get(f"{place}/columns/{column}", torch.empty(0))
         every = torch.zeros(clients, dtype=values.dtype)
         every[stored[f"{place}/clients"]] = values
         return every
