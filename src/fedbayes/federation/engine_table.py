@@ -45,6 +45,11 @@ ENGINES: Mapping[str, EngineKind] = {
         start="fedbayes.federation.engines.workers:start",
         settings=("workers",),
     ),
+    "ray": EngineKind(
+        "clients side by side in actors of Ray, on one machine or many",
+        start="fedbayes.federation.engines.ray:start",
+        settings=("ray",),
+    ),
     "flower-simulation": EngineKind(
         "Flower's simulation in this process",
         start="fedbayes.flower.simulated:start",

@@ -13,6 +13,7 @@ from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
+from fedbayes.federation.ray_settings import RaySettings
 from fedbayes.federation.settings import Aggregation, Secure
 from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
@@ -112,6 +113,7 @@ class Config(BaseModel):
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
     attack: AttackSettings = AttackSettings()
+    ray: Annotated[RaySettings, Only("engine", *takers("ray"))] = RaySettings()
     method: dict[str, Any] = Field(
         default_factory=lambda: {"name": "fedavg"},
         description="name of the method and its parameters",
