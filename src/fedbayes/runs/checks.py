@@ -12,7 +12,7 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation import aggregation, secure
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.engine_table import ENGINES
+from fedbayes.federation.engine_table import ENGINES, require_package
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.fields import idle
 from fedbayes.likelihoods.measures import AUTO, fitting
@@ -39,9 +39,11 @@ def check(
         adversary: the hostile clients, if there are any.
 
     Raises:
+        EngineError: what the engine needs is not installed.
         ConfigError: a setting does not go with the method, the data or another setting.
         ModelError: nothing of the network is trained, or the method cannot work with it.
     """
+    require_package(config.engine)
     if not run.network.split()[0]:
         raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
     _check_tokens(config, run, data)

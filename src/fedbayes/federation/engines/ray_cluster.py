@@ -13,18 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 from joblib import cpu_count
 
 from fedbayes.errors import EngineError
-
-try:
-    import ray
-except ModuleNotFoundError:
-    raise EngineError("engine 'ray' needs the package ray: pip install 'fedbayes[ray]'") from None
 
 LOCAL, AUTO = "local", "auto"
 _OWN = "fedbayes-ray-"
@@ -307,10 +304,9 @@ def _set(variables: Mapping[str, str]) -> dict[str, str | None]:
 def _refresh() -> None:
     """Have Ray read its variables again, also in a process that was connected before."""
     with suppress(ImportError, AttributeError):
-        from ray._raylet import AuthenticationTokenLoader, Config
-
-        AuthenticationTokenLoader.instance().reset_cache()
-        Config.initialize("")
+        inner: Any = import_module("ray._raylet")
+        inner.AuthenticationTokenLoader.instance().reset_cache()
+        inner.Config.initialize("")
 
 
 def _sweep() -> None:
