@@ -10,7 +10,6 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 
 from fedbayes.errors import EngineError, FedbayesWarning
@@ -18,15 +17,10 @@ from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.questions import outcome
 from fedbayes.federation.engines.ray_actor import Answer, Clients, Place
-from fedbayes.federation.engines.ray_cluster import (
-    Cluster,
-    connect,
-    free_words,
-    spare,
-    wait_for_room,
-)
+from fedbayes.federation.engines.ray_cluster import connect
+from fedbayes.federation.engines.ray_room import free_words, how_many, room, spare, there_is
 from fedbayes.federation.engines.ray_seats import Job, Seats
-from fedbayes.federation.engines.workers import ALLOCATOR, WORKER_BYTES
+from fedbayes.federation.engines.workers import ALLOCATOR
 from fedbayes.federation.ray_settings import RaySettings
 from fedbayes.messages import decode_file
 from fedbayes.tensors import Tensors
@@ -46,7 +40,6 @@ class OnRay:
         settings: of Ray.
         clients: that are at work at a time at most.
         threads: of each actor.
-        device: that actors without a GPU of Ray's compute on; None: as the config says.
 
     Raises:
         EngineError: there is no cluster, or no room for the actors, or none came up in time.
@@ -66,8 +59,9 @@ class OnRay:
         self._seats: Seats | None = None
         self._stored: tuple[bytes, Any] = (b"", None)
         try:
-            needs = settings.needs(threads)
-            count = _places(self._cluster, settings, needs, clients)
+            self._needs = needs = settings.needs(threads)
+            self._clients = clients
+            count = how_many(self._cluster, settings, needs, clients)
             actor = ray.remote(Clients).options(**_options(needs, threads))
             variables = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
             carried = ray.put(files)
@@ -95,6 +89,7 @@ class OnRay:
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Run the tasks on whichever actor is idle."""
         seats = self._running
+        self._make_use_of_nodes(seats)
         seats.answered.clear()
         yield from (outcome(*answer) for answer in self._spread(tasks))
         seats.answered.clear()
@@ -139,6 +134,15 @@ class OnRay:
             for job in under_way:
                 job.answer.cancel()
 
+    def _make_use_of_nodes(self, seats: Seats) -> None:
+        """Have more actors where nodes have joined, unless a number was asked for."""
+        if self._settings.actors or self._cluster.own or seats.count >= self._clients:
+            return
+        most = min(room(self._cluster, self._needs), self._clients)
+        more = min(most - seats.count, spare(self._needs))
+        if more > 0:
+            seats.grow(more)
+
     def _shared(self, item: Task | Evaluation) -> Any:
         """What several items share, in the object store: once as long as it is the very same."""
         data = item.message if isinstance(item, Task) else item.model
@@ -170,7 +174,7 @@ class OnRay:
         if seats.empty_since and time.monotonic() - seats.empty_since > patience:
             raise EngineError(
                 f"all actors of Ray were lost, and none came up in their place within "
-                f"{patience:g} seconds (ray.start_timeout): {self._cluster.words}. `fedbayes "
+                f"{patience:g} seconds (ray.start_timeout): {there_is(self._cluster)}. `fedbayes "
                 "resume` goes on after the last complete round"
             )
 
@@ -187,7 +191,7 @@ class OnRay:
         if not seats.places:
             raise EngineError(
                 f"no actor came up within {patience:g} seconds (ray.start_timeout): "
-                f"{self._cluster.words}, of which others leave {free_words()}"
+                f"{there_is(self._cluster)}, of which others leave {free_words()}"
             )
         if len(seats.places) < seats.count:
             seats.notes.append(
@@ -195,43 +199,6 @@ class OnRay:
                 "cluster has room for them"
             )
         self._tell()
-
-
-def _places(
-    cluster: Cluster, settings: RaySettings, needs: Mapping[str, float], clients: int
-) -> int:
-    """How many actors to start.
-
-    Raises:
-        EngineError: there is no room for one, or for as many as were asked for.
-    """
-    asked = settings.actors or 1
-    found = wait_for_room(cluster, needs, asked, settings.start_timeout)
-    wanted = " and ".join(f"{amount:g} {name}" for name, amount in needs.items())
-    if not found or (found < asked and not cluster.own):
-        raise EngineError(
-            f"there is no room for {asked} actor{'s' * (asked > 1)} of {wanted} each"
-            + (
-                ""
-                if cluster.own
-                else f", nor was after {settings.start_timeout:g} seconds (ray.start_timeout)"
-            )
-            + f": {cluster.words}, room for {found}. Ask for fewer (ray.actors), or for less "
-            "(ray.cpus, ray.gpus, ray.resources)"
-        )
-    if cluster.own:
-        bearable = max(1, psutil.virtual_memory().available // WORKER_BYTES)
-        found = min(found, bearable)
-    if not settings.actors:
-        return min(found, clients, max(spare(needs), 1))
-    if found < asked:
-        warnings.warn(
-            f"{found} of {asked} actors are started, of {wanted} each: {cluster.words}, and memory "
-            f"for {bearable} at {WORKER_BYTES >> 20} MiB each",
-            FedbayesWarning,
-            stacklevel=4,
-        )
-    return min(found, asked)
 
 
 def _options(needs: Mapping[str, float], threads: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -62,15 +61,6 @@ class Cluster:
         """Nodes that are up."""
         return [node for node in ray.nodes() if node["Alive"]]
 
-    @property
-    def words(self) -> str:
-        """What there is, in words."""
-        each = [
-            f"{node['NodeManagerAddress']}: {_amounts(node['Resources'])}" for node in self.nodes
-        ]
-        what = "this machine" if self.own else f"the cluster at {self.address}"
-        return f"{what} has {len(each)} node{'s' * (len(each) != 1)} ({'; '.join(each)})"
-
     def close(self) -> None:
         """Leave it; a Ray of this run's own ends."""
         if not self.borrowed:
@@ -118,40 +108,6 @@ def connect(address: str | None, seconds: float) -> Cluster:
         cluster.close()
         raise
     return cluster
-
-
-def room(cluster: Cluster, needs: Mapping[str, float]) -> int:
-    """How many actors of such needs the nodes have room for, whoever is there now."""
-    return sum(_fits(node["Resources"], needs) for node in cluster.nodes)
-
-
-def spare(needs: Mapping[str, float]) -> int:
-    """How many actors of such needs there may be room for beside those who are there now."""
-    return _fits(ray.available_resources(), needs)
-
-
-def free_words() -> str:
-    """What those who are there now leave of the nodes, in words."""
-    return _amounts(ray.available_resources())
-
-
-def _fits(there: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """How many times what is needed is there; a fraction of a GPU is of one GPU."""
-
-    def times(name: str, amount: float) -> int:
-        has = there.get(name, 0.0)
-        if name == "GPU" and amount < 1:
-            return int(has) * int(1 / amount + 1e-9)
-        return int(has / amount + 1e-9)
-
-    return min(times(name, amount) for name, amount in needs.items())
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    """Resources of a node that are asked for by name, in words."""
-    hidden = ("memory", "object_store_memory")
-    named = {k: v for k, v in resources.items() if k not in hidden and not k.startswith("node:")}
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(named.items())) or "nothing"
 
 
 def _resolved(address: str) -> str:
@@ -317,16 +273,3 @@ def _sweep() -> None:
             mine = path.stat().st_uid == os.getuid()
             if mine and process.isdigit() and not psutil.pid_exists(int(process)):
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def wait_for_room(cluster: Cluster, needs: Mapping[str, float], count: int, seconds: float) -> int:
-    """Wait until there is room for so many actors, as nodes join; how many there is room for.
-
-    A Ray of this run's own gets no more nodes, and is not waited for.
-    """
-    end = time.monotonic() + seconds
-    while (found := room(cluster, needs)) < count and not cluster.own:
-        if time.monotonic() > end:
-            break
-        time.sleep(0.2)
-    return found

@@ -56,7 +56,7 @@ class Seats:
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self.count = count
+        self.count = 0
         self.places: dict[int, Place] = {}
         """Where the actors are that are up, by seat."""
         self.working: set[int] = set()
@@ -74,13 +74,17 @@ class Seats:
         self.empty_since: float | None = time.monotonic()
         """Since when no actor is up; None while there is one."""
         self._actors: dict[int, Any] = {}
-        self._threads = [
-            threading.Thread(
-                target=self._serve, args=(seat,), name=f"fedbayes-ray-{seat}", daemon=True
-            )
-            for seat in range(count)
-        ]
-        for thread in self._threads:
+        self._threads: list[threading.Thread] = []
+        self.grow(count)
+
+    def grow(self, more: int) -> None:
+        """Add so many seats."""
+        for seat in range(self.count, self.count + more):
+            name = f"fedbayes-ray-{seat}"
+            thread = threading.Thread(target=self._serve, args=(seat,), name=name, daemon=True)
+            self._threads.append(thread)
+        self.count += more
+        for thread in self._threads[self.count - more :]:
             thread.start()
 
     def put(self, job: Job, *, first: bool = False) -> None:
