@@ -31,6 +31,8 @@ NEEDS_FOLDER = (
     "stop_min_improvement",
     "secure",
     "attack",
+    "clock",
+    "asynchronous",
 )
 """Settings that have no meaning without a run folder, test samples or other processes."""
 

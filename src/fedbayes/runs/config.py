@@ -15,6 +15,7 @@ from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.ray_settings import RaySettings
 from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
 from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
 from fedbayes.inference.settings import LocalTraining
@@ -114,6 +115,8 @@ class Config(BaseModel):
     secure: Secure = Secure()
     attack: AttackSettings = AttackSettings()
     ray: Annotated[RaySettings, Only("engine", *takers("ray"))] = RaySettings()
+    clock: ClockSettings = ClockSettings()
+    asynchronous: Asynchronous = Asynchronous()
     method: dict[str, Any] = Field(
         default_factory=lambda: {"name": "fedavg"},
         description="name of the method and its parameters",

@@ -30,6 +30,8 @@ FREE = (
     "data.summaries",
     "model.weights",
     "ray",
+    "clock.file",
+    "clock.spells",
 )
 """Settings, and whole tables, that may change while a run is interrupted: how long it goes on,
 where and how it is computed, and where files are whose content is looked at by itself."""
