@@ -265,7 +265,8 @@ def test_a_lost_driver_is_resumed_and_leaves_no_actors(tmp_path, variables):
         variables(nodes.variables)
         nodes.add()
         file = tmp_path / "config.toml"
-        file.write_text(config(ray={"address": nodes.address}, **slow).dump())
+        table = {"address": nodes.address, "actors": 4}
+        file.write_text(config(ray=table, **slow).dump())
         driver = fedbayes("run", file, "--out", tmp_path / "run", variables=nodes.variables)
         metrics = tmp_path / "run" / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text(), PATIENCE, "round")
