@@ -47,6 +47,8 @@ class Broadcast:
 
     def expected(self, client: int) -> Message:
         """The pattern of a proper answer; asked for once, then forgotten."""
+        if client not in self._expected:  # the client began in an earlier round
+            return self.method.expected(self.message(client), self.run)
         return self._expected.pop(client)
 
     def _encoded(self, message: Message) -> bytes:
@@ -71,7 +73,7 @@ class Broadcasts:
     def __init__(
         self, own: Broadcast, since: Mapping[int, int], server: Callable[[int], Any]
     ) -> None:
-        self._own, self._since, self._server = own, since, server
+        self._own, self._since, self._server = own, dict(since), server
         self._older: dict[int, Broadcast] = {}
         self._left: dict[int, int] = {}
         for number in since.values():
@@ -94,8 +96,8 @@ class Broadcasts:
 
     def answered(self, client: int) -> None:
         """Let go of a state of the server when the last client has answered that started there."""
-        if (number := self._since.get(client)) is None:
+        if (number := self._since.pop(client, None)) is None:
             return
         self._left[number] -= 1
         if not self._left[number]:
-            del self._older[number]
+            self._older.pop(number, None)

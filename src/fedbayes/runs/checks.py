@@ -166,6 +166,10 @@ def _check_timing(config: Config, method: AnyMethod, run: Run) -> None:
         sampling=config.sampling,
         min_reports=config.min_reports,
         engine=config.engine,
+        beside={
+            "evaluate_at = 'clients'": config.evaluate_at == "clients",
+            f"attack.kind = {config.attack.kind!r}": config.attack.active,
+        },
         noise=bool(config.privacy.noise),
         secure=config.secure.enabled,
     )

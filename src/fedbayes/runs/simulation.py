@@ -395,8 +395,12 @@ class Simulation:
     def _step(self, number: int) -> Step:
         """Run a round, evaluate what came of it, and put it on record."""
         began = time.perf_counter()
-        planned = self._turns.plan(number, self.progress.timing, self.server, self.cohort_of)
+        before = self.server
+        planned = self._turns.plan(
+            number, self.progress.timing, before, self.cohort_of, lambda: self.engine
+        )
         result = self._run_round(number, planned)
+        planned = self._turns.ended(planned, before)
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
         self.server = unpack(self.method.server_state, packed)
@@ -499,8 +503,10 @@ class Simulation:
         self.states.round = number
         engine, cohort = self.engine, planned.cohort
 
+        size = len(cohort) or self.config.asynchronous.buffer or 0
+
         def heard(done: int) -> None:
-            self._notify(Activity(TRAINING, number, done, len(cohort)))
+            self._notify(Activity(TRAINING, number, min(done, size), size))
 
         heard(0)
         return run_round(
