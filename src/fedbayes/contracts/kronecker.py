@@ -69,6 +69,7 @@ class OneMetric(Method[Server, Pool, Sum]):
     repeats_changes = True
     adds = True
     report_range = 65536.0
+    uncompressed = "sums of second moments with errors are none, and a Newton step divides by them"
 
     @property
     @abstractmethod

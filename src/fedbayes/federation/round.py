@@ -17,6 +17,7 @@ from fedbayes.federation.kept import Kept
 from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy.mechanism import Mechanism, Private
 from fedbayes.federation.privacy.spending import Spending
+from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.weights import Weights
 from fedbayes.tensors import pack
 
@@ -37,6 +38,10 @@ class Round:
     """Encoded bytes from the server to the clients."""
     bytes_up: int = 0
     """Encoded bytes from the clients to the server."""
+    spared_down: int = 0
+    """Bytes by which compression made the former less."""
+    spared_up: int = 0
+    """Bytes by which compression made the latter less."""
     skipped: bool = False
     """Whether there was no update, so that the server is as before."""
     undone: str = ""
@@ -77,6 +82,7 @@ def run_round(
     aggregation: Aggregation | None = None,
     privacy: Mechanism | None = None,
     weights: Weights | None = None,
+    compression: Compression = AS_IT_IS,
     heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
@@ -94,6 +100,7 @@ def run_round(
         privacy: what makes the round private, if anything does. Then every round has an update,
             also one that nobody reports in, and no report is measured by others.
         weights: what reports weigh; those of the ones that count are noted there.
+        compression: in how many bytes numbers are sent; as they are by default.
         heard: is told, client by client, how many of the cohort are done.
 
     A report that is not what the method expects, or whose change is out of all proportion, is
@@ -107,7 +114,8 @@ def run_round(
     """
     aggregation = aggregation or Aggregation()
     weights = weights or Weights.of(method, aggregation.max_weight)
-    broadcast, ledger = Broadcast(run, method, server, number), Ledger(weights=weights)
+    broadcast = Broadcast(run, method, server, number, compression)
+    ledger = Ledger(weights=weights)
     reports: Fold
     if privacy is None:
         reports = fold(aggregation, method, server, run)
@@ -124,7 +132,7 @@ def run_round(
         report = ledger.enter(client, outcome, broadcast, method)
         if report is None or isinstance(outcome, NoReport):
             continue
-        intake.add(client, report, outcome.report)
+        intake.add(client, report)
         if outcome.state:
             after.add(client, outcome.state)
     for client, reason in intake.close():
@@ -152,6 +160,8 @@ def run_round(
         ledger=ledger,
         bytes_down=0 if method.centralized else sum(broadcast.sent.values()),
         bytes_up=0 if method.centralized else ledger.bytes_up,
+        spared_down=sum(broadcast.spared.values()),
+        spared_up=ledger.spared_up,
         skipped=skipped or bool(undone),
         undone=undone,
         outliers={} if privacy is not None else intake.outlying,  # these speak of single reports

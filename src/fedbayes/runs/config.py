@@ -13,7 +13,7 @@ from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
-from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.federation.settings import Aggregation, Compression, Secure
 from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
 from fedbayes.inference.settings import LocalTraining
@@ -111,6 +111,7 @@ class Config(BaseModel):
     aggregation: Aggregation = Aggregation()
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
+    compression: Compression = Compression()
     attack: AttackSettings = AttackSettings()
     method: dict[str, Any] = Field(
         default_factory=lambda: {"name": "fedavg"},

@@ -275,7 +275,12 @@ class Simulation:
             self._engine = self._start_engine(self)
             if self.adversary is not None and self.adversary.attack.on_reports:
                 self._engine = Lying(
-                    self._engine, self.adversary, self.method, self.run, lambda: self.server
+                    self._engine,
+                    self.adversary,
+                    self.method,
+                    self.run,
+                    lambda: self.server,
+                    self.config.compression,
                 )
         return self._engine
 
@@ -511,6 +516,7 @@ class Simulation:
                 cohort=cohort,
             ),
             weights=self._weights,
+            compression=self.config.compression,
             heard=heard,
         )
 
