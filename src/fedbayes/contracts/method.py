@@ -132,6 +132,10 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     uncompressed: ClassVar[str] = ""
     """Why reports must arrive as they were said, number for number, in words; empty if errors that
     are right on average do no harm."""
+    stale_reports: ClassVar[Literal["weighed", "whole", "refused"]] = "refused"
+    """What a report is worth that was learnt from an older state of the server, in asynchronous
+    rounds: its change (from `centre`) adds to the state of today, and may count less; or it adds,
+    but whole alone, as where clients keep what they reported; or it says nothing any more."""
     headline: ClassVar[Literal["global", "local"]] = "global"
     """Whose metric the method is for, the global model's or the clients' own models': what a
     summary leads with, and what is best."""

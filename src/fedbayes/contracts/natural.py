@@ -40,6 +40,7 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
 
     repeats_changes = True
     adds = True
+    stale_reports = "whole"
     report_range = 65536.0
     uncompressed = (
         "an error that is small beside the largest precision can be all of a small one, by which a "

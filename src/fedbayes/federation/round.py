@@ -8,7 +8,7 @@ from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.federation.aggregation import Aggregation, fold
 from fedbayes.federation.bounds import Intake
-from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.broadcast import Broadcast, Broadcasts
 from fedbayes.federation.checks import all_finite
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines import Engine
@@ -18,6 +18,7 @@ from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy.mechanism import Mechanism, Private
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.settings import AS_IT_IS, Compression
+from fedbayes.federation.timing.stale import Past, as_of_now
 from fedbayes.federation.weights import Weights
 from fedbayes.tensors import pack
 
@@ -83,6 +84,7 @@ def run_round(
     privacy: Mechanism | None = None,
     weights: Weights | None = None,
     compression: Compression = AS_IT_IS,
+    past: Past | None = None,
     heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
@@ -101,6 +103,8 @@ def run_round(
             also one that nobody reports in, and no report is measured by others.
         weights: what reports weigh; those of the ones that count are noted there.
         compression: in how many bytes numbers are sent; as they are by default.
+        past: where clients of the cohort started, in an asynchronous round. Their reports count as
+            if they had been learnt from `server`, and bytes are counted when clients start.
         heard: is told, client by client, how many of the cohort are done.
 
     A report that is not what the method expects, or whose change is out of all proportion, is
@@ -124,14 +128,20 @@ def run_round(
         reports, min_reports = privacy.begin(Way.of(method, server, run), pattern), 0
         aggregation = Aggregation(max_change=0.0, max_weight=aggregation.max_weight)
     intake, after = Intake(aggregation, method, server, run, reports), Kept()
-    outcomes = engine.train(broadcast.tasks(cohort, states)) if cohort else ()
+    had = Broadcasts(broadcast, past.since, past.server) if past else Broadcasts(broadcast, {}, int)
+    outcomes = engine.train(had.tasks(cohort, states)) if cohort else ()
     for done, (client, outcome) in enumerate(zip(cohort, outcomes, strict=True), 1):
         heard(done)
         if privacy is not None:
             outcome = privacy.kept(outcome)
-        report = ledger.enter(client, outcome, broadcast, method)
+        then = had.of(client)
+        report = ledger.enter(client, outcome, then, method)
+        had.answered(client)
         if report is None or isinstance(outcome, NoReport):
             continue
+        if past and then is not broadcast:
+            share = past.settings.weight(number - then.number)
+            report = as_of_now(report, method, run, then=then.server, now=server, weight=share)
         intake.add(client, report)
         if outcome.state:
             after.add(client, outcome.state)
@@ -153,14 +163,15 @@ def run_round(
     after.close()
     if skipped or undone:  # clients' models are as before, and these scores are of others
         ledger.scores.clear()
+    bytes_down, spared_down = _sent(broadcast, past)
     return Round(
         number=number,
         server=server,
         cohort=cohort,
         ledger=ledger,
-        bytes_down=0 if method.centralized else sum(broadcast.sent.values()),
+        bytes_down=0 if method.centralized else bytes_down,
         bytes_up=0 if method.centralized else ledger.bytes_up,
-        spared_down=sum(broadcast.spared.values()),
+        spared_down=spared_down,
         spared_up=ledger.spared_up,
         skipped=skipped or bool(undone),
         undone=undone,
@@ -169,6 +180,14 @@ def run_round(
         info=info,
         privacy=reports.record if isinstance(reports, Private) else None,
     )
+
+
+def _sent(broadcast: Broadcast, past: Past | None) -> tuple[int, int]:
+    """Encoded bytes that went to clients in the round, and by how many compression made them less."""
+    if past is not None:
+        lengths = [broadcast.length(client) for client in past.starts]
+        return sum(sent for sent, _ in lengths), sum(spared for _, spared in lengths)
+    return sum(broadcast.sent.values()), sum(broadcast.spared.values())
 
 
 def unsound(server: Any, method: AnyMethod, run: Run) -> str:

@@ -266,6 +266,7 @@ class FedBeSums(_Ensemble[Sum]):
     summary = "the Gaussian of fedbe from sums, which may be secret"
     summable = True
     uncompressed = "its variance is a difference of squares and of the changes that they are of"
+    stale_reports = "whole"
 
     def expected(self, message: Message, run: Run) -> Message:
         """A network, and squares of what is trained."""

@@ -61,6 +61,7 @@ class PFedBayes(Method[Server, Client, Sum]):
     client_state = Client
     summable = True
     exact_parts = ("std",)
+    stale_reports = "weighed"
     keeps_models = True
     headline = "local"
 

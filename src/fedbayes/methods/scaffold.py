@@ -83,6 +83,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
     remembered_parts = ("control",)
     exact_parts = ("norms",)
     summable = True
+    stale_reports = "whole"
 
     control: Literal["path", "gradient"] = Field(
         "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"

@@ -14,6 +14,7 @@ from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.settings import Aggregation, Compression, Secure
+from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
 from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
 from fedbayes.inference.settings import LocalTraining
@@ -113,6 +114,8 @@ class Config(BaseModel):
     secure: Secure = Secure()
     compression: Compression = Compression()
     attack: AttackSettings = AttackSettings()
+    clock: ClockSettings = ClockSettings()
+    asynchronous: Asynchronous = Asynchronous()
     method: dict[str, Any] = Field(
         default_factory=lambda: {"name": "fedavg"},
         description="name of the method and its parameters",
