@@ -183,7 +183,7 @@ def run_round(
 
 
 def _sent(broadcast: Broadcast, past: Past | None) -> tuple[int, int]:
-    """Encoded bytes that went to clients in the round, and by how many compression made them less."""
+    """Encoded bytes that went to clients in the round, and what compression spared of them."""
     if past is not None:
         lengths = [broadcast.length(client) for client in past.starts]
         return sum(sent for sent, _ in lengths), sum(spared for _, spared in lengths)
