@@ -12,6 +12,7 @@ ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
     {
         "categories",
+        "coding",
         "errors",
         "fields",
         "files",

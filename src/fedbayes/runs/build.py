@@ -271,6 +271,7 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
         data=data,
         adversary=Adversary.of(config.attack, config.seed, data.clients),
         figures=not config.privacy.noise or config.privacy.metrics == "on",
+        compression=config.compression,
     )
 
 

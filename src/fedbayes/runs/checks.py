@@ -9,7 +9,7 @@ from fedbayes.contracts import AnyMethod, Method, Run
 from fedbayes.data import FederatedData, choose_scheme
 from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.federation import aggregation, secure
+from fedbayes.federation import aggregation, compression, secure
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES, require_package
@@ -118,6 +118,9 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
         run.network.initial,
         engine=config.engine,
         cohort=run.cohort,
+    )
+    compression.check(
+        config.compression, method, config.aggregation, config.secure, run.network.initial
     )
 
 
@@ -270,6 +273,7 @@ def remarks(
     if config.data.limit_test is not None and data.dataset.official_train is None:
         notes.append("data.limit_test has no effect: there is no official test part")
     notes += _without_effect(config, method)
+    notes += compression.remarks(config.compression)
     if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
             "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "

@@ -280,7 +280,12 @@ class Simulation:
             self._engine = self._start_engine(self)
             if self.adversary is not None and self.adversary.attack.on_reports:
                 self._engine = Lying(
-                    self._engine, self.adversary, self.method, self.run, self._server_before
+                    self._engine,
+                    self.adversary,
+                    self.method,
+                    self.run,
+                    self._server_before,
+                    self.config.compression,
                 )
         return self._engine
 
@@ -528,6 +533,7 @@ class Simulation:
                 cohort=cohort,
             ),
             weights=self._weights,
+            compression=self.config.compression,
             past=planned.past,
             heard=heard,
         )
