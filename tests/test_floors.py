@@ -13,6 +13,7 @@ FLOORS = [
     {
         "by_client",
         "categories",
+        "coding",
         "errors",
         "fields",
         "files",
