@@ -12,6 +12,7 @@ ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
     {
         "categories",
+        "devices",
         "errors",
         "fields",
         "files",

@@ -43,7 +43,7 @@ ENGINES: Mapping[str, EngineKind] = {
     "workers": EngineKind(
         "clients side by side in worker processes",
         start="fedbayes.federation.engines.workers:start",
-        settings=("workers",),
+        settings=("workers", "devices"),
     ),
     "flower-simulation": EngineKind(
         "Flower's simulation in this process",
