@@ -10,7 +10,7 @@ from fedbayes.errors import ConfigError, did_you_mean
 
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """What a process has in its environment before it starts CUDA, for cuBLAS to be deterministic."""
-NAMES = ("cpu", "cuda", "mps", "xpu", "auto")
+NAMES = ("cpu", "cuda", "auto", "mps", "xpu")
 
 
 def find_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
@@ -62,7 +62,8 @@ def _find(name: str) -> list[torch.device]:
         device = torch.device(name)
     except RuntimeError:
         kind = name.partition(":")[0]
-        like = "" if kind in NAMES else did_you_mean(kind, NAMES)
+        near = "cuda" if kind == "gpu" else kind
+        like = "" if kind in NAMES else did_you_mean(near, NAMES)
         raise ConfigError(
             f"no device is called {name!r}{like}; there are cpu, auto, cuda, and with a number "
             "cuda:0, cuda:1 and so on"
