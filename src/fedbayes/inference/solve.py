@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.devices import placed
-from fedbayes.inference.problem import Loss, OptimizerBuilder, Problem, Solved, Tree
+from fedbayes.inference.problem import Loss, OptimizerBuilder, Problem, Solved, Stepper, Tree
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.tensors import Samples, Tensors
 
@@ -138,7 +138,7 @@ def _mean_loss(loss: Callable[[Samples], Tensor], samples: Samples, batch_size: 
 
 def _optimizers(
     trained: Tensors, settings: LocalTraining, lr: float, groups: Mapping[str, OptimizerBuilder]
-) -> list[torch.optim.Optimizer]:
+) -> list[Stepper]:
     """An optimizer for each kind of parameters, fresh."""
     kinds: dict[str, list[Tensor]] = {}
     for name, leaf in trained.items():
