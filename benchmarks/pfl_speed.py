@@ -9,8 +9,9 @@ benchmarks (1,000 clients of 50 images, 50 a round, batches of 10). Both train a
 the same samples with the same network. pfl has one process with as many threads as there are cores,
 which is its way, and evaluates nothing; `workers` has two processes with one thread each, tries
 each client's model on its own test set and writes a checkpoint every round. Rounds of both
-alternate, so that a noisy machine disturbs them alike, and medians are compared. Needs the data
-(FEDBAYES_DATA, or the hub).
+alternate, so that a noisy machine disturbs them alike, and medians are compared. Where other
+programs hold the cores, seconds say little: then the processor's time is what to look at, of which
+`workers` uses two cores at once. Needs the data (FEDBAYES_DATA, or the hub).
 """
 
 import argparse
@@ -170,8 +171,10 @@ def settings(case, precision, rounds):
     )
 
 
-def race(python, case, precision, rounds):
-    """Seconds of the rounds of pfl and of ours, after one of each to warm up."""
+def race(python, case, precision, rounds, threads):
+    """Seconds of the rounds of pfl and of ours, after one of each to warm up, and the processor's."""
+    import psutil
+
     from fedbayes import Simulation
 
     with (
@@ -186,20 +189,26 @@ def race(python, case, precision, rounds):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**free, "OMP_NUM_THREADS": str(os.cpu_count())},
+            env={**free, "OMP_NUM_THREADS": str(threads)},
             text=True,
             bufsize=1,
         )
         steps, ours, theirs = iter(simulation), [], []
+        processes = [psutil.Process(pid) for pid in simulation.engine.pids]
         for _ in range(rounds + 1):
             other.stdin.write("\n")
-            theirs.append(float(other.stdout.readline()))
-            began = time.perf_counter()
+            theirs.append([float(text) for text in other.stdout.readline().split()])
+            began, spent = time.perf_counter(), processor_seconds(processes)
             next(steps)
-            ours.append(time.perf_counter() - began)
+            ours.append([time.perf_counter() - began, processor_seconds(processes) - spent])
         other.stdin.close()
         other.wait()
     return theirs[1:], ours[1:]
+
+
+def processor_seconds(processes):
+    """What this process and others have used so far."""
+    return time.process_time() + sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
 def main():
@@ -208,16 +217,22 @@ def main():
     parser.add_argument("python", help="of an environment with pfl")
     parser.add_argument("cases", nargs="*", help="which, of all")
     parser.add_argument("--rounds", type=int, help="in place of each case's own number")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of pfl's process")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     for case in arguments.cases or CASES:
         for precision, aim in CASES[case]["aims"].items():
             rounds = arguments.rounds or CASES[case]["rounds"]
-            theirs, ours = race(arguments.python, case, precision, rounds)
-            there, here = statistics.median(theirs), statistics.median(ours)
+            theirs, ours = race(arguments.python, case, precision, rounds, arguments.threads)
+            (there, spent_there), (here, spent_here) = (
+                [statistics.median(column) * 1e3 for column in zip(*rows, strict=True)]
+                for rows in (theirs, ours)
+            )
             print(
-                f"{case:7} {precision:8} pfl {there * 1e3:7.1f} ms  workers {here * 1e3:7.1f} ms"
-                f"  ratio {here / there:.2f} (aim {aim:.2f})",
+                f"{case:7} {precision:8} pfl {there:7.1f} ms  workers {here:7.1f} ms"
+                f"  ratio {here / there:.2f} (aim {aim:.2f}); of the processor pfl"
+                f" {spent_there:7.1f} ms  workers {spent_here:7.1f} ms"
+                f"  ratio {spent_here / spent_there:.2f}",
                 flush=True,
             )
 
