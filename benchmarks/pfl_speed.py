@@ -172,7 +172,7 @@ def settings(case, precision, rounds):
 
 
 def race(python, case, precision, rounds, threads):
-    """Seconds of the rounds of pfl and of ours, after one of each to warm up, and the processor's."""
+    """Seconds and processor seconds of the rounds of pfl and of ours, after one to warm up."""
     import psutil
 
     from fedbayes import Simulation
