@@ -307,6 +307,31 @@ def test_an_interruption_changes_nothing(tmp_path):
     assert_same(whole, resume(tmp_path / "broken"))
 
 
+def test_late_reports_are_measured_from_what_their_clients_got():
+    """In asynchronous rounds whole weights and rounded ones end near each other, and what is not
+    sent, of clients that are at work in between, stays with them.
+    """
+    more = {
+        "rounds": 8,
+        "clock": {"speeds": "log-normal"},
+        "asynchronous": {"buffer": 2},
+    }
+    found = []
+    for compression in ({}, {"up": "int8", "down": "bf16"}):
+        with Simulation(asked(**more, compression=compression)) as simulation:
+            steps = list(simulation)
+            assert not any(step.metrics["refused"] for step in steps)
+            found.append((simulation.server.weights, steps, simulation.network.initial))
+    (plain, before, start), (near, after, _) = found
+    assert max(step.metrics["asynchronous"]["staleness_max"] for step in before) > 0
+    for name, weights in plain.items():
+        moved = (weights - start[name]).norm()
+        assert (near[name] - weights).norm() < 0.05 * moved
+    for one, other in zip(before, after, strict=True):
+        whole, spared = one.metrics["bytes_down"], other.metrics.get("spared_down", 0)
+        assert abs(other.metrics["bytes_down"] + spared - whole) < 0.02 * whole + 1
+
+
 @pytest.mark.slow
 def test_worker_processes_come_to_the_same(tmp_path):
     config = asked("scaffold-fedsparse", compression=MOST)
