@@ -29,7 +29,7 @@ class Broadcast:
     spared: dict[int, int] = field(default_factory=dict)
     """Bytes by which compression made that less, for each client."""
     _expected: dict[int, Message] = field(default_factory=dict)
-    _passages: dict[int, Passage] = field(default_factory=dict)
+    _passages: dict[int, Passage | None] = field(default_factory=dict)
     _message: Message = field(default_factory=dict)
     _data: bytes = b""
     _spared: int = 0
@@ -43,9 +43,7 @@ class Broadcast:
             expected = self._expected[client] = self.method.expected(message, self.run)
             data = self._encoded(message)
             self.sent[client], self.spared[client] = len(data), self._spared
-            if self._passage is not None:
-                at = At(self.run, self.number, client)
-                self._passages[client] = replace(self._passage, at=at)
+            self._passages[client] = self._way(client)
             state = states.get(client)
             yield Task(client, self.number, data, state, constants, longest_report(expected))
 
@@ -59,11 +57,20 @@ class Broadcast:
 
     def expected(self, client: int) -> Message:
         """The pattern of a proper answer; asked for once, then forgotten."""
+        if client not in self._expected:  # the client began in an earlier round
+            return self.method.expected(self.message(client), self.run)
         return self._expected.pop(client)
 
     def passage(self, client: int) -> Passage | None:
         """The way of a client's report, where messages are compressed; asked for once."""
-        return self._passages.pop(client, None)
+        if client not in self._passages:  # the client began in an earlier round
+            self._encoded(self.message(client))
+            return self._way(client)
+        return self._passages.pop(client)
+
+    def _way(self, client: int) -> Passage | None:
+        at = At(self.run, self.number, client)
+        return None if self._passage is None else replace(self._passage, at=at)
 
     def _encoded(self, message: Message) -> bytes:
         same = message.keys() == self._message.keys() and all(
@@ -92,7 +99,7 @@ class Broadcasts:
     def __init__(
         self, own: Broadcast, since: Mapping[int, int], server: Callable[[int], Any]
     ) -> None:
-        self._own, self._since, self._server = own, since, server
+        self._own, self._since, self._server = own, dict(since), server
         self._older: dict[int, Broadcast] = {}
         self._left: dict[int, int] = {}
         for number in since.values():
@@ -117,8 +124,8 @@ class Broadcasts:
 
     def answered(self, client: int) -> None:
         """Let go of a state of the server when the last client has answered that started there."""
-        if (number := self._since.get(client)) is None:
+        if (number := self._since.pop(client, None)) is None:
             return
         self._left[number] -= 1
         if not self._left[number]:
-            del self._older[number]
+            self._older.pop(number, None)

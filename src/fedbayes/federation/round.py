@@ -1,6 +1,6 @@
 """One round of any method on any engine."""
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from fedbayes.federation.aggregation import Aggregation, fold
 from fedbayes.federation.bounds import Intake
 from fedbayes.federation.broadcast import Broadcast, Broadcasts
 from fedbayes.federation.checks import all_finite
-from fedbayes.federation.client_runtime import NoReport
+from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.fold import Fold, Way
 from fedbayes.federation.kept import Kept
@@ -129,9 +129,13 @@ def run_round(
         aggregation = Aggregation(max_change=0.0, max_weight=aggregation.max_weight)
     intake, after = Intake(aggregation, method, server, run, reports), Kept()
     had = Broadcasts(broadcast, past.since, past.server) if past else Broadcasts(broadcast, {}, int)
-    outcomes = engine.train(had.tasks(cohort, states)) if cohort else ()
-    for done, (client, outcome) in enumerate(zip(cohort, outcomes, strict=True), 1):
+    answers = _answers(engine, cohort, had, states, past)
+    if past and past.live:
+        cohort = []
+    for done, (client, outcome) in enumerate(answers, 1):
         heard(done)
+        if past and past.live:
+            cohort.append(client)
         if privacy is not None:
             outcome = privacy.kept(outcome)
         then = had.of(client)
@@ -147,7 +151,7 @@ def run_round(
             after.add(client, outcome.state)
     for client, reason in intake.close():
         ledger.refuse(client, reason)
-    if privacy is None and cohort:
+    if privacy is None and (cohort or past):
         ledger.require_someone(number, cohort)
     info: Info = {}
     skipped, undone = reports.clients < min_reports, ""
@@ -180,6 +184,20 @@ def run_round(
         info=info,
         privacy=reports.record if isinstance(reports, Private) else None,
     )
+
+
+def _answers(
+    engine: Engine,
+    cohort: list[int],
+    had: Broadcasts,
+    states: Mapping[int, bytes],
+    past: Past | None,
+) -> Iterator[tuple[int, Outcome | NoReport]]:
+    """What came of the clients' work: of the cohort in its order, or of whoever comes first."""
+    if past is not None and past.live is not None:
+        yield from past.live.answers(had, states)
+    elif cohort:
+        yield from zip(cohort, engine.train(had.tasks(cohort, states)), strict=True)
 
 
 def _sent(broadcast: Broadcast, past: Past | None) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
+from fedbayes.federation.ray_settings import RaySettings
 from fedbayes.federation.settings import Aggregation, Compression, Secure
 from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
 from fedbayes.fields import OneOf, Only, Several
@@ -114,6 +115,7 @@ class Config(BaseModel):
     secure: Secure = Secure()
     compression: Compression = Compression()
     attack: AttackSettings = AttackSettings()
+    ray: Annotated[RaySettings, Only("engine", *takers("ray"))] = RaySettings()
     clock: ClockSettings = ClockSettings()
     asynchronous: Asynchronous = Asynchronous()
     method: dict[str, Any] = Field(
