@@ -161,7 +161,7 @@ def test_a_client_that_learns_nothing_leaves_the_server_as_it_is(place):
 
 @pytest.mark.parametrize("up", ["top-k", "random-k"])
 @given(seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=4), masked=st.booleans())
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 def test_what_was_sent_and_what_is_kept_are_all_that_changed(place, up, seeds, masked):
     """To the bit, where sums of the changes are without rounding: these are whole numbers."""
     zeros = {n: torch.zeros_like(w) for n, w in place.network.initial.items()}
