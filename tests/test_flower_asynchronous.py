@@ -98,15 +98,18 @@ def assert_as_replayed(simulation, turns, states, first=0):
         past = Past(simulation.config.asynchronous, since, before.get, turn.starts)
         result = run_round(
             run, method, server, engine, private, number=turn.number, cohort=turn.cohort,
-            weights=weights, past=past,
+            weights=weights, past=past, compression=simulation.config.compression,
         )  # fmt: skip
         server = unpack(method.server_state, pack(result.server))
         assert_identical(pack(server), pack(wanted))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_rounds_are_those_of_the_reports_that_came(method, tmp_path):
-    config = Config.create(**SETTINGS, method={"name": method})
+@pytest.mark.parametrize(
+    ("method", "compression"),
+    [("fedavg", {}), ("scaffold", {}), ("scaffold", {"up": "int8", "down": "bf16"})],
+)
+def test_rounds_are_those_of_the_reports_that_came(method, compression, tmp_path):
+    config = Config.create(**SETTINGS, method={"name": method}, compression=compression)
     with started(config, tmp_path / "run") as simulation:
         turns, states = told(simulation)
         assert isinstance(simulation.engine, AsynchronousFlower)
