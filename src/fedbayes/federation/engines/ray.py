@@ -233,8 +233,8 @@ def start(simulation: Any) -> OnRay:
     settings: RaySettings = config.ray
     if not settings.gpus and simulation.network.device.type != "cpu":
         raise EngineError(
-            f"device is {config.device!r}, and actors have no GPU: set ray.gpus (0.5: two actors "
-            "share one), with which actors compute on GPUs whatever device says"
+            f"devices names {config.device!r}, and actors have no GPU: set ray.gpus (0.5: two "
+            "actors share one), with which actors compute on GPUs whatever devices says"
         )
     if settings.cpus is not None and settings.cpus < config.threads:
         warnings.warn(
