@@ -215,7 +215,7 @@ def folded(aggregation, found, weighted=True, memory=None):
     method = Method(weighting="samples" if weighted else "uniform")
     intake = Intake(aggregation, method, None, run_of(network()), fold)
     for client, report in enumerate(found):
-        intake.add(client, report, encode_report(report))
+        intake.add(client, report)
     refused = dict(intake.close())
     return fold, refused
 

@@ -12,6 +12,7 @@ ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
     {
         "categories",
+        "coding",
         "devices",
         "errors",
         "fields",

@@ -95,6 +95,7 @@ class Federation:
                 aggregation=config.aggregation,
                 privacy=mechanism(config, run, record, secret, number=number, cohort=cohort),
                 weights=weights,
+                compression=config.compression,
             )
             server = unpack(method.server_state, pack(result.server))
             record = result.privacy or record

@@ -1,7 +1,10 @@
 """From a config to the things it names."""
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from fedbayes import likelihoods, models
@@ -54,7 +57,10 @@ def build_data(config: Config) -> FederatedData:
 
 
 def stored_data(
-    config: Config, folder: RunFolder, *, changed: Literal["warn", "refuse", "ignore"] = "warn"
+    config: Config,
+    folder: RunFolder,
+    *,
+    changed: Literal["warn", "refuse", "ignore", "elsewhere"] = "warn",
 ) -> FederatedData:
     """The clients' data as the run folder has them divided and standardized.
 
@@ -64,7 +70,8 @@ def stored_data(
     Args:
         config: of the run.
         folder: of the run.
-        changed: what to do where the data are no longer those that the run began with.
+        changed: what to do where the data are no longer those that the run began with; elsewhere:
+            refuse, since those of another machine are.
 
     Raises:
         RunError: the data have changed and that is refused, or the model no longer fits them.
@@ -99,6 +106,13 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
     unlike = [
         f"{what} were {then}, and are {here}" for what, then, here in differences(before, now)
     ]
+    if changed == "elsewhere":
+        if unlike or before.samples != now.samples or before.digest != now.digest:
+            raise RunError(
+                "the data here are not those of the run; every node needs the same files, in the "
+                "same place (data.path, data.dir or FEDBAYES_DATA)"
+            )
+        return
     if unlike:
         raise RunError(
             f"the data have changed since {folder.path} began: {'; '.join(unlike)}. Put them back "
@@ -258,6 +272,7 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
         adversary=Adversary.of(config.attack, config.seed, data.clients),
         figures=not config.privacy.noise or config.privacy.metrics == "on",
         data_cache=config.data_cache_bytes(shared.device.type),
+        compression=config.compression,
     )
 
 
@@ -299,3 +314,37 @@ def runtime(folder: str, device: str) -> ClientRuntime:
     repeatable(choose_device(device), config.deterministic)
     # The process that started this one has said what there is to say of the data.
     return build_runtime(config, stored_data(config, run, changed="ignore"), quiet=True)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Clients on a machine that need not see the run folder."""
+
+    runtime: ClientRuntime
+    folder: TemporaryDirectory[str]
+    """Holds the weights to start from, if any, as long as there are clients."""
+
+
+def elsewhere(files: Mapping[str, bytes], device: str | None) -> Elsewhere:
+    """What an actor of Ray runs: the clients of a run folder that is on another machine.
+
+    Args:
+        files: of the run folder that stay as they are, by name.
+        device: that the clients compute on; None: as the config says.
+
+    Raises:
+        FedbayesError: the data here are not those of the run, or something that the config names
+            is not here.
+    """
+    folder = TemporaryDirectory(prefix="fedbayes-")
+    run = RunFolder(Path(folder.name))
+    for name, content in files.items():
+        (run.path / name).write_bytes(content)
+    config = run.config()
+    config = config.on(device or config.device)
+    repeatable(choose_device(config.device), config.deterministic)
+    data = stored_data(config, run, changed="elsewhere")
+    runtime = build_runtime(config, data, quiet=True)
+    if config.model.weights is None:
+        folder.cleanup()
+    return Elsewhere(runtime, folder)

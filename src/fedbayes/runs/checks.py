@@ -10,10 +10,10 @@ from fedbayes.data import FederatedData, choose_scheme
 from fedbayes.data.wording import listed
 from fedbayes.devices import find_devices
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.federation import aggregation, secure
+from fedbayes.federation import aggregation, compression, secure
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.engine_table import ENGINES, takers
+from fedbayes.federation.engine_table import ENGINES, require_package, takers
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.federation.timing import stale
 from fedbayes.fields import idle
@@ -41,9 +41,11 @@ def check(
         adversary: the hostile clients, if there are any.
 
     Raises:
+        EngineError: what the engine needs is not installed.
         ConfigError: a setting does not go with the method, the data or another setting.
         ModelError: nothing of the network is trained, or the method cannot work with it.
     """
+    require_package(config.engine)
     if not run.network.split()[0]:
         raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
     find_devices(config.devices)
@@ -119,6 +121,9 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
         engine=config.engine,
         cohort=run.cohort,
     )
+    compression.check(
+        config.compression, method, config.aggregation, config.secure, run.network.initial
+    )
 
 
 def _check_privacy(config: Config, method: AnyMethod, run: Run) -> None:
@@ -166,6 +171,10 @@ def _check_timing(config: Config, method: AnyMethod, run: Run) -> None:
         sampling=config.sampling,
         min_reports=config.min_reports,
         engine=config.engine,
+        beside={
+            "evaluate_at = 'clients'": config.evaluate_at == "clients",
+            f"attack.kind = {config.attack.kind!r}": config.attack.active,
+        },
         noise=bool(config.privacy.noise),
         secure=config.secure.enabled,
     )
@@ -266,6 +275,7 @@ def remarks(
     if config.data.limit_test is not None and data.dataset.official_train is None:
         notes.append("data.limit_test has no effect: there is no official test part")
     notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
+    notes += compression.remarks(config.compression)
     if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
             "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "
@@ -315,10 +325,10 @@ def _of_devices(config: Config, kind: str) -> list[str]:
     notes, count = [], len(config.devices)
     if count > 1 and "devices" not in ENGINES[config.engine].settings:
         notes.append(
-            f"devices names {count}, and engine {config.engine!r} computes on the first alone, "
+            f"devices names {count}, and engine {config.engine!r} takes the first alone, "
             f"{config.device}; {listed(takers('devices'))} spreads over them"
         )
-    elif config.engine == "workers" and config.workers < count:
+    elif config.workers < count:
         notes.append(
             f"devices names {count}, and {config.workers} workers compute on the first "
             f"{config.workers} of them; set workers to {count} or more"

@@ -13,7 +13,8 @@ from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
-from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.federation.ray_settings import RaySettings
+from fedbayes.federation.settings import Aggregation, Compression, Secure
 from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
 from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
@@ -131,7 +132,9 @@ class Config(BaseModel):
     aggregation: Aggregation = Aggregation()
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
+    compression: Compression = Compression()
     attack: AttackSettings = AttackSettings()
+    ray: Annotated[RaySettings, Only("engine", *takers("ray"))] = RaySettings()
     clock: ClockSettings = ClockSettings()
     asynchronous: Asynchronous = Asynchronous()
     method: dict[str, Any] = Field(

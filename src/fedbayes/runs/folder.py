@@ -42,7 +42,7 @@ from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.runs.heartbeat import ACTIVITY_FILE
-from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
+from fedbayes.runs.inventory import INVENTORY, Inventory, is_free
 from fedbayes.runs.lock import RunLock
 from fedbayes.runs.private_states import START_AGAIN
 from fedbayes.runs.progress import Progress
@@ -186,6 +186,18 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
 
+    def fixed_files(self) -> dict[str, bytes]:
+        """The files that stay as they are, by name: what clients are built from elsewhere.
+
+        Raises:
+            RunError: one cannot be read, or is not what it was.
+        """
+        names = (self.config_file.name, *sorted(self._fixed))
+        try:
+            return {name: self._checked(self.path / name) for name in names}
+        except OSError as error:
+            raise RunError(f"cannot read the run folder {self.path}: {error}") from None
+
     def require_run(self) -> None:
         """See that there is a run here.
 
@@ -268,7 +280,7 @@ class RunFolder:
             RunError: a setting differs that changes what is computed; says which.
         """
         changed = self.config_changes()
-        if not changed.keys() <= set(FREE):
+        if not all(map(is_free, changed)):
             raise RunError(
                 f"{self.config_file} is not what the run was made with, as {self._newest} has it: "
                 f"{'; '.join(changed.values())}. Take it back, or start a new run with it"
@@ -282,7 +294,7 @@ class RunFolder:
     def free_changes(self) -> str:
         """What to say of settings that differ and may; empty if none do."""
         changed = self.config_changes()
-        free = [how for key, how in changed.items() if key in FREE]
+        free = [how for key, how in changed.items() if is_free(key)]
         if not free:
             return ""
         return f"{self.config_file} has changed since the last round: {'; '.join(free)}"

@@ -1,6 +1,6 @@
 """What a checkpoint knows of the other files of its run, so that damage is found and told."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +32,17 @@ FREE = (
     "data.database",
     "data.summaries",
     "model.weights",
+    "ray",
     "clock.file",
     "clock.spells",
 )
-"""Settings that may change while a run is interrupted: how long it goes on, where and how it is
-computed, and where files are whose content is looked at by itself."""
+"""Settings, and whole tables, that may change while a run is interrupted: how long it goes on,
+where and how it is computed, and where files are whose content is looked at by itself."""
+
+
+def is_free(key: str, free: Collection[str] = FREE) -> bool:
+    """Whether a setting may change while a run is interrupted, by itself or with all its table."""
+    return key in free or key.partition(".")[0] in free
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def round_line(
     parameters, ledger = network.parameters(model), result.ledger
     troubles = {str(client): reason for client, reason in ledger.troubles.items()}
     outliers = {str(client): reason for client, reason in result.outliers.items()}
+    spared = {"spared_down": result.spared_down, "spared_up": result.spared_up}
     link = {"link_down": ledger.link_down, "link_up": ledger.link_up}
     return {
         "round": result.number,
@@ -99,6 +100,7 @@ def round_line(
         "seconds": seconds,
         "reported": result.reported,
         "update": result.info,
+        **(spared if any(spared.values()) else {}),
         **(link if any(link.values()) else {}),
     }
 

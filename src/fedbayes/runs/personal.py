@@ -7,9 +7,9 @@ from fedbayes.contracts import AnyMethod, At, Run, Sampler
 from fedbayes.data import FederatedData
 from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError, RunError
+from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.state_store import StateStore
-from fedbayes.messages import decode_file
 from fedbayes.methods import METHODS
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, RunFolder
@@ -104,7 +104,7 @@ def own_model(method: AnyMethod, server: Any, state: bytes, at: At) -> Tensors |
     """
     device = at.run.network.device
     message = {name: t.to(device) for name, t in method.message(server, at).items()}
-    own: Any = unpack(method.client_state, to(decode_file(state), device))
+    own, _ = read_state(state, method, device)
     return method.personal_model(message, None, own, at.run)
 
 

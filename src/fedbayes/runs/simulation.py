@@ -282,7 +282,12 @@ class Simulation:
             self._engine = self._start_engine(self)
             if self.adversary is not None and self.adversary.attack.on_reports:
                 self._engine = Lying(
-                    self._engine, self.adversary, self.method, self.run, self._server_before
+                    self._engine,
+                    self.adversary,
+                    self.method,
+                    self.run,
+                    self._server_before,
+                    self.config.compression,
                 )
         return self._engine
 
@@ -398,8 +403,12 @@ class Simulation:
     def _step(self, number: int) -> Step:
         """Run a round, evaluate what came of it, and put it on record."""
         began = time.perf_counter()
-        planned = self._turns.plan(number, self.progress.timing, self.server, self.cohort_of)
+        before = self.server
+        planned = self._turns.plan(
+            number, self.progress.timing, before, self.cohort_of, lambda: self.engine
+        )
         result = self._run_round(number, planned)
+        planned = self._turns.ended(planned, before)
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
         self.server = unpack(self.method.server_state, packed)
@@ -502,8 +511,10 @@ class Simulation:
         self.states.round = number
         engine, cohort = self.engine, planned.cohort
 
+        size = len(cohort) or self.config.asynchronous.buffer or 0
+
         def heard(done: int) -> None:
-            self._notify(Activity(TRAINING, number, done, len(cohort)))
+            self._notify(Activity(TRAINING, number, min(done, size), size))
 
         heard(0)
         return run_round(
@@ -525,6 +536,7 @@ class Simulation:
                 cohort=cohort,
             ),
             weights=self._weights,
+            compression=self.config.compression,
             past=planned.past,
             heard=heard,
         )

@@ -54,6 +54,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         **per_client(lines, simulation.data.partition.names, simulation.likelihood.target),
         "bytes_down": progress.bytes_down,
         "bytes_up": progress.bytes_up,
+        **_compression(config, lines),
         "link_down": sum(line.get("link_down", 0) for line in lines),
         "link_up": sum(line.get("link_up", 0) for line in lines),
         **_best(simulation, lines),
@@ -77,6 +78,18 @@ def summarize(simulation: "Simulation") -> Metrics:
         "stopped_reason": _reason(simulation, lines),
         "folder": str(simulation.folder.path),
     }
+
+
+def _compression(config: Config, lines: Sequence[Metrics]) -> Metrics:
+    """The bytes of all messages as shares of what they would have been uncompressed."""
+    if not config.compression.active:
+        return {}
+    found: Metrics = {}
+    for way in ("down", "up"):
+        sent = sum(line[f"bytes_{way}"] for line in lines)
+        whole = sent + sum(line.get(f"spared_{way}", 0) for line in lines)
+        found[way] = sent / whole if whole else 1.0
+    return {"compressed": found}
 
 
 def _noise_rounds(config: Config, lines: Sequence[Metrics]) -> int | None:

@@ -16,12 +16,18 @@ from typing import Any, TypeVar
 import psutil
 from joblib import cpu_count
 
-from fedbayes import errors
 from fedbayes.devices import CUBLAS, find_devices
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
-from fedbayes.federation.engines.worker import Header, read, write
+from fedbayes.federation.engines.questions import (
+    Header,
+    described,
+    outcome,
+    question,
+    require_answer,
+)
+from fedbayes.federation.engines.worker import read, write
 from fedbayes.messages import decode_file
 from fedbayes.tensors import Tensors
 
@@ -32,7 +38,7 @@ TRIES = 3
 """How often a task is given to a fresh worker before the engine gives up."""
 
 
-_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 """Keeps freed memory for the next step, in place of returning it to the system every time. On
 glibc it takes about 15 % off a round of small networks; elsewhere it means nothing."""
 
@@ -73,7 +79,7 @@ def environment(threads: int) -> dict[str, str]:
         threads: that it computes with.
     """
     return {
-        **_ALLOCATOR,
+        **ALLOCATOR,
         **CUBLAS,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
@@ -125,23 +131,16 @@ class _Worker:
         try:
             if not self._greeted:
                 write(self._requests, self._greeting)
-                self._checked(read(self._replies))
+                require_answer(read(self._replies)[0])
                 self._greeted = True
             same = blobs[0] is self._last
             self._last = blobs[0]
             write(self._requests, {**header, "same": same}, [b"" if same else blobs[0], *blobs[1:]])
-            return self._checked(read(self._replies))
+            reply, answer = read(self._replies)
+            require_answer(reply)
+            return reply, answer
         except (EOFError, BrokenPipeError, OSError, ValueError):
             raise _DiedError from None
-
-    @staticmethod
-    def _checked(reply: tuple[Header, list[bytes]]) -> tuple[Header, list[bytes]]:
-        header, _ = reply
-        if "error" in header:
-            if header["error"]:
-                raise getattr(errors, header["error"])(header["text"])
-            raise EngineError(f"a client's work failed:\n{header['text']}")
-        return reply
 
     def last_words(self) -> str:
         """How the process ended and the end of what it printed."""
@@ -239,34 +238,16 @@ class Workers:
             yield under_way.popleft().result()
 
     def _train(self, task: Task) -> Outcome:
-        joined = task.state is not None
-        header = {
-            "kind": "train",
-            "client": task.client,
-            "round": task.round,
-            "joined": joined,
-            "constants": task.constants,
-        }
         self._working.add(task.client)
         try:
-            reply, blobs = self._call(
-                f"client {task.client} in round {task.round}",
-                header,
-                [task.message, task.state or b""],
-            )
+            answer = self._call(described(task), *question(task))
         finally:
             self._working.discard(task.client)
         self._answered.add(task.client)
-        return Outcome(blobs[0], blobs[1], reply["info"], reply["scores"])
+        return outcome(*answer)
 
     def _evaluate(self, evaluation: Evaluation) -> Tensors:
-        header = {
-            "kind": "evaluate",
-            "start": evaluation.start,
-            "stop": evaluation.stop,
-            "measures": evaluation.measures,
-        }
-        _, blobs = self._call("the evaluation", header, [evaluation.model])
+        _, blobs = self._call(described(evaluation), *question(evaluation))
         return decode_file(blobs[0])
 
     def _call(
