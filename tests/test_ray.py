@@ -25,6 +25,7 @@ from tests.ray_nodes import PATIENCE, Nodes, actors_of, fedbayes
 
 ray = pytest.importorskip("ray")
 cluster = pytest.importorskip("fedbayes.federation.engines.ray_cluster")
+ray_room = pytest.importorskip("fedbayes.federation.engines.ray_room")
 
 
 def config(engine="ray", method="tests.toy_actors:Slow", rounds=2, clients=6, **more):
@@ -86,7 +87,7 @@ def test_a_run_on_this_machine_has_the_bits_of_the_sequential_engine(
         own = simulation.engine._cluster.folder
         assert own.is_dir()
     assert not own.exists()
-    assert not psutil.pid_exists(place.process)
+    wait_for(lambda: not psutil.pid_exists(place.process), 20, "end of the actor")
     assert {name for name in os.environ if name.startswith("RAY")} == before
     config_file = tmp_path / "run" / "config.toml"
     text = config_file.read_text()
@@ -157,7 +158,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path):
 def test_room_is_counted_node_by_node(settings, nodes, count):
     needs = RaySettings(**settings).needs(1)
     there = SimpleNamespace(nodes=[{"Resources": node} for node in nodes])
-    assert cluster.room(there, needs) == count
+    assert ray_room.room(there, needs) == count
 
 
 @pytest.mark.parametrize(

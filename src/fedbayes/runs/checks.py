@@ -2,7 +2,6 @@
 should know of it.
 """
 
-import numpy as np
 from pydantic import BaseModel
 
 from fedbayes.contracts import AnyMethod, Method, Run
@@ -22,6 +21,9 @@ from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
 from fedbayes.runs.config import Config
 from fedbayes.runs.privacy import PUBLIC, needs_secret
+
+MOST_NODES = 10_000
+"""Clients of a generator on an engine that has a node for each of them."""
 
 
 def check(
@@ -50,6 +52,7 @@ def check(
         raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
     find_devices(config.devices)
     _check_tokens(config, run, data)
+    _check_generator(config, method, run)
     method.check(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
@@ -65,6 +68,31 @@ def check(
             data.shape,
             engine=config.engine,
             secure=config.secure.enabled,
+        )
+
+
+def _check_generator(config: Config, method: AnyMethod, run: Run) -> None:
+    """See that a method works client by client, where samples come so.
+
+    Raises:
+        ConfigError: it pools all of them, or the engine has a node for each.
+    """
+    if config.data.generator is None:
+        return
+    if method.centralized:
+        raise ConfigError(
+            f"{method.name} pools the samples of all clients, and data.generator gives those of "
+            "one at a time; choose another method, or data in a file"
+        )
+    if config.clock.by_samples:
+        raise ConfigError(
+            "clock.by_samples needs to know how many samples each client has before the first "
+            "round, and data.generator says it when a client is asked; leave it out"
+        )
+    if ENGINES[config.engine].states != "run" and run.clients > MOST_NODES:
+        raise ConfigError(
+            f"engine {config.engine!r} has a node for each client, and there are "
+            f"{run.clients:,}: with more than {MOST_NODES:,} choose sequential or workers"
         )
 
 
@@ -345,7 +373,7 @@ def _of_devices(config: Config, kind: str) -> list[str]:
 
 def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) -> list[str]:
     """Which samples a likelihood that couples them takes together in training."""
-    sizes = np.diff(data.partition.train_offsets)
+    sizes = data.train_sizes()
     most = int(sizes.sum() if method.centralized else sizes.max())
     notes = []
     if method.centralized:

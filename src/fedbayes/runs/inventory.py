@@ -29,6 +29,7 @@ FREE = (
     "stop_min_improvement",
     "data.dir",
     "data.path",
+    "data.cache",
     "data.database",
     "data.summaries",
     "model.weights",

@@ -51,7 +51,7 @@ def summarize(simulation: "Simulation") -> Metrics:
             "local": local,
             **tables(lines),
         },
-        **per_client(lines, simulation.data.partition.names, simulation.likelihood.target),
+        **per_client(lines, simulation.data.names, simulation.likelihood.target),
         "bytes_down": progress.bytes_down,
         "bytes_up": progress.bytes_up,
         **_compression(config, lines),
@@ -99,7 +99,7 @@ def _noise_rounds(config: Config, lines: Sequence[Metrics]) -> int | None:
 
 def _refused(simulation: "Simulation", lines: Sequence[Metrics]) -> dict[str, int]:
     """How many reports of each client were refused, by its name in the partition."""
-    names = simulation.data.partition.names
+    names = simulation.data.names
     found = Counter(int(client) for line in lines for client in line["refused"])
     return {names[client]: count for client, count in sorted(found.items())}
 

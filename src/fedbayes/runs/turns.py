@@ -75,7 +75,7 @@ class Turns:
     def __post_init__(self) -> None:
         config = self.config
         if clock_of(config, self.method):
-            names, sizes = self.data.partition.names, self.data.train_sizes()
+            names, sizes = self.data.names[: self.data.clients], self.data.train_sizes()
             clock = Clock(config.clock, names, sizes, config.seed)
             self._queue = Queue(clock, config.seed, self.run.cohort)
             self._digest = clock.digest
