@@ -290,6 +290,26 @@ def test_a_lost_driver_is_resumed_and_leaves_no_actors(tmp_path, variables):
 
 
 @pytest.mark.slow
+def test_a_run_whose_cluster_is_lost_goes_on_on_another_one(tmp_path):
+    """Of the head and the node of the run nothing is left: it ends, by itself or by Ray's doing."""
+    slow = {"parameters": {"pause": 0.5}, "rounds": 4}
+    with Nodes() as nodes:
+        file, folder = tmp_path / "config.toml", tmp_path / "run"
+        file.write_text(config(ray={"address": nodes.address}, **slow).dump())
+        driver = fedbayes("run", file, "--out", folder, variables=nodes.variables)
+        metrics = folder / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.read_text(), PATIENCE, "round")
+        nodes.kill(0)
+        driver.communicate(timeout=PATIENCE)
+        assert driver.returncode == 1
+    stored = folder / "config.toml"
+    stored.write_text(stored.read_text().replace(nodes.address, "local"))
+    with pytest.warns(FedbayesWarning, match="ray.address was .*, and is 'local'"):
+        ended = resume(folder)
+    assert_identical(run(config("sequential", **slow), tmp_path / "calm").model, ended.model)
+
+
+@pytest.mark.slow
 def test_a_driver_that_is_killed_takes_a_ray_of_its_own_with_it(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text(config(rounds=50, parameters={"pause": 0.5}, ray={"address": "local"}).dump())

@@ -27,6 +27,8 @@ from fedbayes.tensors import Tensors
 
 AHEAD = 4
 """Jobs for each actor that are handed out before the first of them is done."""
+LOOK = 5.0
+"""Seconds between two looks at whether there is still a cluster, while an answer is waited for."""
 _HANDED_ON = ("FEDBAYES_DATA", "HF_HOME", "HF_HUB_OFFLINE")
 """Variables of the environment that actors get where their node has none."""
 
@@ -54,7 +56,8 @@ class OnRay:
         clients: int,
         threads: int = 1,
     ) -> None:
-        self._settings, self._began = settings, time.monotonic()
+        self._settings = settings
+        self._began = self._looked = time.monotonic()
         self._cluster = connect(settings.address, settings.start_timeout)
         self._seats: Seats | None = None
         self._stored: tuple[bytes, Any] = (b"", None)
@@ -161,7 +164,10 @@ class OnRay:
             self._tell()
             if done:
                 return job.answer.result()
-            self._require_actors()
+            if time.monotonic() - self._looked > LOOK:
+                self._looked = time.monotonic()
+                self._cluster.require_head()
+                self._require_actors()
 
     def _tell(self) -> None:
         notes = self._running.notes
