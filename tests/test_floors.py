@@ -11,7 +11,9 @@ import fedbayes
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
     {
+        "by_client",
         "categories",
+        "coding",
         "errors",
         "fields",
         "files",

@@ -14,12 +14,13 @@ from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.checks import encode_report
+from fedbayes.federation.passage import Link
+from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.likelihoods.measures import fitting
 from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.models import Network
-from fedbayes.tensors import Samples, Tensors, pack, to, unpack
+from fedbayes.tensors import Samples, Tensors, named, pack, part, to, unpack
 
 _HEADER = 8192
 """Bytes of a broadcast's header for each tensor of the network."""
@@ -128,6 +129,8 @@ class ClientRuntime:
     """Who trains on poisoned data, and what for; None in an honest run."""
     figures: bool = True
     """Whether clients send metrics, scores and numbers of samples beside what they learnt."""
+    compression: Compression = AS_IT_IS
+    """In how many bytes numbers are sent."""
 
     def train(self, task: Task) -> Outcome:
         """Decode, run the E-step, evaluate the personal model, encode.
@@ -141,7 +144,8 @@ class ClientRuntime:
         device = run.network.device
         # A method may send sparse tensors of a network that is large, and then little but names.
         header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
-        message = _to(decode(task.message, longest_header=header), device)
+        link = Link(self.compression, self.method, run)
+        message = _to(link.received(decode(task.message, longest_header=header)), device)
         samples = (
             self.data.all_train() if self.method.centralized else self.data.train(task.client)
         ).to(device)
@@ -149,7 +153,9 @@ class ClientRuntime:
             samples = self.adversary.poisoned(samples, run, task.client, task.round)
         samples, held_out = self._set_aside(samples, task.client)
         at = self.at(task, held_out)
-        state = self.method.join(at) if task.state is None else self._state(task, device)
+        state, memory = self.method.join(at), Tensors()
+        if task.state is not None:
+            state, memory = self._state(task, device)
         place = {"round": task.round, "client": task.client}
         try:
             with seeds.global_rng(run.seed, "layers", **place, device=device):
@@ -167,9 +173,12 @@ class ClientRuntime:
             if model is not None and len(test.y):
                 draw = self.method.draws(model, run)
                 scores = scored(run.likelihood, draw, test, run.measures)
+        written = link.passage(message, at).write(report, memory)
+        if written.missed:
+            state = self.method.acknowledged(state, written.missed)
         return Outcome(
-            report=encode_report(report),
-            state=encode(pack(state), plain=True),  # kept in files of safetensors
+            report=written.data,
+            state=write_state(state, written.memory),
             info=info,
             scores=scores,
         )
@@ -231,14 +240,14 @@ class ClientRuntime:
             held_out=held_out,
         )
 
-    def _state(self, task: Task, device: torch.device) -> Any:
-        """The client's private state.
+    def _state(self, task: Task, device: torch.device) -> tuple[Any, Tensors]:
+        """The client's private state, and what it could not say.
 
         Raises:
             EngineError: it is damaged.
         """
         try:
-            return unpack(self.method.client_state, to(decode_file(task.state or b""), device))
+            return read_state(task.state or b"", self.method, device)
         except MessageError as error:
             raise EngineError(
                 f"the private state of client {task.client} is damaged: {error}"
@@ -261,3 +270,30 @@ class ClientRuntime:
 
 def _to(message: Message, device: torch.device) -> Message:
     return {name: item.to(device) for name, item in message.items()}
+
+
+_UNSAID = "unsaid"
+"""Before the names of tensors in a private state that the client could not say; no field of a
+method's state is called so."""
+
+
+def write_state(state: object, memory: Tensors) -> bytes:
+    """A client's private state as bytes, a file of safetensors.
+
+    Args:
+        state: the method's.
+        memory: what the client could not say so far, by name.
+    """
+    return encode({**pack(state), **named(_UNSAID, memory)}, plain=True)
+
+
+def read_state(data: bytes, method: AnyMethod, device: torch.device) -> tuple[Any, Tensors]:
+    """The inverse of `write_state`; what the client could not say stays on the CPU.
+
+    Raises:
+        MessageError: it is damaged.
+    """
+    flat = decode_file(data)
+    memory = part(flat, _UNSAID)
+    own = {n: t for n, t in flat.items() if not n.startswith(f"{_UNSAID}/")}
+    return unpack(method.client_state, to(own, device)), memory

@@ -19,6 +19,8 @@ from fedbayes.data import (
     load_dataset,
     partition,
 )
+from fedbayes.data.generated import GeneratedData
+from fedbayes.data.sources.generators import Generator, Pool
 from fedbayes.data.summaries import add_summaries, fit_summary, fit_target, read_summary
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
@@ -35,6 +37,9 @@ from fedbayes.targets import Target
 
 def build_data(config: Config) -> FederatedData:
     """The clients' data, divided as the config says."""
+    if config.data.generator is not None:
+        generator, pool = _looked_at(config)
+        return GeneratedData(generator, pool)
     dataset = load_dataset(config.data, config.target_kinds)
     columns, statistics, target = None, None, None
     if files := config.data.summaries:
@@ -77,12 +82,18 @@ def stored_data(
     Raises:
         RunError: the data have changed and that is refused, or the model no longer fits them.
     """
-    dataset = load_dataset(config.data, config.target_kinds)
     before = folder.preprocessing()
     statistics, target, columns = None, None, None
     if before is not None:
-        _compare(before, dataset, folder, changed)
         statistics, target, columns = before.statistics, before.target, before.columns
+    if config.data.generator is not None:
+        generator, pool = _looked_at(config, quiet=changed == "ignore")
+        if before is not None:
+            _compare(before, pool.dataset, folder, changed)
+        return GeneratedData(generator, pool, statistics=statistics, target=target)
+    dataset = load_dataset(config.data, config.target_kinds)
+    if before is not None:
+        _compare(before, dataset, folder, changed)
     divided = folder.partition() or partition(dataset, config.data, config.seed)
     return FederatedData(
         dataset,
@@ -94,6 +105,15 @@ def stored_data(
         label=_label(config),
         label_noise=config.data.label_noise,
     )
+
+
+def _looked_at(config: Config, *, quiet: bool = False) -> tuple[Generator, Pool]:
+    """A user's own function, and the clients of it that are looked at before the first round."""
+    generator = Generator(config.data, config.seed)
+    pool, notes = generator.pool(config.target_kinds)
+    for note in () if quiet else notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=3)
+    return generator, pool
 
 
 def _label(config: Config) -> str:
@@ -247,7 +267,7 @@ def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) 
     likelihood = build_likelihood(config, preprocessing.target, quiet=True)
     network = build_network(config, preprocessing.shape, likelihood)
     bind_frozen(folder, network)
-    clients = len(folder.client_names())
+    clients = folder.generated_clients() or len(folder.client_names())
     return build_run(config, network, preprocessing, likelihood, clients)
 
 
@@ -271,6 +291,7 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
         data=data,
         adversary=Adversary.of(config.attack, config.seed, data.clients),
         figures=not config.privacy.noise or config.privacy.metrics == "on",
+        compression=config.compression,
     )
 
 

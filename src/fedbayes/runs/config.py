@@ -14,7 +14,7 @@ from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.ray_settings import RaySettings
-from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.federation.settings import Aggregation, Compression, Secure
 from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
 from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
@@ -113,6 +113,7 @@ class Config(BaseModel):
     aggregation: Aggregation = Aggregation()
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
+    compression: Compression = Compression()
     attack: AttackSettings = AttackSettings()
     ray: Annotated[RaySettings, Only("engine", *takers("ray"))] = RaySettings()
     clock: ClockSettings = ClockSettings()

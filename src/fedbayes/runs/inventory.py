@@ -26,6 +26,7 @@ FREE = (
     "stop_min_improvement",
     "data.dir",
     "data.path",
+    "data.cache",
     "data.database",
     "data.summaries",
     "model.weights",

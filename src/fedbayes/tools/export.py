@@ -225,7 +225,7 @@ def _samples(
     if data is not None:
         start, stop = 0, data.test_total
         if client is not None:
-            start, stop = (int(at) for at in data.partition.test_offsets[client : client + 2])
+            start, stop = data.test_range(client)
         stop = min(stop, start + TRIED)
         if stop > start:
             raw = data.raw_test(start, stop, permute=client is None)
