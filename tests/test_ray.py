@@ -89,7 +89,7 @@ def test_a_run_on_this_machine_has_the_bits_of_the_sequential_engine(
         own = simulation.engine._cluster.folder
         assert own.is_dir()
     assert not own.exists()
-    assert not psutil.pid_exists(place.process)
+    wait_for(lambda: not psutil.pid_exists(place.process), PATIENCE, "end of the actor")
     assert {name for name in os.environ if name.startswith("RAY")} == before
     config_file = tmp_path / "run" / "config.toml"
     text = config_file.read_text()
