@@ -5,9 +5,9 @@
 The cases are those of `round_speed.py`: 100 clients, 10 a round, one epoch. Two workers, and two
 actors: of a Ray of the run's own, then one on each of two nodes of a cluster, whose processes are
 all on this machine. Rounds of both sides alternate, so that a noisy machine disturbs them alike;
-medians are compared, by the clock and in
-seconds of processors, which tell more where others hold these. How busy the machine was with other work is told too. Needs the data
-(FEDBAYES_DATA, or the hub).
+medians are compared, by the clock and in seconds of processors, which tell more where others hold
+these. How busy the machine was with other work is told too. Needs the data (FEDBAYES_DATA, or the
+hub).
 """
 
 import os
