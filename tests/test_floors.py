@@ -14,6 +14,7 @@ FLOORS = [
         "by_client",
         "categories",
         "coding",
+        "devices",
         "errors",
         "fields",
         "files",

@@ -28,6 +28,7 @@ from tests.ray_nodes import PATIENCE, Nodes, actors_of, fedbayes, processes_at
 
 ray = pytest.importorskip("ray")
 cluster = pytest.importorskip("fedbayes.federation.engines.ray_cluster")
+ray_room = pytest.importorskip("fedbayes.federation.engines.ray_room")
 
 
 def config(engine="ray", method="tests.toy_actors:Slow", rounds=2, clients=6, **more):
@@ -160,7 +161,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path):
 def test_room_is_counted_node_by_node(settings, nodes, count):
     needs = RaySettings(**settings).needs(1)
     there = SimpleNamespace(nodes=[{"Resources": node} for node in nodes])
-    assert cluster.room(there, needs) == count
+    assert ray_room.room(there, needs) == count
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,18 @@ between server and client but what is counted.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
+from fedbayes.devices import nondeterministic, out_of_memory
 from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.passage import Link
+from fedbayes.federation.resident import Resident
 from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.likelihoods.measures import fitting
@@ -131,14 +134,45 @@ class ClientRuntime:
     """Whether clients send metrics, scores and numbers of samples beside what they learnt."""
     compression: Compression = AS_IT_IS
     """In how many bytes numbers are sent."""
+    data_cache: int = 0
+    """Bytes of clients' samples that stay on the device between rounds."""
+
+    @cached_property
+    def resident(self) -> Resident:
+        """The samples that are on the device."""
+        return Resident(self.run.network.device, self.data_cache)
 
     def train(self, task: Task) -> Outcome:
         """Decode, run the E-step, evaluate the personal model, encode.
 
+        Where the device has no memory left, samples that are kept there are let go, and the work is
+        done once more: it depends on the task alone.
+
         Raises:
-            EngineError: frozen weights are not the server's, or the private state is damaged.
+            EngineError: frozen weights are not the server's, the private state is damaged, or the
+                device has too little memory.
             ModelError: the network cannot be trained on the client's samples.
         """
+        try:
+            return self._train(task)
+        except RuntimeError as error:
+            if nondeterministic(error):
+                raise ModelError(_varies(error)) from error
+            if not out_of_memory(error):
+                raise
+        if self.resident.release():
+            try:
+                return self._train(task)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+        raise EngineError(
+            f"client {task.client}: {self.run.network.device} is out of memory in round "
+            f"{task.round}; have fewer processes on it (workers, devices), or set a smaller "
+            "training.batch_size"
+        )
+
+    def _train(self, task: Task) -> Outcome:
         run = self.run
         self._require_constants(task)
         device = run.network.device
@@ -147,8 +181,10 @@ class ClientRuntime:
         link = Link(self.compression, self.method, run)
         message = _to(link.received(decode(task.message, longest_header=header)), device)
         samples = (
-            self.data.all_train() if self.method.centralized else self.data.train(task.client)
-        ).to(device)
+            self.resident.get("all", self.data.all_train)
+            if self.method.centralized
+            else self.resident.get(("train", task.client), lambda: self.data.train(task.client))
+        )
         if self.adversary is not None:
             samples = self.adversary.poisoned(samples, run, task.client, task.round)
         samples, held_out = self._set_aside(samples, task.client)
@@ -169,7 +205,7 @@ class ClientRuntime:
             report, info = replace(report, weight=1.0), {}
         elif not self.method.centralized:
             model = self.method.personal_model(message, report, state, run)
-            test = self.data.test(task.client).to(device)
+            test = self._test(task.client)
             if model is not None and len(test.y):
                 draw = self.method.draws(model, run)
                 scores = scored(run.likelihood, draw, test, run.measures)
@@ -190,7 +226,8 @@ class ClientRuntime:
         """
         device = self.run.network.device
         model = to(decode_file(evaluation.model), device)
-        samples = self.data.test_union(evaluation.start, evaluation.stop).to(device)
+        rows = evaluation.start, evaluation.stop
+        samples = self.resident.get(("union", *rows), lambda: self.data.test_union(*rows))
         draw = self.method.draws(model, self.run)
         terms = evaluate(self.run.likelihood, draw, samples, measures=evaluation.measures)
         if self.adversary is not None:
@@ -210,13 +247,17 @@ class ClientRuntime:
         self._require_constants(task)
         device = self.run.network.device
         model = to(decode_file(task.message), device)
-        test = self.data.test(task.client).to(device)
+        test = self._test(task.client)
         scores: Scores = {}
         if len(test.y):
             draw = self.method.draws(model, self.run)
             measures = fitting(task.evaluate or (), self.run.likelihood)
             scores = scored(self.run.likelihood, draw, test, measures)
         return Outcome(b"tried", task.state or b"", {}, scores)
+
+    def _test(self, client: int) -> Samples:
+        """Test samples of a client, on the device."""
+        return self.resident.get(("test", client), lambda: self.data.test(client))
 
     def _require_constants(self, task: Task) -> None:
         """See that frozen weights are the server's.
@@ -266,6 +307,15 @@ class ClientRuntime:
             Samples(samples.x[kept], samples.y[kept]),
             Samples(samples.x[watched], samples.y[watched]),
         )
+
+
+def _varies(error: RuntimeError) -> str:
+    """What to say of an operation whose numbers are other ones on every run."""
+    operation = str(error).split(" does not have", maxsplit=1)[0]
+    return (
+        f"{operation} computes other bits on every run on this device; set deterministic = false "
+        "to have it all the same, or take another network"
+    )
 
 
 def _to(message: Message, device: torch.device) -> Message:

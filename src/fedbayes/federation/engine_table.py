@@ -48,7 +48,7 @@ ENGINES: Mapping[str, EngineKind] = {
     "workers": EngineKind(
         "clients side by side in worker processes",
         start="fedbayes.federation.engines.workers:start",
-        settings=("workers",),
+        settings=("workers", "devices"),
     ),
     "ray": EngineKind(
         "clients side by side in actors of Ray, on one machine or many",

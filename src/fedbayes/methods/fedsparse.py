@@ -27,6 +27,7 @@ from fedbayes.contracts import (
     nll,
     units_remarks,
 )
+from fedbayes.devices import placed
 from fedbayes.inference import gates, optimizers
 from fedbayes.inference.controls import along_path, corrected, less, moved, require_plain_sgd, zeros
 from fedbayes.messages import Masked, Message, dense
@@ -157,7 +158,7 @@ class Gated(
         }
 
         def draw(rng: torch.Generator, batch: Samples) -> Tree:
-            return {u.layer: torch.rand(u.count, generator=rng).to(device) for u in gated}
+            return {u.layer: placed(torch.rand(u.count, generator=rng), device) for u in gated}
 
         return Problem(
             prior,

@@ -296,7 +296,7 @@ def deepened(run: RunFolder, record: Record) -> Record:
             raise RunError(_untold(str(function)))
         if ":" in str(of_data := settings.get("data.name", "")):
             raise RunError(_untold(str(of_data)))
-        config = _built_in(run, own).model_copy(update={"device": "auto"})
+        config = _built_in(run, own).on("auto")
         data = stored_data(config, run)
         fields |= {
             "clients": data.partition.names,

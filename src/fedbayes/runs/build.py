@@ -7,8 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-import torch
-
 from fedbayes import likelihoods, models
 from fedbayes.contracts import Clips, Run
 from fedbayes.data import (
@@ -23,7 +21,8 @@ from fedbayes.data.generated import GeneratedData
 from fedbayes.data.sources.generators import Generator, Pool
 from fedbayes.data.summaries import add_summaries, fit_summary, fit_target, read_summary
 from fedbayes.data.wording import describe, listed
-from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
+from fedbayes.devices import choose_device, repeatable
+from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.likelihoods import Likelihood
@@ -284,14 +283,16 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
     def network(client: int | None = None) -> Network:
         return build_network(config, data.shape, likelihood, client)
 
+    shared = network()
     return ClientRuntime(
-        build_run(config, network(), data.preprocessing, likelihood, data.clients),
+        build_run(config, shared, data.preprocessing, likelihood, data.clients),
         method=config.build_method(),
         own_network=network,
         data=data,
         adversary=Adversary.of(config.attack, config.seed, data.clients),
         figures=not config.privacy.noise or config.privacy.metrics == "on",
         compression=config.compression,
+        data_cache=config.data_cache_bytes(shared.device.type),
     )
 
 
@@ -326,10 +327,11 @@ def build_run(
     )
 
 
-def runtime(folder: str) -> ClientRuntime:
-    """What a worker process runs: the runtime of a run folder."""
+def runtime(folder: str, device: str) -> ClientRuntime:
+    """What a worker process runs: the runtime of a run folder, on one of its devices."""
     run = RunFolder(Path(folder))
-    config = run.config()
+    config = run.config().on(device)
+    repeatable(choose_device(device), config.deterministic)
     # The process that started this one has said what there is to say of the data.
     return build_runtime(config, stored_data(config, run, changed="ignore"), quiet=True)
 
@@ -360,26 +362,10 @@ def elsewhere(files: Mapping[str, bytes], device: str | None) -> Elsewhere:
         (run.path / name).write_bytes(content)
     config = run.config()
     if device is not None:
-        config = config.model_copy(update={"device": device})
+        config = config.on(device)
+    repeatable(choose_device(config.device), config.deterministic)
     data = stored_data(config, run, changed="elsewhere")
     runtime = build_runtime(config, data, quiet=True)
     if config.model.weights is None:
         folder.cleanup()
     return Elsewhere(runtime, folder)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of this name; `auto` is CUDA where there is any.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # of `meta`, there are no values
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} cannot be used: {reason}") from None
-    return device

@@ -7,11 +7,12 @@ from pydantic import BaseModel
 from fedbayes.contracts import AnyMethod, Method, Run
 from fedbayes.data import FederatedData, choose_scheme
 from fedbayes.data.wording import listed
+from fedbayes.devices import find_devices
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.federation import aggregation, compression, secure
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.engine_table import ENGINES, require_package
+from fedbayes.federation.engine_table import ENGINES, require_package, takers
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.federation.timing import stale
 from fedbayes.fields import idle
@@ -49,6 +50,7 @@ def check(
     require_package(config.engine)
     if not run.network.split()[0]:
         raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
+    find_devices(config.devices)
     _check_tokens(config, run, data)
     _check_generator(config, method, run)
     method.check(run)
@@ -300,7 +302,7 @@ def remarks(
     notes = []
     if config.data.limit_test is not None and data.dataset.official_train is None:
         notes.append("data.limit_test has no effect: there is no official test part")
-    notes += _without_effect(config, method)
+    notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
     notes += compression.remarks(config.compression)
     if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
@@ -344,6 +346,29 @@ def remarks(
         *idle(method, "method."),
         *method.remarks(run),
     ]
+
+
+def _of_devices(config: Config, kind: str) -> list[str]:
+    """What of the settings of devices does nothing, or lets numbers differ."""
+    notes, count = [], len(config.devices)
+    if count > 1 and "devices" not in ENGINES[config.engine].settings:
+        notes.append(
+            f"devices names {count}, and engine {config.engine!r} computes on the first alone, "
+            f"{config.device}; {listed(takers('devices'))} spreads over them"
+        )
+    elif config.engine == "workers" and config.workers < count:
+        notes.append(
+            f"devices names {count}, and {config.workers} workers compute on the first "
+            f"{config.workers} of them; set workers to {count} or more"
+        )
+    if not config.deterministic:
+        notes.append(
+            "deterministic = false: numbers differ by rounding from one run to the next, and after "
+            "a resume"
+            if kind == "cuda"
+            else f"deterministic has no effect: it is for GPUs, and this run computes on {kind}"
+        )
+    return notes
 
 
 def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) -> list[str]:

@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 from fedbayes.by_client import ByClient
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
+from fedbayes.devices import repeatable
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import Lying
@@ -149,6 +150,7 @@ class Simulation:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
         self._blas = threadpool_limits(self.config.threads, user_api="blas")
+        self._put_back = repeatable(self.network.device, self.config.deterministic)
         self._start_engine = engine or partial(start, self.config.engine)
         self.stop = False
         """Set it to end after the round under way."""
@@ -314,6 +316,7 @@ class Simulation:
         self.folder.unlock()
         torch.set_num_threads(self._threads)
         self._blas.restore_original_limits()
+        self._put_back()
 
     def __iter__(self) -> Iterator[Step]:
         """Run the rounds that remain. After the last one the summary is written."""

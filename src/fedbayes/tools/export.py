@@ -89,7 +89,7 @@ def export(
     run.require_run()
     rounds = run.best_round() or run.summary()["rounds"]
     run.refuse_changed_config()  # before anything that it names is imported
-    config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
+    config = run.config().on("cpu").model_copy(update={"precision": "float32"})
     method = config.build_method()
     if client is None:
         require_global(run, method)

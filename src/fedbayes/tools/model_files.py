@@ -55,7 +55,7 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     Raises:
         ModelError: the state holds none, or is damaged.
     """
-    config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
+    config = run.config().on("cpu").model_copy(update={"precision": "float32"})
     method = config.build_method()
     if not method.keeps_models:
         raise ModelError(

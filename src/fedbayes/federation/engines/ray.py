@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from fedbayes.devices import CUBLAS
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
@@ -227,6 +228,7 @@ def _options(needs: Mapping[str, float], threads: int) -> dict[str, Any]:
         "runtime_env": {
             "env_vars": {
                 **ALLOCATOR,
+                **CUBLAS,
                 "OMP_NUM_THREADS": str(threads),
                 "PYTHONPATH": os.pathsep.join(_own_places()),
             }
@@ -247,8 +249,8 @@ def start(simulation: Any) -> OnRay:
     settings: RaySettings = config.ray
     if not settings.gpus and simulation.network.device.type != "cpu":
         raise EngineError(
-            f"device is {config.device!r}, and actors have no GPU: set ray.gpus (0.5: two actors "
-            "share one), with which actors compute on GPUs whatever device says"
+            f"devices names {config.device!r}, and actors have no GPU: set ray.gpus (0.5: two "
+            "actors share one), with which actors compute on GPUs whatever devices says"
         )
     if settings.cpus is not None and settings.cpus < config.threads:
         warnings.warn(

@@ -65,7 +65,7 @@ def main() -> None:
     while True:
         try:
             if runtime is None:
-                runtime = resolve_name(header["factory"])(header["argument"])
+                runtime = resolve_name(header["factory"])(header["argument"], header["device"])
                 gc.freeze()  # what was imported stays: collections need not look at it again
                 reply: Header = {}
                 answer: list[bytes] = []

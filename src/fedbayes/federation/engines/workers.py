@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import psutil
 from joblib import cpu_count
 
+from fedbayes.devices import CUBLAS, find_devices
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
@@ -79,6 +80,7 @@ def environment(threads: int) -> dict[str, str]:
     """
     return {
         **ALLOCATOR,
+        **CUBLAS,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
         "OMP_NUM_THREADS": str(threads),
@@ -92,7 +94,8 @@ class _DiedError(Exception):
 class _Worker:
     """One process and the pipe to it."""
 
-    def __init__(self, factory: str, argument: str, threads: int) -> None:
+    def __init__(self, factory: str, argument: str, threads: int, device: str) -> None:
+        self.device = device
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         self.process = subprocess.Popen(
             # -P: modules are found where this process finds them, in the same order.
@@ -107,7 +110,12 @@ class _Worker:
         assert self.process.stdout is not None
         self._requests, self._replies = self.process.stdin, self.process.stdout
         self._last: bytes | None = None
-        self._greeting = {"factory": factory, "argument": argument, "threads": threads}
+        self._greeting = {
+            "factory": factory,
+            "argument": argument,
+            "threads": threads,
+            "device": device,
+        }
         self._greeted = False
 
     def call(self, header: Header, blobs: Sequence[bytes]) -> tuple[Header, list[bytes]]:
@@ -154,14 +162,27 @@ class Workers:
 
     Args:
         factory: "package.module:function" that builds the `ClientRuntime` in the worker.
-        argument: its argument, a string.
+        argument: its argument, a string; the other one is the name of the worker's device.
         workers: number of processes.
         threads: threads of each.
+        devices: names of devices, which workers take in turn: worker i the one at i modulo their
+            number. More workers than devices are several on each.
     """
 
-    def __init__(self, factory: str, argument: str, *, workers: int, threads: int = 1) -> None:
-        self._make: Callable[[], _Worker] = lambda: _Worker(factory, argument, threads)
-        self._all = [self._make() for _ in range(workers)]
+    def __init__(
+        self,
+        factory: str,
+        argument: str,
+        *,
+        workers: int,
+        threads: int = 1,
+        devices: Sequence[str] = ("cpu",),
+    ) -> None:
+        def make(device: str) -> _Worker:
+            return _Worker(factory, argument, threads, device)
+
+        self._make = make
+        self._all = [make(devices[place % len(devices)]) for place in range(workers)]
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         for worker in self._all:
             self._idle.put(worker)
@@ -176,6 +197,11 @@ class Workers:
     def pids(self) -> list[int]:
         """Process ids of the workers."""
         return [worker.process.pid for worker in self._all]
+
+    @property
+    def devices(self) -> list[str]:
+        """The device of each worker."""
+        return [worker.device for worker in self._all]
 
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Run the tasks on whichever worker is idle."""
@@ -238,7 +264,7 @@ class Workers:
                         raise EngineError(f"{what} was cut off: the engine was closed") from None
                     words = worker.last_words()
                     worker.close()
-                    fresh = self._make()
+                    fresh = self._make(worker.device)
                     self._all[self._all.index(worker)] = fresh
                     worker = fresh
                     self.replaced += 1
@@ -258,4 +284,5 @@ def start(simulation: Any) -> Workers:
         str(simulation.folder.path.resolve()),
         workers=affordable(config.workers, config.threads),
         threads=config.threads,
+        devices=[str(device) for device in find_devices(config.devices)],
     )
