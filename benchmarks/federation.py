@@ -1,6 +1,6 @@
 """What a real federation costs over local training: time and bytes, on loopback.
 
-    python benchmarks/federation.py [rounds]
+    python benchmarks/federation.py [rounds] [method ...]
 
 One SuperLink and three SuperNodes as processes on this machine, FedAvg and FedSparse on MNIST
 with an MLP of two layers of 200 units. Between every node and the SuperLink stands a proxy that
@@ -113,5 +113,5 @@ def same(one, other):
 
 
 if __name__ == "__main__":
-    for name in ("fedavg", "fedsparse"):
+    for name in sys.argv[2:] or ("fedavg", "fedsparse"):
         measure(name, int(sys.argv[1]) if len(sys.argv) > 1 else 10)
