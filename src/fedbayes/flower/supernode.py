@@ -44,7 +44,7 @@ from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.pace import pause
 from fedbayes.flower.warm import Answer, AppDied, Contents, Request, WarmApps
 
-SOONEST, LATEST = 0.2, 3.0
+SOONEST, LATEST = 0.25, 3.0
 """Seconds between two looks for messages: at least, and at most, which is what Flower's takes."""
 _FAREWELL = 5.0
 """Seconds that a node has to end, once it is told to."""
