@@ -27,8 +27,9 @@ from fedbayes.contracts import (
     nll,
     units_remarks,
 )
+from fedbayes.devices import placed
 from fedbayes.inference import gates, optimizers
-from fedbayes.inference.controls import along_path, corrected, moved, require_plain_sgd, zeros
+from fedbayes.inference.controls import along_path, corrected, less, moved, require_plain_sgd, zeros
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.models import units
 from fedbayes.models.units import Group
@@ -157,7 +158,7 @@ class Gated(
         }
 
         def draw(rng: torch.Generator, batch: Samples) -> Tree:
-            return {u.layer: torch.rand(u.count, generator=rng).to(device) for u in gated}
+            return {u.layer: placed(torch.rand(u.count, generator=rng), device) for u in gated}
 
         return Problem(
             prior,
@@ -412,6 +413,7 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
     server_state = Controlled
     client_state = Control
     repeats_changes = True
+    remembered_parts = ("control",)
 
     damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
 
@@ -433,6 +435,17 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         gated = self._gated(at.run)
         found = units.masks(gated, _alive(server.weights, gated))
         return super().message(server, at) | named("control", units.mask(server.control, found))
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """The weights that clients were sent; variates are reported as changes."""
+        return {
+            name: torch.zeros_like(tensor) if name.startswith("control/") else tensor
+            for name, tensor in dense(message).items()
+        }
+
+    def acknowledged(self, client: Control, missed: Tensors) -> Control:
+        """The variate moves by what arrived, as the federation's does."""
+        return Control(less(client.control, part(missed, "control")))
 
     def loss(self, run: Run) -> Loss:
         """As FedSparse, with ⟨c − c_s, φ⟩."""
