@@ -6,11 +6,11 @@ One SuperLink and three SuperNodes as processes on this machine: FedAvg on the d
 scikit-learn, where there is next to nothing to train, so that a round is what the link costs; and
 FedAvg and FedSparse on MNIST, with an MLP of two layers of 200 units. Between every node and the
 SuperLink stands a proxy that counts all the bytes of the TCP connections: what the link really
-carried, with HTTP, polling and heartbeats. Nodes are those of `fedbayes federate node`, whose processes stay loaded, and then
-those of `flower-supernode`. For both and each method it prints seconds a round beside those of the
-sequential engine and of two workers on the same tasks, and the bytes of the link in ratio to
-those of the encoded messages: counted by the engine (Flower's objects), and by the proxy. How busy
-the machine was with other work is told too. Needs the data (FEDBAYES_DATA, or the hub).
+carried, with HTTP, polling and heartbeats. Nodes are those of `fedbayes federate node`, whose
+processes stay loaded, and then those of `flower-supernode`. For both and each method it prints
+seconds a round beside those of the sequential engine and of two workers on the same tasks, and the
+bytes of the link in ratio to those of the encoded messages: counted by the engine (Flower's
+objects), and by the proxy. How busy the machine was with other work is told too. Needs the data (FEDBAYES_DATA, or the hub).
 """
 
 import os
