@@ -10,7 +10,8 @@ carried, with HTTP, polling and heartbeats. Nodes are those of `fedbayes federat
 processes stay loaded, and then those of `flower-supernode`. For both and each method it prints
 seconds a round beside those of the sequential engine and of two workers on the same tasks, and the
 bytes of the link in ratio to those of the encoded messages: counted by the engine (Flower's
-objects), and by the proxy. How busy the machine was with other work is told too. Needs the data (FEDBAYES_DATA, or the hub).
+objects), and by the proxy. How busy the machine was with other work is told too. Needs the data
+(FEDBAYES_DATA, or the hub).
 """
 
 import os
