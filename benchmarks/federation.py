@@ -1,15 +1,17 @@
 """What a real federation costs over local training: time and bytes, on loopback.
 
-    python benchmarks/federation.py [rounds]
+    python benchmarks/federation.py [rounds] [digits | fedavg | fedsparse ...]
 
-One SuperLink and three SuperNodes as processes on this machine, FedAvg and FedSparse on MNIST
-with an MLP of two layers of 200 units. Between every node and the SuperLink stands a proxy that
-counts all the bytes of the TCP connections: what the link really carried, with HTTP, polling and
-heartbeats. Nodes are those of `fedbayes federate node`, whose processes stay loaded, and then
-those of `flower-supernode`. For both and each method it prints seconds a round beside those of the
-sequential engine and of two workers on the same tasks, and the bytes of the link in ratio to
-those of the encoded messages: counted by the engine (Flower's objects), and by the proxy. How busy
-the machine was with other work is told too. Needs the data (FEDBAYES_DATA, or the hub).
+One SuperLink and three SuperNodes as processes on this machine: FedAvg on the digits of
+scikit-learn, where there is next to nothing to train, so that a round is what the link costs; and
+FedAvg and FedSparse on MNIST, with an MLP of two layers of 200 units. Between every node and the
+SuperLink stands a proxy that counts all the bytes of the TCP connections: what the link really
+carried, with HTTP, polling and heartbeats. Nodes are those of `fedbayes federate node`, whose
+processes stay loaded, and then those of `flower-supernode`. For both and each method it prints
+seconds a round beside those of the sequential engine and of two workers on the same tasks, and the
+bytes of the link in ratio to those of the encoded messages: counted by the engine (Flower's
+objects), and by the proxy. How busy the machine was with other work is told too. Needs the data
+(FEDBAYES_DATA, or the hub).
 """
 
 import os
@@ -57,21 +59,23 @@ class Proxy:
             pass
 
 
+MNIST = {"data": {"name": "mnist"}, "model": {"hidden": [200, 200]}}
+CASES = {
+    "digits": {"data": {"name": "digits"}, "method": {"name": "fedavg"}},
+    "fedavg": {**MNIST, "method": {"name": "fedavg"}},
+    "fedsparse": {**MNIST, "method": {"name": "fedsparse"}},
+}
 NODES = {"federate node": 600, "flower-supernode": None}
 
 
-def measure(method, rounds):
-    config = Config.create(
-        rounds=rounds,
-        data={"name": "mnist", "clients": 3, "partition": "iid"},
-        model={"hidden": [200, 200]},
-        method={"name": method},
-        evaluate_every=0,
-    )
+def measure(case, rounds):
+    tables = CASES[case]
+    data = {**tables["data"], "clients": 3, "partition": "iid"}
+    config = Config.create(rounds=rounds, **{**tables, "data": data}, evaluate_every=0)
     alone = run(config)
     local = seconds(alone)
     workers = seconds(run(config.model_copy(update={"engine": "workers", "workers": 2})))
-    print(f"{method}: {local:.1f} s a round sequentially, {workers:.1f} s by two workers")
+    print(f"{case}: {local:.1f} s a round sequentially, {workers:.1f} s by two workers")
     for name, warm in NODES.items():
         remote, model, summary, wire = federated(config, warm)
         print(
@@ -113,5 +117,5 @@ def same(one, other):
 
 
 if __name__ == "__main__":
-    for name in ("fedavg", "fedsparse"):
+    for name in sys.argv[2:] or CASES:
         measure(name, int(sys.argv[1]) if len(sys.argv) > 1 else 10)

@@ -130,7 +130,10 @@ def test_a_killed_node_is_waited_for_and_another_takes_its_place(deployment):
 
 
 def test_a_killed_node_is_lost_for_its_rounds_and_comes_back(deployment):
-    config = Config.create(**settings("fedavg", rounds=4, round_timeout=30, min_reports=2))
+    method = {"name": "tests.toy_methods:Straggler", "client": 1, "seconds": 20, "round": 2}
+    config = Config.create(
+        seed=7, rounds=4, round_timeout=30, min_reports=2, data=DATA, method=method
+    )
     for client in range(3):
         deployment.start_node(client)
     process = start(deployment, config)
@@ -145,7 +148,8 @@ def test_a_killed_node_is_lost_for_its_rounds_and_comes_back(deployment):
     assert {loss["client"] for loss in losses} == {1}
     assert "no report within 30 s" in losses[0]["reason"]
     assert "client 1 lost: no report within 30 s" in deployment.log("federate")
-    assert same(ended.model, without(config, losses))
+    swift = config.model_copy(update={"method": {**config.method, "seconds": 0}})
+    assert same(ended.model, without(swift, losses))
 
 
 def test_a_federation_is_followed_while_a_node_is_away_and_when_it_is_killed(deployment):
@@ -210,12 +214,13 @@ def test_a_report_that_is_announced_and_never_sent_keeps_nobody_waiting(deployme
 
 
 def test_a_killed_server_app_resumes(deployment):
-    config = Config.create(**settings("scaffold", rounds=3))
+    config = Config.create(**settings("scaffold", rounds=20))
     for client in range(3):
         deployment.start_node(client)
     process = start(deployment, config)
-    wait_for(lambda: rounds_done(deployment) == 1 and at_work(deployment, 0, 2), 120, "round 2")
+    wait_for(lambda: rounds_done(deployment) >= 1 and at_work(deployment, 0, 2), 120, "round 2")
     deployment.kill(process)
+    assert rounds_done(deployment) < 20
     process = deployment.federate("resume", deployment.folder / "run")
     assert process.wait(timeout=300) == 0, deployment.log("federate")
     ended = Result(deployment.folder / "run")
@@ -224,13 +229,14 @@ def test_a_killed_server_app_resumes(deployment):
 
 
 def test_a_restarted_superlink_that_keeps_its_state_in_a_file(tmp_path):
-    config = Config.create(**settings("scaffold", rounds=3, round_timeout=120))
+    config = Config.create(**settings("scaffold", rounds=20, round_timeout=120))
     with Deployment(tmp_path, database=True) as deployment:
         for client in range(3):
             deployment.start_node(client)
         process = start(deployment, config)
         wait_for(lambda: at_work(deployment, 0, 2), 120, "round 2")
         deployment.kill(deployment.superlink)
+        assert process.poll() is None
         time.sleep(3)
         deployment.start_superlink()
         assert process.wait(timeout=300) == 0, deployment.log("federate")
@@ -239,6 +245,17 @@ def test_a_restarted_superlink_that_keeps_its_state_in_a_file(tmp_path):
         assert ended.summary["losses"] == []
         # Calls are tried again for a while; only if that is not enough is anything sent again.
         assert all("the SuperLink was lost" in t["reason"] for t in ended.summary["troubles"])
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_node_ends_when_it_is_told_to_though_its_superlink_is_gone(sign, deployment):
+    node = deployment.start_node(0)
+    wait_for(lambda: "SuperNode ID" in deployment.log("node-0"), 120, "node")
+    deployment.kill(deployment.superlink)
+    wait_for(lambda: "retrying" in deployment.log("node-0"), 120, "word of the SuperLink's end")
+    node.send_signal(sign)
+    assert node.wait(timeout=60) == 0
+    assert "Traceback" not in deployment.log("node-0")
 
 
 def test_no_node_is_a_clear_error_and_leaves_a_run_that_resumes(deployment):
@@ -262,13 +279,13 @@ def test_no_node_is_a_clear_error_and_leaves_a_run_that_resumes(deployment):
 def test_ctrl_c_ends_after_the_round(deployment):
     for client in range(3):
         deployment.start_node(client)
-    process = start(deployment, Config.create(**settings("fedavg", rounds=50)))
-    wait_for(lambda: rounds_done(deployment) == 1, 120, "first round")
+    process = start(deployment, Config.create(**settings("fedavg", rounds=500)))
+    wait_for(lambda: rounds_done(deployment) >= 1, 120, "first round")
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=100) == 130
     summary = json.loads((deployment.folder / "run" / "summary.json").read_text())
     assert summary["stopped_reason"] == "interrupted"
-    assert summary["rounds"] == 2
+    assert 2 <= summary["rounds"] == rounds_done(deployment) < 500
 
 
 @pytest.fixture

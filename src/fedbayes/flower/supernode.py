@@ -6,12 +6,14 @@ does with the SuperLink is done here by its own functions. What it does with the
 `WarmApps`, over a socket that nobody else can reach.
 """
 
+import os
 import signal
 import sys
 import time
 from dataclasses import dataclass
 from logging import ERROR, INFO
 from pathlib import Path
+from threading import Timer
 from typing import Any, NoReturn
 
 from click import ClickException
@@ -42,8 +44,10 @@ from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.pace import pause
 from fedbayes.flower.warm import Answer, AppDied, Contents, Request, WarmApps
 
-SOONEST, LATEST = 0.2, 3.0
+SOONEST, LATEST = 0.25, 3.0
 """Seconds between two looks for messages: at least, and at most, which is what Flower's takes."""
+_FAREWELL = 5.0
+"""Seconds that a node has to end, once it is told to."""
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
@@ -200,13 +204,16 @@ def serve(link: Link, config: dict[str, Any], idle: float) -> None:
     """
 
     def end(signal_number: int, frame: object) -> NoReturn:
+        # Flower tells the SuperLink, which may be away for ever.
+        last = Timer(_FAREWELL, os._exit, [0])
+        last.daemon = True
+        last.start()
         sys.exit(0)
 
-    signal.signal(signal.SIGTERM, end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
     apps = WarmApps(idle)
     try:
         SuperNode(config, apps).serve(link)
-    except KeyboardInterrupt:
-        pass
     finally:
         apps.close()
