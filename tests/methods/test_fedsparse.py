@@ -25,7 +25,7 @@ def prior(net, method, seed=1):
     for layer in method._gated(run_of(net)):
         norms = units.row_norms(server.weights, layer)
         logits = 2 * torch.randn(layer.count, generator=rng, dtype=norms.dtype)
-        thresholds[layer.layer] = gates.thresholds(norms, logits, method.temperature)
+        thresholds[layer.layer] = gates.thresholds(norms, logits, method.heat)
     return Server(**{**vars(server), "thresholds": thresholds})
 
 
@@ -141,7 +141,7 @@ def test_the_gradient_step_is_algorithm_1():
             for _, z in plain
         )
         moved = following.thresholds[layer.layer] - v
-        torch.testing.assert_close(moved, -method.server_gate_lr * slope.sign(), rtol=1e-3, atol=0)
+        torch.testing.assert_close(moved, -0.01 * slope.sign(), rtol=1e-3, atol=0)
 
 
 def test_the_slope_of_the_thresholds_is_that_of_the_cross_entropy():

@@ -27,8 +27,10 @@ from fedbayes.contracts import (
     nll,
     units_remarks,
 )
-from fedbayes.inference import gates, optimizers
+from fedbayes.inference import gates
 from fedbayes.inference.controls import along_path, corrected, moved, require_plain_sgd, zeros
+from fedbayes.inference.gate_scale import CLOSED, GateScale
+from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.models import units
 from fedbayes.models.units import Group
@@ -58,7 +60,8 @@ AnyServer = TypeVar("AnyServer", bound=Server)
 
 
 class Gated(
-    optimizers.ServerOptimizer,
+    ServerOptimizer,
+    GateScale,
     Method[AnyServer, ClientState, Sum],
     Generic[AnyServer, ClientState],
 ):
@@ -82,13 +85,9 @@ class Gated(
         "gate", description="whether β counts a gate once, or once per weight of its group"
     )
     drift: float = Field(0.0, ge=0, description="λ, precision of the slab around the server")
-    temperature: float = Field(1e-3, gt=0, description="T, of the gates' probabilities")
     relaxation: float = Field(
         2 / 3, gt=0, description="temperature of the hard-concrete relaxation in training"
     )
-    start: float = Field(0.99, gt=0, lt=1, description="probability of every gate at the start")
-    gate_lr: float = Field(1e-3, gt=0, description="Adamax of the clients' thresholds")
-    server_gate_lr: float = Field(1e-2, gt=0, description="Adamax of the server's thresholds")
     server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
         "adam", description="optimizer of the server's weights"
     )
@@ -119,7 +118,7 @@ class Gated(
         weights, buffers = run.network.split()
         level = torch.tensor(log(self.start / (1 - self.start)))
         thresholds = {
-            u.layer: gates.thresholds(units.row_norms(weights, u), level, self.temperature)
+            u.layer: self.gate_thresholds(units.row_norms(weights, u), level)
             for u in self._gated(run)
         }
         return Server(weights, buffers, thresholds, {}, {})
@@ -127,7 +126,7 @@ class Gated(
     def _logits(self, weights: Tensors, thresholds: Tensors, layer: Group) -> Tensor:
         """Logits of a layer's gates; detached from the weights."""
         norms = units.row_norms(weights, layer).detach()
-        return gates.logits(norms, thresholds[layer.layer], self.temperature)
+        return self.gate_logits(norms, thresholds[layer.layer])
 
     def message(self, server: AnyServer, at: At) -> Message:
         """Weights and thresholds of the units that survive, and buffers."""
@@ -149,6 +148,10 @@ class Gated(
         gated = self._gated(at.run)
         device = at.run.network.device
         prior = at.run.network.prepare(dense(message))
+        for layer in gated:  # what was not sent is closed
+            closed = units.row_norms(prior, layer) == 0
+            name = f"threshold/{layer.layer}"
+            prior[name] = prior[name].masked_fill(closed, CLOSED)
         thresholds = part(prior, "threshold")
         given = {
             "prior": prior,
@@ -164,7 +167,7 @@ class Gated(
             given=given,
             noise=Noise("relaxed gates", draw),
             message=message,
-            param_groups={"threshold/": lambda leaves: torch.optim.Adamax(leaves, lr=self.gate_lr)},
+            param_groups={"threshold/": self.gate_optimizer},
         )
 
     def loss(self, run: Run) -> Loss:
@@ -298,27 +301,18 @@ class Gated(
                 name: torch.where(shares[name] > 0, mean[name] / shares[name].clamp_min(1e-12), w)
                 for name, w in server.weights.items()
             }
-            for layer in gated:
-                level = torch.logit(opened[layer.layer], eps=1e-6)
-                norms = units.row_norms(weights, layer)
-                thresholds[layer.layer] = gates.thresholds(norms, level, self.temperature)
         else:
             drift = {n: shares[n] * w - mean[n] for n, w in server.weights.items()}
             weights, optimizer = self.server_step(server.weights, drift, optimizer)
-            slopes = {}
-            for layer in gated:
-                v = server.thresholds[layer.layer]
-                theta = torch.sigmoid(self._logits(server.weights, server.thresholds, layer))
-                slope = (opened[layer.layer] - theta) * torch.sigmoid(v) / self.temperature
-                slopes[layer.layer] = slope
-            if gated:
-                thresholds, gate_optimizer = optimizers.step(
-                    lambda leaves: torch.optim.Adamax(leaves, lr=self.server_gate_lr),
-                    server.thresholds,
-                    slopes,
-                    gate_optimizer,
-                )
         weights = units.zero(weights, before)  # the optimizer's momentum revives nothing
+        norms = {u.layer: units.row_norms(weights, u) for u in gated}
+        if self.update_rule == "average":
+            thresholds = {layer: self.gates_of(norms[layer], opened[layer]) for layer in norms}
+        elif gated:
+            logits = {u.layer: self._logits(server.weights, thresholds, u) for u in gated}
+            thresholds, gate_optimizer = self.server_gates(
+                thresholds, logits, norms, opened, gate_optimizer
+            )
         if self.prune:
             weights, thresholds = self._pruned(weights, thresholds, gated)
         alive = _alive(weights, gated)
@@ -342,7 +336,7 @@ class Gated(
         for u in gated:
             norms = units.row_norms(pruned, u)
             same = ~keep[u.layer] | (norms == units.row_norms(weights, u))
-            following = gates.thresholds(norms, logits[u.layer], self.temperature)
+            following = self.gate_thresholds(norms, logits[u.layer])
             moved[u.layer] = torch.where(same, thresholds[u.layer], following)
         return pruned, moved
 
