@@ -1,7 +1,7 @@
 """FedSparse: the spike-and-slab prior; whole units are gated, pruned and not sent."""
 
-from dataclasses import dataclass, replace
-from math import log, sqrt
+from dataclasses import dataclass, field, replace
+from math import inf, log, sqrt
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from fedbayes.contracts import (
     Method,
     Noise,
     Nothing,
+    Prior,
     Problem,
     Report,
     Run,
@@ -27,8 +28,18 @@ from fedbayes.contracts import (
     nll,
     units_remarks,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.inference import gates
-from fedbayes.inference.controls import along_path, corrected, moved, require_plain_sgd, zeros
+from fedbayes.inference.controls import (
+    NORMS,
+    along_path,
+    bounded,
+    corrected,
+    moved,
+    no_norms,
+    require_plain_sgd,
+    zeros,
+)
 from fedbayes.inference.gate_scale import CLOSED, GateScale
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked, Message, dense
@@ -109,6 +120,10 @@ class Gated(
     def remarks(self, run: Run) -> list[str]:
         """Layers that have no gates."""
         return units_remarks(self.name, run.network, self._gated(run))
+
+    def prior(self, samples: int) -> Prior | None:
+        """The slab, a Gaussian of precision λ N_s for weights whose gate is open."""
+        return Prior("precision of the slab", self.drift * samples) if self.drift else None
 
     def _gated(self, run: Run) -> tuple[Group, ...]:
         return tuple(u for u in run.network.groups if self.output_gates or not u.output)
@@ -384,6 +399,8 @@ class Controlled(Server):
 
     control: Tensors
     """c, like the weights."""
+    norms: Tensor = field(default_factory=no_norms)
+    """Distribution function of the norms of the last round's variates; zeros where unknown."""
 
 
 @dataclass(frozen=True)
@@ -408,6 +425,12 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
     repeats_changes = True
 
     damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
+    variate_bound: float | None = Field(
+        None,
+        gt=0,
+        description="largest norm of a client's variate c_s, as a multiple of the median norm of "
+        "those of the last round; a longer one is shortened; none: no bound, as published",
+    )
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
@@ -426,7 +449,9 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         """As FedSparse, and the control variate of what survives."""
         gated = self._gated(at.run)
         found = units.masks(gated, _alive(server.weights, gated))
-        return super().message(server, at) | named("control", units.mask(server.control, found))
+        norms = {} if self.variate_bound is None else {NORMS: server.norms}
+        control = named("control", units.mask(server.control, found))
+        return {**super().message(server, at), **control, **norms}
 
     def loss(self, run: Run) -> Loss:
         """As FedSparse, with ⟨c − c_s, φ⟩."""
@@ -434,11 +459,17 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
 
     def problem(self, message: Message, client: Control, samples: Samples, at: At) -> Problem:
         """As FedSparse, given the correction."""
-        prior = {n: item for n, item in message.items() if not n.startswith("control/")}
+        beside = ("control/", NORMS)
+        prior = {n: item for n, item in message.items() if not n.startswith(beside)}
         problem = super().problem(prior, client, samples, at)
         common = at.run.network.prepare(dense(part(message, "control")))
-        correction = {n: self.damping * (c - client.control[n]) for n, c in common.items()}
-        return replace(problem, message=message, given={**problem.given, "correction": correction})
+        given: Tree = {
+            **problem.given,
+            "correction": {n: self.damping * (c - client.control[n]) for n, c in common.items()},
+        }
+        if self.variate_bound is not None:
+            given["norms"] = message[NORMS]
+        return replace(problem, message=message, given=given)
 
     def report(
         self, solved: Solved, problem: Problem, client: Control, at: At
@@ -446,8 +477,13 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         """Report the gated weights and the change of c_s."""
         tensors, info = self.sampled(solved, problem, at)
         own = along_path(problem, solved, lr=at.lr)
-        change = {n: own[n] - client.control[n] for n in own}
         asked = part(problem.message, "control")
+        norms = Tensors()
+        if self.variate_bound is not None:
+            held = {n: torch.where(_held(item), own[n], 0.0) for n, item in asked.items()}
+            own, norms[NORMS], said = bounded(held, self.variate_bound, problem.given["norms"])
+            info = {**info, **said}
+        change = {n: own[n] - client.control[n] for n in own}
         if at.run.clips:  # what is kept is what the server adds
             sent = {n: torch.where(_held(item), change[n], 0.0) for n, item in asked.items()}
             change = at.run.clips.shortened("control", sent)
@@ -456,14 +492,27 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
             n: item.like(change[n]) if isinstance(item, Masked) else change[n]
             for n, item in asked.items()
         }
-        return Report(tensors | named("control", masked)), Control(own), info
+        return Report({**tensors, **named("control", masked), **norms}), Control(own), info
+
+    def ordinary(self, server: Controlled, run: Run) -> dict[str, float]:
+        """A client's variate may move by as much as the federation's is."""
+        return super().ordinary(server, run) | {
+            "control": norm(c.double() for c in server.control.values()),
+            "norms": inf,
+        }
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """The change of the variate, all of it: where one explodes, it is one client's first."""
+        change = part(dense(report.tensors), "control")
+        return {"control variate": torch.cat([c.flatten() for c in change.values()])}
 
     def update(self, server: Controlled, reports: Sum, at: At) -> tuple[Controlled, Info]:
         """As FedSparse; c moves by the mean change times the share of clients heard."""
         following, info = self._update(server, reports, at.run)
-        change = part(reports.mean(), "control")
-        control = moved(server.control, change, reports.clients / at.run.clients)
-        return Controlled(**vars(following), control=control), info
+        mean = reports.mean()
+        control = moved(server.control, part(mean, "control"), reports.clients / at.run.clients)
+        norms = mean.get(NORMS, server.norms)
+        return Controlled(**vars(following), control=control, norms=norms), info
 
 
 def _held(item: Masked | Tensor) -> Tensor:

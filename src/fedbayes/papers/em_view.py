@@ -70,8 +70,8 @@ METHODS: dict[str, Row] = {
     "Laplace": {"name": "laplace"},
     "mixture, K = 3": {"name": "mixture", "components": 3},
 }
-"""As the tables call them. `faster`: thresholds 1.2 times as fast, and no output is gated; `logits`:
-gates on one scale (`method.scale`), and no output is gated."""
+"""As the tables call them. `faster`: thresholds 1.2 times as fast, and no output is gated;
+`logits`: gates on one scale (`method.scale`), and no output is gated."""
 
 COLOURS = {
     "FedAvg": "#000000",
