@@ -5,11 +5,14 @@
 One SuperLink and three SuperNodes as processes on this machine, FedAvg and FedSparse on MNIST
 with an MLP of two layers of 200 units. Between every node and the SuperLink stands a proxy that
 counts all the bytes of the TCP connections: what the link really carried, with HTTP, polling and
-heartbeats. Prints, for each method, seconds a round beside those of the sequential engine on the
-same tasks, and the bytes of the link in ratio to those of the encoded messages: counted by the
-engine (Flower's objects), and by the proxy. Needs the data (FEDBAYES_DATA, or the hub).
+heartbeats. Nodes are those of `fedbayes federate node`, whose processes stay loaded, and then
+those of `flower-supernode`. For both and each method it prints seconds a round beside those of the
+sequential engine and of two workers on the same tasks, and the bytes of the link in ratio to
+those of the encoded messages: counted by the engine (Flower's objects), and by the proxy. How busy
+the machine was with other work is told too. Needs the data (FEDBAYES_DATA, or the hub).
 """
 
+import os
 import socket
 import statistics
 import sys
@@ -54,6 +57,9 @@ class Proxy:
             pass
 
 
+NODES = {"federate node": 600, "flower-supernode": None}
+
+
 def measure(method, rounds):
     config = Config.create(
         rounds=rounds,
@@ -63,30 +69,43 @@ def measure(method, rounds):
         evaluate_every=0,
     )
     alone = run(config)
+    local = seconds(alone)
+    workers = seconds(run(config.model_copy(update={"engine": "workers", "workers": 2})))
+    print(f"{method}: {local:.1f} s a round sequentially, {workers:.1f} s by two workers")
+    for name, warm in NODES.items():
+        remote, model, summary, wire = federated(config, warm)
+        print(
+            f"  {name}: {remote:.1f} s a round, {remote - local:+.1f} s to the sequential engine, "
+            f"{remote - workers:+.1f} s to the workers; same model: {same(alone.model, model)}; "
+            f"load {os.getloadavg()[0]:.0f}"
+        )
+        for way in ("down", "up"):
+            sent = summary[f"bytes_{way}"]
+            print(
+                f"    {way}: {sent:,} bytes encoded, {summary[f'link_{way}'] / sent:.4f} of it as "
+                f"Flower's objects, {wire[way] / sent:.4f} on the wire",
+                flush=True,
+            )
+
+
+def federated(config, warm):
+    """Seconds a round, the model, the summary, and the bytes on the wire."""
     with tempfile.TemporaryDirectory() as name, Deployment(Path(name)) as deployment:
         proxy = Proxy(deployment.port)
         for client in range(3):
-            deployment.start_node(client, superlink=f"127.0.0.1:{proxy.port}")
+            deployment.start_node(client, superlink=f"127.0.0.1:{proxy.port}", warm=warm)
         file = Path(name) / "config.toml"
         file.write_text(config.dump())
         process = deployment.federate(file, "--out", Path(name) / "run")
         if process.wait() != 0:
             sys.exit(deployment.log("federate"))
         ended = Result(Path(name) / "run")
-    # The first round waits for the nodes to say who they are.
-    local = statistics.median(line["seconds"] for line in alone.metrics[1:])
-    remote = statistics.median(line["seconds"] for line in ended.metrics[1:])
-    summary = ended.summary
-    print(
-        f"{method}: {remote:.1f} s a round, {local:.1f} s sequentially, overhead "
-        f"{remote - local:.1f} s; same model: {same(alone.model, ended.model)}"
-    )
-    for way in ("down", "up"):
-        sent = summary[f"bytes_{way}"]
-        print(
-            f"  {way}: {sent:,} bytes encoded, {summary[f'link_{way}'] / sent:.4f} of it as "
-            f"Flower's objects, {getattr(proxy, way) / sent:.4f} on the wire"
-        )
+        return seconds(ended), ended.model, ended.summary, {"down": proxy.down, "up": proxy.up}
+
+
+def seconds(ended):
+    """Of a round; the first waits for the nodes to say who they are."""
+    return statistics.median(line["seconds"] for line in ended.metrics[1:])
 
 
 def same(one, other):

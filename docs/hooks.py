@@ -7,10 +7,13 @@ script and no network. Comments are replaced:
     <!-- fields: package.module:Class -->  the fields of a settings class
     <!-- settings -->                    every table of a config
     <!-- command line -->                every command with its options
+    <!-- findings -->                    every experiment of the papers, with a verdict
+    <!-- finding: NAME -->               tables and claims of one, as `fedbayes reproduce` left them
 """
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -21,12 +24,18 @@ from typer.main import get_command
 
 from fedbayes.cli import app
 from fedbayes.methods import METHODS
+from fedbayes.papers import lines
+from fedbayes.papers.finding import overview
 from fedbayes.runs.config import settings
 from fedbayes.runs.settings import Row, rows
 
 _BLOCK = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"\$`(.+?)`\$", re.DOTALL)
 _PARAMETERS = re.compile(r"<!-- parameters: (\S+) -->")
+_FINDING = re.compile(r"<!-- finding: (\S+) -->")
+FINDINGS = Path(__file__).parent / "findings"
+"""`NAME/finding.json` of every experiment that the page of results has from its output."""
+
 _FIELDS = re.compile(r"<!-- fields: (\S+) -->")
 
 
@@ -37,7 +46,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = _INLINE.sub(lambda found: f"<span>{convert(found[1])}</span>", markdown)
     markdown = _PARAMETERS.sub(lambda found: parameters(found[1]), markdown)
     markdown = _FIELDS.sub(lambda found: table(rows(resolve_name(found[1]))), markdown)
-    for comment, text in (("settings", tables), ("command line", commands)):
+    markdown = _FINDING.sub(lambda found: finding(found[1]), markdown)
+    for comment, text in (
+        ("settings", tables),
+        ("command line", commands),
+        ("findings", lambda: overview(lines(FINDINGS))),
+    ):
         if f"<!-- {comment} -->" in markdown:
             markdown = markdown.replace(f"<!-- {comment} -->", text())
     return markdown
@@ -49,6 +63,13 @@ def parameters(name: str) -> str:
     if not method.model_fields:
         return f"`{name}` has no parameters."
     return f"Parameters of `{name}`, in the table `[method]`:\n\n{table(rows(method))}"
+
+
+def finding(name: str) -> str:
+    """What an experiment came to, in Markdown, with its verdict."""
+    (line,) = (line for line in lines(FINDINGS) if line.name == name)
+    assert line.finding is not None, f"docs/findings has no {name}"
+    return f"{line.finding}\n\nVerdict: {line.verdict}."
 
 
 def tables() -> str:

@@ -125,13 +125,18 @@ class Deployment:
         self.superlink = self.spawn("superlink", command)
         wait_for(lambda: listens(self.port), 60, "SuperLink")
 
-    def start_node(self, client, key=None, superlink=None, **config):
+    def start_node(self, client, key=None, superlink=None, warm=600, **config):
+        """A node of `fedbayes federate node`, or with `warm=None` of `flower-supernode`."""
         config = {"client": client, "state": str(self.folder / f"state-{client}"), **config}
         text = " ".join(f"{k}={v!r}".replace("'", '"') for k, v in config.items())
-        command = ["flower-supernode", "--superlink", superlink or self.nodes_address, *self.trust]
-        command += ["--port", free_port(), "--node-config", text]
+        link = ["--superlink", superlink or self.nodes_address, *self.trust]
+        if warm is None:
+            command = ["flower-supernode", *link, "--port", free_port()]
+        else:
+            command = ["fedbayes", "federate", "node", *link, "--warm", warm]
+        command += ["--node-config", text]
         if key is not None:
-            command += ["--auth-supernode-private-key", key]
+            command += ["--auth-supernode-private-key" if warm is None else "--key", key]
         self.nodes[client] = self.spawn(f"node-{client}", command)
         return self.nodes[client]
 

@@ -122,6 +122,25 @@ def test_the_page_of_commands_has_every_option(hooks):
     assert "resnet20. Default: mlp." in parts["fedbayes run"]
 
 
+def test_the_page_of_results_is_made_from_findings(hooks):
+    """Every experiment has a verdict, and what one left is where the page asks for it."""
+    from fedbayes.papers import lines
+
+    written = (DOCS / "results.md").read_text()
+    page = hooks.on_page_markdown(written)
+    assert "<!--" not in page
+    left = [line for line in lines(DOCS / "findings") if line.finding is not None]
+    assert left
+    assert sorted(file.name for file in (DOCS / "findings").iterdir()) == sorted(
+        line.name for line in left
+    )
+    for line in lines(DOCS / "findings"):
+        assert f"| `{line.name}` | {line.what} | {line.verdict} |" in page
+    for line in left:
+        assert written.count(f"<!-- finding: {line.name} -->") == 1
+        assert all(str(claim) in page for claim in line.finding.claims)
+
+
 def test_commands_in_the_pages_are_known():
     """Indented commands (too long to run here) at least name methods and options that exist."""
     from typer.main import get_command

@@ -70,6 +70,33 @@ def test_three_nodes_end_with_the_model_of_the_sequential_engine(label, three_no
     assert all(file.stat().st_size < 200 for file in tickets)
 
 
+def test_nodes_of_every_kind_end_with_the_same_model(deployment):
+    """What stays loaded, what does not, and Flower's own."""
+    for client, warm in enumerate([600, 0, None]):
+        deployment.start_node(client, warm=warm)
+    config = Config.create(**settings("scaffold", rounds=3))
+    assert start(deployment, config).wait(timeout=300) == 0, deployment.log("federate")
+    ended = Result(deployment.folder / "run")
+    assert same(ended.model, run(config).model)
+    assert ended.summary["losses"] == []
+
+
+def test_two_runs_at_the_same_nodes_do_not_meet(three_nodes):
+    configs = {
+        f"at-once-{seed}": Config.create(
+            **settings("scaffold", rounds=3, seed=seed, round_timeout=250)
+        )
+        for seed in (1, 2)
+    }
+    processes = [start(three_nodes, config, name=name) for name, config in configs.items()]
+    for process in processes:
+        assert process.wait(timeout=500) == 0, three_nodes.log("federate")
+    for name, config in configs.items():
+        ended = Result(three_nodes.folder / name)
+        assert ended.summary["losses"] == []
+        assert same(ended.model, run(config).model)
+
+
 def test_a_killed_node_is_waited_for_and_another_takes_its_place(deployment):
     config = Config.create(**settings("scaffold", rounds=2, round_timeout=200))
     for client in range(3):

@@ -10,13 +10,9 @@ from fedbayes.errors import ConfigError, DataError, RunError
 from fedbayes.fusion.function import fuse_functions
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.papers import EXPERIMENTS, combined, em_view, gpi_fnm, reproduce
-from fedbayes.papers.experiment import (
-    Results,
-    claim,
-    finished,
-    markdown,
-    mean_and_std,
-)
+from fedbayes.papers import lines as experiments
+from fedbayes.papers.experiment import Request, Results, finished, mean_and_std
+from fedbayes.papers.finding import Claim, Finding, Line, Part, markdown, overview, read_finding
 from fedbayes.runs.build import build_data
 from tests.test_fusion import command
 
@@ -30,8 +26,8 @@ def test_what_was_measured_is_kept(tmp_path, monkeypatch):
 
     def fill():
         told.clear()
-        out = tmp_path / "out"
-        return gpi_fnm.fill(tmp_path, out, federations, methods, grid, told.append)
+        request = Request("out", tmp_path, "small", ["digits"], watch=told.append)
+        return gpi_fnm.fill(request, federations, methods, grid)
 
     table = fill()
     assert len(table) == len(told) == 12
@@ -74,7 +70,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
 def test_figures_on_digits(name, tmp_path, monkeypatch):
     quick = FunctionSettings(distillation=DistillationSettings(steps=200))
     monkeypatch.setattr(gpi_fnm, "fuse_functions", partial(fuse_functions, settings=quick))
-    text = reproduce(name, tmp_path, datasets=["digits"])
+    text = str(reproduce(name, tmp_path, datasets=["digits"]))
     assert "GPI-FNM is ahead of PFNM in every setting" in text
     assert (tmp_path / name / "figure.png").exists()
 
@@ -84,12 +80,12 @@ def test_figures_on_digits(name, tmp_path, monkeypatch):
     "name", ["fedsparse-table1", "fedsparse-fig5", "fedsparse-fig7", "fedsparse-fig8", "em-priors"]
 )
 def test_methods_are_compared_on_digits(name, tmp_path):
-    text = reproduce(name, tmp_path, datasets=["digits"])
+    text = str(reproduce(name, tmp_path, datasets=["digits"]))
     assert "| FedAvg |" in text
     assert "after 40 rounds" in text
     assert (tmp_path / name / "figure-digits.png").exists()
     again = []
-    assert reproduce(name, tmp_path, datasets=["digits"], watch=again.append) == text
+    assert str(reproduce(name, tmp_path, datasets=["digits"], watch=again.append)) == text
     assert not again, "what was run is kept"
 
 
@@ -140,11 +136,15 @@ def test_absent_data_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(papers, "load_dataset", load)
     ran = []
     experiment = papers.Experiment(
-        "two", "", ("cifar10", "femnist"), lambda *rest: ran.append(rest[2]) or "done"
+        "two",
+        "",
+        ("cifar10", "femnist"),
+        lambda request: ran.append(request.datasets) or finding(experiment="two"),
     )
     monkeypatch.setitem(papers.EXPERIMENTS, "two", experiment)
     told = []
-    assert reproduce("two", tmp_path, watch=told.append) == "done"
+    assert reproduce("two", tmp_path, watch=told.append) == finding(experiment="two")
+    assert read_finding(tmp_path / "two" / "finding.json") == finding(experiment="two")
     assert ran == [["cifar10"]]
     assert told == ["left out: femnist is at https://example.org"]
     with pytest.raises(DataError, match="example"):
@@ -153,7 +153,7 @@ def test_absent_data_are_named(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_virtual_on_digits(tmp_path):
-    text = reproduce("virtual-table2", tmp_path, datasets=["digits"])
+    text = str(reproduce("virtual-table2", tmp_path, datasets=["digits"]))
     assert "VIRTUAL is at or within one std" in text
     assert (tmp_path / "virtual-table2" / "figure.png").exists()
 
@@ -163,7 +163,7 @@ def test_virtual_on_digits(tmp_path):
     "name", ["combined-fig2", "combined-fig3", "combined-fig5", "combined-fig6"]
 )
 def test_combinations_on_digits(name, tmp_path):
-    text = reproduce(name, tmp_path, datasets=["digits"])
+    text = str(reproduce(name, tmp_path, datasets=["digits"]))
     settings = {"combined-fig2": 2, "combined-fig3": 2, "combined-fig5": 3, "combined-fig6": 5}
     claims = [line for line in text.splitlines() if line.startswith(("- Seen: ", "- NOT seen: "))]
     assert len(claims) == settings[name]
@@ -193,22 +193,99 @@ def test_curves_and_claims_of_combinations_by_hand():
     assert line["orders of amplification"] == "3.5"
     assert line["ended by overflow"] == "1 of 2"
 
-    def verdict(rule, mean, centre=0.9):
-        return combined._verdict("balanced", rule, np.array([mean, mean]), centre)
+    def seen(rule, mean, centre=0.9):
+        return combined._claim("balanced", rule, np.array([mean, mean]), centre).seen
 
-    assert verdict("mean", [0.9, 0.55]).startswith("- Seen")
-    assert verdict("mean", [0.9, 0.65]).startswith("- NOT seen")
-    assert verdict("linear, c = 1", [0.8, 0.9, 0.8]).startswith("- Seen")
-    assert verdict("linear, c = 1", [0.8, 0.9, 0.9]).startswith("- NOT seen")
-    assert verdict("linear, c = 1", [0.9, 0.9, 0.8]).startswith("- NOT seen")
-    assert verdict("exp, c = 0.001", [0.8, 0.9, 0.89]).startswith("- Seen")
-    assert verdict("exp, c = 0.001", [0.8, 0.9, 0.8]).startswith("- NOT seen")
-    assert verdict("exp, c = 0.001", [0.8, 0.8, 0.8]).startswith("- NOT seen")
+    assert seen("mean", [0.9, 0.55])
+    assert not seen("mean", [0.9, 0.65])
+    assert seen("linear, c = 1", [0.8, 0.9, 0.8])
+    assert not seen("linear, c = 1", [0.8, 0.9, 0.9])
+    assert not seen("linear, c = 1", [0.9, 0.9, 0.8])
+    assert seen("exp, c = 0.001", [0.8, 0.9, 0.89])
+    assert not seen("exp, c = 0.001", [0.8, 0.9, 0.8])
+    assert not seen("exp, c = 0.001", [0.8, 0.8, 0.8])
 
 
 def test_a_claim_is_told_either_way():
-    assert claim("up", True, "1 to 2") == "- Seen: up (1 to 2)."
-    assert claim("up", False, "2 to 1") == "- NOT seen: up (2 to 1)."
+    """A cause is told of what was not seen alone."""
+    for cause, told in (("", ""), ("gravity", " Cause: gravity.")):
+        up = Claim(text="up", seen=True, measured="1 to 2", cause=cause)
+        down = Claim(text="up", seen=False, measured="2 to 1", cause=cause)
+        assert str(up) == "- Seen: up (1 to 2)."
+        assert str(down) == f"- NOT seen: up (2 to 1).{told}"
+
+
+def finding(seen=(True,), seeds=3, experiment="gpi-fnm-fig2", datasets=("mnist",), cause=""):
+    claims = [
+        Claim(text=f"claim {n}", seen=s, measured="x", cause=cause) for n, s in enumerate(seen)
+    ]
+    table = "| a |\n| --- |\n| 1 |"
+    return Finding(
+        experiment=experiment,
+        scale="small",
+        datasets=datasets,
+        seeds=seeds,
+        parts=(Part(heading="all", table=table, claims=claims),),
+        note="A note.",
+    )
+
+
+def test_a_verdict_takes_three_seeds():
+    """Two of them, however clear, are none; the counts are of claims."""
+    assert finding((True, True)).verdict == "seen"
+    assert finding((True, False)).verdict == "seen in part (1 of 2 claims)"
+    assert finding((False, False)).verdict == "refuted"
+    assert finding((True, True), seeds=2).verdict == "no verdict from 2 seeds (2 of 2 claims seen)"
+    assert finding((False,), seeds=1).verdict == "no verdict from 1 seed (0 of 1 claims seen)"
+    assert finding((True, False, False), cause="why").causes == ("why",)
+    assert finding((True,), cause="why").causes == ()
+
+
+def test_a_finding_is_kept_with_its_table(tmp_path, capsys):
+    """What is listed, in the terminal too, comes from the files that experiments leave."""
+    folder = tmp_path / "gpi-fnm-fig2"
+    folder.mkdir()
+    found = finding((True, False), cause="tired neurons")
+    found.write(folder)
+    assert read_finding(folder / "finding.json") == found
+    text = (folder / "table.md").read_text()
+    assert text == (
+        "**all**\n\n| a |\n| --- |\n| 1 |\n\n- Seen: claim 0 (x).\n"
+        "- NOT seen: claim 1 (x). Cause: tired neurons.\n\nA note.\n"
+    )
+    listed = {line.name: line for line in experiments(tmp_path)}
+    assert list(listed) == list(EXPERIMENTS)
+    verdict = "seen in part (1 of 2 claims); without cifar10"
+    assert listed["gpi-fnm-fig2"].verdict == verdict
+    assert listed["gpi-fnm-fig3"].finding is None
+    (row,) = (
+        row
+        for row in overview(list(listed.values())).splitlines()
+        if "fig2" in row and "gpi" in row
+    )
+    assert f"| {verdict} | tired neurons | mnist | 3 | small |" in row
+    assert command("reproduce", "-o", tmp_path) == 0
+    assert "tired neurons" in capsys.readouterr().out
+    (folder / "finding.json").write_text('{"experiment": "gpi-fnm-fig2"}')
+    assert command("reproduce", "-o", tmp_path) == 2
+    assert "is no finding" in capsys.readouterr().err
+
+
+def test_what_cannot_be_measured_here_is_told_from_what_was_not():
+    line = Line("table2", "", ("cifar100",), None, absent=("cifar100",))
+    assert line.verdict == "beyond this machine: no cifar100 here"
+    assert Line("fig2", "", ("mnist", "har"), None, absent=("har",)).verdict == "not measured"
+
+
+def test_seeds_are_those_asked_for(tmp_path):
+    """By default as many as belong to the scale; none is refused."""
+    small, paper = (Request("x", tmp_path, scale, ["digits"]) for scale in ("small", "paper"))
+    assert list(small.repeats(2, 5)) == [0, 1]
+    assert list(paper.repeats(2, 5)) == [0, 1, 2, 3, 4]
+    asked = Request("x", tmp_path, "small", ["digits"], seeds=3)
+    assert list(asked.repeats(2, 5)) == [0, 1, 2]
+    with pytest.raises(ConfigError, match="one seed at least"):
+        reproduce("gpi-fnm-fig2", tmp_path, seeds=0)
 
 
 @pytest.mark.data
@@ -228,7 +305,8 @@ def test_measurements_under_other_settings_do_not_count(tmp_path):
         told.clear()
         grid = {"sigma0": (1.0,), "gamma": (1.0,), "epsilon": epsilons}
         methods = ["locals", "GPI-FNM"]
-        table = gpi_fnm.fill(tmp_path, tmp_path / "out", federations, methods, grid, told.append)
+        request = Request("out", tmp_path, "small", ["digits"], watch=told.append)
+        table = gpi_fnm.fill(request, federations, methods, grid)
         assert len(table) == 2
     assert len(told) == 1
     assert "GPI-FNM" in told[0]
@@ -279,6 +357,8 @@ def test_tables_by_hand():
     ]
     assert markdown(lines).splitlines()[1] == "| --- | --- | --- |"
     said = gpi_fnm.ahead(table, ("clients",), "A", "B")
-    assert said.startswith("- NOT seen: A is ahead of B in every setting (in 1 of 2, by -0.100")
-    assert "to +0.110, mean +0.005" in said
+    assert str(said).startswith(
+        "- NOT seen: A is ahead of B in every setting (in 1 of 2, by -0.100"
+    )
+    assert "to +0.110, mean +0.005" in said.measured
     assert mean_and_std([0.5, 0.7]) == f"0.600 ± {np.std([0.5, 0.7], ddof=1):.3f}"

@@ -192,9 +192,9 @@ def test_colours_stand_out(theme):
 @pytest.mark.parametrize("figure", [*FIGURES, "loss"])
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_single_figures(figure, form, runs, tmp_path):
-    if figure in ("metrics", "predictions", "coverage", "privacy"):
+    if figure in ("metrics", "clock", "predictions", "coverage", "privacy"):
         with pytest.raises(RunError, match="nothing to draw"):
-            plot(runs, figure, tmp_path / "x.png")  # of numbers or noise, and these have neither
+            plot(runs, figure, tmp_path / "x.png")  # of numbers, a clock or noise: these have none
         return
     out = tmp_path / f"figure.{form}"
     plot(runs, figure, out)

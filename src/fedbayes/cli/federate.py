@@ -164,6 +164,41 @@ def federate_hub(
     serve(folder, at, port)
 
 
+@federate_app.command("node")
+def federate_node(
+    node_config: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT", help="Which client it is and where its data are: 'client=0 data=\"…\"'."
+        ),
+    ],
+    superlink: Annotated[
+        str, typer.Option("--superlink", help="HOST:PORT where the SuperLink takes nodes.")
+    ] = "127.0.0.1:9092",
+    root_certificates: Certificates = None,
+    insecure: Insecure = False,
+    key: Annotated[Path | None, typer.Option(help="The client's private key.")] = None,
+    warm: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="How long a run's process stays loaded without work; 0: not at all.",
+        ),
+    ] = 600.0,
+) -> None:
+    """Run a client's node; its process and data stay loaded between messages."""
+    from fedbayes.flower import pem_at
+
+    pem = pem_at(superlink, root_certificates, insecure)
+    from fedbayes.flower.supernode import Link as Way
+    from fedbayes.flower.supernode import read_config, read_private_key, serve
+
+    config = read_config(node_config)
+    keys = None if key is None else read_private_key(key)
+    serve(Way(superlink, pem, keys), config, warm)
+
+
 @federate_app.command("admit")
 def federate_admit(
     keys: Annotated[list[Path], typer.Argument(help="Public keys of clients: client-0.pub …")],

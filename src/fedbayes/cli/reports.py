@@ -87,9 +87,9 @@ def plot(
         typer.Option(
             "--figure",
             "-f",
-            help="headline (accuracy, rmse, …), metrics (the others of numbers), bytes, local, "
-            "nll, loss, sparsity, size, privacy, clients, split, confusion, predictions, coverage, "
-            "reliability, selective, or any metric of metrics.jsonl.",
+            help="headline (accuracy, rmse, …), metrics (the others of numbers), bytes, clock, "
+            "local, nll, loss, sparsity, size, privacy, clients, split, confusion, predictions, "
+            "coverage, reliability, selective, or any metric of metrics.jsonl.",
         ),
     ] = "headline",
     out: Annotated[Path, typer.Option("--out", "-o", help="PNG, SVG or PDF file.")] = Path(

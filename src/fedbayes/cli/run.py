@@ -258,19 +258,24 @@ def reproduce(
     dataset: Annotated[
         list[str] | None, typer.Option("--dataset", "-d", help="Some of its data sets alone.")
     ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; a verdict takes three.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.")] = Path(
         "reproduced"
     ),
 ) -> None:
-    """Measure a table or figure of a paper; go on where the last try stopped."""
-    from fedbayes.papers import EXPERIMENTS, reproduce
+    """Measure a table or figure of a paper; go on where the last try stopped.
+
+    Without a name: every experiment with its data, and a verdict on its claims from what was
+    measured in the folder for results.
+    """
+    from fedbayes.papers import lines, reproduce
 
     if name in (None, "list"):
-        table = Table("experiment", "data", "", pad_edge=False)
-        for experiment in EXPERIMENTS.values():
-            table.add_row(
-                f"[bold]{experiment.name}", ", ".join(experiment.datasets), experiment.what
-            )
+        table = Table("experiment", "verdict", "", pad_edge=False)
+        for line in lines(out):
+            about = f"{line.what}\n[dim]{', '.join(line.datasets)}"
+            causes = line.finding.causes if line.finding else ()
+            table.add_row(f"[bold]{line.name}", "\n".join((line.verdict, *causes)), about)
         Console().print(table)
         return
     if scale not in ("small", "paper"):
@@ -279,9 +284,17 @@ def reproduce(
     try:
         with console.status("") as status:
             watch = status.update if console.is_terminal else console.print
-            text = reproduce(name, out, scale=scale, datasets=dataset, watch=watch)  # type: ignore[arg-type]
+            finding = reproduce(
+                name,
+                out,
+                scale=scale,  # type: ignore[arg-type]
+                datasets=dataset,
+                seeds=seeds,
+                watch=watch,
+            )
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on", highlight=False)
         raise typer.Exit(130) from None
-    print(text)
-    console.print(f"wrote {out / name}", highlight=False, soft_wrap=True)
+    print(finding)
+    said = f"verdict: {finding.verdict}; wrote {out / name}"
+    console.print(said, highlight=False, soft_wrap=True)

@@ -68,6 +68,7 @@ class OneMetric(Method[Server, Pool, Sum]):
     client_state = Pool
     repeats_changes = True
     adds = True
+    stale_reports = "whole"
     report_range = 65536.0
 
     @property

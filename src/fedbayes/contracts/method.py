@@ -123,6 +123,10 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     repeats_changes: ClassVar[bool] = False
     """Whether clients keep, in their private states, what their reports added: then they shorten it
     themselves to what the server adds (`Run.clips`), and have to know the bounds."""
+    stale_reports: ClassVar[Literal["weighed", "whole", "refused"]] = "refused"
+    """What a report is worth that was learnt from an older state of the server, in asynchronous
+    rounds: its change (from `centre`) adds to the state of today, and may count less; or it adds,
+    but whole alone, as where clients keep what they reported; or it says nothing any more."""
     headline: ClassVar[Literal["global", "local"]] = "global"
     """Whose metric the method is for, the global model's or the clients' own models': what a
     summary leads with, and what is best."""

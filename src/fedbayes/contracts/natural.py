@@ -40,6 +40,7 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
 
     repeats_changes = True
     adds = True
+    stale_reports = "whole"
     report_range = 65536.0
 
     prior_std: float = Field(

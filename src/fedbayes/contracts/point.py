@@ -23,6 +23,7 @@ class PointEstimate(Method[ServerState, Nothing, Sum]):
     """
 
     summable = True
+    stale_reports = "weighed"
 
     weighting: Weighting = Field(
         "samples", description="weight of a client in the mean: its number of samples, or 1"

@@ -30,6 +30,8 @@ NEEDS_FOLDER = (
     "stop_min_improvement",
     "secure",
     "attack",
+    "clock",
+    "asynchronous",
 )
 """Settings that have no meaning without a run folder, test samples or other processes."""
 

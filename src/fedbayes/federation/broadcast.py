@@ -1,6 +1,6 @@
 """What the server sends in a round."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,10 @@ class Broadcast:
             state = states.get(client)
             yield Task(client, self.number, data, state, constants, longest_report(expected))
 
+    def length(self, client: int) -> int:
+        """Encoded bytes of what a client is sent."""
+        return len(self._encoded(self.message(client)))
+
     def message(self, client: int) -> Message:
         """What a client is sent."""
         return self.method.message(self.server, At(self.run, self.number, client))
@@ -52,3 +56,46 @@ class Broadcast:
         if not same or not self._data:
             self._message, self._data = message, encode(message)
         return self._data
+
+
+class Broadcasts:
+    """The broadcasts that the clients of a round have: the round's own, and those of rounds before
+    in which clients started whose reports come now.
+
+    Args:
+        own: that of the round.
+        since: the round in which a client started, by client; those that are not here start now.
+        server: the server's state before a round.
+    """
+
+    def __init__(
+        self, own: Broadcast, since: Mapping[int, int], server: Callable[[int], Any]
+    ) -> None:
+        self._own, self._since, self._server = own, since, server
+        self._older: dict[int, Broadcast] = {}
+        self._left: dict[int, int] = {}
+        for number in since.values():
+            self._left[number] = self._left.get(number, 0) + 1
+
+    def tasks(self, cohort: list[int], states: Mapping[int, bytes]) -> Iterator[Task]:
+        """The task of each client of the cohort."""
+        for client in cohort:
+            yield from self.of(client).tasks([client], states)
+
+    def of(self, client: int) -> Broadcast:
+        """What a client had."""
+        number = self._since.get(client)
+        if number is None:
+            return self._own
+        if number not in self._older:
+            own = self._own
+            self._older[number] = Broadcast(own.run, own.method, self._server(number), number)
+        return self._older[number]
+
+    def answered(self, client: int) -> None:
+        """Let go of a state of the server when the last client has answered that started there."""
+        if (number := self._since.get(client)) is None:
+            return
+        self._left[number] -= 1
+        if not self._left[number]:
+            del self._older[number]

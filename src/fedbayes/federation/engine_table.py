@@ -31,6 +31,8 @@ class EngineKind:
     states: Literal["run", "nodes", "remote"] = "run"
     """Where clients' private states are: in the run folder, in the folders of nodes inside of it,
     or on other machines."""
+    clocked: bool = True
+    """Whether clients go by a simulated clock, and take no time that anyone knows otherwise."""
     settings: tuple[str, ...] = ()
     """Keys of a config that have an effect on this engine, and not on all."""
 
@@ -57,6 +59,7 @@ ENGINES: Mapping[str, EngineKind] = {
         launcher="fedbayes federate",
         secure=True,
         states="remote",
+        clocked=False,
         settings=("round_timeout", "evaluate_at"),
     ),
 }

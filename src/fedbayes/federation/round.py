@@ -8,8 +8,8 @@ from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.federation.aggregation import Aggregation, fold
 from fedbayes.federation.bounds import Intake
-from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import all_finite
+from fedbayes.federation.broadcast import Broadcast, Broadcasts
+from fedbayes.federation.checks import all_finite, encode_report
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.fold import Fold, Way
@@ -17,6 +17,7 @@ from fedbayes.federation.kept import Kept
 from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy.mechanism import Mechanism, Private
 from fedbayes.federation.privacy.spending import Spending
+from fedbayes.federation.timing.stale import Past, as_of_now
 from fedbayes.federation.weights import Weights
 from fedbayes.tensors import pack
 
@@ -77,6 +78,7 @@ def run_round(
     aggregation: Aggregation | None = None,
     privacy: Mechanism | None = None,
     weights: Weights | None = None,
+    past: Past | None = None,
     heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
     """Broadcast, E-steps, reports, M-step.
@@ -94,6 +96,8 @@ def run_round(
         privacy: what makes the round private, if anything does. Then every round has an update,
             also one that nobody reports in, and no report is measured by others.
         weights: what reports weigh; those of the ones that count are noted there.
+        past: where clients of the cohort started, in an asynchronous round. Their reports count as
+            if they had been learnt from `server`, and bytes are counted when clients start.
         heard: is told, client by client, how many of the cohort are done.
 
     A report that is not what the method expects, or whose change is out of all proportion, is
@@ -116,15 +120,23 @@ def run_round(
         reports, min_reports = privacy.begin(Way.of(method, server, run), pattern), 0
         aggregation = Aggregation(max_change=0.0, max_weight=aggregation.max_weight)
     intake, after = Intake(aggregation, method, server, run, reports), Kept()
-    outcomes = engine.train(broadcast.tasks(cohort, states)) if cohort else ()
+    had = Broadcasts(broadcast, past.since, past.server) if past else Broadcasts(broadcast, {}, int)
+    outcomes = engine.train(had.tasks(cohort, states)) if cohort else ()
     for done, (client, outcome) in enumerate(zip(cohort, outcomes, strict=True), 1):
         heard(done)
         if privacy is not None:
             outcome = privacy.kept(outcome)
-        report = ledger.enter(client, outcome, broadcast, method)
+        then = had.of(client)
+        report = ledger.enter(client, outcome, then, method)
+        had.answered(client)
         if report is None or isinstance(outcome, NoReport):
             continue
-        intake.add(client, report, outcome.report)
+        data = outcome.report
+        if past and then is not broadcast:
+            share = past.settings.weight(number - then.number)
+            report = as_of_now(report, method, run, then=then.server, now=server, weight=share)
+            data = encode_report(report)
+        intake.add(client, report, data)
         if outcome.state:
             after.add(client, outcome.state)
     for client, reason in intake.close():
@@ -150,7 +162,7 @@ def run_round(
         server=server,
         cohort=cohort,
         ledger=ledger,
-        bytes_down=0 if method.centralized else sum(broadcast.sent.values()),
+        bytes_down=0 if method.centralized else _sent(broadcast, past),
         bytes_up=0 if method.centralized else ledger.bytes_up,
         skipped=skipped or bool(undone),
         undone=undone,
@@ -159,6 +171,13 @@ def run_round(
         info=info,
         privacy=reports.record if isinstance(reports, Private) else None,
     )
+
+
+def _sent(broadcast: Broadcast, past: Past | None) -> int:
+    """Encoded bytes that went to clients in the round."""
+    if past is not None:
+        return sum(map(broadcast.length, past.starts))
+    return sum(broadcast.sent.values())
 
 
 def unsound(server: Any, method: AnyMethod, run: Run) -> str:

@@ -59,24 +59,35 @@ def superlink_at(
         EngineError: Flower is not installed, neither TLS nor its absence is asked for, or the
             address or the certificates are invalid.
     """
-    require_flower()
+    pem_at(address, certificates, insecure)
     from fedbayes.flower.superlink import SuperLink
 
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    return SuperLink(address, certificates, secret)
+
+
+def pem_at(address: str, certificates: Path | None, insecure: bool) -> bytes | None:
+    """The certificates by which a SuperLink at an address is known; None if it speaks no TLS.
+
+    Raises:
+        EngineError: as for `superlink_at`.
+    """
+    require_flower()
     if (certificates is None) != insecure:
         raise EngineError(
             "say how the SuperLink is reached: --root-certificates CA.pem for TLS, or --insecure "
             "for a trial on one machine"
         )
     host_and_port("--superlink", address)
-    if certificates is not None:
-        try:
-            ssl.create_default_context(cafile=certificates.expanduser())
-        except ssl.SSLError:
-            raise EngineError(f"{certificates} holds no certificate in PEM") from None
-        except OSError as error:
-            raise EngineError(f"cannot read {certificates}: {error.strerror}") from None
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    return SuperLink(address, certificates, secret)
+    if certificates is None:
+        return None
+    try:
+        ssl.create_default_context(cafile=certificates.expanduser())
+        return certificates.expanduser().read_bytes()
+    except ssl.SSLError:
+        raise EngineError(f"{certificates} holds no certificate in PEM") from None
+    except OSError as error:
+        raise EngineError(f"cannot read {certificates}: {error.strerror}") from None
 
 
 def federation(

@@ -4,7 +4,7 @@ import logging
 import shlex
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -20,7 +20,8 @@ from fedbayes.federation import secure
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.state_store import StateStore
 from fedbayes.flower.engine import Flower
-from fedbayes.flower.node import NODE_CONFIG, Node, complaint
+from fedbayes.flower.node import Node, complaint, once
+from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.own_data import own_data
 from fedbayes.flower.project import read_schema
 from fedbayes.flower.secagg import SecureFlower
@@ -60,7 +61,7 @@ def node_app(project: Path) -> ClientApp:
     Args:
         project: the folder with `config.toml` and `schema.json`.
     """
-    return client_app(lambda context: find_node(project, context))
+    return client_app(once(lambda context: find_node(project, context)))
 
 
 def find_node(project: Path, context: Context) -> Node:
@@ -78,20 +79,11 @@ def find_node(project: Path, context: Context) -> Node:
     secure: whether it reports under secure aggregation alone.
 
     Raises:
-        ConfigError: it does not say who it is.
+        ConfigError: it does not say who it is, or says what cannot be.
     """
     given = context.node_config
-    client = given.get("client")
-    if type(client) is not int or client < 0:
-        raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
-    if unknown := given.keys() - NODE_CONFIG:
-        raise ConfigError(
-            f"unknown in the node config: {', '.join(sorted(unknown))}; it has "
-            f"{', '.join(NODE_CONFIG)}"
-        )
+    client = check_node_config(given)
     config = _config(project, context)
-    if type(given.get("secure", False)) is not bool:
-        raise ConfigError("secure in the node config is true or false")
     if given.get("secure") and not config.secure.enabled:
         raise ConfigError(
             "this node reports under secure aggregation alone (secure in its node config), and the "
@@ -100,8 +92,6 @@ def find_node(project: Path, context: Context) -> Node:
     if "data-dir" in given:
         where = Path(str(given["data-dir"])).expanduser().absolute()
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": where})})
-    if "data" in given and "query" in given:
-        raise ConfigError("data and query in the node config exclude one another")
     config = _with_weights(config, given.get("weights"))
     torch.set_num_threads(config.threads)
     threadpool_limits(config.threads, user_api="blas")
@@ -115,7 +105,8 @@ def find_node(project: Path, context: Context) -> Node:
         sql = {name: str(given[name]) for name in ("query", "database") if name in given}
         return build_runtime(config, own_data(config, path, wanted, client=client, **sql))
 
-    return Node(client, runtime, state_store(config, Path(str(states)).expanduser()))
+    # Where the process stays for other messages, its data are read once.
+    return Node(client, cache(runtime), state_store(config, Path(str(states)).expanduser()))
 
 
 def _with_weights(config: Config, given: object) -> Config:

@@ -12,6 +12,7 @@ from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, NoReport, Outcome, Task
 from fedbayes.federation.engines import NOT_CONNECTED, AtWork
 from fedbayes.flower.fetching import longest_reply
+from fedbayes.flower.pace import pause
 from fedbayes.flower.poller import LinkError, Poller
 from fedbayes.flower.roster import Roster
 from fedbayes.flower.wire import TRAIN, link_size, one_line, read_reply, write_task
@@ -19,8 +20,14 @@ from fedbayes.tensors import Tensors
 
 TRIES = 5
 """How often a task is sent in a round whose messages or nodes get lost."""
+SOONEST = 0.05
+"""Seconds between two looks at the grid, at least."""
 GRACE = 60.0
 """Seconds after a round for which Flower still hands out its messages."""
+_TOGETHER = 64
+"""Tasks that are sent at once."""
+_PARCEL = 2**27
+"""Bytes of their messages together."""
 
 _LOST = (
     ErrorCode.NODE_UNAVAILABLE,
@@ -65,7 +72,7 @@ class Flower:
             None where there are none to evaluate.
         clients: how many there are.
         timeout: seconds that a round waits for its reports.
-        poll: seconds between two looks at the grid.
+        poll: seconds between two looks at the grid, at most.
         closing: is called at the end.
     """
 
@@ -92,9 +99,11 @@ class Flower:
         order = list(pending)
         cohort = len(order)
         done: dict[int, Outcome | NoReport] = {}
-        deadline = time.monotonic() + self.timeout
+        since = time.monotonic()
+        deadline = since + self.timeout
         self.begin()
         while order:
+            open_before = len(pending)
             try:
                 for node in self.roster.discover():
                     _lose_node(node, pending)
@@ -114,8 +123,10 @@ class Flower:
             self._answered = cohort - len(pending)
             while order and order[0] in done:
                 yield done.pop(order.pop(0))
+            if len(pending) < open_before:
+                since = time.monotonic()
             if order:
-                time.sleep(self.poll)
+                time.sleep(pause(time.monotonic() - since, min(SOONEST, self.poll), self.poll))
         self._answered = 0
 
     def deliver(self, copies: Iterable[Task]) -> dict[int, str]:
@@ -170,19 +181,24 @@ class Flower:
         self.roster.reset()
 
     def _push(self, pending: dict[int, PendingTask], deadline: float) -> None:
-        """Send every task that is not under way and whose client is there."""
-        for client, each in pending.items():
-            if each.message_id or client not in self.roster.nodes:
-                continue
-            each.node = self.roster.nodes[client]
+        """Send every task that is not under way and whose client is there, several at once."""
+        nodes = self.roster.nodes
+        waiting = [e for client, e in pending.items() if not e.message_id and client in nodes]
+        for some in _parcels(waiting):
             # Well after the round nobody waits for it; it is not worth the client's time.
             ttl = max(0.0, deadline - time.monotonic()) + GRACE
-            content, group = write_task(each.task), str(each.task.round)
-            message = Message(content, each.node, TRAIN, ttl=ttl, group_id=group)
-            each.message_id = self.poller.push(message)
-            if each.message_id:
-                each.sent += 1
-                each.link_down += link_size(message)
+            messages = []
+            for each in some:
+                each.node = nodes[each.task.client]
+                content, group = write_task(each.task), str(each.task.round)
+                messages.append(Message(content, each.node, TRAIN, ttl=ttl, group_id=group))
+            for each, message, number in zip(
+                some, messages, self.poller.push_all(messages), strict=True
+            ):
+                each.message_id = number
+                if number:
+                    each.sent += 1
+                    each.link_down += link_size(message)
 
     def _pull(self, pending: dict[int, PendingTask], done: dict[int, Outcome | NoReport]) -> None:
         """Move what has been answered from what is pending to what is done."""
@@ -211,6 +227,20 @@ class Flower:
             trouble = pending.trouble or f"client {pending.task.client} is not connected"
             trouble += self.roster.unplaced()
         return NoReport(f"no report within {self.timeout:g} s: {trouble}", pending.link_down)
+
+
+def _parcels(waiting: list[PendingTask]) -> Iterator[list[PendingTask]]:
+    """Tasks that are sent at once: as many as `_TOGETHER` and `_PARCEL` allow, one at least."""
+    parcel: list[PendingTask] = []
+    size = 0
+    for each in waiting:
+        size += len(each.task.message)
+        if parcel and (len(parcel) == _TOGETHER or size > _PARCEL):
+            yield parcel
+            parcel, size = [], len(each.task.message)
+        parcel.append(each)
+    if parcel:
+        yield parcel
 
 
 def _lose_node(node: int, pending: dict[int, PendingTask]) -> None:

@@ -5,11 +5,13 @@ place, which says which state of the client's is the current one. So a round who
 or refused leaves the client where it was, and a run can resume.
 """
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from fedbayes.errors import DataError, EngineError, FedbayesError
 from fedbayes.federation.client_runtime import ClientRuntime, Outcome, Task
@@ -23,11 +25,7 @@ from fedbayes.seals import sealed
 COPY = "model.safetensors"
 """File in a node's folder with its copy of the last global model."""
 
-NODE_CONFIG = (
-    *("client", "data", "query", "database", "data-dir", "state", "weights", "min-count"),
-    "secure",
-)
-"""What a node's config may say; each app takes what concerns it."""
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,25 @@ class Node:
             return outcome
         kept = self.states.save(outcome.state, ticket, self.client, task.round)
         return replace(outcome, state=kept)
+
+
+def once(find: Callable[[Context], Found]) -> Callable[[Context], Found]:
+    """What finds a client by its context, and the same one again while its settings are the same.
+
+    An app that stays in its process from message to message so keeps what it read; an error is
+    not kept.
+    """
+    kept: dict[str, Found] = {}
+
+    def found(context: Context) -> Found:
+        settings = [context.run_id, dict(context.node_config), dict(context.run_config)]
+        key = json.dumps(settings, sort_keys=True)
+        if key not in kept:
+            kept.clear()
+            kept[key] = find(context)
+        return kept[key]
+
+    return found
 
 
 def complaint(error: FedbayesError, message: Message) -> Message:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx
@@ -85,8 +85,16 @@ class Poller:
 
     def push(self, message: Message) -> str:
         """Send a message; its id, or nothing if Flower did not take it."""
+        return self.push_all([message])[0]
+
+    def push_all(self, messages: Sequence[Message]) -> list[str]:
+        """Send messages at once, equal parts of them once; their ids, or nothing for those that
+        Flower did not take.
+        """
         with self.reach() as grid:
-            return next((number for number in grid.push_messages([message]) if number), "")
+            taken = set(grid.push_messages(list(messages)))
+        numbers = [message.metadata.message_id for message in messages]
+        return [number if number in taken else "" for number in numbers]
 
     def look(self, messages: Iterable[str], carried: int = 0) -> None:
         """Look for the answers to these messages, several side by side, each for a moment.

@@ -19,7 +19,8 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
 from fedbayes.errors import EngineError, FedbayesError, MessageError
 from fedbayes.federation.secure import MODULUS
-from fedbayes.flower.engine import GRACE
+from fedbayes.flower.engine import GRACE, SOONEST
+from fedbayes.flower.pace import pause
 from fedbayes.flower.poller import Poller
 from fedbayes.flower.wire import is_ticket, link_size, one_line, raise_complaint
 
@@ -50,7 +51,7 @@ class Steps:
     poller: Poller
     """The way to the nodes."""
     poll: float
-    """Seconds between two looks at it."""
+    """Seconds between two looks at it, at most."""
     deadline: float
     """When the round ends, by `time.monotonic`."""
     entries: int = 0
@@ -70,7 +71,7 @@ class Steps:
         """Send one step's messages; the proper answers that come in its time."""
         asked = list(messages)
         stage = str(_record(asked[0])[Key.STAGE])
-        now = time.monotonic()
+        since = now = time.monotonic()
         until = now + _WAITS[stage] * max(0.0, self.deadline - now)
         waiting = {number: m for m in asked if (number := self._push(m))}
         answers: list[Message] = []
@@ -79,10 +80,12 @@ class Steps:
             self.poller.look(waiting, 8 * (1 + self.entries) + 1024 * len(asked))
             for number in list(waiting):
                 if (answer := self.poller.reply(number)) is not None:
+                    since = time.monotonic()
                     answers += self._take(answer, waiting.pop(number), stage)
             if not waiting or time.monotonic() >= until:
                 break
-            time.sleep(self.poll)
+            waited = time.monotonic() - since
+            time.sleep(pause(waited, min(SOONEST, self.poll), self.poll))
         for node in {m.metadata.dst_node_id for m in asked} - {
             answer.metadata.src_node_id for answer in answers
         }:

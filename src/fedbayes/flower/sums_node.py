@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageErro
 from fedbayes.federation.client_runtime import Outcome, Task
 from fedbayes.federation.secure import Vector
 from fedbayes.federation.settings import FEWEST
-from fedbayes.flower.node import NODE_CONFIG, complaint
+from fedbayes.flower.node import complaint, once
+from fedbayes.flower.node_config import check_node_config
 from fedbayes.flower.secagg_node import masked, read_secure_task, vector_reply
 from fedbayes.flower.wire import HELLO, read_task, write_hello, write_reply
 from fedbayes.messages import LONGEST_HEADER, decode, encode
@@ -133,7 +135,7 @@ def answering(find: Callable[[Context], SumsNode]) -> ClientApp:
 
 def sums_app() -> ClientApp:
     """The ClientApp of a SuperNode that answers questions of its own table."""
-    return answering(find_client)
+    return answering(once(find_client))
 
 
 def find_client(context: Context) -> SumsNode:
@@ -148,20 +150,15 @@ def find_client(context: Context) -> SumsNode:
         ConfigError: it does not say so.
     """
     given = context.node_config
-    client, least = given.get("client"), given.get("min-count", 0)
-    secure = given.get("secure", False)
-    if type(client) is not int or client < 0:
-        raise ConfigError("start the node with --node-config 'client=0', or 1, 2, and so on")
-    if unknown := given.keys() - NODE_CONFIG:
-        raise ConfigError(f"unknown in the node config: {', '.join(sorted(unknown))}")
+    client, least = check_node_config(given), given.get("min-count", 0)
+    secure = bool(given.get("secure"))
     if "query" in given:
         raise ConfigError("biostatistics reads files, and no query; name the table with data")
     if "data" not in given:
         raise ConfigError("name the node's own table: --node-config 'data=\"/path/to/table.csv\"'")
     if type(least) is not int:
         raise ConfigError("min-count in the node config is a whole number")
-    if type(secure) is not bool:
-        raise ConfigError("secure in the node config is true or false")
     path = Path(str(given["data"])).expanduser().absolute()
     settings = DataSettings(path=path)
-    return SumsNode(client, lambda: Client(read_table(path, settings, []), least), secure)
+    table = cache(lambda: Client(read_table(path, settings, []), least))
+    return SumsNode(client, table, secure)

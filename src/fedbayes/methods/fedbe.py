@@ -265,6 +265,7 @@ class FedBeSums(_Ensemble[Sum]):
     name = "fedbe-sums"
     summary = "the Gaussian of fedbe from sums, which may be secret"
     summable = True
+    stale_reports = "whole"
 
     def expected(self, message: Message, run: Run) -> Message:
         """A network, and squares of what is trained."""

@@ -56,6 +56,7 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
     paper = "Caldas et al. 2018; Louizos et al. 2021, appendix A"
     server_state = Server
     masks_as_sent = True
+    stale_reports = "weighed"
 
     conv_rate: float = Field(0.1, ge=0, lt=1, description="share of dropped filters")
     dense_rate: float = Field(0.5, ge=0, lt=1, description="share of dropped units")

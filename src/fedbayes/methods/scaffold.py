@@ -80,6 +80,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
     client_state = Control
     repeats_changes = True
     summable = True
+    stale_reports = "whole"
 
     control: Literal["path", "gradient"] = Field(
         "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"

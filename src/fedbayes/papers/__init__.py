@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedbayes.data import DataSettings, load_dataset
+from fedbayes.data import DataSettings, catalogue, load_dataset
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.papers.combined import EXPERIMENTS as COMBINED
 from fedbayes.papers.em_view import EXPERIMENTS as EM_VIEW
-from fedbayes.papers.experiment import Experiment, Scale, Watch
+from fedbayes.papers.experiment import Experiment, Request, Watch
+from fedbayes.papers.finding import FILE, Finding, Line, Scale, read_finding
 from fedbayes.papers.gpi_fnm import EXPERIMENTS as GPI_FNM
 from fedbayes.papers.virtual import EXPERIMENTS as VIRTUAL
 
-__all__ = ["EXPERIMENTS", "Experiment", "Scale", "reproduce"]
+__all__ = ["EXPERIMENTS", "Experiment", "Finding", "Scale", "lines", "reproduce"]
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment for experiment in (*GPI_FNM, *VIRTUAL, *EM_VIEW, *COMBINED)
@@ -25,27 +26,33 @@ def reproduce(
     *,
     scale: Scale = "small",
     datasets: Sequence[str] | None = None,
+    seeds: int | None = None,
     watch: Watch = lambda _: None,
-) -> str:
+) -> Finding:
     """Measure a table or a figure of a paper; what was measured before is not measured again.
 
     Args:
         name: of the experiment.
-        folder: where `NAME/results.jsonl`, `NAME/table.md`, `NAME/figure.png` and the trained
-            models go. Experiments in one folder share these models.
+        folder: where `NAME/results.jsonl`, `NAME/finding.json`, `NAME/table.md`,
+            `NAME/figure.png` and the trained models go. Experiments in one folder share these
+            models.
         scale: `small` takes minutes to some hours on two cores, `paper` is as there.
         datasets: some of its data sets, or `digits`; by default those that are here.
+        seeds: how many; by default as many as the experiment takes at this scale. A verdict
+            takes three.
         watch: called with what is being done.
 
     Returns:
-        The table as Markdown.
+        Tables, claims and a verdict; `str` of it is Markdown.
 
     Raises:
-        ConfigError: there is no such experiment, or it does not use such data.
+        ConfigError: there is no such experiment, or it does not use such data, or no seed.
         DataError: a data set is absent.
     """
     if name not in EXPERIMENTS:
         raise ConfigError(f"no experiment is called {name!r}; there are {', '.join(EXPERIMENTS)}")
+    if seeds is not None and seeds < 1:
+        raise ConfigError(f"an experiment takes one seed at least, not {seeds}")
     experiment = EXPERIMENTS[name]
     here, absent = [], []
     for dataset in datasets or experiment.datasets:
@@ -64,4 +71,26 @@ def reproduce(
         raise DataError("\n".join(absent))
     for reason in absent:
         watch(f"left out: {reason}")
-    return experiment.run(folder, scale, here, watch)
+    request = Request(name, folder, scale, here, seeds, watch)
+    finding = experiment.run(request)
+    finding.write(request.out)
+    return finding
+
+
+def lines(folder: Path) -> list[Line]:
+    """Every experiment in the order of the papers, with what it came to in this folder.
+
+    Raises:
+        RunError: a finding is damaged.
+    """
+    present = {entry.name for entry in catalogue() if entry.available}
+    return [
+        Line(
+            experiment.name,
+            experiment.what,
+            experiment.datasets,
+            read_finding(folder / experiment.name / FILE),
+            tuple(name for name in experiment.datasets if name not in present),
+        )
+        for experiment in EXPERIMENTS.values()
+    ]

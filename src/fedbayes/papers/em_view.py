@@ -12,18 +12,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedbayes.files import write_beside
 from fedbayes.papers.experiment import (
     Experiment,
+    Request,
     Row,
-    Scale,
     Watch,
     begun,
-    claim,
-    markdown,
     mean_and_std,
     opened,
 )
+from fedbayes.papers.finding import Claim, Finding, Part, markdown
 from fedbayes.reports.palette import MARKERS
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import Metrics, RunFolder
@@ -317,41 +315,37 @@ def draw(
     figure.savefig(path, dpi=150)
 
 
-Verdict = Callable[[dict[str, list[list[Metrics]]], int], list[str]]
+Claims = Callable[[dict[str, list[list[Metrics]]], int], list[Claim]]
 """Claims of the paper on the runs of one data set, at their last common round."""
 
 
 def _run(
-    name: str,
+    request: Request,
     title: str,
     comparisons: dict[str, Comparison],
-    folder: Path,
-    watch: Watch,
-    *,
+    claims: Claims,
     panels: Sequence[Panel] = (*ACCURACIES, SPARSITY, SHIFTS[0]),
-    verdict: Verdict | None = None,
-) -> str:
+) -> Finding:
     """Run what is missing; a figure, a table and the claims of each data set."""
-    out = folder / name
-    out.mkdir(parents=True, exist_ok=True)
-    parts = []
+    parts: list[Part] = []
     for dataset, comparison in comparisons.items():
-        found = compare(comparison, folder / "em-view", dataset, watch)
-        draw(found, out / f"figure-{dataset}.png", f"{title}, {dataset}", panels)
+        found = compare(comparison, request.folder / "em-view", dataset, request.watch)
+        draw(found, request.out / f"figure-{dataset}.png", f"{title}, {dataset}", panels)
         ends = sorted({seeds[0][-1]["round"] for seeds in found.values()})
-        for until in ends:
-            table = markdown(tabulate(found, until, dataset))
-            parts.append(f"**{dataset}, after {until} rounds**\n\n{table}")
-        if verdict is not None:
-            parts.append("\n".join(verdict(found, ends[0])))
+        parts.extend(
+            Part(
+                heading=f"{dataset}, after {until} rounds",
+                table=markdown(tabulate(found, until, dataset)),
+                claims=tuple(claims(found, until)) if until == ends[0] else (),
+            )
+            for until in ends
+        )
     note = (
         f"Bytes are of encoded messages, both ways; settled: mean of the last {SETTLED} rounds. "
         "Global: on the union of the clients' test sets. Local: mean over clients of the model "
         "each last reported, on its own. In parentheses the paper's, after all of its rounds."
     )
-    text = "\n\n".join([*parts, note])
-    write_beside(out / "table.md", (text + "\n").encode())
-    return text
+    return request.found(parts, min(c.seeds for c in comparisons.values()), note)
 
 
 def _level(found: dict[str, list[list[Metrics]]], method: str, until: int, key: str) -> float:
@@ -362,7 +356,7 @@ def _level(found: dict[str, list[list[Metrics]]], method: str, until: int, key: 
 SPARSE = ("FedSparse, low", "FedSparse, mid", "FedSparse, high")
 
 
-def _tables_claims(found: dict[str, list[list[Metrics]]], until: int) -> list[str]:
+def _tables_claims(found: dict[str, list[list[Metrics]]], until: int) -> list[Claim]:
     """More sparsity, fewer bytes; at equal bytes ahead of FedAvg; the best local models."""
     bytes_ = {m: _level(found, m, until, "bytes") for m in found}
     ordered = [bytes_[method] for method in ("FedAvg", *SPARSE)]
@@ -374,25 +368,25 @@ def _tables_claims(found: dict[str, list[list[Metrics]]], until: int) -> list[st
     local = {m: _level(found, m, until, "local") for m in found}
     best = max(local, key=lambda m: local[m])
     return [
-        claim(
-            "bytes fall from FedAvg over low and mid to high",
-            ordered == sorted(ordered, reverse=True),
-            ", ".join(f"{value / ordered[0]:.2f}" for value in ordered),
+        Claim(
+            text="bytes fall from FedAvg over low and mid to high",
+            seen=ordered == sorted(ordered, reverse=True),
+            measured=", ".join(f"{value / ordered[0]:.2f}" for value in ordered),
         ),
-        claim(
-            "at as many bytes FedSparse's global model is ahead of FedAvg's",
-            min(gains) > 0,
-            ", ".join(f"{gain:+.3f}" for gain in gains) + " for low, mid, high",
+        Claim(
+            text="at as many bytes FedSparse's global model is ahead of FedAvg's",
+            seen=min(gains) > 0,
+            measured=", ".join(f"{gain:+.3f}" for gain in gains) + " for low, mid, high",
         ),
-        claim(
-            "the best local models are FedSparse's",
-            best in SPARSE,
-            f"after {until} rounds {best} {local[best]:.3f}, FedAvg {local['FedAvg']:.3f}",
+        Claim(
+            text="the best local models are FedSparse's",
+            seen=best in SPARSE,
+            measured=f"after {until} rounds {best} {local[best]:.3f}, FedAvg {local['FedAvg']:.3f}",
         ),
     ]
 
 
-def _settles_claim(found: dict[str, list[list[Metrics]]], until: int) -> list[str]:
+def _settles_claim(found: dict[str, list[list[Metrics]]], until: int) -> list[Claim]:
     """FedSparse is as sparse as it will be before round 100, FedL1 much later (appendix B)."""
     claims = []
     for method in SPARSE:
@@ -402,11 +396,11 @@ def _settles_claim(found: dict[str, list[list[Metrics]]], until: int) -> list[st
             reached.append(next(m["round"] for m in metrics if m["sparsity"] > 0.95 * last))
         when = float(np.mean(reached))
         text = f"{method} has its final sparsity before round 100"
-        claims.append(claim(text, when < 100, f"95 % of it in round {when:.0f}"))
+        claims.append(Claim(text=text, seen=when < 100, measured=f"95 % of it in round {when:.0f}"))
     return claims
 
 
-def _shift_claim(found: dict[str, list[list[Metrics]]], until: int) -> list[str]:
+def _shift_claim(found: dict[str, list[list[Metrics]]], until: int) -> list[Claim]:
     """Clients and server soon agree on the gates (appendix C)."""
     claims = []
     for method in SPARSE:
@@ -417,33 +411,33 @@ def _shift_claim(found: dict[str, list[list[Metrics]]], until: int) -> list[str]
             [[m["gate_shift_max"] for m in metrics[-SETTLED:]] for metrics in found[method]]
         )
         claims.append(
-            claim(
-                f"{method}: the mean distance of the clients' gates from the server's becomes "
+            Claim(
+                text=f"{method}: the mean distance of the clients' gates from the server's becomes "
                 "almost zero",
-                bool(late < 0.01),
-                f"{late:.4f} in the last {SETTLED} rounds, the largest {largest:.3f}",
+                seen=bool(late < 0.01),
+                measured=f"{late:.4f} in the last {SETTLED} rounds, the largest {largest:.3f}",
             )
         )
     return claims
 
 
-def _pruning_claim(found: dict[str, list[list[Metrics]]], until: int) -> list[str]:
+def _pruning_claim(found: dict[str, list[list[Metrics]]], until: int) -> list[Claim]:
     """Pruning at the server does no harm (appendix D)."""
     claims = []
     for key in ("global", "local"):
         pruned = _level(found, "FedSparse, mid", until, key)
         whole = _level(found, "FedSparse, mid, unpruned", until, key)
         claims.append(
-            claim(
-                f"pruning at the server does not harm the {key} accuracy",
-                pruned > whole - 0.01,
-                f"{pruned:.3f} with, {whole:.3f} without, after {until} rounds",
+            Claim(
+                text=f"pruning at the server does not harm the {key} accuracy",
+                seen=pruned > whole - 0.01,
+                measured=f"{pruned:.3f} with, {whole:.3f} without, after {until} rounds",
             )
         )
     return claims
 
 
-def _scaffold_claims(found: dict[str, list[list[Metrics]]], until: int) -> list[str]:
+def _scaffold_claims(found: dict[str, list[list[Metrics]]], until: int) -> list[Claim]:
     """SCAFFOLD helps the global model of a convex problem, alone and with FedSparse."""
 
     def pair(one: str, other: str, key: str) -> tuple[float, float]:
@@ -457,18 +451,22 @@ def _scaffold_claims(found: dict[str, list[list[Metrics]]], until: int) -> list[
     ):
         high, low = pair(better, worse, key)
         text = f"{better} has a better {key} accuracy than {worse}"
-        claims.append(claim(text, high > low, f"{high:.3f} against {low:.3f}"))
+        claims.append(Claim(text=text, seen=high > low, measured=f"{high:.3f} against {low:.3f}"))
     both, alone = pair("SCAFFOLD, FedSparse", "FedSparse, mid", "sparsity")
     text = "FedSparse prunes with SCAFFOLD too (the paper: 35 % with, 47 % without)"
-    claims.append(claim(text, both > 0.1, f"{both:.0%} with, {alone:.0%} without"))
+    claims.append(
+        Claim(text=text, seen=both > 0.1, measured=f"{both:.0%} with, {alone:.0%} without")
+    )
     return claims
 
 
-def _priors_claims(found: dict[str, list[list[Metrics]]], until: int) -> list[str]:
+def _priors_claims(found: dict[str, list[list[Metrics]]], until: int) -> list[Claim]:
     """On deep networks damped control variates bring nothing (appendix E)."""
     damped, plain = (_level(found, m, until, "global") for m in ("SCAFFOLD, damped", "FedAvg"))
     text = "on a deep network damped SCAFFOLD brings no benefit"
-    return [claim(text, damped <= plain + 0.01, f"{damped:.3f}, FedAvg {plain:.3f}")]
+    return [
+        Claim(text=text, seen=damped <= plain + 0.01, measured=f"{damped:.3f}, FedAvg {plain:.3f}")
+    ]
 
 
 def _federation(dataset: str) -> Row:
@@ -513,14 +511,12 @@ CHANGES: dict[str, Row] = {
 """What appendix A has otherwise than on CIFAR-10."""
 
 
-def _comparison(
-    dataset: str, rows: Sequence[str], scale: Scale, longer: Sequence[str] = ()
-) -> Comparison:
+def _comparison(request: Request, dataset: str, rows: Sequence[str]) -> Comparison:
     """Methods on the federation of a data set; small: one seed, few rounds but for some."""
     rounds = dict.fromkeys(rows, ROUNDS[dataset])
-    if scale == "small" and dataset != "digits":
-        rounds = {m: 1000 if m in longer and dataset == "cifar10" else 300 for m in rows}
-    seeds = 3 if scale == "paper" else 1
+    if request.small and dataset != "digits":
+        rounds = {m: 1000 if m in LONGER and dataset == "cifar10" else 300 for m in rows}
+    seeds = len(request.repeats(1, 3))
     changes = CHANGES.get(dataset, {})
     return Comparison("mixed", _federation(dataset), rounds, seeds, changes)
 
@@ -533,14 +529,12 @@ LONGER = ("FedAvg", "FedSparse, mid")
 def _table(name: str, title: str, home: str) -> Experiment:
     """Tables 1 to 3: all methods on one data set."""
 
-    def run(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+    def run(request: Request) -> Finding:
         comparisons = {}
-        for dataset in datasets:
+        for dataset in request.datasets:
             rows = (*ROWS, "FedSparse, high, faster") if dataset in ("cifar10", "digits") else ROWS
-            comparisons[dataset] = _comparison(dataset, rows, scale, LONGER)
-        return _run(
-            name, f"FedSparse ({title})", comparisons, folder, watch, verdict=_tables_claims
-        )
+            comparisons[dataset] = _comparison(request, dataset, rows)
+        return _run(request, f"FedSparse ({title})", comparisons, _tables_claims)
 
     what = f"{title}: FedAvg, FedDrop, FedL1, FedSparse; accuracy, bytes, sparsity"
     return Experiment(name, what, (home,), run)
@@ -551,34 +545,33 @@ def _figure(
     title: str,
     rows: Sequence[str],
     panels: Sequence[Panel],
-    verdict: Verdict,
+    claims: Claims,
     datasets: tuple[str, ...] = ("cifar10", "cifar100", "femnist"),
 ) -> Experiment:
     """A figure from runs of the tables."""
 
-    def run(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
-        comparisons = {d: _comparison(d, rows, scale, LONGER) for d in datasets}
-        return _run(name, title, comparisons, folder, watch, panels=panels, verdict=verdict)
+    def run(request: Request) -> Finding:
+        comparisons = {d: _comparison(request, d, rows) for d in request.datasets}
+        return _run(request, title, comparisons, claims, panels)
 
     return Experiment(name, title, datasets, run)
 
 
-def priors(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+def priors(request: Request) -> Finding:
     """Other priors of appendix J and SCAFFOLD on the federation of Table 1.
 
     Control variates are damped, as the paper had to do on networks; undamped ones diverge.
     """
     rows = ["FedAvg", "SCAFFOLD, damped", "SCAFFOLD, FedSparse, damped", "Laplace"]
     rows.append("mixture, K = 3")
-    comparisons = {d: _comparison(d, rows, scale, LONGER) for d in datasets}
-    title = "Priors of the EM view"
-    return _run("em-priors", title, comparisons, folder, watch, verdict=_priors_claims)
+    comparisons = {d: _comparison(request, d, rows) for d in request.datasets}
+    return _run(request, "Priors of the EM view", comparisons, _priors_claims)
 
 
-def figure8(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+def figure8(request: Request) -> Finding:
     """Fig. 8: logistic regression, 100 clients of one class each; SCAFFOLD with FedSparse."""
     comparisons = {}
-    for dataset in datasets:
+    for dataset in request.datasets:
         settings = {
             "cohort": 10,
             "evaluate_every": 5,
@@ -594,10 +587,9 @@ def figure8(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
         }
         rows = ["FedAvg", "SCAFFOLD", "FedSparse, mid", "SCAFFOLD, FedSparse"]
         rounds = dict.fromkeys(rows, 40 if dataset == "digits" else 400)
-        seeds = 3 if scale == "paper" else 1
+        seeds = len(request.repeats(3, 3))
         comparisons[dataset] = Comparison("one-class", settings, rounds, seeds)
-    title = "SCAFFOLD and FedSparse (Fig. 8)"
-    return _run("fedsparse-fig8", title, comparisons, folder, watch, verdict=_scaffold_claims)
+    return _run(request, "SCAFFOLD and FedSparse (Fig. 8)", comparisons, _scaffold_claims)
 
 
 EXPERIMENTS = (

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -12,12 +12,10 @@ import pandas as pd
 
 from fedbayes.errors import RunError
 from fedbayes.files import write_beside
+from fedbayes.papers.finding import Finding, Part, Scale
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
-
-Scale = Literal["small", "paper"]
-"""Minutes to some hours on two cores, or as in the paper."""
 
 Watch = Callable[[str], None]
 """Is told what is being done."""
@@ -93,6 +91,47 @@ def fingerprint(settings: Any) -> str:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What is asked of an experiment."""
+
+    experiment: str
+    folder: Path
+    """Of all experiments; they share what was trained."""
+    scale: Scale
+    datasets: Sequence[str]
+    seeds: int | None = None
+    """How many; the experiment's own number if None."""
+    watch: Watch = lambda _: None
+
+    @property
+    def small(self) -> bool:
+        """Whether it is to be done on two cores."""
+        return self.scale == "small"
+
+    @property
+    def out(self) -> Path:
+        """The experiment's own folder, made if it is missing."""
+        place = self.folder / self.experiment
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def repeats(self, small: int, paper: int) -> range:
+        """The seeds: as many as are asked for, else as many as belong to the scale."""
+        return range(self.seeds or (small if self.small else paper))
+
+    def found(self, parts: Sequence[Part], seeds: int, note: str) -> Finding:
+        """What it came to."""
+        return Finding(
+            experiment=self.experiment,
+            scale=self.scale,
+            datasets=tuple(self.datasets),
+            seeds=seeds,
+            parts=tuple(parts),
+            note=note,
+        )
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A table or a figure of a paper."""
 
@@ -102,20 +141,9 @@ class Experiment:
     """What it measures, in one line."""
     datasets: tuple[str, ...]
     """The data that it is on; `digits`, which needs no download, is always possible too."""
-    run: Callable[[Path, Scale, Sequence[str], Watch], str]
-    """Measure what is missing into a folder, on some of the data sets, telling what is being
-    done; returns the table as Markdown. Leaves `results.jsonl`, `table.md` and a figure."""
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A data frame of texts as a Markdown table."""
-    rows = [list(table.columns), ["---"] * len(table.columns), *table.astype(str).values.tolist()]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def claim(text: str, seen: bool, measured: str) -> str:
-    """A claim of a paper, whether it was seen here, and what was measured."""
-    return f"- {'Seen' if seen else 'NOT seen'}: {text} ({measured})."
+    run: Callable[[Request], Finding]
+    """Measure what is missing on some of the data sets, telling what is being done. Leaves
+    `results.jsonl` or runs, and a figure."""
 
 
 def mean_and_std(values: Sequence[float], digits: int = 3) -> str:

@@ -22,7 +22,6 @@ import torch
 
 from fedbayes import seeds
 from fedbayes.data import FederatedData
-from fedbayes.files import write_beside
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.fusion.function import fuse_functions
 from fedbayes.fusion.teacher import frozen
@@ -32,18 +31,16 @@ from fedbayes.matching import MatchingSettings
 from fedbayes.models import dense_layers, relu_network
 from fedbayes.papers.experiment import (
     Experiment,
+    Request,
     Results,
     Row,
-    Scale,
-    Watch,
     begun,
-    claim,
     fingerprint,
     finished,
-    markdown,
     mean_and_std,
     opened,
 )
+from fedbayes.papers.finding import Claim, Finding, Part, Scale, markdown
 from fedbayes.runs.build import stored_data
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
@@ -105,6 +102,11 @@ DEEP: dict[str, tuple[float, ...]] = {
 }
 """Grid of the deep networks."""
 
+TOP_DOWN = (
+    "matched from the top down, a layer is matched by its outgoing weights before what flows "
+    "into it is known; alternating over the layers mends it"
+)
+"""Why deep networks fall behind their parts."""
 
 SPREADS: dict[str, Row] = {"cifar10": {"sigma": (1.5, 2.0)}}
 """Values of σ by data set, in place of a grid's. The 3,072 weights of a neuron on CIFAR-10 stay
@@ -286,16 +288,10 @@ def measure(folder: Path, federation: Federation, method: str, grid: Row) -> Row
 
 
 def fill(
-    folder: Path,
-    out: Path,
-    federations: Sequence[Federation],
-    methods: Sequence[str],
-    grid: Row,
-    watch: Watch,
+    request: Request, federations: Sequence[Federation], methods: Sequence[str], grid: Row
 ) -> pd.DataFrame:
     """All measurements of these federations and methods, those that are missing made."""
-    out.mkdir(parents=True, exist_ok=True)
-    results = Results(out / "results.jsonl")
+    results = Results(request.out / "results.jsonl")
     pairs = list(itertools.product(federations, methods))
     keys = [
         {**vars(federation), "method": method, "settings": _settings(federation, method, grid)}
@@ -305,9 +301,9 @@ def fill(
         left = len(missing) - missing.index(key)
         method = key["method"]
         federation, _ = pairs[keys.index(key)]
-        watch(f"{federation.name}, {method} ({left} to go)")
+        request.watch(f"{federation.name}, {method} ({left} to go)")
         own = _grid(federation, grid)
-        results.add({**key, **measure(folder, federation, method, own)})
+        results.add({**key, **measure(request.folder, federation, method, own)})
     return results.table(keys)
 
 
@@ -378,47 +374,51 @@ def summarize(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(lines).fillna("–")
 
 
-def ahead(table: pd.DataFrame, by: Sequence[str], better: str, worse: str) -> str:
-    """Whether one method's mean is above another's in every setting."""
+def ahead(
+    table: pd.DataFrame, by: Sequence[str], better: str, worse: str, cause: str = ""
+) -> Claim:
+    """Whether one method's mean is above another's in every setting; why not, if that is known."""
     means = table.groupby([*by, "method"])["accuracy"].mean().unstack()
     gain = (means[better] - means[worse]).dropna()
-    return claim(
-        f"{better} is ahead of {worse} in every setting",
-        bool((gain > 0).all()),
-        f"in {int((gain > 0).sum())} of {len(gain)}, by {gain.min():+.3f} to {gain.max():+.3f}, "
-        f"mean {gain.mean():+.3f}",
+    return Claim(
+        text=f"{better} is ahead of {worse} in every setting",
+        seen=bool((gain > 0).all()),
+        measured=f"in {int((gain > 0).sum())} of {len(gain)}, by {gain.min():+.3f} to "
+        f"{gain.max():+.3f}, mean {gain.mean():+.3f}",
+        cause=cause,
     )
 
 
-def _finish(out: Path, table: pd.DataFrame, by: Sequence[str], claims: Sequence[str]) -> str:
+def _found(
+    request: Request, table: pd.DataFrame, by: Sequence[str], claims: Sequence[Claim]
+) -> Finding:
     note = (
         "Mean ± std over seeds; in parentheses the mean size of the largest layer. The "
         "paper shows curves alone."
     )
-    text = "\n\n".join([markdown(summarize(table, by)), "\n".join(claims), note])
-    write_beside(out / "table.md", (text + "\n").encode())
-    return text
+    seeds = table.groupby([*by, "method"])["seed"].nunique().min()
+    part = Part(table=markdown(summarize(table, by)), claims=tuple(claims))
+    return request.found([part], int(seeds), note)
 
 
-def one_shot(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+def one_shot(request: Request) -> Finding:
     """The figures of one federation: MNIST, 10 clients, Dirichlet 0.4, one and two layers."""
-    repeats = range(3 if scale == "small" else 10)
     federations = [
         Federation(name, "dirichlet", 10, layers, seed)
-        for name in datasets
+        for name in request.datasets
         for layers in (1, 2)
-        for seed in repeats
+        for seed in request.repeats(3, 10)
     ]
     methods = ["locals", "average", "ensemble", "PFNM", "GPI-FNM"]
     methods += ["GPI-FNM, alternating", "GPI-FNM, alternating, small"]
-    out = folder / "gpi-fnm-one-shot"
+    out = request.out
     grid = {
         "sigma": (1.0, 3.0),
         "sigma0": (1.0, 3.0, 10.0),
         "gamma": (1.0, 8.0, 30.0),
         "epsilon": (0.0, 0.1, 0.3, 1.0),
     }
-    table = fill(folder, out, federations, methods, grid, watch)
+    table = fill(request, federations, methods, grid)
     by = ("dataset", "layers")
     panels(table, "layers", "hidden layers", out / "figure.png", "One round, 10 clients")
     claims = [
@@ -426,25 +426,25 @@ def one_shot(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) 
         ahead(table, by, "GPI-FNM, alternating", "GPI-FNM"),
         ahead(table, by, "GPI-FNM, alternating", "ensemble"),
     ]
-    return _finish(out, table, by, claims)
+    return _found(request, table, by, claims)
 
 
-def figure2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+def figure2(request: Request) -> Finding:
     """Fig. 2: one hidden layer, one round, more and more clients."""
     federations = [
         Federation(name, partition, clients, 1, seed)
-        for name in datasets
+        for name in request.datasets
         for partition in PARTITIONS
-        for clients in _clients(name, scale)
-        for seed in range(10 if scale == "paper" else 2 if name == "cifar10" else 3)
+        for clients in _clients(name, request.scale)
+        for seed in request.repeats(3, 10)
     ]
     epsilons: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0)
-    if scale == "paper":
+    if not request.small:
         epsilons = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)
     grid = {"sigma0": (1.0, 3.0), "gamma": (1.0, 8.0), "epsilon": epsilons}
-    out = folder / "gpi-fnm-fig2"
+    out = request.out
     methods = ["GPI-FNM", "PFNM", "FedAvg", "locals"]
-    table = fill(folder, out, federations, [*methods, FUNCTION_SPACE, NO_COUNTS], grid, watch)
+    table = fill(request, federations, [*methods, FUNCTION_SPACE, NO_COUNTS], grid)
     panels(table, "clients", "clients", out / "figure.png", "One hidden layer, one round (Fig. 2)")
     by = ("dataset", "partition", "clients")
     claims = [ahead(table, by, "GPI-FNM", other) for other in methods[1:]]
@@ -453,7 +453,7 @@ def figure2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
         for ours in (FUNCTION_SPACE, NO_COUNTS)
         for other in ("GPI-FNM", "FedAvg")
     ]
-    return _finish(out, table, by, claims)
+    return _found(request, table, by, claims)
 
 
 def _clients(dataset: str, scale: Scale) -> tuple[int, ...]:
@@ -463,49 +463,49 @@ def _clients(dataset: str, scale: Scale) -> tuple[int, ...]:
     return (5, 10, 20) if dataset == "cifar10" else (5, 10, 20, 30)
 
 
-def figure3(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+def figure3(request: Request) -> Finding:
     """Fig. 3: one round, 10 clients, one to six hidden layers."""
-    depths = (1, 2, 4, 6) if scale == "small" else (1, 2, 3, 4, 5, 6)
+    depths = (1, 2, 4, 6) if request.small else (1, 2, 3, 4, 5, 6)
     federations = [
         Federation(name, partition, 10, layers, seed)
-        for name in datasets
+        for name in request.datasets
         for partition in PARTITIONS
         for layers in depths
-        for seed in range(2 if scale == "small" else 10)
+        for seed in request.repeats(3, 10)
     ]
-    out = folder / "gpi-fnm-fig3"
+    out = request.out
     methods = ["GPI-FNM", "GPI-FNM, alternating", "PFNM", "FedAvg", "locals"]
-    table = fill(folder, out, federations, methods, DEEP, watch)
+    table = fill(request, federations, methods, DEEP)
     panels(table, "layers", "hidden layers", out / "figure.png", "One round, 10 clients (Fig. 3)")
     by = ("dataset", "partition", "layers")
-    claims = [ahead(table, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg", "locals")]
-    return _finish(out, table, by, claims)
+    claims = [ahead(table, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg")]
+    claims.append(ahead(table, by, "GPI-FNM", "locals", TOP_DOWN))
+    return _found(request, table, by, claims)
 
 
-def figure4(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+def figure4(request: Request) -> Finding:
     """Fig. 4: two hidden layers, 15 clients, accuracy over rounds.
 
     GPI-FNM has its preset `wide`, which sees no data. PFNM is as published, top down, its
     settings chosen once, on the held-out samples of a first round of seed 0.
     """
-    out = folder / "gpi-fnm-fig4"
-    out.mkdir(parents=True, exist_ok=True)
+    out = request.out
     settings, results = Results(out / "settings.jsonl"), Results(out / "results.jsonl")
     keys: list[Row] = [
         {"dataset": name, "partition": partition, "seed": seed, "method": method}
-        for name in datasets
+        for name in request.datasets
         for partition in PARTITIONS
         for method in ROUNDS
-        for seed in range(1 if scale == "small" else 10)
+        for seed in request.repeats(3, 10)
     ]
     for key in keys:
         federation = Federation(key["dataset"], key["partition"], 15, 2, key["seed"])
-        rounds = 8 if scale == "small" else 15 if federation.partition == "iid" else 30
+        rounds = 8 if request.small else 15 if federation.partition == "iid" else 30
         table: Row = {"name": ROUNDS[key["method"]]}
         if key["method"] == "GPI-FNM":
             table |= {"preset": "wide"}
         if key["method"] == "PFNM":
-            chosen = _settled(folder, settings, key, watch)
+            chosen = _settled(request, settings, key)
             table |= {"bias_mean": 0.1, "alternations": 0, **chosen}
         place = out / "runs" / f"{federation.name}-{table['name']}-{rounds}"
         config = federation.config(table, rounds)
@@ -514,26 +514,26 @@ def figure4(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -
             results.missing([{**key, "round": n} for n in range(1, rounds + 1)])
         )
         for number, accuracy, sizes in _followed(place, config, measured):
-            watch(f"{federation.name}, {key['method']}, round {number} of {rounds}")
+            request.watch(f"{federation.name}, {key['method']}, round {number} of {rounds}")
             results.add({**key, "round": number, "accuracy": accuracy, "sizes": sizes})
     found = results.table(keys).drop_duplicates([*keys[0], "round"])
     panels(found, "round", "round", out / "figure.png", "15 clients, two hidden layers (Fig. 4)")
     by = ("dataset", "partition", "round")
     claims = [ahead(found, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg")]
-    return _finish(out, found, by, claims)
+    return _found(request, found, by, claims)
 
 
 ROUNDS = {"GPI-FNM": "gpi-fnm", "PFNM": "pfnm", "FedAvg": "fedavg"}
 """Methods of Fig. 4 and their names."""
 
 
-def _settled(folder: Path, settings: Results, key: Row, watch: Watch) -> Row:
+def _settled(request: Request, settings: Results, key: Row) -> Row:
     """Settings of a method, chosen on a first round of seed 0."""
     asked = {name: key[name] for name in ("dataset", "partition", "method")}
     if settings.missing([asked]):
         federation = Federation(key["dataset"], key["partition"], 15, 2, 0)
-        watch(f"{federation.name}, {key['method']}, settings")
-        silos = trained(folder, federation)
+        request.watch(f"{federation.name}, {key['method']}, settings")
+        silos = trained(request.folder, federation)
         found = silos.fuse(ROUNDS[key["method"]], 5 * WIDTH, DEEP, {"bias_mean": 0.1})
         settings.add({**asked, "chosen": found["chosen"]})
     chosen: Row = settings.table([asked])["chosen"].iloc[0]

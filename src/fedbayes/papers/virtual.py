@@ -7,7 +7,6 @@ the mean over tasks, and pooled. VIRTUAL's KL terms have weight 0.001, and the s
 have a likelihood of weight 1: as the paper states them, the KL terms outweigh so few samples.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,18 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedbayes.contracts import At
-from fedbayes.files import write_beside
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.messages import decode_file
 from fedbayes.papers.experiment import (
     Experiment,
+    Request,
     Results,
     Row,
-    Scale,
-    Watch,
-    claim,
     fingerprint,
-    markdown,
     mean_and_std,
     opened,
 )
+from fedbayes.papers.finding import Claim, Finding, Part, Scale, markdown
 from fedbayes.runs.config import Config
 from fedbayes.runs.simulation import Simulation
 from fedbayes.tensors import unpack
@@ -134,15 +130,14 @@ def final_accuracies(simulation: Simulation) -> npt.NDArray[np.float64]:
     return np.array(found)
 
 
-def table2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) -> str:
+def table2(request: Request) -> Finding:
     """Table 2: Global, Local, FedAvg and VIRTUAL."""
-    out = folder / "virtual-table2"
-    out.mkdir(parents=True, exist_ok=True)
+    out, scale = request.out, request.scale
     results = Results(out / "results.jsonl")
     keys: list[Row] = [
         {"scale": scale, "dataset": name, "method": method, "seed": seed}
-        for name in datasets
-        for seed in range(5 if scale == "paper" or name in NATURAL else 3)
+        for name in request.datasets
+        for seed in request.repeats(5 if name in NATURAL else 3, 5)
         for method in METHODS
     ]
     chosen = [settings(k["method"], k["dataset"], k["seed"], scale) for k in keys]
@@ -153,7 +148,7 @@ def table2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) ->
         name = f"{scale}-{key['dataset']}-{key['method'].lower()}-seed{key['seed']}"
         with opened(out / "runs" / name, config) as simulation:
             for step in simulation:
-                watch(f"{name}, round {step.number} of {config.rounds}")
+                request.watch(f"{name}, round {step.number} of {config.rounds}")
             results.add({**key, **accuracies(simulation, key["method"])})
     found = results.table(keys)
     note = (
@@ -161,11 +156,11 @@ def table2(folder: Path, scale: Scale, datasets: Sequence[str], watch: Watch) ->
         "VIRTUAL: each client right after its own last refinement; final posterior: all of them "
         "after the last one's. Server: VIRTUAL's server network alone, pooled."
     )
-    claims = [verdict for name in datasets for verdict in _verdicts(found, name)]
-    text = "\n\n".join([markdown(summarize(found)), "\n".join(claims), note])
-    write_beside(out / "table.md", (text + "\n").encode())
+    claims = tuple(claim for name in request.datasets for claim in _claims(found, name))
     draw(found, out / "figure.png")
-    return text
+    seeds = found.groupby(["dataset", "method"])["seed"].nunique().min()
+    part = Part(table=markdown(summarize(found)), claims=claims)
+    return request.found([part], int(seeds), note)
 
 
 def summarize(table: pd.DataFrame) -> pd.DataFrame:
@@ -186,7 +181,7 @@ def summarize(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines).fillna("")
 
 
-def _verdicts(table: pd.DataFrame, dataset: str) -> list[str]:
+def _claims(table: pd.DataFrame, dataset: str) -> list[Claim]:
     """VIRTUAL among the best; with permuted pixels, ahead of one model for all."""
     own = table[table["dataset"] == dataset]
     found = {str(m): np.array(group["accuracy"], float) for m, group in own.groupby("method")}
@@ -195,19 +190,19 @@ def _verdicts(table: pd.DataFrame, dataset: str) -> list[str]:
     virtual = mean["VIRTUAL"]
     spread = max(_std(found["VIRTUAL"]), _std(found[best]))
     server = float(own["server"].mean())
-    verdicts = [
-        claim(
-            f"{dataset}: VIRTUAL is at or within one std of the best",
-            virtual >= mean[best] - spread,
-            f"{virtual:.3f} against {best} {mean[best]:.3f}, std {spread:.3f}; its server's "
-            f"network alone {server:.3f}",
+    claims = [
+        Claim(
+            text=f"{dataset}: VIRTUAL is at or within one std of the best",
+            seen=virtual >= mean[best] - spread,
+            measured=f"{virtual:.3f} against {best} {mean[best]:.3f}, std {spread:.3f}; its "
+            f"server's network alone {server:.3f}",
         )
     ]
     if dataset == "permuted-mnist":
         gain = virtual - mean["Global"]
         text = f"{dataset}: VIRTUAL is ahead of Global by .02 or more"
-        verdicts.append(claim(text, gain >= 0.02, f"{gain:+.3f}"))
-    return verdicts
+        claims.append(Claim(text=text, seen=gain >= 0.02, measured=f"{gain:+.3f}"))
+    return claims
 
 
 def _std(values: npt.NDArray[np.float64]) -> float:

@@ -5,7 +5,7 @@ in what they draw with.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -18,6 +18,7 @@ from fedbayes.metrics import Calibration, Coverage
 from fedbayes.reports.gather import Record
 from fedbayes.runs.between import BETWEEN
 from fedbayes.runs.display import words
+from fedbayes.runs.folder import Metrics
 
 
 @dataclass(frozen=True)
@@ -228,22 +229,66 @@ def over_bytes(records: Sequence[Record]) -> list[Chart]:
     unit, factor = _unit(
         max((_sent(record)[-1] for record in records if record.metrics), default=0)
     )
+    spent = [
+        {line["round"]: sent for line, sent in zip(record.metrics, _sent(record), strict=True)}
+        for record in records
+    ]
+    return _over(records, "bytes", "bytes", f"sent to clients and back, {unit}", spent, factor)
+
+
+def over_clock(records: Sequence[Record]) -> list[Chart]:
+    """The headline metric over simulated time, of runs that have a clock."""
+    spent = [
+        {line["round"]: line["clock_seconds"] for line in r.metrics if _ticks(line)}
+        for r in records
+    ]
+    most = max((time for times in spent for time in times.values()), default=0.0)
+    unit, factor = next(
+        ((unit, factor) for unit, factor in _UNITS_OF_TIME if most >= 3 * factor), ("seconds", 1.0)
+    )
+    return _over(records, "clock", "simulated time", f"{unit} of the clock", spent, factor)
+
+
+_UNITS_OF_TIME = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
+
+
+def _ticks(line: Metrics) -> bool:
+    """Whether a line tells simulated time, as a number."""
+    time = line.get("clock_seconds")
+    return isinstance(time, int | float) and math.isfinite(time)
+
+
+def _over(
+    records: Sequence[Record],
+    key: str,
+    what: str,
+    label: str,
+    spent: Sequence[Mapping[int, float]],
+    factor: float,
+) -> list[Chart]:
+    """The headline metric over something that rounds spend.
+
+    Args:
+        records: of the runs.
+        key: of the figure.
+        what: is spent, in words.
+        label: of the axis.
+        spent: by run and round, what was spent up to then; rounds that do not tell are left out.
+        factor: of the unit in the label.
+    """
     charts: list[Chart] = []
     for group in _groups(records):
-        chart, curves = _global(records, group, "bytes"), []
+        chart, curves = _global(records, group, key), []
         for curve in chart.curves:
-            record = records[curve.run]
-            sent = dict(zip((line["round"] for line in record.metrics), _sent(record), strict=True))
-            x = [float(sent[int(number)]) / factor for number in curve.x]
-            curves.append(Curve(curve.run, x, curve.y))
-        charts.append(
-            replace(
-                chart,
-                title=f"Global {words(group.metric)} over bytes{group.of}",
-                x_label=f"sent to clients and back, {unit}",
-                curves=curves,
-            )
-        )
+            known = spent[curve.run]
+            points = [
+                (float(known[int(number)]) / factor, y)
+                for number, y in zip(curve.x, curve.y, strict=True)
+                if int(number) in known
+            ]
+            curves.append(Curve(curve.run, [x for x, _ in points], [y for _, y in points]))
+        title = f"Global {words(group.metric)} over {what}{group.of}"
+        charts.append(replace(chart, title=title, x_label=label, curves=curves))
     return charts
 
 
@@ -569,6 +614,7 @@ FIGURES: dict[str, Callable[[Sequence[Record]], list[Chart]]] = {
     "headline": headline,
     "metrics": others,
     "bytes": over_bytes,
+    "clock": over_clock,
     "local": local,
     "nll": nll,
     "loss": loss,

@@ -35,6 +35,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "headline",
         "metrics",
         "bytes",
+        "clock",
         "local",
         "nll",
         "loss",

@@ -14,6 +14,7 @@ from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.privacy import accounting, mechanism
+from fedbayes.federation.timing import stale
 from fedbayes.fields import idle
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models.others import TextNetwork
@@ -50,6 +51,7 @@ def check(
     _check_headline(config, method, data)
     _check_metrics(config, method, run, data)
     _check_privacy(config, method, run)
+    _check_timing(config, method, run)
     _check_evaluation(config, method)
     if adversary is not None:
         attacks.check(
@@ -96,7 +98,8 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
         ConfigError: they cannot.
     """
     needed = config.min_reports
-    if not method.centralized and needed > run.cohort:
+    waits = not config.asynchronous.active
+    if not method.centralized and waits and needed > run.cohort:
         raise ConfigError(
             f"min_reports = {needed}, but a round of this run has {run.cohort} clients: no "
             "round would count"
@@ -144,6 +147,26 @@ def _check_privacy(config: Config, method: AnyMethod, run: Run) -> None:
                     f"privacy.{name} needs to see the parts of every change, which secure.enabled "
                     "hides; leave it out"
                 )
+
+
+def _check_timing(config: Config, method: AnyMethod, run: Run) -> None:
+    """See that rounds can be asynchronous, where they are to be, and time simulated.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    stale.check(
+        config.asynchronous,
+        config.clock,
+        method,
+        clocked=ENGINES[config.engine].clocked,
+        clients=run.clients,
+        sampling=config.sampling,
+        min_reports=config.min_reports,
+        engine=config.engine,
+        noise=bool(config.privacy.noise),
+        secure=config.secure.enabled,
+    )
 
 
 def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> None:
@@ -250,6 +273,15 @@ def remarks(
         notes.append(f"privacy.repeatable: {PUBLIC}")
     if method.centralized and (config.cohort != 1.0 or config.min_reports > 1):
         notes.append(f"cohort and min_reports have no effect: {method.name} pools all data")
+    if method.centralized and config.clock.ticks:
+        notes.append(f"clock has no effect: {method.name} pools all data")
+    notes += stale.remarks(
+        config.asynchronous,
+        config.clock,
+        clocked=ENGINES[config.engine].clocked,
+        clients=run.clients,
+        cohort=run.cohort,
+    )
     if not method.has_global_model and config.evaluate_every != 1:
         notes.append(f"evaluate_every has no effect: {method.name} has no global model")
     if not ENGINES[config.engine].exact:

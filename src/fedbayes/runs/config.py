@@ -14,6 +14,7 @@ from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
 from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
 from fedbayes.inference.settings import LocalTraining
@@ -112,6 +113,8 @@ class Config(BaseModel):
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
     attack: AttackSettings = AttackSettings()
+    clock: ClockSettings = ClockSettings()
+    asynchronous: Asynchronous = Asynchronous()
     method: dict[str, Any] = Field(
         default_factory=lambda: {"name": "fedavg"},
         description="name of the method and its parameters",

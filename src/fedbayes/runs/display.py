@@ -331,6 +331,7 @@ def _parts(
             Text.assemble(f"{name} ", (value, "bold"))
             for name, value in _headlines(simulation, metrics)
         ),
+        Text(f"clock {clock(progress.timing.now)}" if progress.timing.clock else ""),
         Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
     ]
     return [part for part in parts if part]
@@ -405,8 +406,17 @@ def _line(step: "Step", simulation: "Simulation") -> str:
         f"round {step.number:>{len(str(rounds))}}/{rounds}  "
         f"{'  '.join(map(' '.join, headlines))}  "
         f"down {decimal(metrics['bytes_down'])}  up {decimal(metrics['bytes_up'])}  "
-        f"{metrics['seconds']:.2f} s{troubles}"
+        f"{_time(metrics)}{metrics['seconds']:.2f} s{troubles}"
     )
+
+
+def _time(metrics: "Metrics") -> str:
+    """Simulated time so far, and staleness, where a round tells them."""
+    if "clock_seconds" not in metrics:
+        return ""
+    waited = metrics.get("asynchronous")
+    stale = f" (staleness {waited['staleness_mean']:.1f})" if waited else ""
+    return f"clock {clock(metrics['clock_seconds'])}{stale}  "
 
 
 def _troubles(metrics: "Metrics") -> list[str]:
@@ -514,6 +524,7 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
         "parameters": f"{summary['model_parameters']:,} ({summary['sparsity']:.1%} zero)",
         "seconds a round": f"{summary['seconds_per_round']:.3f} (median; "
         f"{summary['seconds']:.1f} in all)",
+        "simulated time": _simulated(summary),
         "refused reports": f"{summary['refused_reports']} ({summary['skipped_rounds']} rounds "
         f"without an update{_noise_rounds(summary)}){_of_whom(summary)}",
         "lost reports": str(summary["lost_reports"]),
@@ -540,9 +551,24 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
         rows["attack success"] = f"{summary['attack_success']:.1%} of the test samples it is about"
     if "privacy" in summary:
         rows["privacy"] = _privacy(summary)
+    if "clock_seconds" not in summary:
+        del rows["simulated time"]
     if not summary["link_down"]:
         del rows["on the link"], rows["lost reports"]
     return rows
+
+
+def _simulated(summary: "Metrics") -> str:
+    """Seconds of the clock, and how stale reports were, where that is told."""
+    told = summary.get("asynchronous")
+    stale = ""
+    if told:
+        late = f", {told['too_stale']} too stale" if told["too_stale"] else ""
+        stale = (
+            f" (staleness {told['staleness_mean']:.1f} on average, {told['staleness_max']} at "
+            f"most{late})"
+        )
+    return f"{clock(summary.get('clock_seconds', 0.0))}{stale}"
 
 
 def _privacy(summary: "Metrics") -> str:

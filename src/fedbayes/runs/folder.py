@@ -8,6 +8,7 @@
     checkpoints/         the state after a round; the newest one is where a resume starts, and
                          beside it may be the best one, or all
     clients/             private states of clients, one file each
+    versions/            in asynchronous rounds, states of the server that clients are at work from
     model.safetensors    the global model, of the last round or of the best
     summary.json         what came of it
     SHA256SUMS           digests of the files of a run that has ended, for `sha256sum -c`
@@ -97,6 +98,7 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.clients = path / "clients"
+        self.versions = path / "versions"
         self.model_file = path / "model.safetensors"
         self.summary_file = path / "summary.json"
         self.sums_file = path / SUMS_FILE

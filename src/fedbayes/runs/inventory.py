@@ -29,6 +29,8 @@ FREE = (
     "data.database",
     "data.summaries",
     "model.weights",
+    "clock.file",
+    "clock.spells",
 )
 """Settings that may change while a run is interrupted: how long it goes on, where and how it is
 computed, and where files are whose content is looked at by itself."""

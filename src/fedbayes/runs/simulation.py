@@ -59,6 +59,8 @@ from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
 from fedbayes.runs.tried import try_at_clients
+from fedbayes.runs.turns import Planned, Turns, states_needed
+from fedbayes.runs.versions import Versions
 from fedbayes.tensors import Tensors, pack, unpack
 
 EVALUATION_ROWS = 1000
@@ -136,6 +138,8 @@ class Simulation:
         self.clients, self.cohort = self.run.clients, self.run.cohort
         self.adversary: Adversary | None = self.runtime.adversary
         check(self.config, self.method, self.run, self.data, self.adversary)
+        self._versions = Versions(self.folder.versions)
+        self._turns = Turns(self.config, self.run, self.method, self.data, self._versions)
         first = None
         if config is not None:
             first = self._first()
@@ -192,7 +196,8 @@ class Simulation:
                 "put its code and files back as they were, or start a new run"
             )
         record = identified(checkpoint.privacy, self.config)
-        self.progress: Progress = replace(checkpoint, privacy=record)
+        timing = self._turns.take_up(checkpoint)
+        self.progress: Progress = replace(checkpoint, privacy=record, timing=timing)
         self._secret = secret_of(record, self.config)
         self._in_vain = 0  # rounds in a row that came to nothing, in this process
         self._saved = checkpoint.round
@@ -275,7 +280,7 @@ class Simulation:
             self._engine = self._start_engine(self)
             if self.adversary is not None and self.adversary.attack.on_reports:
                 self._engine = Lying(
-                    self._engine, self.adversary, self.method, self.run, lambda: self.server
+                    self._engine, self.adversary, self.method, self.run, self._server_before
                 )
         return self._engine
 
@@ -390,7 +395,8 @@ class Simulation:
     def _step(self, number: int) -> Step:
         """Run a round, evaluate what came of it, and put it on record."""
         began = time.perf_counter()
-        result = self._run_round(number)
+        planned = self._turns.plan(number, self.progress.timing, self.server, self.cohort_of)
+        result = self._run_round(number, planned)
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
         self.server = unpack(self.method.server_state, packed)
@@ -449,9 +455,10 @@ class Simulation:
             seconds=past.seconds + seconds,
             privacy=result.privacy or past.privacy,
             weights=past.weights if first is None else first.clone(),
+            timing=planned.timing,
         )
         evaluation = evaluation_line(self.likelihood, evaluated, clients, between=told is not None)
-        metrics = round_line(result, evaluation, model, self.network, seconds)
+        metrics = round_line(result, evaluation, model, self.network, seconds) | planned.line()
         if result.privacy is not None:
             metrics["privacy"] = round_summary(result.privacy)
         if missed:
@@ -483,10 +490,14 @@ class Simulation:
             )
         return missed
 
-    def _run_round(self, number: int) -> Round:
+    def _server_before(self, number: int) -> Any:
+        """The server's state before a round, from which clients are at work."""
+        return self.server if number > self.progress.round else self._turns.state(number)
+
+    def _run_round(self, number: int, planned: Planned) -> Round:
         """Broadcast, E-steps, reports, M-step."""
         self.states.round = number
-        engine, cohort = self.engine, self.cohort_of(number)
+        engine, cohort = self.engine, planned.cohort
 
         def heard(done: int) -> None:
             self._notify(Activity(TRAINING, number, done, len(cohort)))
@@ -511,6 +522,7 @@ class Simulation:
                 cohort=cohort,
             ),
             weights=self._weights,
+            past=planned.past,
             heard=heard,
         )
 
@@ -541,7 +553,9 @@ class Simulation:
         needed = {before, self._saved, *self._best_round}
         older = [] if self._keeps_all else self.folder.beside(needed)
         states, retired = self.states.commit(self._stored_of_best, keep_older=self._keeps_all)
-        self._flusher.start([*written, *states], [*older, *retired])
+        needed = states_needed(self.progress.timing)
+        versions, past = self._versions.commit(needed, keep_older=self._keeps_all)
+        self._flusher.start([*written, *states, *versions], [*older, *retired, *past])
         if self.config.privacy.noise:
             self._flusher.wait()
 
@@ -555,7 +569,8 @@ class Simulation:
         self._flusher.wait()
         if not self._keeps_all and self._saved:
             older = self.folder.beside({self._saved, *self._best_round})
-            self._flusher.start([], [*older, *self.states.retire(self._stored_of_best)])
+            states, past = self.states.retire(self._stored_of_best), self._versions.retire()
+            self._flusher.start([], [*older, *states, *past])
             self._flusher.wait()
 
     def _stands_still(self, line: Metrics) -> bool:
@@ -650,7 +665,7 @@ class Simulation:
         self._told(activity)
 
     def cohort_of(self, number: int) -> list[int]:
-        """The clients of a round."""
+        """The clients of a synchronous round, whoever is there."""
         return cohort_of(self.config, self.run, self._secret, number)
 
     def summary(self) -> Metrics:

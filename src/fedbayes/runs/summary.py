@@ -11,6 +11,7 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, Metrics
 from fedbayes.runs.lines import GLOBAL, of_noise_alone, troubles_of
 from fedbayes.runs.privacy import run_summary
+from fedbayes.runs.turns import time_line
 from fedbayes.tensors import parameter_count, sparsity
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         **run_summary(config, progress.privacy, progress.round),
         "sparsity": sparsity(parameters),
         "model_parameters": parameter_count(parameters),
+        **time_line(lines),
         "seconds": progress.seconds,
         "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
         "engine": config.engine,

@@ -30,8 +30,8 @@ class Lying:
     """The method of the run."""
     run: Run
     """What no round changes."""
-    server: Callable[[], Any]
-    """The server's state before the round under way."""
+    server: Callable[[int], Any]
+    """The server's state before a round: the one under way, or one in which a client started."""
 
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
         """Run the tasks; hostile clients answer with a lie."""
@@ -82,7 +82,7 @@ class Lying:
             yield self._answer(outcome, known)
 
     def _view(self, client: int, number: int) -> View:
-        return View(self.method, self.server(), At(self.run, number, client))
+        return View(self.method, self.server(number), At(self.run, number, client))
 
     def _lies(self, view: View) -> bool:
         return self.adversary.attacks(view.at.client, view.at.round)

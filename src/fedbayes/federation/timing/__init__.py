@@ -1,0 +1,1 @@
+"""Simulated time: how long clients take, who is there, and rounds that wait for nobody."""

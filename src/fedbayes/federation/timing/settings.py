@@ -1,0 +1,104 @@
+"""The `[asynchronous]` and `[clock]` tables of a config."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedbayes.fields import Only
+
+_TICKING = Only("speeds", "equal", "log-normal", "file")
+
+
+class Asynchronous(BaseModel):
+    """The `[asynchronous]` table of a config: rounds that wait for no single client (FedBuff)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    buffer: int | None = Field(
+        None,
+        ge=1,
+        description="reports that an update takes, whoever's come first, while `cohort` clients "
+        "are at work at any time; none: the server waits for all of its cohort",
+    )
+    staleness: Annotated[Literal["polynomial", "constant"], Only("buffer")] = Field(
+        "polynomial",
+        description="what a change counts that was learnt from the server's state s rounds ago: "
+        "polynomial: 1 / (1 + s)^exponent; constant: 1",
+    )
+    exponent: Annotated[float, Only("buffer"), Only("staleness", "polynomial")] = Field(
+        0.5, ge=0, description="of the polynomial staleness weight"
+    )
+    longest: Annotated[int | None, Only("buffer")] = Field(
+        None, ge=0, description="largest staleness whose report is taken, in rounds; none: any"
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether rounds are asynchronous."""
+        return self.buffer is not None
+
+    def weight(self, staleness: int) -> float:
+        """What a change of this staleness counts, above 0 and at most 1."""
+        if self.staleness == "constant" or not staleness:
+            return 1.0
+        return float((1.0 + staleness) ** -self.exponent)
+
+
+class ClockSettings(BaseModel):
+    """The `[clock]` table of a config: simulated time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    speeds: Literal["none", "equal", "log-normal", "file"] = Field(
+        "none",
+        description="seconds that clients take for a round: equal; log-normal over clients; file: "
+        "those in clock.file; none: no time is simulated",
+    )
+    seconds: Annotated[float, Only("speeds", "equal", "log-normal")] = Field(
+        1.0, gt=0, description="seconds of a client for a round; of log-normal ones, the median"
+    )
+    spread: Annotated[float, Only("speeds", "log-normal")] = Field(
+        1.0, ge=0, description="standard deviation over clients of the logarithm of their seconds"
+    )
+    file: Annotated[Path | None, Only("speeds", "file")] = Field(
+        None, description="CSV of columns client (its name) and seconds, a row for every client"
+    )
+    by_samples: Annotated[bool, _TICKING] = Field(
+        False,
+        description="whether seconds are those of a client with the mean number of training "
+        "samples, and others take as much longer as they have more",
+    )
+    jitter: Annotated[float, _TICKING] = Field(
+        0.0,
+        ge=0,
+        description="standard deviation of the logarithm of a client's seconds from round to round",
+    )
+    availability: Annotated[Literal["always", "share", "file"], _TICKING] = Field(
+        "always",
+        description="when clients can start and work: always; share: for one spell in every "
+        "period; file: in the spells of clock.spells",
+    )
+    available: Annotated[float, Only("availability", "share")] = Field(
+        0.5, gt=0, le=1, description="length of a client's spell, as a share of the period"
+    )
+    wave: Annotated[float, Only("availability", "share")] = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="how far spells coincide: 0: as many clients are there at any time; 1: all "
+        "come and go together, as by day and night",
+    )
+    period: Annotated[float, Only("availability", "share", "file")] = Field(
+        86400.0, gt=0, description="seconds after which spells come again"
+    )
+    spells: Annotated[Path | None, Only("availability", "file")] = Field(
+        None,
+        description="CSV of columns client (its name), start and stop, in seconds of the period; "
+        "a row for every spell, and at least one for every client",
+    )
+
+    @property
+    def ticks(self) -> bool:
+        """Whether time is simulated."""
+        return self.speeds != "none"

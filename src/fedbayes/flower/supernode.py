@@ -1,0 +1,212 @@
+"""A SuperNode whose apps stay loaded: Flower's connection and state, and our processes.
+
+Flower's own SuperNode looks for messages every three seconds, hands each to a process that a third
+one starts, over a server on a port of its own, and looks for the answer twice a second. What it
+does with the SuperLink is done here by its own functions. What it does with the app is done by
+`WarmApps`, over a socket that nobody else can reach.
+"""
+
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from logging import ERROR, INFO
+from pathlib import Path
+from typing import Any, NoReturn
+
+from click import ClickException
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Error, Message
+from flwr.common.config import parse_config_args
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import (
+    context_from_proto,
+    context_to_proto,
+    fab_to_proto,
+    message_from_proto,
+    run_to_proto,
+)
+from flwr.proto.message_pb2 import Context as ContextProto
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore import log
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
+from flwr.supernode import start_client_internal as flower
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+from fedbayes.errors import ConfigError, EngineError, RunError
+from fedbayes.flower.node_config import check_node_config
+from fedbayes.flower.pace import pause
+from fedbayes.flower.warm import Answer, AppDied, Contents, Request, WarmApps
+
+SOONEST, LATEST = 0.2, 3.0
+"""Seconds between two looks for messages: at least, and at most, which is what Flower's takes."""
+
+Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
+
+
+def read_private_key(file: Path) -> Keys:
+    """A client's key, as `federate keys` made it, and its public part.
+
+    Raises:
+        RunError: the file holds none of the right kind.
+    """
+    try:
+        key = load_ssh_private_key(file.expanduser().read_bytes(), None)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise RunError(f"cannot read the private key {file}: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise RunError(f"{file} is no key of an elliptic curve; make it with `federate keys`")
+    return key, key.public_key()
+
+
+def read_config(text: str) -> dict[str, Any]:
+    """What `--node-config` says, as Flower reads it.
+
+    Raises:
+        ConfigError: it is no such text, or does not say which client this is.
+    """
+    try:
+        given = parse_config_args([text])
+    except (ValueError, OSError, ClickException) as error:
+        said = error.format_message() if isinstance(error, ClickException) else str(error)
+        raise ConfigError(f"--node-config {text}: {said}") from None
+    check_node_config(given)
+    return given
+
+
+@dataclass(frozen=True)
+class Link:
+    """How a node reaches its SuperLink.
+
+    Args:
+        address: host:port.
+        certificates: of the CA that signed its certificate, in PEM; None for no TLS.
+        keys: the node's, if it has some that were admitted.
+    """
+
+    address: str
+    certificates: bytes | None
+    keys: Keys | None
+
+
+class SuperNode:
+    """A node of a SuperLink.
+
+    Args:
+        config: what its apps are told of it: `fedbayes.flower.node_config`.
+        apps: the processes of its runs.
+    """
+
+    def __init__(self, config: dict[str, Any], apps: WarmApps) -> None:
+        self._config, self._apps = config, apps
+        self._store: ObjectStore = ObjectStoreFactory().store()
+        self._state = InMemoryNodeState(self._store)
+
+    def serve(self, link: Link) -> None:
+        """Answer messages until the process is told to end.
+
+        Raises:
+            EngineError: the way to the SuperLink ended for good.
+        """
+        with flower._init_connection(
+            server_address=link.address,
+            insecure=link.certificates is None,
+            root_certificates=link.certificates,
+            authentication_keys=link.keys,
+        ) as (node, receive, send, get_run, get_fab, pull, push, confirm):
+            self._state.set_node_id(node)
+            log(INFO, "SuperNode ID: %s", node)
+            since = time.monotonic()
+            while True:
+                run_id = flower._pull_and_store_message(
+                    self._state,
+                    self._store,
+                    self._config,
+                    receive,
+                    get_run,
+                    get_fab,
+                    pull,
+                    confirm,
+                    trusted_entities=None,
+                )
+                if run_id is None:
+                    self._apps.reap()
+                    time.sleep(pause(time.monotonic() - since, SOONEST, LATEST))
+                    continue
+                self.work(run_id)
+                flower._push_messages(self._state, self._store, send, push)
+                since = time.monotonic()
+        # Flower writes what went wrong to the log, and raises nothing.
+        raise EngineError(f"the connection to the SuperLink at {link.address} ended")
+
+    def work(self, run_id: int) -> None:
+        """Have the app of a run answer the message that came for it, and keep the answer."""
+        state, store = self._state, self._store
+        # Flower notes a task for whoever asks at its server; here is none, and nobody asks.
+        state.task_store.clear()
+        for message in state.get_messages_legacy(run_ids=[run_id], is_reply=False):
+            number = message.metadata.message_id
+            state.record_message_processing_start(number)
+            tree = store.get_object_tree(number)
+            names = {item.object_id for item in iterate_object_tree(tree)}
+            contents = [(name, store.get(name) or b"") for name in names]
+            store.delete(number)
+            try:
+                answer = self._ask(run_id, number, contents, message.metadata.ttl)
+            except AppDied as error:
+                log(ERROR, "%s", error)
+                reason = Error(ErrorCode.CLIENT_APP_CRASHED, str(error))
+                flower._insert_message(Message(reason, reply_to=message), state, store)
+            else:
+                self._keep(run_id, answer)
+            state.record_message_processing_end(number)
+
+    def _ask(self, run_id: int, message: str, contents: Contents, seconds: float) -> Answer:
+        run = self._state.get_run(run_id)
+        assert run is not None
+        context = self._state.get_run_series_context(run.series_id)
+        fab = self._state.get_fab(run.fab_hash)
+        assert context is not None
+        assert fab is not None
+        request = Request(message, context_to_proto(context).SerializeToString(), contents)
+        parts = run_to_proto(run).SerializeToString(), fab_to_proto(fab).SerializeToString()
+        return self._apps.ask(run_id, *parts, request, seconds)
+
+    def _keep(self, run_id: int, answer: Answer) -> None:
+        """Put an answer where Flower sends it from, and its context where the next one finds it."""
+        context = context_from_proto(ContextProto.FromString(answer.context))
+        message = message_from_proto(MessageProto.FromString(answer.message))
+        run = self._state.get_run(run_id)
+        assert run is not None
+        self._state.set_run_series_context(run.series_id, context)
+        self._state.store_message(message)
+        self._store.preregister(run_id, ObjectTree.FromString(answer.tree))
+        for name, content in answer.contents:
+            self._store.put(name, content)
+
+
+def serve(link: Link, config: dict[str, Any], idle: float) -> None:
+    """Run a node until it is told to end.
+
+    Args:
+        link: the way to its SuperLink.
+        config: what its apps are told of it: `fedbayes.flower.node_config`.
+        idle: seconds without work after which the process of a run's app ends; 0: after every
+            message.
+    """
+
+    def end(signal_number: int, frame: object) -> NoReturn:
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    apps = WarmApps(idle)
+    try:
+        SuperNode(config, apps).serve(link)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        apps.close()

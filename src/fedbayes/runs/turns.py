@@ -1,0 +1,172 @@
+"""Who is in a round, from which state of the server, and how long it lasts by the clock."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from fedbayes.contracts import AnyMethod, Run
+from fedbayes.data import FederatedData
+from fedbayes.errors import RunError
+from fedbayes.federation.engine_table import ENGINES
+from fedbayes.federation.timing.clock import Clock
+from fedbayes.federation.timing.queue import Queue, Turn
+from fedbayes.federation.timing.stale import Past
+from fedbayes.runs.config import Config
+from fedbayes.runs.folder import Metrics
+from fedbayes.runs.progress import Progress, Timing
+from fedbayes.runs.versions import Versions
+from fedbayes.tensors import pack, unpack
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A round as it will go."""
+
+    cohort: list[int]
+    """The clients whose reports the round takes."""
+    timing: Timing
+    """Simulated time after it."""
+    turn: Turn | None = None
+    """What happens in it by the clock, where it is asynchronous."""
+    past: Past | None = None
+    """Where the clients started, where it is asynchronous."""
+
+    def line(self) -> Metrics:
+        """What the line of the round says of time; nothing without a clock."""
+        if not self.timing.clock:
+            return {}
+        line: Metrics = {"clock_seconds": self.timing.now}
+        if self.turn is not None:
+            line["asynchronous"] = {
+                "started": len(self.turn.starts),
+                "under_way": len(self.turn.under_way),
+                "staleness_mean": fmean(self.turn.staleness),
+                "staleness_max": max(self.turn.staleness),
+                "too_stale": len(self.turn.too_stale),
+            }
+        return line
+
+
+@dataclass
+class Turns:
+    """Plans the rounds of a run.
+
+    Args:
+        config: the settings.
+        run: what no round changes.
+        method: of the run.
+        data: the clients' data.
+        versions: states of the server that clients are at work from.
+
+    Raises:
+        ConfigError: a file of the clock cannot be read, or lacks a client.
+    """
+
+    config: Config
+    run: Run
+    method: AnyMethod
+    data: FederatedData
+    versions: Versions
+    _queue: Queue | None = field(default=None, init=False)
+    _digest: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        if clock_of(config, self.method):
+            names, sizes = self.data.partition.names, self.data.train_sizes()
+            clock = Clock(config.clock, names, sizes, config.seed)
+            self._queue = Queue(clock, config.seed, self.run.cohort)
+            self._digest = clock.digest
+
+    def take_up(self, progress: Progress) -> Timing:
+        """The time that a run goes on from, of a checkpoint.
+
+        Raises:
+            RunError: the clock is not what it was, or a state of the server is lost or damaged
+                that clients are at work from.
+        """
+        timing = progress.timing
+        if self._queue is None:
+            return replace(timing, clock="")
+        if timing.clock and timing.clock != self._digest:
+            raise RunError(
+                "the clock is not the one that the run began with: clients' seconds or spells in "
+                "clock.file or clock.spells have changed; put them back, or start a new run"
+            )
+        needed = states_needed(timing)
+        self.versions.remove_strays(
+            needed, progress.round, keep_older=self.config.keep_checkpoints == "all"
+        )
+        self.versions.check(needed)
+        return replace(timing, clock=self._digest)
+
+    def plan(
+        self, number: int, timing: Timing, server: Any, cohort_of: Callable[[int], list[int]]
+    ) -> Planned:
+        """A round.
+
+        Args:
+            number: the round, from 1.
+            timing: simulated time before it.
+            server: the server's state before it; kept on disk where clients start from it that do
+                not report in it.
+            cohort_of: who is in a synchronous round, whoever is there.
+        """
+        config, queue = self.config, self._queue
+        if queue is None:
+            return Planned(cohort_of(number), timing)
+        if config.asynchronous.buffer is None:
+            if config.clock.availability == "always":
+                cohort = cohort_of(number)
+                now = queue.ended(cohort, number, timing.now)
+            else:
+                cohort, now = queue.synchronous(number, timing.now)
+            return Planned(cohort, Timing.of(now, (), self._digest))
+        turn = queue.buffer(
+            number,
+            timing.now,
+            timing.under_way,
+            config.asynchronous.buffer,
+            config.asynchronous.longest,
+        )
+        if any(each.since == number for each in turn.under_way):
+            self.versions.save(number, pack(server))
+        since = {each.client: each.since for each in turn.reports if each.since != number}
+        past = Past(config.asynchronous, since, self.state, turn.starts)
+        after = Timing.of(turn.now, turn.under_way, self._digest)
+        return Planned(turn.cohort, after, turn, past)
+
+    def state(self, number: int) -> Any:
+        """The server's state before an earlier round, from which clients are at work.
+
+        Raises:
+            RunError: it is lost or damaged.
+        """
+        return unpack(self.method.server_state, self.versions.load(number))
+
+
+def clock_of(config: Config, method: AnyMethod) -> bool:
+    """Whether a run has simulated time."""
+    return config.clock.ticks and ENGINES[config.engine].clocked and not method.centralized
+
+
+def states_needed(timing: Timing) -> set[int]:
+    """Rounds before which the server's states are that clients are at work from."""
+    return set(timing.since.tolist())
+
+
+def time_line(lines: Iterable[Metrics]) -> Metrics:
+    """What a summary says of simulated time: the last round's, and staleness over all rounds."""
+    told = [line for line in lines if "clock_seconds" in line]
+    if not told:
+        return {}
+    summary: Metrics = {"clock_seconds": told[-1]["clock_seconds"]}
+    waits = [line["asynchronous"] for line in told if "asynchronous" in line]
+    if waits:
+        summary["asynchronous"] = {
+            "staleness_mean": fmean(wait["staleness_mean"] for wait in waits),
+            "staleness_max": max(wait["staleness_max"] for wait in waits),
+            "too_stale": sum(wait["too_stale"] for wait in waits),
+        }
+    return summary
