@@ -69,8 +69,8 @@ class GateScale(BaseModel):
     gate_slope: float | None = Field(
         None,
         gt=0,
-        description="slope of a client's loss by a threshold from which on it moves by full "
-        "steps; smaller ones move it in proportion; none: 1e-8 (paper), 0.01 (logits)",
+        description="slope of a client's loss by a threshold that moves it by half a step; much "
+        "smaller ones move it in proportion; none: 1e-8 (paper), 0.01 (logits)",
     )
     server_gate_lr: float | None = Field(
         None,

@@ -245,6 +245,15 @@ class Gated(
             info |= {"gate_shift_mean": float(shift.mean()), "gate_shift_max": float(shift.max())}
         return units.mask(weights, found), info
 
+    def likely(self, solved: Solved, problem: Problem, at: At) -> Tensors:
+        """The trained weights with the gates open that are likelier open than not."""
+        ended = solved.parameters
+        thresholds = part(ended, "threshold")
+        gated = self._gated(at.run)
+        kept = {u.layer: self._logits(ended, thresholds, u) > 0 for u in gated}
+        weights = {n: t for n, t in ended.items() if not n.startswith("threshold/")}
+        return units.zero(weights, units.masks(gated, kept, readers=False))
+
     def origin(self, server: AnyServer, run: Run) -> Tensors:
         """Weights and buffers, also of units that the model leaves out."""
         return {**server.weights, **server.buffers}
