@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation, resume, run
+from fedbayes.by_client import ByClient
 from fedbayes.contracts import Report, Sum
 from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.aggregation import Aggregation, Clipped
@@ -19,7 +20,7 @@ from fedbayes.federation.checks import encode_report, read_report
 from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.federation.fold import Untouched, Way
 from fedbayes.federation.kept import Kept
-from fedbayes.federation.weights import Weights, none_yet
+from fedbayes.federation.weights import Weights
 from fedbayes.messages import Masked
 from fedbayes.methods import METHODS
 from fedbayes.methods.fedavg import FedAvg
@@ -215,7 +216,7 @@ def folded(aggregation, found, weighted=True, memory=None):
     method = Method(weighting="samples" if weighted else "uniform")
     intake = Intake(aggregation, method, None, run_of(network()), fold)
     for client, report in enumerate(found):
-        intake.add(client, report, encode_report(report))
+        intake.add(client, report)
     refused = dict(intake.close())
     return fold, refused
 
@@ -265,7 +266,7 @@ def test_weights_are_one_where_a_method_does_not_weight():
 
 
 def test_a_weight_is_at_most_what_is_believed_and_what_it_was_at_first():
-    weights = Weights.of(FedAvg(), 100.0, none_yet(3))
+    weights = Weights.of(FedAvg(), 100.0, ByClient())
     with pytest.raises(MessageError, match=r"at most 100 is believed \(aggregation.max_weight\)"):
         weights.believed(1, Report({}, 101.0))
     assert weights.believed(1, Report({}, 40.0)) == (40.0, "")
@@ -275,7 +276,8 @@ def test_a_weight_is_at_most_what_is_believed_and_what_it_was_at_first():
     assert "is 50, and was 40 when it first came" in why
     assert weights.believed(1, Report({}, 30.0)) == (30.0, "")
     weights.counted(1, 30.0)
-    assert weights.first.tolist() == [0, 40, 0]
+    assert weights.first.clients.tolist() == [1]
+    assert weights.first.columns["weight"].tolist() == [40]
 
 
 def test_a_client_cannot_grow_and_a_resume_remembers(tmp_path):
@@ -290,7 +292,9 @@ def test_a_client_cannot_grow_and_a_resume_remembers(tmp_path):
     with Simulation(config, tmp_path / "cut") as simulation:
         simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
         next(iter(simulation))
-        assert simulation.progress.weights.tolist() == [sizes[c] for c in range(5)]
+        weights = simulation.progress.weights
+        assert weights.clients.tolist() == [*range(5)]
+        assert weights.columns["weight"].tolist() == [sizes[c] for c in range(5)]
     with Simulation(None, tmp_path / "cut") as simulation:
         simulation._engine = Tampering(Sequential(simulation.runtime), tamper)
         lines = [step.metrics for step in simulation]

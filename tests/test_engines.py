@@ -49,7 +49,10 @@ def told(result):
     return [{k: v for k, v in line.items() if k not in without} for line in result.metrics]
 
 
-@pytest.mark.parametrize("engine", ["workers", "flower-simulation", "toy"])
+@pytest.mark.parametrize(
+    "engine",
+    ["workers", "flower-simulation", "toy", pytest.param("ray", marks=pytest.mark.slow)],
+)
 def test_the_numbers_are_those_of_the_sequential_engine(engine, expected, tmp_path):
     assert ENGINES[engine].exact
     ended = run(config(engine), tmp_path / "run")
@@ -58,11 +61,20 @@ def test_the_numbers_are_those_of_the_sequential_engine(engine, expected, tmp_pa
 
 
 def test_every_engine_that_a_run_can_start_is_tried_here():
-    tried = {"sequential", "workers", "flower-simulation", "toy"}
+    tried = {"sequential", "workers", "flower-simulation", "toy", "ray"}
     assert {name for name, kind in ENGINES.items() if kind.start} == tried
 
 
-@pytest.mark.parametrize("engine", ["sequential", "workers", "flower-simulation", "toy"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "sequential",
+        "workers",
+        "flower-simulation",
+        "toy",
+        pytest.param("ray", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_run_goes_on_where_private_states_are_said_to_be(engine, expected, tmp_path):
     with Simulation(config(engine), tmp_path / "run") as simulation:
         next(iter(simulation))
@@ -101,7 +113,7 @@ def test_another_name_is_refused_with_those_that_there_are(engine, words):
 def test_a_schema_for_editors_has_the_names_that_are_shipped(monkeypatch):
     monkeypatch.delitem(ENGINES, "toy")
     engine = TypeAdapter(dict).validate_json(json.dumps(schema()))["properties"]["engine"]
-    assert engine["enum"] == ["sequential", "workers", "flower-simulation", "flower"]
+    assert engine["enum"] == ["sequential", "workers", "ray", "flower-simulation", "flower"]
 
 
 def test_an_engine_that_rounds_otherwise_says_so(monkeypatch):

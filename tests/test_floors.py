@@ -11,7 +11,10 @@ import fedbayes
 ROOT = Path(fedbayes.__file__).parent
 FLOORS = [
     {
+        "by_client",
         "categories",
+        "coding",
+        "devices",
         "errors",
         "fields",
         "files",

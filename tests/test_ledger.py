@@ -212,10 +212,10 @@ def test_the_place_of_a_message_is_the_rounds(run):
 def test_a_client_without_test_samples_is_in_no_mean():
     likelihood = build_likelihood("categorical", Target("class", ("ant", "bee")))
     scores = {"count": 4.0, "correct": 3.0, "nll": 2.0, "confidence": 2.0}
-    clients = ClientScores.none(3).after({0: {}, 2: scores})
+    clients = ClientScores().after({0: {}, 2: scores})
     assert clients.tested == 1
     assert clients.means(likelihood) == {"accuracy": 0.75, "nll": 0.5}
-    assert ClientScores.none(3).after({0: {}}).means(likelihood) == {}
+    assert ClientScores().after({0: {}}).means(likelihood) == {}
 
 
 def test_a_metric_that_some_clients_cannot_have_is_the_mean_of_the_others():

@@ -3,13 +3,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional
 
 import fedbayes
 from fedbayes.contracts import Problem, nll
-from fedbayes.inference.optimizers import Yogi, step
+from fedbayes.inference.optimizers import Sgd, Yogi, step
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import batches, solve
 from fedbayes.models import MLP, Network
@@ -298,3 +300,25 @@ def test_samples_are_set_aside_once_and_for_all(tmp_path):
     assert runtime._set_aside(one, 3)[1] is None
     run = fedbayes.run(config, tmp_path / "run")
     assert run.metrics[0]["reported"]["steps"] <= 4 * 8
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=4),
+    st.sampled_from([0.0, 0.9]),
+    st.sampled_from([0.0, 0.01]),
+    st.integers(0, 99),
+)
+def test_lean_sgd_takes_the_steps_of_pytorchs(missing, momentum, decay, seed):
+    """Bit for bit, whichever leaves have gradients in a step."""
+    torch.manual_seed(seed)
+    ours = [torch.randn(3, 2) for _ in missing]
+    theirs = [leaf.clone() for leaf in ours]
+    lean = Sgd(ours, 0.05, momentum, decay)
+    whole = torch.optim.SGD(theirs, lr=0.05, momentum=momentum, weight_decay=decay)
+    for number in range(3):
+        for one, other, absent in zip(ours, theirs, missing, strict=True):
+            one.grad = None if absent and number != 1 else torch.randn(3, 2)
+            other.grad = one.grad
+        lean.step()
+        whole.step()
+    assert all(one.equal(other) for one, other in zip(ours, theirs, strict=True))

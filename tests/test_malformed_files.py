@@ -12,10 +12,10 @@ from torch import nn
 
 import fedbayes
 from fedbayes.cli import main
+from fedbayes.devices import choose_device
 from fedbayes.errors import ConfigError, DataError, ModelError, RunError, plain
 from fedbayes.messages import Masked, encode
 from fedbayes.models import read_model, read_program
-from fedbayes.runs.build import choose_device
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.tools.model_files import read_counts, read_models, read_samples

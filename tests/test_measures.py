@@ -270,14 +270,14 @@ def test_an_undefined_metric_enters_no_mean_and_forgets_what_was():
     f, y = some(TWO, 20)
     one = scored(TWO, lambda x: f, Samples(f[0], y), ("auroc",))
     undefined = {**one, "metric/auroc": math.nan}
-    clients = ClientScores.none(3).after({0: one, 2: one})
+    clients = ClientScores().after({0: one, 2: one})
     assert clients.means(TWO)["auroc"] == pytest.approx(one["metric/auroc"])
     clients = clients.after({2: undefined})
     assert math.isnan(clients.each(TWO)[2]["auroc"])
     assert clients.means(TWO)["auroc"] == pytest.approx(one["metric/auroc"])
     told = Between(clients.each(TWO), TWO)
     assert told.undefined() == {"auroc": [2]}
-    assert told.columns(3)["auroc"] == [one["metric/auroc"], None, None]
+    assert told.columns(range(3))["auroc"] == [one["metric/auroc"], None, None]
     assert "auroc" not in clients.after({0: undefined}).means(TWO)
     assert "auroc" not in told.spread()
 

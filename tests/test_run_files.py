@@ -343,13 +343,35 @@ def test_a_torn_checkpoint_leaves_the_one_before(tmp_path):
     assert folders.same(folders.resumed(whole), folders.resumed(tmp_path / "cut"))
 
 
+def as_before(stored, clients):
+    """A checkpoint as it was written with a row for each client, and without digests."""
+
+    def whole(place, column):
+        values = stored[f"{place}/columns/{column}"]
+        every = torch.zeros(clients, dtype=values.dtype)
+        every[stored[f"{place}/clients"]] = values
+        return every
+
+    table = "clients/table"
+    scores = [n.rpartition("/")[2] for n in stored if n.startswith(f"{table}/columns/")]
+    kept = {
+        name: values
+        for name, values in stored.items()
+        if not name.startswith((f"{table}/", "states/", "weights/"))
+    }
+    return (
+        kept
+        | {f"clients/sums/{name}": whole(table, name) for name in scores}
+        | {"stored": whole("states", "round"), "weights": whole("weights", "weight")}
+    )
+
+
 def test_a_run_of_an_older_version_has_no_digests_and_goes_on(copy, tmp_path):
     from fedbayes.messages import dense, encode
 
+    clients = len(RunFolder(copy).client_names())
     for path in (copy / "checkpoints").iterdir():
-        stored = dense(decode(path.read_bytes()))
-        del stored["digests"]
-        path.write_bytes(encode(stored))
+        path.write_bytes(encode(as_before(dense(decode(path.read_bytes())), clients)))
     (copy / "SHA256SUMS").unlink()
     edit(copy, "rounds = 4", "rounds = 5")
     assert fedbayes.resume(copy).summary["rounds"] == 5

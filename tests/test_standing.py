@@ -85,10 +85,11 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path, changes):
             assert run.summary[name] == every.summary[name]
     if changes is LOCAL:
         named = {
-            f"{client:07d}-{int(number):07d}.safetensors"
+            f"{int(client):07d}-{int(number):07d}.safetensors"
             for checkpoint in (run.folder.progress(best), run.folder.progress(9))
-            for client, number in enumerate(checkpoint.stored)
-            if number
+            for client, number in zip(
+                checkpoint.states.clients, checkpoint.states.columns["round"], strict=True
+            )
         }
         assert {path.name for path in run.folder.clients.iterdir()} == named
         assert len(named) > 4, "the best round and the last name the same states"
@@ -170,9 +171,10 @@ def test_the_older_best_stays_until_the_new_one_is_on_the_disk(tmp_path, monkeyp
             pass
     assert {older, new - 1, new} <= set(simulation.folder.rounds())
     for number in (older, new - 1, new):
-        stored = simulation.folder.progress(number).stored
-        for client, at in enumerate(stored.tolist()):
-            assert not at or (tmp_path / "clients" / f"{client:07d}-{at:07d}.safetensors").exists()
+        states = simulation.folder.progress(number).states
+        named = zip(states.clients.tolist(), states.columns.get("round", ()), strict=True)
+        for client, at in named:
+            assert (tmp_path / "clients" / f"{client:07d}-{at:07d}.safetensors").exists()
 
 
 @pytest.mark.parametrize("changes", [{}, LOCAL])

@@ -76,6 +76,8 @@ def config(method, engine="workers", **method_parameters):
     return Config.create(
         rounds=2,
         engine=engine,
+        devices=["cpu", "cpu:0"] if engine == "workers" else "cpu",
+        data_cache=1,
         data=DATA,
         model={"hidden": [8]},
         method={"name": f"{__name__}:{method}", **method_parameters},
@@ -106,6 +108,7 @@ def test_a_dead_worker_is_replaced_and_nothing_changes(tmp_path):
         list(steps)
         killer.join()
         assert engine.replaced == 1
+        assert engine.devices == ["cpu", "cpu:0"]
         assert engine.pids != before
         model = simulation.method.model(simulation.server, simulation.run)
     assert_identical(run(config("Slow", "sequential"), tmp_path / "calm").model, model)

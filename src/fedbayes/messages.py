@@ -140,6 +140,18 @@ def dtype_of(item: Tensor | Masked) -> torch.dtype:
     return item.values.dtype if isinstance(item, Masked) else item.dtype
 
 
+def payload(message: Mapping[str, Tensor | Masked]) -> int:
+    """Bytes of the numbers and masks of an encoded message, without names and shapes."""
+    total = 0
+    for item in message.values():
+        if isinstance(item, Masked):
+            total += item.values.nbytes + 4 * len(item.shape)
+            total += sum(-(-prod(item.shape[axis] for axis in axes) // 8) for axes in item.masks)
+        else:
+            total += item.nbytes
+    return total
+
+
 _SHAPE, _MASK = "#shape", "#mask:"
 
 _DEFLATED = 1 << 63

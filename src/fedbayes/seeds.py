@@ -68,7 +68,8 @@ def global_rng(
         # torch.manual_seed would prepare every kind of device, which takes longer than a step.
         _fill(torch.default_generator, entropy)
         if cuda:
-            torch.cuda.manual_seed(_word(entropy))
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(_word(entropy))
         yield
 
 

@@ -9,7 +9,7 @@ import time
 import tracemalloc
 import warnings
 import zlib
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from fedbayes import Config, Simulation
 from fedbayes.errors import FedbayesWarning, MessageError
 from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.checks import decode_report
+from fedbayes.federation.compression import refusal
+from fedbayes.federation.settings import Compression
 from fedbayes.messages import Masked, decode, decode_file, encode
 from fedbayes.methods import METHODS
 from tests.test_reference_models import OTHERS, PARAMETERS, SETTINGS
@@ -36,27 +38,45 @@ SAMPLE = 20
 _DEFLATED = 1 << 63
 
 
+def first_task(name, compression):
+    """The first client's task under a method, its answer and the broadcast that it is of."""
+    settings = {**SETTINGS, **OTHERS.get(name, {}), "rounds": 1}
+    settings["method"] = {"name": name, **PARAMETERS.get(name, {})}
+    settings["compression"] = compression.model_dump()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FedbayesWarning)
+        with Simulation(Config.create(**settings)) as simulation:
+            broadcast = Broadcast(
+                simulation.run, simulation.method, simulation.server, 1, compression
+            )
+            (task,) = broadcast.tasks([0], {})
+            return task, simulation.runtime.train(task), broadcast
+
+
 @cache
 def corpus():
-    """A broadcast, a report with its pattern, and a client's state of every method."""
+    """A broadcast, a report and a client's state of every method, each with what reads a report:
+    its pattern, or the way of a compressed one.
+    """
     found = []
     for name in METHODS:
-        settings = {**SETTINGS, **OTHERS.get(name, {}), "rounds": 1}
-        settings["method"] = {"name": name, **PARAMETERS.get(name, {})}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FedbayesWarning)
-            with Simulation(Config.create(**settings)) as simulation:
-                broadcast = Broadcast(simulation.run, simulation.method, simulation.server, 1)
-                (task,) = broadcast.tasks([0], {})
-                outcome = simulation.runtime.train(task)
-                pattern = broadcast.expected(0)
+        task, outcome, broadcast = first_task(name, Compression())
+        pattern = partial(decode_report, expected=broadcast.expected(0))
         found += [(task.message, pattern), (outcome.report, pattern), (outcome.state, pattern)]
+    for name in ("fedavg", "scaffold-fedsparse"):
+        assert not refusal(METHODS[name])
+        for up in ("bf16", "int8", "top-k", "random-k"):
+            _, outcome, broadcast = first_task(name, Compression(up=up, down="bf16", share=0.1))
+            found += 3 * [(outcome.report, broadcast.passage(0).read)]
     mask = torch.arange(6) % 2 == 0
     sparse = Masked.keep(torch.ones(6, 4, 3), {(0,): mask, (1, 2): torch.ones(4, 3) > 0})
     large = {f"layer{number}.weight": torch.ones(30, 30) for number in range(250)}
-    found.append((encode(large), large))
-    found.append((encode({"w": sparse, "v": torch.ones(2)}), {"w": torch.ones(6, 4, 3)}))
-    return [(data, pattern) for data, pattern in found if data]
+    found.append((encode(large), partial(decode_report, expected=large)))
+    small = {"w": torch.ones(6, 4, 3)}
+    found.append(
+        (encode({"w": sparse, "v": torch.ones(2)}), partial(decode_report, expected=small))
+    )
+    return [(data, read) for data, read in found if data]
 
 
 def fuzz(count, seed):
@@ -69,11 +89,11 @@ def fuzz(count, seed):
     failures, slowest, largest = [], 0.0, 0.0
     real = corpus()
     for number in range(count):
-        data, pattern = real[rng.integers(len(real))]
+        data, read = real[rng.integers(len(real))]
         kind = CHANGES[rng.integers(len(CHANGES))]
         data = kind(data, rng)
         try:
-            taken, share = measure(data, pattern, sample=number % SAMPLE == 0)
+            taken, share = measure(data, read, sample=number % SAMPLE == 0)
         except Exception as error:  # whatever it is, it is a failure
             failures.append(f"{kind.__name__}, {number} of seed {seed}: {error!r:.200}")
             continue
@@ -82,7 +102,7 @@ def fuzz(count, seed):
     return count, count - len(failures), failures, worst
 
 
-def measure(data, pattern, *, sample=False):
+def measure(data, as_report, *, sample=False):
     """Read a message in every way.
 
     Returns:
@@ -92,7 +112,7 @@ def measure(data, pattern, *, sample=False):
         AssertionError: it took too long or too much, or an error's text is no text.
     """
     slowest, share = 0.0, 0.0
-    for read in (decode, lambda d: decode_report(d, pattern)):
+    for read in (decode, as_report):
         taken = min(_seconds(read, data) for _ in range(1))
         if taken > TIME:  # something else ran meanwhile?
             taken = min(_seconds(read, data) for _ in range(5))

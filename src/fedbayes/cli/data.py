@@ -88,7 +88,7 @@ def data_show(
     data = build_data(config)
     scheme = choose_scheme(data.dataset, config.data)
     title = f"{data.dataset.name}, {scheme}, {data.clients} clients"
-    path = out or Path(f"{data.dataset.name}-{scheme}.png")
+    path = out or Path(f"{data.dataset.name.replace(':', '.')}-{scheme}.png")
     try:
         plot_partition(data, path, title)
     except OSError as error:
@@ -104,6 +104,11 @@ def data_show(
         about += (
             f"label noise: {data.wrong_labels:,} training labels "
             f"({data.wrong_labels / sizes.sum():.1%}) are of another class than in the data\n"
+        )
+    if len(data.owners) < data.clients:
+        about += (
+            f"these are the {len(data.owners):,} of {data.clients:,} clients that are looked at "
+            "before the first round (data.test_clients)\n"
         )
     Console().print(
         f"{title}: {sizes.sum():,} training samples ({sizes.min():,} to {sizes.max():,} a client), "
@@ -138,6 +143,11 @@ def data_check(
 
     given = [*overrides({"data.path": file}), *(settings or [])]
     config = Config.load(None, given)
+    if config.data.generator is not None:
+        raise ConfigError(
+            "a generator gives arrays, which have no columns to check; fedbayes data show looks at "
+            "what it gives"
+        )
     if config.data.name != "own":
         raise ConfigError("name a table of your own: fedbayes data check FILE")
     from fedbayes.data.check import check_table

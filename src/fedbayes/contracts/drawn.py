@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedbayes.contracts.method import Sampler
 from fedbayes.contracts.run import Run
+from fedbayes.devices import placed
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.inference.problem import Noise, Tree
 from fedbayes.models import Network
@@ -44,7 +45,7 @@ def weight_noise(run: Run, samples: int) -> Noise:
 
     def draw(rng: torch.Generator, batch: Samples) -> Tree:
         return {
-            name: torch.randn(samples, *shape, generator=rng).to(run.network.device)
+            name: placed(torch.randn(samples, *shape, generator=rng), run.network.device)
             for name, shape in shapes.items()
         }
 

@@ -70,6 +70,7 @@ class OneMetric(Method[Server, Pool, Sum]):
     adds = True
     stale_reports = "whole"
     report_range = 65536.0
+    uncompressed = "sums of second moments with errors are none, and a Newton step divides by them"
 
     @property
     @abstractmethod

@@ -123,6 +123,15 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     repeats_changes: ClassVar[bool] = False
     """Whether clients keep, in their private states, what their reports added: then they shorten it
     themselves to what the server adds (`Run.clips`), and have to know the bounds."""
+    exact_parts: ClassVar[tuple[str, ...]] = ()
+    """Parts of a report, beside buffers and integers, whose numbers no compression may change:
+    those that must be positive, say."""
+    remembered_parts: ClassVar[tuple[str, ...]] = ()
+    """Parts of a report whose changes clients repeat in their private states, so that what did not
+    arrive is in the next change by itself, once `acknowledged` has taken it off the state."""
+    uncompressed: ClassVar[str] = ""
+    """Why reports must arrive as they were said, number for number, in words; empty if errors that
+    are right on average do no harm."""
     stale_reports: ClassVar[Literal["weighed", "whole", "refused"]] = "refused"
     """What a report is worth that was learnt from an older state of the server, in asynchronous
     rounds: its change (from `centre`) adds to the state of today, and may count less; or it adds,
@@ -227,11 +236,21 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         return message
 
     def reference(self, message: Message, run: Run) -> Tensors:
-        """Where secure aggregation measures reports from, dense, for who knows the broadcast.
+        """Where secure aggregation and compression measure reports from, dense, for who knows the
+        broadcast.
 
-        By default it is the broadcast itself.
+        By default it is the broadcast itself. What is not in it is measured from zero.
         """
         return dense(message)
+
+    def acknowledged(self, client: ClientState, missed: Tensors) -> ClientState:
+        """The private state of a client of whose report not all arrived.
+
+        Args:
+            client: its state, which repeats what it said.
+            missed: what it said less what arrived, of the `remembered_parts`, by name.
+        """
+        return client
 
     def accept(self, server: ServerState, report: Report, run: Run) -> None:
         """Refuse a report with finite but invalid values, such as no honest client can have.

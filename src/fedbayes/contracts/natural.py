@@ -42,6 +42,10 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
     adds = True
     stale_reports = "whole"
     report_range = 65536.0
+    uncompressed = (
+        "an error that is small beside the largest precision can be all of a small one, by which a "
+        "mean is divided"
+    )
 
     prior_std: float = Field(
         1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"

@@ -33,6 +33,11 @@ def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
         DataError: It is neither here nor there, or damaged; the message says where it was
             looked for, and where to get it.
     """
+    if settings.generator is not None:
+        raise DataError(
+            f"{settings.generator} gives the samples of one client at a time, and they are never "
+            "all in one place; name a set, a file, or your own factory"
+        )
     if settings.of_factory:
         return read_factory(settings, kinds)
     if settings.query is not None:

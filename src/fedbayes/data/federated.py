@@ -1,6 +1,7 @@
 """What each client holds, as tensors ready for a network."""
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -92,6 +93,31 @@ class FederatedData:
         return self.partition.clients
 
     @property
+    def division(self) -> Partition | None:
+        """What a run keeps of who holds which rows of a pool; None where there is no pool."""
+        return self.partition
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the clients [S]."""
+        return self.partition.names
+
+    @property
+    def owners(self) -> Rows:
+        """The clients that `train_sizes`, `test_sizes` and `counts` are of, and whose test samples
+        make the union, rising: all of them, as long as their samples are in one pool.
+        """
+        return np.arange(self.clients)
+
+    def test_range(self, client: int) -> tuple[int, int]:
+        """Where in the union of all test samples those of a client are."""
+        place = int(np.searchsorted(self.owners, client))
+        if place == len(self.owners) or self.owners[place] != client:
+            return 0, 0
+        start, stop = self.partition.test_offsets[place : place + 2]
+        return int(start), int(stop)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample, as a network sees it."""
         return self.preprocessing.shape
@@ -148,19 +174,19 @@ class FederatedData:
         return np.asarray(self.dataset.y[self.partition.test])
 
     def train_sizes(self) -> Rows:
-        """Number of training samples of each client [S]."""
+        """Number of training samples of each of the owners."""
         return np.diff(self.partition.train_offsets)
 
     def test_sizes(self) -> Rows:
-        """Number of test samples of each client [S]."""
+        """Number of test samples of each of the owners."""
         return np.diff(self.partition.test_offsets)
 
     def counts(self) -> Rows:
-        """Number of training samples of each client and class [S, K], by the labels that it trains
-        on; K is 0 without classes.
+        """Number of training samples of each of the owners and of each class [S, K], by the labels
+        that it trains on; K is 0 without classes.
         """
         if not self.classes:
-            return np.zeros((self.clients, 0), np.int64)
+            return np.zeros((len(self.owners), 0), np.int64)
         train = Division(self.partition.train, self.partition.train_offsets, self.partition.names)
         return train.counts(self.dataset.y, len(self.classes))
 

@@ -5,6 +5,9 @@ import numpy as np
 from fedbayes.data.dataset import Dataset, Rows
 from fedbayes.data.schemes import Division, group_by_client
 
+DEFAULT_FRACTION = 0.25
+"""Part of a client's samples that it tests on, where there is no official test part."""
+
 
 def own_fraction(
     division: Division, fraction: float, rng: np.random.Generator

@@ -11,16 +11,13 @@ import numpy as np
 
 from fedbayes import seeds
 from fedbayes.data.dataset import Dataset, Rows
-from fedbayes.data.holdout import deal_official, own_fraction, rows_needed
+from fedbayes.data.holdout import DEFAULT_FRACTION, deal_official, own_fraction, rows_needed
 from fedbayes.data.leftovers import left_out
 from fedbayes.data.schemes import Division, choose_scheme, divide, group_by_client
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.wording import describe
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.files import NPZ_ERRORS, read_bytes
-
-DEFAULT_FRACTION = 0.25
-"""Part of a client's samples that it tests on, where there is no official test part."""
 
 
 @dataclass(frozen=True)

@@ -91,28 +91,28 @@ def _clients(data: FederatedData) -> list[str]:
 
 def _shares_of_labels(figure: "Figure", data: FederatedData) -> None:
     axes = figure.add_subplot()
-    y = [data.dataset.y[data.partition.train_rows(client)] for client in range(data.clients)]
+    y = [data.dataset.y[data.partition.train_rows(client)] for client in range(len(data.owners))]
     _heat(axes, np.stack([rows.mean(0) for rows in y]), "label", data.target.names)
-    if data.clients <= MOST_BARS:
-        figure.set_figheight(_height(data.clients))
-        axes.set_yticks(range(data.clients), _clients(data))
+    if len(data.owners) <= MOST_BARS:
+        figure.set_figheight(_height(len(data.owners)))
+        axes.set_yticks(range(len(data.owners)), _clients(data))
         axes.set_ylabel("client (training samples)")
 
 
 def _distributions(figure: "Figure", data: FederatedData) -> None:
     """The percentiles of each column of the target among each client's training samples."""
-    few = data.clients <= MOST_BARS
+    few = len(data.owners) <= MOST_BARS
     columns = data.target.names
     figure.set_figwidth(max(8.0, 4.0 * len(columns) + 1.0))
     if few:
-        figure.set_figheight(_height(data.clients))
-    y = [data.dataset.y[data.partition.train_rows(client)] for client in range(data.clients)]
+        figure.set_figheight(_height(len(data.owners)))
+    y = [data.dataset.y[data.partition.train_rows(client)] for client in range(len(data.owners))]
     points = np.stack([np.percentile(rows, (5, 25, 50, 75, 95), axis=0) for rows in y], axis=1)
     panels = figure.subplots(1, len(columns), sharey=few, squeeze=False)[0]
     for axes, column, percentiles in zip(panels, columns, np.moveaxis(points, 2, 0), strict=True):
         (_boxes if few else _bands)(axes, column, percentiles)
     if few:
-        panels[0].set_yticks(range(data.clients), _clients(data))
+        panels[0].set_yticks(range(len(data.owners)), _clients(data))
         panels[0].set_ylabel("client (training samples)")
         panels[0].invert_yaxis()
     else:

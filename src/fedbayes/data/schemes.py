@@ -50,6 +50,8 @@ def choose_scheme(dataset: Dataset, settings: DataSettings) -> Scheme:
     """The scheme that divides a data set: the one asked for, or the default for this set."""
     if settings.partition != "default":
         return settings.partition
+    if settings.generator is not None:
+        return "natural"
     if (settings.name == "own" or settings.of_factory) and dataset.groups is not None:
         return "natural"
     return "dirichlet" if dataset.classes else "iid"

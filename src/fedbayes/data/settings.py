@@ -16,6 +16,16 @@ Scheme = Literal["iid", "dirichlet", "dirichlet-equal", "shards", "counts", "nat
 _OF_TABLES = ("group", "split", "drop", "features")
 """Settings that a factory does without."""
 
+GENERATOR = "generator"
+"""The name of data that a generator gives."""
+_OF_GENERATOR = frozenset(
+    (
+        *("name", "generator", "arguments", "clients", "test", "test_clients", "cache"),
+        *("min_samples", "classes", "label", "scale"),
+    )
+)
+"""Settings that have an effect on what a generator gives."""
+
 DEFAULT_CLIENTS = 10
 """Number of clients of an artificial partition, unless said otherwise."""
 
@@ -23,6 +33,25 @@ DEFAULT_CLIENTS = 10
 class DataSettings(SourceSettings):
     """Which data, and how it is divided among clients."""
 
+    generator: str | None = Field(
+        None,
+        description="Your own function, package.module:function, called as function(client, seed, "
+        "**arguments), which gives the samples (x, y) of one client whenever they are needed: for "
+        "any number of clients. It names no set beside it, and needs clients.",
+    )
+    test_clients: Annotated[int, Only("generator")] = Field(
+        100,
+        ge=1,
+        description="generator: clients, drawn from the seed, that are looked at before the first "
+        "round: shape, classes, mean and std are inferred from their samples, and the global model "
+        "is tested on their test samples. With test = 'clients' as many more are never trained on.",
+    )
+    cache: Annotated[int, Only("generator")] = Field(
+        64,
+        ge=0,
+        description="generator: MiB of clients' samples that each process keeps; of the client "
+        "asked for last they are kept in any case.",
+    )
     clients: int | None = Field(
         None,
         ge=1,
@@ -77,11 +106,13 @@ class DataSettings(SourceSettings):
     limit_test: int | None = Field(
         None, ge=1, description="Use only so many samples of the official test part."
     )
-    test: Literal["default", "official"] | float = Field(
+    test: Literal["default", "official", "clients"] | float = Field(
         "default",
         description="official: the official test part is dealt to the clients in proportion to "
         "their training classes. A fraction: each client keeps so much of its own samples for "
-        "testing. Default: official where the set has such a part, else 0.25.",
+        "testing. clients: of a generator, the test_clients clients after the last one are never "
+        "trained on, and all their samples are for testing. Default: official where the set has "
+        "such a part, else 0.25.",
     )
 
     label_noise: float = Field(
@@ -127,11 +158,20 @@ class DataSettings(SourceSettings):
     def _own_by_path(cls, values: Any) -> Any:
         if isinstance(values, dict) and (values.get("path") or values.get("query")):
             return {"name": "own", **values}
+        if isinstance(values, dict) and values.get("generator"):
+            return {"name": GENERATOR, **values}
         return values
 
     @model_validator(mode="after")
     def _agree(self) -> "DataSettings":
-        if self.name not in (*BUILT_IN, "own") and not self.of_factory:
+        if self.generator is not None or self.name == GENERATOR:
+            self._check_generator()
+        elif self.test == "clients":
+            raise ValueError(
+                "test = 'clients' holds out whole clients of a generator, whose number has no end; "
+                "choose official or a fraction"
+            )
+        elif self.name not in (*BUILT_IN, "own") and not self.of_factory:
             if Path(self.name).suffix or Path(self.name).exists():
                 raise ValueError(
                     f"there is no data set '{self.name}'; a file or folder of your own is given as "
@@ -159,7 +199,7 @@ class DataSettings(SourceSettings):
                 f"name = '{self.name}' and {given} do not go together: your own data "
                 "has name = 'own', a built-in set needs no path"
             )
-        if self.arguments and not self.of_factory:
+        if self.arguments and not (self.of_factory or self.generator):
             raise ValueError(f"arguments are for your own factory; {self.name} takes none")
         if self.crop and not self.size:
             raise ValueError("crop has no effect without size; give both, or neither")
@@ -179,6 +219,36 @@ class DataSettings(SourceSettings):
             self._check_counts(self.class_counts)
         return self
 
+    @property
+    def source(self) -> str:
+        """What is loaded, in a word."""
+        return str(self.generator or self.path or self.name)
+
+    def _check_generator(self) -> None:
+        """See that nothing is set that is for a pool of samples."""
+        if self.generator is None:
+            raise ValueError("name = 'generator' needs generator = package.module:function")
+        if self.name != GENERATOR:
+            given = f"path = {self.path}" if self.path else f"name = '{self.name}'"
+            raise ValueError(
+                f"generator and {given} exclude one another: a generator gives all the data"
+            )
+        if self.clients is None:
+            raise ValueError(
+                "a generator has as many clients as one likes; say how many with clients"
+            )
+        if self.test == "official":
+            raise ValueError(
+                "test = 'official' is of a set with a test part; of a generator it is a fraction, "
+                "or 'clients'"
+            )
+        for setting, field in type(self).model_fields.items():
+            if setting not in _OF_GENERATOR and getattr(self, setting) != field.default:
+                raise ValueError(
+                    f"{setting} divides or reads a set of samples, and has no effect on what a "
+                    "generator gives; leave it out"
+                )
+
     def _check_columns(self) -> None:
         if self.summaries and self.name != "own":
             raise ValueError(
@@ -194,7 +264,7 @@ class DataSettings(SourceSettings):
                         f"{setting} is for tables, and has no effect on what {self.name} gives; "
                         "leave it out"
                     )
-        elif self.name != "own":
+        elif self.name not in ("own", GENERATOR):
             for setting, field in SourceSettings.model_fields.items():
                 if setting not in ANY_SET and getattr(self, setting) != field.default:
                     raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbayes.by_client import ByClient
 from fedbayes.contracts import AnyMethod, At, Run
 from fedbayes.data import FederatedData, Preprocessing
 from fedbayes.errors import FedbayesWarning, RunError
@@ -19,7 +20,7 @@ from fedbayes.federation.privacy import keys
 from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.round import run_round
-from fedbayes.federation.weights import Weights, none_yet
+from fedbayes.federation.weights import Weights
 from fedbayes.runs.build import build_likelihood, build_network, build_run, build_runtime
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
@@ -77,7 +78,7 @@ class Federation:
         check(config, method, run, data)
         for remark in remarks(config, method, run, data):
             warnings.warn(remark, FedbayesWarning, stacklevel=6)
-        weights = Weights.of(method, config.aggregation.max_weight, none_yet(run.clients))
+        weights = Weights.of(method, config.aggregation.max_weight, ByClient())
         secret, record, failed = _secret(config), Spending.empty(), 0
         engine, server = Sequential(runtime), method.init(run)
         for number in range(1, config.rounds + 1):
@@ -95,6 +96,7 @@ class Federation:
                 aggregation=config.aggregation,
                 privacy=mechanism(config, run, record, secret, number=number, cohort=cohort),
                 weights=weights,
+                compression=config.compression,
             )
             server = unpack(method.server_state, pack(result.server))
             record = result.privacy or record

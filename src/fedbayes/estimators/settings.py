@@ -21,6 +21,7 @@ NEEDS_FOLDER = (
     "engine",
     "round_timeout",
     "workers",
+    "ray",
     "threads",
     "evaluate_every",
     "evaluate_at",

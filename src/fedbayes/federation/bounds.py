@@ -14,13 +14,13 @@ import torch
 
 from fedbayes.contracts import AnyMethod, Changes, Method, Report, Run
 from fedbayes.contracts.changes import norm, part_of, start_of
-from fedbayes.federation.checks import read_report
+from fedbayes.federation.checks import encode_report, read_report
 from fedbayes.federation.fold import Fold
 from fedbayes.federation.kept import MEMORY, Kept
 from fedbayes.federation.outliers import outliers
 from fedbayes.federation.settings import Aggregation
 from fedbayes.federation.weights import MOST_TIMES_MEDIAN, Weights
-from fedbayes.messages import Masked, dense
+from fedbayes.messages import Masked, dense, payload
 from fedbayes.tensors import Tensors
 
 
@@ -155,14 +155,8 @@ class Intake:
         self._names: dict[int, tuple[str, ...]] = {}
         self._weights: dict[int, float] = {}
 
-    def add(self, client: int, report: Report, data: bytes) -> None:
-        """Take a report.
-
-        Args:
-            client: whose.
-            report: it.
-            data: its bytes.
-        """
+    def add(self, client: int, report: Report) -> None:
+        """Take a report of a client."""
         self._weights[client] = report.weight
         compared = self._method.compared(report, self._run)
         if compared:
@@ -175,11 +169,12 @@ class Intake:
             self._fold.add(client, report)
         else:
             self._names[client] = tuple(report.tensors)
-            if len(data) <= self._room:
-                self._room -= len(data)
+            size = payload(report.tensors)
+            if size <= self._room:
+                self._room -= size
                 self._near[client] = report
             else:
-                self._waiting.add(client, data)
+                self._waiting.add(client, encode_report(report))
 
     def count(self, weights: Weights) -> None:
         """Note what the reports weigh that were folded in."""

@@ -1,13 +1,15 @@
 """What the server sends in a round."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, At, Run
 from fedbayes.federation.checks import longest_report
 from fedbayes.federation.client_runtime import Task
-from fedbayes.messages import Message, encode
+from fedbayes.federation.passage import Link, Passage
+from fedbayes.federation.settings import AS_IT_IS, Compression
+from fedbayes.messages import Message, encode, payload
 
 
 @dataclass
@@ -20,11 +22,18 @@ class Broadcast:
     """The server's state before the round."""
     number: int
     """The round, from 1."""
+    compression: Compression = AS_IT_IS
+    """In how many bytes numbers are sent."""
     sent: dict[int, int] = field(default_factory=dict)
     """Encoded bytes that were sent to each client."""
+    spared: dict[int, int] = field(default_factory=dict)
+    """Bytes by which compression made that less, for each client."""
     _expected: dict[int, Message] = field(default_factory=dict)
+    _passages: dict[int, Passage | None] = field(default_factory=dict)
     _message: Message = field(default_factory=dict)
     _data: bytes = b""
+    _spared: int = 0
+    _passage: Passage | None = None
 
     def tasks(self, cohort: list[int], states: Mapping[int, bytes]) -> Iterator[Task]:
         """The task of each client of the cohort, with its private state if it has one."""
@@ -33,13 +42,14 @@ class Broadcast:
             message = self.message(client)
             expected = self._expected[client] = self.method.expected(message, self.run)
             data = self._encoded(message)
-            self.sent[client] = len(data)
+            self.sent[client], self.spared[client] = len(data), self._spared
+            self._passages[client] = self._way(client)
             state = states.get(client)
             yield Task(client, self.number, data, state, constants, longest_report(expected))
 
-    def length(self, client: int) -> int:
-        """Encoded bytes of what a client is sent."""
-        return len(self._encoded(self.message(client)))
+    def length(self, client: int) -> tuple[int, int]:
+        """Encoded bytes of what a client is sent, and by how many compression made them less."""
+        return len(self._encoded(self.message(client))), self._spared
 
     def message(self, client: int) -> Message:
         """What a client is sent."""
@@ -47,14 +57,32 @@ class Broadcast:
 
     def expected(self, client: int) -> Message:
         """The pattern of a proper answer; asked for once, then forgotten."""
+        if client not in self._expected:  # the client began in an earlier round
+            return self.method.expected(self.message(client), self.run)
         return self._expected.pop(client)
+
+    def passage(self, client: int) -> Passage | None:
+        """The way of a client's report, where messages are compressed; asked for once."""
+        if client not in self._passages:  # the client began in an earlier round
+            self._encoded(self.message(client))
+            return self._way(client)
+        return self._passages.pop(client)
+
+    def _way(self, client: int) -> Passage | None:
+        at = At(self.run, self.number, client)
+        return None if self._passage is None else replace(self._passage, at=at)
 
     def _encoded(self, message: Message) -> bytes:
         same = message.keys() == self._message.keys() and all(
             item is self._message[name] for name, item in message.items()
         )
         if not same or not self._data:
-            self._message, self._data = message, encode(message)
+            link = Link(self.compression, self.method, self.run)
+            sent = link.sent(message)
+            self._message, self._data = message, encode(sent)
+            self._spared = payload(message) - payload(sent)
+            if self.compression.active:
+                self._passage = link.passage(message, At(self.run, self.number))
         return self._data
 
 
@@ -71,7 +99,7 @@ class Broadcasts:
     def __init__(
         self, own: Broadcast, since: Mapping[int, int], server: Callable[[int], Any]
     ) -> None:
-        self._own, self._since, self._server = own, since, server
+        self._own, self._since, self._server = own, dict(since), server
         self._older: dict[int, Broadcast] = {}
         self._left: dict[int, int] = {}
         for number in since.values():
@@ -89,13 +117,15 @@ class Broadcasts:
             return self._own
         if number not in self._older:
             own = self._own
-            self._older[number] = Broadcast(own.run, own.method, self._server(number), number)
+            self._older[number] = Broadcast(
+                own.run, own.method, self._server(number), number, own.compression
+            )
         return self._older[number]
 
     def answered(self, client: int) -> None:
         """Let go of a state of the server when the last client has answered that started there."""
-        if (number := self._since.get(client)) is None:
+        if (number := self._since.pop(client, None)) is None:
             return
         self._left[number] -= 1
         if not self._left[number]:
-            del self._older[number]
+            self._older.pop(number, None)

@@ -1,7 +1,7 @@
 """What a report must be before the server looks at it."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -31,12 +31,16 @@ def encode_report(report: Report) -> bytes:
     return encode({**report.tensors, _WEIGHT: torch.tensor(report.weight, dtype=torch.float64)})
 
 
-def decode_report(data: bytes, expected: Message) -> Report:
+def decode_report(
+    data: bytes, expected: Message, expand: Callable[[Message], Message] = lambda sent: sent
+) -> Report:
     """The report that these bytes hold, if it is what the server expects.
 
     Args:
         data: bytes from a client; nothing is taken on trust.
         expected: names, shapes and types of a proper report (`Method.expected`).
+        expand: makes a report's tensors of those that were sent, where these are others. It raises
+            MessageError where it cannot.
 
     Raises:
         MessageError: the bytes are no message or too many, or names, shapes, types or weight
@@ -50,24 +54,32 @@ def decode_report(data: bytes, expected: Message) -> Report:
     tensors, weight = report.tensors, report.weight
     if not 0 < weight <= HEAVIEST:  # nor is NaN
         raise MessageError(f"its weight is {weight}; it must be positive and at most 2**53")
+    tensors = expand(tensors)
     if tensors.keys() != expected.keys():
         missing = listed(map(quoted, sorted(expected.keys() - tensors.keys())), 3) or "none"
         surplus = listed(map(quoted, sorted(tensors.keys() - expected.keys())), 3) or "none"
         raise MessageError(f"its tensors are not those expected: missing {missing}; more {surplus}")
     for name, pattern in expected.items():
         item = tensors[name]
-        if shape_of(item) != shape_of(pattern):
-            raise MessageError(
-                f"{name!r} has shape {shape_of(item)}, {shape_of(pattern)} is expected"
-            )
-        if dtype_of(item) != dtype_of(pattern):
-            raise MessageError(
-                f"{name!r} has type {dtype_of(item)}, {dtype_of(pattern)} is expected"
-            )
+        check_form(name, item, shape_of(pattern), dtype_of(pattern))
         values = item.values if isinstance(item, Masked) else item
         if not all_finite(values):
             raise MessageError(f"{name!r} holds NaN or infinite values")
     return Report({name: tensors[name] for name in expected}, weight)
+
+
+def check_form(
+    name: str, item: Tensor | Masked, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """See that a tensor has this shape and type.
+
+    Raises:
+        MessageError: it has another one.
+    """
+    if shape_of(item) != shape:
+        raise MessageError(f"{name!r} has shape {shape_of(item)}, {shape} is expected")
+    if dtype_of(item) != dtype:
+        raise MessageError(f"{name!r} has type {dtype_of(item)}, {dtype} is expected")
 
 
 def read_report(data: bytes, *, longest_header: int = LONGEST_HEADER) -> Report:

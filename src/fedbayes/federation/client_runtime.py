@@ -6,20 +6,24 @@ between server and client but what is counted.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
 from fedbayes import seeds
 from fedbayes.contracts import AnyMethod, At, Info, Run
+from fedbayes.devices import nondeterministic, out_of_memory
 from fedbayes.errors import EngineError, MessageError, ModelError
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.checks import encode_report
+from fedbayes.federation.passage import Link
+from fedbayes.federation.resident import Resident
+from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.likelihoods import Scores, evaluate, scored
 from fedbayes.likelihoods.measures import fitting
 from fedbayes.messages import SHORT_HEADER, Message, decode, decode_file, encode
 from fedbayes.models import Network
-from fedbayes.tensors import Samples, Tensors, pack, to, unpack
+from fedbayes.tensors import Samples, Tensors, named, pack, part, to, unpack
 
 _HEADER = 8192
 """Bytes of a broadcast's header for each tensor of the network."""
@@ -128,28 +132,66 @@ class ClientRuntime:
     """Who trains on poisoned data, and what for; None in an honest run."""
     figures: bool = True
     """Whether clients send metrics, scores and numbers of samples beside what they learnt."""
+    compression: Compression = AS_IT_IS
+    """In how many bytes numbers are sent."""
+    data_cache: int = 0
+    """Bytes of clients' samples that stay on the device between rounds."""
+
+    @cached_property
+    def resident(self) -> Resident:
+        """The samples that are on the device."""
+        return Resident(self.run.network.device, self.data_cache)
 
     def train(self, task: Task) -> Outcome:
         """Decode, run the E-step, evaluate the personal model, encode.
 
+        Where the device has no memory left, samples that are kept there are let go, and the work is
+        done once more: it depends on the task alone.
+
         Raises:
-            EngineError: frozen weights are not the server's, or the private state is damaged.
+            EngineError: frozen weights are not the server's, the private state is damaged, or the
+                device has too little memory.
             ModelError: the network cannot be trained on the client's samples.
         """
+        try:
+            return self._train(task)
+        except RuntimeError as error:
+            if nondeterministic(error):
+                raise ModelError(_varies(error)) from error
+            if not out_of_memory(error):
+                raise
+        if self.resident.release():
+            try:
+                return self._train(task)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+        raise EngineError(
+            f"client {task.client}: {self.run.network.device} is out of memory in round "
+            f"{task.round}; have fewer processes on it (workers, devices), or set a smaller "
+            "training.batch_size"
+        )
+
+    def _train(self, task: Task) -> Outcome:
         run = self.run
         self._require_constants(task)
         device = run.network.device
         # A method may send sparse tensors of a network that is large, and then little but names.
         header = SHORT_HEADER + len(task.message) + _HEADER * len(run.network.initial)
-        message = _to(decode(task.message, longest_header=header), device)
+        link = Link(self.compression, self.method, run)
+        message = _to(link.received(decode(task.message, longest_header=header)), device)
         samples = (
-            self.data.all_train() if self.method.centralized else self.data.train(task.client)
-        ).to(device)
+            self.resident.get("all", self.data.all_train)
+            if self.method.centralized
+            else self.resident.get(("train", task.client), lambda: self.data.train(task.client))
+        )
         if self.adversary is not None:
             samples = self.adversary.poisoned(samples, run, task.client, task.round)
         samples, held_out = self._set_aside(samples, task.client)
         at = self.at(task, held_out)
-        state = self.method.join(at) if task.state is None else self._state(task, device)
+        state, memory = self.method.join(at), Tensors()
+        if task.state is not None:
+            state, memory = self._state(task, device)
         place = {"round": task.round, "client": task.client}
         try:
             with seeds.global_rng(run.seed, "layers", **place, device=device):
@@ -163,13 +205,16 @@ class ClientRuntime:
             report, info = replace(report, weight=1.0), {}
         elif not self.method.centralized:
             model = self.method.personal_model(message, report, state, run)
-            test = self.data.test(task.client).to(device)
+            test = self._test(task.client)
             if model is not None and len(test.y):
                 draw = self.method.draws(model, run)
                 scores = scored(run.likelihood, draw, test, run.measures)
+        written = link.passage(message, at).write(report, memory)
+        if written.missed:
+            state = self.method.acknowledged(state, written.missed)
         return Outcome(
-            report=encode_report(report),
-            state=encode(pack(state), plain=True),  # kept in files of safetensors
+            report=written.data,
+            state=write_state(state, written.memory),
             info=info,
             scores=scores,
         )
@@ -181,7 +226,8 @@ class ClientRuntime:
         """
         device = self.run.network.device
         model = to(decode_file(evaluation.model), device)
-        samples = self.data.test_union(evaluation.start, evaluation.stop).to(device)
+        rows = evaluation.start, evaluation.stop
+        samples = self.resident.get(("union", *rows), lambda: self.data.test_union(*rows))
         draw = self.method.draws(model, self.run)
         terms = evaluate(self.run.likelihood, draw, samples, measures=evaluation.measures)
         if self.adversary is not None:
@@ -201,13 +247,17 @@ class ClientRuntime:
         self._require_constants(task)
         device = self.run.network.device
         model = to(decode_file(task.message), device)
-        test = self.data.test(task.client).to(device)
+        test = self._test(task.client)
         scores: Scores = {}
         if len(test.y):
             draw = self.method.draws(model, self.run)
             measures = fitting(task.evaluate or (), self.run.likelihood)
             scores = scored(self.run.likelihood, draw, test, measures)
         return Outcome(b"tried", task.state or b"", {}, scores)
+
+    def _test(self, client: int) -> Samples:
+        """Test samples of a client, on the device."""
+        return self.resident.get(("test", client), lambda: self.data.test(client))
 
     def _require_constants(self, task: Task) -> None:
         """See that frozen weights are the server's.
@@ -231,14 +281,14 @@ class ClientRuntime:
             held_out=held_out,
         )
 
-    def _state(self, task: Task, device: torch.device) -> Any:
-        """The client's private state.
+    def _state(self, task: Task, device: torch.device) -> tuple[Any, Tensors]:
+        """The client's private state, and what it could not say.
 
         Raises:
             EngineError: it is damaged.
         """
         try:
-            return unpack(self.method.client_state, to(decode_file(task.state or b""), device))
+            return read_state(task.state or b"", self.method, device)
         except MessageError as error:
             raise EngineError(
                 f"the private state of client {task.client} is damaged: {error}"
@@ -259,5 +309,41 @@ class ClientRuntime:
         )
 
 
+def _varies(error: RuntimeError) -> str:
+    """What to say of an operation whose numbers are other ones on every run."""
+    operation = str(error).split(" does not have", maxsplit=1)[0]
+    return (
+        f"{operation} computes other bits on every run on this device; set deterministic = false "
+        "to have it all the same, or take another network"
+    )
+
+
 def _to(message: Message, device: torch.device) -> Message:
     return {name: item.to(device) for name, item in message.items()}
+
+
+_UNSAID = "unsaid"
+"""Before the names of tensors in a private state that the client could not say; no field of a
+method's state is called so."""
+
+
+def write_state(state: object, memory: Tensors) -> bytes:
+    """A client's private state as bytes, a file of safetensors.
+
+    Args:
+        state: the method's.
+        memory: what the client could not say so far, by name.
+    """
+    return encode({**pack(state), **named(_UNSAID, memory)}, plain=True)
+
+
+def read_state(data: bytes, method: AnyMethod, device: torch.device) -> tuple[Any, Tensors]:
+    """The inverse of `write_state`; what the client could not say stays on the CPU.
+
+    Raises:
+        MessageError: it is damaged.
+    """
+    flat = decode_file(data)
+    memory = part(flat, _UNSAID)
+    own = {n: t for n, t in flat.items() if not n.startswith(f"{_UNSAID}/")}
+    return unpack(method.client_state, to(own, device)), memory

@@ -5,6 +5,7 @@ To add an engine is to write its file and a row here. This file imports no PyTor
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,8 @@ class EngineKind:
     """The command that starts it and submits the run, where a run cannot."""
     exact: bool = True
     """Whether it computes the same bits as `sequential`; a run on one that does not says so."""
+    needs: tuple[str, str] = ("", "")
+    """A package that must be installed, and the extra of fedbayes that brings it."""
     secure: bool = False
     """Whether it can aggregate so that the server sees the sum of the reports alone."""
     states: Literal["run", "nodes", "remote"] = "run"
@@ -45,11 +48,18 @@ ENGINES: Mapping[str, EngineKind] = {
     "workers": EngineKind(
         "clients side by side in worker processes",
         start="fedbayes.federation.engines.workers:start",
-        settings=("workers",),
+        settings=("workers", "devices"),
+    ),
+    "ray": EngineKind(
+        "clients side by side in actors of Ray, on one machine or many",
+        start="fedbayes.federation.engines.ray:start",
+        needs=("ray", "ray"),
+        settings=("ray",),
     ),
     "flower-simulation": EngineKind(
         "Flower's simulation in this process",
         start="fedbayes.flower.simulated:start",
+        needs=("flwr", "flower"),
         secure=True,
         states="nodes",
         settings=("round_timeout", "evaluate_at"),
@@ -57,6 +67,7 @@ ENGINES: Mapping[str, EngineKind] = {
     "flower": EngineKind(
         "the nodes of a SuperLink (fedbayes federate)",
         launcher="fedbayes federate",
+        needs=("flwr", "flower"),
         secure=True,
         states="remote",
         clocked=False,
@@ -69,6 +80,19 @@ ENGINES: Mapping[str, EngineKind] = {
 def takers(key: str) -> tuple[str, ...]:
     """Names of the engines on which a key of a config has an effect."""
     return tuple(name for name, kind in ENGINES.items() if key in kind.settings)
+
+
+def require_package(name: str) -> None:
+    """See that what the engine of this name needs is installed.
+
+    Raises:
+        EngineError: it is not; says which extra brings it.
+    """
+    package, extra = ENGINES[name].needs
+    if package and find_spec(package) is None:
+        raise EngineError(
+            f"engine {name!r} needs the package {package}: pip install 'fedbayes[{extra}]'"
+        )
 
 
 def start(name: str, simulation: Any) -> "Engine":

@@ -18,6 +18,8 @@ class Ledger:
 
     bytes_up: int = 0
     """Encoded bytes from the clients to the server."""
+    spared_up: int = 0
+    """Bytes by which compression made that less, of the reports that could be read."""
     link_down: int = 0
     """Bytes that a network carried to the clients; 0 where there is none."""
     link_up: int = 0
@@ -52,18 +54,22 @@ class Ledger:
         """
         self.link_down += outcome.link_down
         self.link_up += outcome.link_up
-        expected = broadcast.expected(client)
+        expected, passage = broadcast.expected(client), broadcast.passage(client)
         if isinstance(outcome, NoReport):
             (self.refused if outcome.refused else self.lost)[client] = outcome.reason
             self._missing += not (outcome.refused or outcome.in_vain)
             if not outcome.link_down:
-                broadcast.sent[client] = 0
+                broadcast.sent[client] = broadcast.spared[client] = 0
             return None
         self.bytes_up += outcome.sent or len(outcome.report)
         if outcome.exact:
             expected = _exact(expected)
         try:
-            report = decode_report(outcome.report, expected)
+            if passage is None:
+                report = decode_report(outcome.report, expected)
+            else:
+                report, spared = passage.read(outcome.report)
+                self.spared_up += spared
             info = figures(outcome.info, "metrics")
             check_scores(outcome.scores, broadcast.run.likelihood, broadcast.run.measures)
             weight, why = self.weights.believed(client, report)

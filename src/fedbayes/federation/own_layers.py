@@ -95,6 +95,10 @@ class _OwnLayers(Method[Any, Any, Any]):
         kept = {name: solved.parameters[name] for name in names}
         return report, type(self).client_state(inner=inner, own=kept), info
 
+    def acknowledged(self, client: Any, missed: Tensors) -> Any:
+        """As the method's state is acknowledged; own layers are not reported."""
+        return replace(client, inner=self.behind.acknowledged(self, client.inner, missed))
+
     def personal_model(
         self, message: Message, report: Report | None, client: Any, run: Run
     ) -> Tensors | None:

@@ -1,6 +1,6 @@
 """One round of any method on any engine."""
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,14 +9,15 @@ from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.federation.aggregation import Aggregation, fold
 from fedbayes.federation.bounds import Intake
 from fedbayes.federation.broadcast import Broadcast, Broadcasts
-from fedbayes.federation.checks import all_finite, encode_report
-from fedbayes.federation.client_runtime import NoReport
+from fedbayes.federation.checks import all_finite
+from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.fold import Fold, Way
 from fedbayes.federation.kept import Kept
 from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy.mechanism import Mechanism, Private
 from fedbayes.federation.privacy.spending import Spending
+from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.timing.stale import Past, as_of_now
 from fedbayes.federation.weights import Weights
 from fedbayes.tensors import pack
@@ -38,6 +39,10 @@ class Round:
     """Encoded bytes from the server to the clients."""
     bytes_up: int = 0
     """Encoded bytes from the clients to the server."""
+    spared_down: int = 0
+    """Bytes by which compression made the former less."""
+    spared_up: int = 0
+    """Bytes by which compression made the latter less."""
     skipped: bool = False
     """Whether there was no update, so that the server is as before."""
     undone: str = ""
@@ -78,6 +83,7 @@ def run_round(
     aggregation: Aggregation | None = None,
     privacy: Mechanism | None = None,
     weights: Weights | None = None,
+    compression: Compression = AS_IT_IS,
     past: Past | None = None,
     heard: Callable[[int], object] = lambda done: None,
 ) -> Round:
@@ -96,6 +102,7 @@ def run_round(
         privacy: what makes the round private, if anything does. Then every round has an update,
             also one that nobody reports in, and no report is measured by others.
         weights: what reports weigh; those of the ones that count are noted there.
+        compression: in how many bytes numbers are sent; as they are by default.
         past: where clients of the cohort started, in an asynchronous round. Their reports count as
             if they had been learnt from `server`, and bytes are counted when clients start.
         heard: is told, client by client, how many of the cohort are done.
@@ -111,7 +118,8 @@ def run_round(
     """
     aggregation = aggregation or Aggregation()
     weights = weights or Weights.of(method, aggregation.max_weight)
-    broadcast, ledger = Broadcast(run, method, server, number), Ledger(weights=weights)
+    broadcast = Broadcast(run, method, server, number, compression)
+    ledger = Ledger(weights=weights)
     reports: Fold
     if privacy is None:
         reports = fold(aggregation, method, server, run)
@@ -121,9 +129,13 @@ def run_round(
         aggregation = Aggregation(max_change=0.0, max_weight=aggregation.max_weight)
     intake, after = Intake(aggregation, method, server, run, reports), Kept()
     had = Broadcasts(broadcast, past.since, past.server) if past else Broadcasts(broadcast, {}, int)
-    outcomes = engine.train(had.tasks(cohort, states)) if cohort else ()
-    for done, (client, outcome) in enumerate(zip(cohort, outcomes, strict=True), 1):
+    answers = _answers(engine, cohort, had, states, past)
+    if past and past.live:
+        cohort = []
+    for done, (client, outcome) in enumerate(answers, 1):
         heard(done)
+        if past and past.live:
+            cohort.append(client)
         if privacy is not None:
             outcome = privacy.kept(outcome)
         then = had.of(client)
@@ -131,17 +143,15 @@ def run_round(
         had.answered(client)
         if report is None or isinstance(outcome, NoReport):
             continue
-        data = outcome.report
         if past and then is not broadcast:
             share = past.settings.weight(number - then.number)
             report = as_of_now(report, method, run, then=then.server, now=server, weight=share)
-            data = encode_report(report)
-        intake.add(client, report, data)
+        intake.add(client, report)
         if outcome.state:
             after.add(client, outcome.state)
     for client, reason in intake.close():
         ledger.refuse(client, reason)
-    if privacy is None and cohort:
+    if privacy is None and (cohort or past):
         ledger.require_someone(number, cohort)
     info: Info = {}
     skipped, undone = reports.clients < min_reports, ""
@@ -157,13 +167,16 @@ def run_round(
     after.close()
     if skipped or undone:  # clients' models are as before, and these scores are of others
         ledger.scores.clear()
+    bytes_down, spared_down = _sent(broadcast, past)
     return Round(
         number=number,
         server=server,
         cohort=cohort,
         ledger=ledger,
-        bytes_down=0 if method.centralized else _sent(broadcast, past),
+        bytes_down=0 if method.centralized else bytes_down,
         bytes_up=0 if method.centralized else ledger.bytes_up,
+        spared_down=spared_down,
+        spared_up=ledger.spared_up,
         skipped=skipped or bool(undone),
         undone=undone,
         outliers={} if privacy is not None else intake.outlying,  # these speak of single reports
@@ -173,11 +186,26 @@ def run_round(
     )
 
 
-def _sent(broadcast: Broadcast, past: Past | None) -> int:
-    """Encoded bytes that went to clients in the round."""
+def _answers(
+    engine: Engine,
+    cohort: list[int],
+    had: Broadcasts,
+    states: Mapping[int, bytes],
+    past: Past | None,
+) -> Iterator[tuple[int, Outcome | NoReport]]:
+    """What came of the clients' work: of the cohort in its order, or of whoever comes first."""
+    if past is not None and past.live is not None:
+        yield from past.live.answers(had, states)
+    elif cohort:
+        yield from zip(cohort, engine.train(had.tasks(cohort, states)), strict=True)
+
+
+def _sent(broadcast: Broadcast, past: Past | None) -> tuple[int, int]:
+    """Encoded bytes that went to clients in the round, and what compression spared of them."""
     if past is not None:
-        return sum(map(broadcast.length, past.starts))
-    return sum(broadcast.sent.values())
+        lengths = [broadcast.length(client) for client in past.starts]
+        return sum(sent for sent, _ in lengths), sum(spared for _, spared in lengths)
+    return sum(broadcast.sent.values()), sum(broadcast.spared.values())
 
 
 def unsound(server: Any, method: AnyMethod, run: Run) -> str:

@@ -1,4 +1,4 @@
-"""The `[aggregation]` and `[secure]` tables of a config."""
+"""The `[aggregation]`, `[secure]` and `[compression]` tables of a config."""
 
 from typing import Annotated, Literal
 
@@ -106,3 +106,45 @@ class Secure(BaseModel):
         gt=0,
         description="largest weight of a report, where weights are numbers of samples",
     )
+
+
+class Compression(BaseModel):
+    """The `[compression]` table of a config: in how many bytes numbers of messages are sent, for
+    methods whose reports add.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    up: Literal["none", "bf16", "int8", "top-k", "random-k"] = Field(
+        "none",
+        description="how clients send what they changed: none: whole weights, as they are; bf16: "
+        "2 bytes a number; int8: 1 byte; top-k: the `share` of numbers that changed most, with "
+        "their places; random-k: a share drawn by the seed",
+    )
+    down: Literal["none", "bf16"] = Field(
+        "none",
+        description="how the server sends weights: none: as they are; bf16: 2 bytes a number, "
+        "while it keeps them as they are",
+    )
+    share: Annotated[float, Only("up", "top-k", "random-k")] = Field(
+        0.01, gt=0, lt=1, description="share of a tensor's numbers that are sent (top-k, random-k)"
+    )
+    error_feedback: Annotated[bool, Only("up", "int8", "top-k", "random-k")] = Field(
+        True,
+        description="whether a client keeps what it could not say, in its private state, and adds "
+        "it to its next change",
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is compressed."""
+        return self.up != "none" or self.down != "none"
+
+    @property
+    def remembers(self) -> bool:
+        """Whether clients keep what they could not say."""
+        return self.error_feedback and self.up in ("int8", "top-k", "random-k")
+
+
+AS_IT_IS = Compression()
+"""Nothing is compressed."""

@@ -8,8 +8,8 @@ the most that it counts for later.
 from typing import Self
 
 import torch
-from torch import Tensor
 
+from fedbayes.by_client import ByClient
 from fedbayes.contracts import AnyMethod, Report
 from fedbayes.errors import MessageError
 from fedbayes.federation.checks import HEAVIEST
@@ -24,17 +24,35 @@ class Weights:
     Args:
         weighted: whether reports are weighted (`Method.weighted`).
         most: the largest weight that is believed.
-        first: of each client, the weight of its first report that counted; 0 of one that none
-            has come of, float64 [S]. None: clients' weights are not compared with earlier ones.
+        first: of each client that a report has counted of, the weight of the first one, as
+            `weight` float64 [n]. None: clients' weights are not compared with earlier ones.
     """
 
-    def __init__(self, weighted: bool, most: float = HEAVIEST, first: Tensor | None = None) -> None:
+    def __init__(
+        self, weighted: bool, most: float = HEAVIEST, first: ByClient | None = None
+    ) -> None:
         self._weighted, self._most = weighted, most
-        self.first = None if first is None else first.clone()
+        self._first = first
+        self._new: dict[int, float] = {}
+
+    @property
+    def first(self) -> ByClient | None:
         """As the argument, with those that have counted since."""
+        if self._first is not None and self._new:
+            weights = torch.tensor(list(self._new.values()), dtype=torch.float64)
+            self._first = self._first.having(torch.tensor(list(self._new)), {"weight": weights})
+            self._new = {}
+        return self._first
+
+    def _first_of(self, client: int) -> float:
+        """The weight that a client came with first; 0 where none has counted."""
+        if self._first is None or client in self._new:
+            return self._new.get(client, 0.0)
+        row = self._first.row(client)
+        return 0.0 if row is None else float(self._first.columns["weight"][row])
 
     @classmethod
-    def of(cls, method: AnyMethod, most: float = HEAVIEST, first: Tensor | None = None) -> Self:
+    def of(cls, method: AnyMethod, most: float = HEAVIEST, first: ByClient | None = None) -> Self:
         """Those of a method's reports."""
         # Where all data lie in one place, nobody else says how many there are.
         return cls(method.weighted, HEAVIEST if method.centralized else most, first)
@@ -58,7 +76,7 @@ class Weights:
                 f"its weight is {said:g}; at most {self._most:g} is believed "
                 "(aggregation.max_weight)"
             )
-        first = 0.0 if self.first is None else float(self.first[client])
+        first = self._first_of(client)
         if first and said > first:
             why = f"its weight is {said:g}, and was {first:g} when it first came: it counts as that"
             return first, why
@@ -66,10 +84,5 @@ class Weights:
 
     def counted(self, client: int, weight: float) -> None:
         """Note the weight of a report that counted."""
-        if self._weighted and self.first is not None and not self.first[client]:
-            self.first[client] = weight
-
-
-def none_yet(clients: int) -> Tensor:
-    """The first weights of so many clients before any report: zeros."""
-    return torch.zeros(clients, dtype=torch.float64)
+        if self._weighted and self._first is not None and not self._first_of(client):
+            self._new[client] = weight

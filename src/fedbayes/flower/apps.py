@@ -18,7 +18,9 @@ from threadpoolctl import threadpool_limits
 from fedbayes.errors import ConfigError, EngineError, FedbayesError
 from fedbayes.federation import secure
 from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.state_store import StateStore
+from fedbayes.flower.asynchronous import AsynchronousFlower
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node, complaint, once
 from fedbayes.flower.node_config import check_node_config
@@ -181,6 +183,8 @@ def flower(config: Config, cohort: int) -> Callable[..., Flower]:
         cohort,
         private=bool(config.privacy.noise),
     )
+    if config.asynchronous.active and not ENGINES[config.engine].clocked:
+        return AsynchronousFlower
     return Flower if plan is None else partial(SecureFlower, plan)
 
 

@@ -43,6 +43,11 @@ def moved(control: Tensors, change: Tensors, share: float) -> Tensors:
     return {name: c + share * change[name] for name, c in control.items()}
 
 
+def less(control: Tensors, missed: Tensors) -> Tensors:
+    """A client's variate without what of its change did not arrive."""
+    return {n: c - missed[n].to(c.device) if n in missed else c for n, c in control.items()}
+
+
 OCTAVE = 4
 """Edges of norms in a doubling: a median is known up to a factor of 2^(1/4)."""
 

@@ -1,11 +1,12 @@
-"""Optimizers: the one that PyTorch lacks, and any of them as a pure function."""
+"""Optimizers: the one that PyTorch lacks, a lean one, and any of them as a pure function."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, overload
 
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from fedbayes.tensors import Tensors
 
@@ -53,6 +54,39 @@ class Yogi(torch.optim.Optimizer):
                 v.sub_((1 - second) * torch.sign(v - square) * square)
                 parameter.sub_(group["lr"] * m / (v.sqrt() + group["eps"]))
         return loss
+
+
+class Sgd:
+    """The steps of `torch.optim.SGD`, bit for bit, by the same function of PyTorch, without the
+    hooks around it, which are a seventh of a client's time where networks are small.
+    """
+
+    def __init__(
+        self, leaves: Sequence[Tensor], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        self.leaves, self.lr = leaves, lr
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self._averages: list[Tensor | None] = [None] * len(leaves)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update of every leaf that has a gradient."""
+        used = [place for place, leaf in enumerate(self.leaves) if leaf.grad is not None]
+        averages = [self._averages[place] for place in used]
+        sgd(
+            [self.leaves[place] for place in used],
+            [leaf.grad for leaf in self.leaves if leaf.grad is not None],
+            averages,
+            foreach=self.leaves[0].is_cuda,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        for place, average in zip(used, averages, strict=True):
+            self._averages[place] = average
 
 
 def step(

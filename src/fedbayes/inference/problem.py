@@ -36,7 +36,15 @@ class Loss(Protocol):
 Projection = Callable[[Tensors, Tree, float], None]
 """What follows every step: changes the parameters in place, given the given and the lr."""
 
-OptimizerBuilder = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+class Stepper(Protocol):
+    """What changes leaf tensors by their gradients: an optimizer of PyTorch, or one like it."""
+
+    def step(self) -> object:
+        """One update of every leaf that has a gradient."""
+
+
+OptimizerBuilder = Callable[[list[Tensor]], Stepper]
 """Makes an optimizer over leaf tensors."""
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from fedbayes.devices import placed
 from fedbayes.errors import ConfigError
 from fedbayes.inference.problem import Problem, Solved, Tree
 from fedbayes.inference.settings import LocalTraining
@@ -32,7 +33,7 @@ class Langevin:
         for name in names:
             weight = weights[name]
             drawn = torch.randn(weight.shape, generator=self.rng, dtype=weight.dtype)
-            weight.add_(drawn.to(weight.device), alpha=std)
+            weight.add_(placed(drawn, weight.device), alpha=std)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class Pulled(Langevin):
             a = lr * self.temperature / self.count * precision
             drawn = torch.randn(weight.shape, generator=self.rng, dtype=weight.dtype)
             std = (-torch.expm1(-2 * a) / precision).sqrt()
-            weight.sub_(centre).mul_((-a).exp()).add_(centre).add_(drawn.to(weight.device) * std)
+            weight.sub_(centre).mul_((-a).exp()).add_(centre).add_(
+                placed(drawn, weight.device) * std
+            )
 
 
 def sampled(

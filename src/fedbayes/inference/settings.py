@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedbayes.fields import Only
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
+
+    from fedbayes.inference.problem import Stepper
 
 
 class LocalTraining(BaseModel):
@@ -76,16 +77,16 @@ class LocalTraining(BaseModel):
             case "cosine":
                 return self.lr * 0.5 * (1 + math.cos(math.pi * past / max(rounds, 1)))
 
-    def build_optimizer(self, parameters: "list[Tensor]", lr: float) -> "torch.optim.Optimizer":
+    def build_optimizer(self, parameters: "list[Tensor]", lr: float) -> "Stepper":
         """A fresh optimizer of these settings over leaf tensors."""
         import torch
+
+        from fedbayes.inference.optimizers import Sgd
 
         decay = self.weight_decay
         match self.optimizer:
             case "sgd":
-                return torch.optim.SGD(
-                    parameters, lr=lr, momentum=self.momentum, weight_decay=decay
-                )
+                return Sgd(parameters, lr, self.momentum, decay)
             case "adamax":
                 return torch.optim.Adamax(parameters, lr=lr, weight_decay=decay)
             case "adam" | "amsgrad":

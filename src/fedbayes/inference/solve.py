@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fedbayes.inference.problem import Loss, OptimizerBuilder, Problem, Solved, Tree
+from fedbayes.devices import placed
+from fedbayes.inference.problem import Loss, OptimizerBuilder, Problem, Solved, Stepper, Tree
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.tensors import Samples, Tensors
 
@@ -19,7 +20,7 @@ def batches(
     The samples are permuted once an epoch and then cut into views, so a step copies nothing.
     """
     while steps > 0:
-        order = torch.randperm(len(samples.y), generator=rng).to(samples.y.device)
+        order = placed(torch.randperm(len(samples.y), generator=rng), samples.y.device)
         xs, ys = (
             torch.split(samples.x[order], batch_size),
             torch.split(samples.y[order], batch_size),
@@ -42,6 +43,9 @@ def solve(
     validation: Loss | None = None,
 ) -> Solved:
     """Minimize the loss by stochastic gradients from the problem's start, on one client.
+
+    No step waits for the device: what the loss was is read once, at the end. Patience is the
+    exception, which looks after every epoch.
 
     Args:
         problem: where to start, what is given, which noise there is; not changed.
@@ -134,7 +138,7 @@ def _mean_loss(loss: Callable[[Samples], Tensor], samples: Samples, batch_size: 
 
 def _optimizers(
     trained: Tensors, settings: LocalTraining, lr: float, groups: Mapping[str, OptimizerBuilder]
-) -> list[torch.optim.Optimizer]:
+) -> list[Stepper]:
     """An optimizer for each kind of parameters, fresh."""
     kinds: dict[str, list[Tensor]] = {}
     for name, leaf in trained.items():

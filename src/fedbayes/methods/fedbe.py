@@ -265,6 +265,7 @@ class FedBeSums(_Ensemble[Sum]):
     name = "fedbe-sums"
     summary = "the Gaussian of fedbe from sums, which may be secret"
     summable = True
+    uncompressed = "its variance is a difference of squares and of the changes that they are of"
     stale_reports = "whole"
 
     def expected(self, message: Message, run: Run) -> Message:

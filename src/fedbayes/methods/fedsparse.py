@@ -29,12 +29,14 @@ from fedbayes.contracts import (
     units_remarks,
 )
 from fedbayes.contracts.changes import norm
+from fedbayes.devices import placed
 from fedbayes.inference import gates
 from fedbayes.inference.controls import (
     NORMS,
     along_path,
     bounded,
     corrected,
+    less,
     moved,
     no_norms,
     require_plain_sgd,
@@ -175,7 +177,7 @@ class Gated(
         }
 
         def draw(rng: torch.Generator, batch: Samples) -> Tree:
-            return {u.layer: torch.rand(u.count, generator=rng).to(device) for u in gated}
+            return {u.layer: placed(torch.rand(u.count, generator=rng), device) for u in gated}
 
         return Problem(
             prior,
@@ -432,6 +434,8 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
     server_state = Controlled
     client_state = Control
     repeats_changes = True
+    remembered_parts = ("control",)
+    exact_parts = ("norms",)
 
     damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
     variate_bound: float | None = Field(
@@ -461,6 +465,17 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         norms = {} if self.variate_bound is None else {NORMS: server.norms}
         control = named("control", units.mask(server.control, found))
         return {**super().message(server, at), **control, **norms}
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """The weights that clients were sent; variates are reported as changes."""
+        return {
+            name: torch.zeros_like(tensor) if name.startswith("control/") else tensor
+            for name, tensor in dense(message).items()
+        }
+
+    def acknowledged(self, client: Control, missed: Tensors) -> Control:
+        """The variate moves by what arrived, as the federation's does."""
+        return Control(less(client.control, part(missed, "control")))
 
     def loss(self, run: Run) -> Loss:
         """As FedSparse, with ⟨c − c_s, φ⟩."""

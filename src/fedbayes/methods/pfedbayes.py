@@ -60,6 +60,7 @@ class PFedBayes(Method[Server, Client, Sum]):
     server_state = Server
     client_state = Client
     summable = True
+    exact_parts = ("std",)
     stale_reports = "weighed"
     keeps_models = True
     headline = "local"

@@ -27,6 +27,7 @@ from fedbayes.inference.controls import (
     along_path,
     bounded,
     corrected,
+    less,
     mean_gradient,
     moved,
     no_norms,
@@ -79,6 +80,8 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
     server_state = Server
     client_state = Control
     repeats_changes = True
+    remembered_parts = ("control",)
+    exact_parts = ("norms",)
     summable = True
     stale_reports = "whole"
 
@@ -111,6 +114,17 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         """Weights, buffers and the control variate, the same to all."""
         norms = {} if self.variate_bound is None else {NORMS: server.norms}
         return {**server.weights, **server.buffers, **named("control", server.control), **norms}
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """The weights that clients were sent; variates are reported as changes."""
+        return {
+            name: torch.zeros_like(tensor) if name.startswith("control/") else tensor
+            for name, tensor in dense(message).items()
+        }
+
+    def acknowledged(self, client: Control, missed: Tensors) -> Control:
+        """The variate moves by what arrived, so that c remains the mean of the c_s."""
+        return Control(less(client.control, part(missed, "control")))
 
     def loss(self, run: Run) -> Loss:
         """The negative log-likelihood plus ⟨c − c_s, φ⟩."""

@@ -1,8 +1,7 @@
 """A network as a pure function of its weights."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -148,8 +147,11 @@ class Network:
             raise ModelError("the units of a network are traced with a sample; give its shape")
         weights = self.prepare(self.initial)
         bound = {n: w if n in self.buffers else nn.Parameter(w) for n, w in weights.items()}
-        with self._bound(bound):
+        try:
+            self._bind(bound)
             found = find_units(self.module, self._samples(torch.zeros(2, *self.shape)))
+        finally:
+            self._unbind()
         return trained_groups(found, self.initial.keys() - self.buffers)
 
     @property
@@ -268,16 +270,15 @@ class Network:
         types = [w.dtype for w in self.initial.values() if w.is_floating_point()]
         return x.to(self.device, types[0] if types else None)
 
-    @contextmanager
-    def _bound(self, weights: Tensors) -> Iterator[None]:
-        """Have tensors in their places in the module, and its own there after."""
-        try:
-            for table, key, name, own in self._slots:
-                table[key] = weights[name] if name not in self.own else weights.get(name, own)
-            yield
-        finally:
-            for table, key, _, own in self._slots:
-                table[key] = own
+    def _bind(self, weights: Tensors) -> None:
+        """Put tensors in their places in the module; `_unbind` is to follow."""
+        for table, key, name, own in self._slots:
+            table[key] = weights[name] if name not in self.own else weights.get(name, own)
+
+    def _unbind(self) -> None:
+        """Put the module's own tensors back."""
+        for table, key, _, own in self._slots:
+            table[key] = own
 
     def __call__(self, weights: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
         """Outputs [n, width] for the inputs [n, ...] under these weights, at least float32."""
@@ -285,14 +286,12 @@ class Network:
             self.module.train(training)
         if self._channels_last and x.ndim == 4:
             x = _channels_last(x)
-        half = (
-            torch.autocast(self.device.type, dtype=torch.bfloat16)
-            if self.precision == "bf16"
-            else nullcontext()
-        )
         try:
-            with self._bound(weights), half:
-                outputs: Tensor = self.module(x)
+            self._bind(weights)
+            if self.precision == "float32":
+                return self._outputs(x)
+            with torch.autocast(self.device.type, dtype=torch.bfloat16):
+                return self._outputs(x).float()
         except ValueError as error:
             if training and "Expected more than 1 value per channel" in str(error):
                 raise ModelError(
@@ -301,7 +300,13 @@ class Network:
                     "network without it"
                 ) from error
             raise
-        return outputs.float() if self.precision == "bf16" else outputs
+        finally:
+            self._unbind()
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        """What the module, as it is, computes."""
+        outputs: Tensor = self.module(x)
+        return outputs
 
 
 class _ChannelsLast(torch.autograd.Function):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbayes.devices import placed
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods.noise import LearntNoise
 from fedbayes.tensors import Tensors
@@ -177,11 +178,12 @@ class Perturbation(NamedTuple):
 
     def normal(self, *shape: int, like: Tensor) -> Tensor:
         """Standard normal draws."""
-        return self.source.normal(shape).to(like)
+        return placed(self.source.normal(shape), like.device).to(like)
 
     def signs(self, rows: int, width: int, like: Tensor) -> Tensor:
         """Signs [rows, width], the product of one for the sample and one for the row."""
-        turned = self.source.signs((self.samples + rows // self.samples, width)).to(like)
+        drawn = self.source.signs((self.samples + rows // self.samples, width))
+        turned = placed(drawn, like.device).to(like)
         each, own = turned[: self.samples], turned[self.samples :]
         return (each[:, None] * own).reshape(rows, width)
 

@@ -46,7 +46,7 @@ def begun(folder: Path, config: Config) -> bool:
     """
     if not (folder / "config.toml").exists():
         return False
-    engines = {"engine", "workers"}
+    engines = {"engine", "workers", "ray"}
     stored = RunFolder(folder).config().model_dump(exclude=engines)
     if stored != config.model_dump(exclude=engines):
         raise RunError(f"{folder} holds a run with other settings; choose another folder")

@@ -262,15 +262,13 @@ def deepened(run: RunFolder, record: Record) -> Record:
         fields["whose"], _, fields["metric"] = known.headline.partition("_")
         fields["higher_is_better"] = known.higher_is_better
     try:
-        division = run.partition()
-        if division is None:
-            raise RunError(f"there is no partition file {run.partition_file}")
-        names = division.names
-        fields |= {
-            "clients": names,
-            "train_sizes": np.diff(division.train_offsets),
-            "test_sizes": np.diff(division.test_offsets),
-        }
+        division, names = run.partition(), run.client_names()
+        if division is not None:
+            fields |= {
+                "clients": division.names,
+                "train_sizes": np.diff(division.train_offsets),
+                "test_sizes": np.diff(division.test_offsets),
+            }
         if "target" in fields:
             fields["between"] = _between(run.metrics(), names, fields["target"])
         progress = run.progress()
@@ -294,9 +292,11 @@ def deepened(run: RunFolder, record: Record) -> Record:
         if text := run.free_changes():
             notes.append(text)
         run.refuse_changed_config()
+        if function := settings.get("data.generator"):
+            raise RunError(_untold(str(function)))
         if ":" in str(of_data := settings.get("data.name", "")):
             raise RunError(_untold(str(of_data)))
-        config = _built_in(run, own).model_copy(update={"device": "auto"})
+        config = _built_in(run, own).on("auto")
         data = stored_data(config, run)
         fields |= {
             "clients": data.partition.names,

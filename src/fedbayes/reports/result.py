@@ -84,11 +84,16 @@ class Result:
             return rounds_frame(lines, self.preprocessing.classes)
         if of not in ("clients", "troubles"):
             raise RunError(f"there is no frame {of!r}; there are rounds, clients and troubles")
+        if of == "troubles":
+            return troubles_frame(self.folder.client_names(), lines)
+        if (clients := self.folder.generated_clients()) is not None:
+            raise RunError(
+                f"{self.folder.path} has {clients:,} clients whose samples a function gives, and "
+                "no row is kept of each; what is known of some is in summary['per_client']"
+            )
         division = self.folder.partition()
         if division is None:
             raise RunError(f"there is no partition file {self.folder.partition_file}")
-        if of == "troubles":
-            return troubles_frame(division.names, lines)
         sizes = {
             "train_samples": np.diff(division.train_offsets).tolist(),
             "test_samples": np.diff(division.test_offsets).tolist(),

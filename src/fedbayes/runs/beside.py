@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedbayes.data.wording import listed
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.files import digest, parse_json, read_bytes, write_beside
 from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.progress import DIGEST
 
 
 class Stored(Protocol):
@@ -40,7 +42,12 @@ def calibrated_model(folder: RunFolder, *, personal: bool) -> str:
     progress = folder.progress(folder.best_round())
     if progress is None:
         raise RunError(f"{folder.path} has no checkpoint")
-    return digest(f"{progress.round} ".encode() + progress.digests.numpy().tobytes())
+    states = progress.states
+    if not len(states):
+        return digest(f"{progress.round} ".encode())
+    digests = torch.zeros(len(folder.client_names()), DIGEST, dtype=torch.uint8)
+    digests[states.clients] = states.columns["digest"]
+    return digest(f"{progress.round} ".encode() + digests.numpy().tobytes())
 
 
 def write_stored(path: Path, stored: Stored) -> Path:

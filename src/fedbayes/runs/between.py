@@ -5,7 +5,7 @@ Light to import (no PyTorch), as what is shown while a run goes.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 BETWEEN = ("mean", "worst", "spread")
 """What is told of a metric over clients: tables such as `global_worst` of a line."""
+
+
+MOST_LISTED = 1000
+"""Clients of whom each has an entry in lines and summaries; of more, those that were evaluated."""
+CLIENT = "client"
+"""Beside metrics of some clients: their indices."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +57,27 @@ class Between:
             return None
         return (min if higher else max)(values, key=lambda client: values[client])
 
+    def told(self, clients: int) -> dict[str, list[Any]]:
+        """What a line holds of single clients: `columns` of all of them where they are few or all
+        were evaluated, else of those alone that were, with their indices as `client`. So it is too
+        where some of them are none of the clients that can be trained on.
+
+        Args:
+            clients: how many there are.
+        """
+        few = clients <= MOST_LISTED or len(self.each) == clients
+        if few and max(self.each) < clients:
+            return self.columns(range(clients))
+        return {CLIENT: list(self.each), **self.columns(self.each)}
+
     def undefined(self) -> dict[str, list[int]]:
         """Of each metric that some have and others have not, those who have not; of one that
         nobody has, all.
         """
-        found = {
-            name: [client for client in self.each if client not in self.defined(name)]
-            for name in self.names
-        }
+        found = {}
+        for name in self.names:
+            defined = self.defined(name)
+            found[name] = [client for client in self.each if client not in defined]
         return {name: clients for name, clients in found.items() if clients}
 
     def mean(self) -> dict[str, float]:
@@ -77,12 +96,10 @@ class Between:
         found = {name: self._finite(name) for name in self.names}
         return {n: float(np.std(values, ddof=1)) for n, values in found.items() if len(values) > 1}
 
-    def columns(self, clients: int) -> dict[str, list[float | None]]:
-        """Each metric of so many clients, None where there is none."""
-        return {
-            name: [self.defined(name).get(client) for client in range(clients)]
-            for name in self.names
-        }
+    def columns(self, clients: Iterable[int]) -> dict[str, list[float | None]]:
+        """Each metric of these clients, None where there is none."""
+        found = {name: self.defined(name) for name in self.names}
+        return {name: [own.get(client) for client in clients] for name, own in found.items()}
 
     def _finite(self, name: str) -> list[float]:
         return [value for value in self.defined(name).values() if math.isfinite(value)]
@@ -109,7 +126,8 @@ def per_client(
 
     Returns:
         `per_client`: by `global` (the global model on its test rows) and `local` (its own model),
-        the client and the metric, None where it has none. `undefined`: of whose test rows a metric
+        the client and the metric, None where it has none; of more than `MOST_LISTED` clients those
+        that the line tells of. `undefined`: of whose test rows a metric
         has no value. `positive_class`, of two. Nothing where no round tells.
     """
     told: dict[str, Any] = {}
@@ -119,9 +137,10 @@ def per_client(
         if line is None:
             continue
         columns = line["by_client"][whose]
+        clients = columns.get(CLIENT) or range(max(map(len, columns.values())))
         told[whose] = {
-            name: {metric: values[client] for metric, values in columns.items()}
-            for client, name in enumerate(names)
+            names[client]: {m: values[at] for m, values in columns.items() if m != CLIENT}
+            for at, client in enumerate(clients)
         }
         if lacking := line.get("undefined", {}).get(whose):
             undefined[whose] = {m: [names[c] for c in clients] for m, clients in lacking.items()}
@@ -154,7 +173,7 @@ def as_summary(
     line = {
         "metrics": {"global": whole}
         | {f"global_{kind}": getattr(told, kind)() for kind in BETWEEN},
-        "by_client": {"global": told.columns(len(names))},
+        "by_client": {"global": told.columns(range(len(names)))},
         "undefined": {"global": told.undefined()},
     }
     return {"metrics": line["metrics"], **per_client([line], names, likelihood.target)}

@@ -1,10 +1,11 @@
 """From a config to the things it names."""
 
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
-
-import torch
 
 from fedbayes import likelihoods, models
 from fedbayes.contracts import Clips, Run
@@ -16,9 +17,12 @@ from fedbayes.data import (
     load_dataset,
     partition,
 )
+from fedbayes.data.generated import GeneratedData
+from fedbayes.data.sources.generators import Generator, Pool
 from fedbayes.data.summaries import add_summaries, fit_summary, fit_target, read_summary
 from fedbayes.data.wording import describe, listed
-from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
+from fedbayes.devices import choose_device, repeatable
+from fedbayes.errors import FedbayesWarning, ModelError, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.likelihoods import Likelihood
@@ -32,6 +36,9 @@ from fedbayes.targets import Target
 
 def build_data(config: Config) -> FederatedData:
     """The clients' data, divided as the config says."""
+    if config.data.generator is not None:
+        generator, pool = _looked_at(config)
+        return GeneratedData(generator, pool)
     dataset = load_dataset(config.data, config.target_kinds)
     columns, statistics, target = None, None, None
     if files := config.data.summaries:
@@ -55,7 +62,10 @@ def build_data(config: Config) -> FederatedData:
 
 
 def stored_data(
-    config: Config, folder: RunFolder, *, changed: Literal["warn", "refuse", "ignore"] = "warn"
+    config: Config,
+    folder: RunFolder,
+    *,
+    changed: Literal["warn", "refuse", "ignore", "elsewhere"] = "warn",
 ) -> FederatedData:
     """The clients' data as the run folder has them divided and standardized.
 
@@ -65,17 +75,24 @@ def stored_data(
     Args:
         config: of the run.
         folder: of the run.
-        changed: what to do where the data are no longer those that the run began with.
+        changed: what to do where the data are no longer those that the run began with; elsewhere:
+            refuse, since those of another machine are.
 
     Raises:
         RunError: the data have changed and that is refused, or the model no longer fits them.
     """
-    dataset = load_dataset(config.data, config.target_kinds)
     before = folder.preprocessing()
     statistics, target, columns = None, None, None
     if before is not None:
-        _compare(before, dataset, folder, changed)
         statistics, target, columns = before.statistics, before.target, before.columns
+    if config.data.generator is not None:
+        generator, pool = _looked_at(config, quiet=changed == "ignore")
+        if before is not None:
+            _compare(before, pool.dataset, folder, changed)
+        return GeneratedData(generator, pool, statistics=statistics, target=target)
+    dataset = load_dataset(config.data, config.target_kinds)
+    if before is not None:
+        _compare(before, dataset, folder, changed)
     divided = folder.partition() or partition(dataset, config.data, config.seed)
     return FederatedData(
         dataset,
@@ -89,6 +106,15 @@ def stored_data(
     )
 
 
+def _looked_at(config: Config, *, quiet: bool = False) -> tuple[Generator, Pool]:
+    """A user's own function, and the clients of it that are looked at before the first round."""
+    generator = Generator(config.data, config.seed)
+    pool, notes = generator.pool(config.target_kinds)
+    for note in () if quiet else notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=3)
+    return generator, pool
+
+
 def _label(config: Config) -> str:
     """Name of the only column of labels; empty if they have none, or several."""
     one = config.data.name == "own" and len(config.data.label) == 1
@@ -100,6 +126,13 @@ def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: st
     unlike = [
         f"{what} were {then}, and are {here}" for what, then, here in differences(before, now)
     ]
+    if changed == "elsewhere":
+        if unlike or before.samples != now.samples or before.digest != now.digest:
+            raise RunError(
+                "the data here are not those of the run; every node needs the same files, in the "
+                "same place (data.path, data.dir or FEDBAYES_DATA)"
+            )
+        return
     if unlike:
         raise RunError(
             f"the data have changed since {folder.path} began: {'; '.join(unlike)}. Put them back "
@@ -233,7 +266,7 @@ def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) 
     likelihood = build_likelihood(config, preprocessing.target, quiet=True)
     network = build_network(config, preprocessing.shape, likelihood)
     bind_frozen(folder, network)
-    clients = len(folder.client_names())
+    clients = folder.generated_clients() or len(folder.client_names())
     return build_run(config, network, preprocessing, likelihood, clients)
 
 
@@ -250,13 +283,16 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
     def network(client: int | None = None) -> Network:
         return build_network(config, data.shape, likelihood, client)
 
+    shared = network()
     return ClientRuntime(
-        build_run(config, network(), data.preprocessing, likelihood, data.clients),
+        build_run(config, shared, data.preprocessing, likelihood, data.clients),
         method=config.build_method(),
         own_network=network,
         data=data,
         adversary=Adversary.of(config.attack, config.seed, data.clients),
         figures=not config.privacy.noise or config.privacy.metrics == "on",
+        compression=config.compression,
+        data_cache=config.data_cache_bytes(shared.device.type),
     )
 
 
@@ -291,26 +327,45 @@ def build_run(
     )
 
 
-def runtime(folder: str) -> ClientRuntime:
-    """What a worker process runs: the runtime of a run folder."""
+def runtime(folder: str, device: str) -> ClientRuntime:
+    """What a worker process runs: the runtime of a run folder, on one of its devices."""
     run = RunFolder(Path(folder))
-    config = run.config()
+    config = run.config().on(device)
+    repeatable(choose_device(device), config.deterministic)
     # The process that started this one has said what there is to say of the data.
     return build_runtime(config, stored_data(config, run, changed="ignore"), quiet=True)
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of this name; `auto` is CUDA where there is any.
+@dataclass(frozen=True)
+class Elsewhere:
+    """Clients on a machine that need not see the run folder."""
+
+    runtime: ClientRuntime
+    folder: TemporaryDirectory[str]
+    """Holds the weights to start from, if any, as long as there are clients."""
+
+
+def elsewhere(files: Mapping[str, bytes], device: str | None) -> Elsewhere:
+    """What an actor of Ray runs: the clients of a run folder that is on another machine.
+
+    Args:
+        files: of the run folder that stay as they are, by name.
+        device: that the clients compute on; None: as the config says.
 
     Raises:
-        ConfigError: there is no such device.
+        FedbayesError: the data here are not those of the run, or something that the config names
+            is not here.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # of `meta`, there are no values
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} cannot be used: {reason}") from None
-    return device
+    folder = TemporaryDirectory(prefix="fedbayes-")
+    run = RunFolder(Path(folder.name))
+    for name, content in files.items():
+        (run.path / name).write_bytes(content)
+    config = run.config()
+    if device is not None:
+        config = config.on(device)
+    repeatable(choose_device(config.device), config.deterministic)
+    data = stored_data(config, run, changed="elsewhere")
+    runtime = build_runtime(config, data, quiet=True)
+    if config.model.weights is None:
+        folder.cleanup()
+    return Elsewhere(runtime, folder)

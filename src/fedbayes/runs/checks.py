@@ -2,17 +2,17 @@
 should know of it.
 """
 
-import numpy as np
 from pydantic import BaseModel
 
 from fedbayes.contracts import AnyMethod, Method, Run
 from fedbayes.data import FederatedData, choose_scheme
 from fedbayes.data.wording import listed
+from fedbayes.devices import find_devices
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.federation import aggregation, secure
+from fedbayes.federation import aggregation, compression, secure
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
-from fedbayes.federation.engine_table import ENGINES
+from fedbayes.federation.engine_table import ENGINES, require_package, takers
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.federation.timing import stale
 from fedbayes.fields import idle
@@ -21,6 +21,9 @@ from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
 from fedbayes.runs.config import Config
 from fedbayes.runs.privacy import PUBLIC, needs_secret
+
+MOST_NODES = 10_000
+"""Clients of a generator on an engine that has a node for each of them."""
 
 
 def check(
@@ -40,12 +43,16 @@ def check(
         adversary: the hostile clients, if there are any.
 
     Raises:
+        EngineError: what the engine needs is not installed.
         ConfigError: a setting does not go with the method, the data or another setting.
         ModelError: nothing of the network is trained, or the method cannot work with it.
     """
+    require_package(config.engine)
     if not run.network.split()[0]:
         raise ModelError(f"model {config.model.name!r} has no parameter that is trained")
+    find_devices(config.devices)
     _check_tokens(config, run, data)
+    _check_generator(config, method, run)
     method.check(run)
     _check_reports(config, method, run)
     _check_headline(config, method, data)
@@ -61,6 +68,31 @@ def check(
             data.shape,
             engine=config.engine,
             secure=config.secure.enabled,
+        )
+
+
+def _check_generator(config: Config, method: AnyMethod, run: Run) -> None:
+    """See that a method works client by client, where samples come so.
+
+    Raises:
+        ConfigError: it pools all of them, or the engine has a node for each.
+    """
+    if config.data.generator is None:
+        return
+    if method.centralized:
+        raise ConfigError(
+            f"{method.name} pools the samples of all clients, and data.generator gives those of "
+            "one at a time; choose another method, or data in a file"
+        )
+    if config.clock.by_samples:
+        raise ConfigError(
+            "clock.by_samples needs to know how many samples each client has before the first "
+            "round, and data.generator says it when a client is asked; leave it out"
+        )
+    if ENGINES[config.engine].states != "run" and run.clients > MOST_NODES:
+        raise ConfigError(
+            f"engine {config.engine!r} has a node for each client, and there are "
+            f"{run.clients:,}: with more than {MOST_NODES:,} choose sequential or workers"
         )
 
 
@@ -117,6 +149,9 @@ def _check_reports(config: Config, method: AnyMethod, run: Run) -> None:
         engine=config.engine,
         cohort=run.cohort,
     )
+    compression.check(
+        config.compression, method, config.aggregation, config.secure, run.network.initial
+    )
 
 
 def _check_privacy(config: Config, method: AnyMethod, run: Run) -> None:
@@ -164,6 +199,10 @@ def _check_timing(config: Config, method: AnyMethod, run: Run) -> None:
         sampling=config.sampling,
         min_reports=config.min_reports,
         engine=config.engine,
+        beside={
+            "evaluate_at = 'clients'": config.evaluate_at == "clients",
+            f"attack.kind = {config.attack.kind!r}": config.attack.active,
+        },
         noise=bool(config.privacy.noise),
         secure=config.secure.enabled,
     )
@@ -263,7 +302,8 @@ def remarks(
     notes = []
     if config.data.limit_test is not None and data.dataset.official_train is None:
         notes.append("data.limit_test has no effect: there is no official test part")
-    notes += _without_effect(config, method)
+    notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
+    notes += compression.remarks(config.compression)
     if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
             "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "
@@ -308,9 +348,32 @@ def remarks(
     ]
 
 
+def _of_devices(config: Config, kind: str) -> list[str]:
+    """What of the settings of devices does nothing, or lets numbers differ."""
+    notes, count = [], len(config.devices)
+    if count > 1 and "devices" not in ENGINES[config.engine].settings:
+        notes.append(
+            f"devices names {count}, and engine {config.engine!r} computes on the first alone, "
+            f"{config.device}; {listed(takers('devices'))} spreads over them"
+        )
+    elif config.engine == "workers" and config.workers < count:
+        notes.append(
+            f"devices names {count}, and {config.workers} workers compute on the first "
+            f"{config.workers} of them; set workers to {count} or more"
+        )
+    if not config.deterministic:
+        notes.append(
+            "deterministic = false: numbers differ by rounding from one run to the next, and after "
+            "a resume"
+            if kind == "cuda"
+            else f"deterministic has no effect: it is for GPUs, and this run computes on {kind}"
+        )
+    return notes
+
+
 def _coupled(config: Config, method: AnyMethod, name: str, data: FederatedData) -> list[str]:
     """Which samples a likelihood that couples them takes together in training."""
-    sizes = np.diff(data.partition.train_offsets)
+    sizes = data.train_sizes()
     most = int(sizes.sum() if method.centralized else sizes.max())
     notes = []
     if method.centralized:

@@ -13,7 +13,8 @@ from fedbayes.errors import ConfigError, did_you_mean
 from fedbayes.federation.attacks.settings import AttackSettings
 from fedbayes.federation.engine_table import ENGINES, takers
 from fedbayes.federation.privacy.settings import Privacy
-from fedbayes.federation.settings import Aggregation, Secure
+from fedbayes.federation.ray_settings import RaySettings
+from fedbayes.federation.settings import Aggregation, Compression, Secure
 from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
 from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 LARGEST = 1e30
 """Of a setting: far more is beyond what 32 bits hold, in which networks compute."""
+
+
+DATA_CACHE = 1024
+"""MiB of clients' samples that stay on a GPU between rounds, if nothing else is said."""
 
 
 class Config(BaseModel):
@@ -62,7 +67,22 @@ class Config(BaseModel):
         2, ge=1, description="processes of engine workers"
     )
     threads: int = Field(1, ge=1, description="threads of every process; part of the arithmetic")
-    device: str = Field("cpu", description="cpu, cuda, cuda:1, or auto")
+    devices: Several[str] = Field(
+        ("cpu",),
+        description="cpu, cuda, cuda:1, or auto for every GPU there is; of several, processes of "
+        "engine workers take one each in turn, and other processes the first",
+        examples=["cpu", "cuda", "auto"],
+    )
+    deterministic: bool = Field(
+        True, description="the same bits on every run on a GPU too; false may be quicker there"
+    )
+    data_cache: int | None = Field(
+        None,
+        ge=0,
+        description="MiB of clients' samples that each process keeps on its device between rounds, "
+        "the least recently used going first; unset: 1024 on a GPU, 0 on the CPU, where they are "
+        "at hand",
+    )
     precision: Precision = Field("float32", description="float32, or bf16 by autocast")
     evaluate_every: int = Field(
         1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
@@ -112,7 +132,9 @@ class Config(BaseModel):
     aggregation: Aggregation = Aggregation()
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
+    compression: Compression = Compression()
     attack: AttackSettings = AttackSettings()
+    ray: Annotated[RaySettings, Only("engine", *takers("ray"))] = RaySettings()
     clock: ClockSettings = ClockSettings()
     asynchronous: Asynchronous = Asynchronous()
     method: dict[str, Any] = Field(
@@ -135,6 +157,23 @@ class Config(BaseModel):
             return values
         processor = f"{TIMM}{found}" if name == "timm" else found
         return {**values, "data": {**data, "processor": processor}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _device(cls, values: Any) -> Any:
+        """`device` is what `devices` were called when there was one."""
+        if not isinstance(values, dict) or "device" not in values:
+            return values
+        if "devices" in values:
+            raise ConfigError("device is the older name of devices; give devices alone")
+        return {"devices" if k == "device" else k: v for k, v in values.items()}
+
+    @field_validator("devices")
+    @classmethod
+    def _check_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        if not devices:
+            raise ValueError("there must be one at least")
+        return devices
 
     @field_validator("cohort", mode="before")
     @classmethod
@@ -254,6 +293,20 @@ class Config(BaseModel):
         """Kinds of target that the likelihood takes; none if it is left to the data."""
         name = self.task["likelihood"]
         return () if name == "auto" else find_likelihood(name).kinds
+
+    @property
+    def device(self) -> str:
+        """The device of this process: the first."""
+        return self.devices[0]
+
+    def on(self, device: str) -> Self:
+        """The same settings, of a process that computes on this device."""
+        return self.model_copy(update={"devices": (device,)})
+
+    def data_cache_bytes(self, kind: str) -> int:
+        """Bytes of clients' samples that stay on a device of this kind between rounds."""
+        usual = 0 if kind == "cpu" else DATA_CACHE
+        return (usual if self.data_cache is None else self.data_cache) << 20
 
     def cohort_size(self, clients: int) -> int:
         """How many of so many clients take part in a round, at least one.

@@ -512,6 +512,13 @@ def _outcome(summary: "Metrics") -> Table:
     return table
 
 
+def _compressed(summary: "Metrics") -> str:
+    """What compression left of the bytes, in brackets; empty where there is none."""
+    if (shares := summary.get("compressed")) is None:
+        return ""
+    return f" ({shares['down']:.1%} / {shares['up']:.1%} of the uncompressed)"
+
+
 def outcome_rows(summary: "Metrics") -> dict[str, str]:
     """What came of a run, by name, for people."""
     metrics, headline = flat(summary), summary["headline"]
@@ -519,7 +526,8 @@ def outcome_rows(summary: "Metrics") -> dict[str, str]:
     names = sorted((f"global_{metric}", f"local_{metric}"), key=headline.__ne__)
     rows = {
         **{words(name): number(metrics.get(name)) for name in names},
-        "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}",
+        "bytes down / up": f"{decimal(summary['bytes_down'])} / {decimal(summary['bytes_up'])}"
+        f"{_compressed(summary)}",
         "on the link": f"{decimal(summary['link_down'])} / {decimal(summary['link_up'])}",
         "parameters": f"{summary['model_parameters']:,} ({summary['sparsity']:.1%} zero)",
         "seconds a round": f"{summary['seconds_per_round']:.3f} (median; "

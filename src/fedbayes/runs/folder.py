@@ -1,7 +1,7 @@
 """The run folder: everything that a run leaves on disk, and how it goes on after a kill.
 
     config.toml          all settings, resolved
-    partition.npz        which client has which rows
+    partition.npz        which client has which rows; absent where a function gives them
     preprocessing.json   what a network sees of a raw sample; names of classes and features
     start.*              the weights that it started from, if they came from a file
     metrics.jsonl        one line a round
@@ -34,18 +34,27 @@ from pathlib import Path
 from typing import Any
 
 from fedbayes.data import Partition, Preprocessing
+from fedbayes.data.numbered import Numbered
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
-from fedbayes.files import digest, flush, parse_json, read_bytes, read_text, write_beside
+from fedbayes.files import (
+    digest,
+    flush,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_text,
+    write_beside,
+)
 from fedbayes.messages import decode_file, metadata
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.runs.heartbeat import ACTIVITY_FILE
-from fedbayes.runs.inventory import FREE, INVENTORY, Inventory
+from fedbayes.runs.inventory import INVENTORY, Inventory, is_free
 from fedbayes.runs.lock import RunLock
 from fedbayes.runs.private_states import START_AGAIN
-from fedbayes.runs.progress import Progress
+from fedbayes.runs.progress import Progress, renewed
 from fedbayes.runs.standing import TABLES
 from fedbayes.seals import check_seal, has_seal, sealed
 from fedbayes.tensors import Tensors, pack, unpack
@@ -155,7 +164,7 @@ class RunFolder:
     def create(
         self,
         config: Config,
-        division: Partition,
+        division: Partition | None,
         preprocessing: Preprocessing,
         headline: tuple[str, bool] = ("", True),
     ) -> None:
@@ -163,7 +172,7 @@ class RunFolder:
 
         Args:
             config: all settings.
-            division: which client has which rows.
+            division: which client has which rows; None where a function gives them.
             preprocessing: what a network sees of a raw sample.
             headline: name of the metric that the run is for, and whether higher is better.
 
@@ -179,12 +188,25 @@ class RunFolder:
                 write_beside(self.config_file, config.dump().encode())
             if not self.preprocessing_file.exists():
                 write_beside(self.preprocessing_file, preprocessing.dump())
-            if not self.partition_file.exists():
+            if division is not None and not self.partition_file.exists():
                 write_beside(self.partition_file, division.dump())
-            fixed = (self.preprocessing_file, self.partition_file, *self.path.glob("start.*"))
+            divided = () if division is None else (self.partition_file,)
+            fixed = (self.preprocessing_file, *divided, *self.path.glob("start.*"))
             self._fixed = {path.name: digest(read_bytes(path)) for path in fixed}
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from None
+
+    def fixed_files(self) -> dict[str, bytes]:
+        """The files that stay as they are, by name: what clients are built from elsewhere.
+
+        Raises:
+            RunError: one cannot be read, or is not what it was.
+        """
+        names = (self.config_file.name, *sorted(self._fixed))
+        try:
+            return {name: self._checked(self.path / name) for name in names}
+        except OSError as error:
+            raise RunError(f"cannot read the run folder {self.path}: {error}") from None
 
     def require_run(self) -> None:
         """See that there is a run here.
@@ -268,7 +290,7 @@ class RunFolder:
             RunError: a setting differs that changes what is computed; says which.
         """
         changed = self.config_changes()
-        if not changed.keys() <= set(FREE):
+        if not all(map(is_free, changed)):
             raise RunError(
                 f"{self.config_file} is not what the run was made with, as {self._newest} has it: "
                 f"{'; '.join(changed.values())}. Take it back, or start a new run with it"
@@ -282,7 +304,7 @@ class RunFolder:
     def free_changes(self) -> str:
         """What to say of settings that differ and may; empty if none do."""
         changed = self.config_changes()
-        free = [how for key, how in changed.items() if key in FREE]
+        free = [how for key, how in changed.items() if is_free(key)]
         if not free:
             return ""
         return f"{self.config_file} has changed since the last round: {'; '.join(free)}"
@@ -364,12 +386,35 @@ class RunFolder:
         except (OSError, DataError) as error:
             raise RunError(str(error)) from None
 
-    def client_names(self) -> tuple[str, ...]:
-        """Names of the clients.
+    def generated_clients(self) -> int | None:
+        """How many clients there are whose samples a function gives; None where they are divided
+        from a pool.
+
+        Nothing that the config names is looked up.
+
+        Raises:
+            RunError: the config cannot be read.
+        """
+        data = self._of_generator()
+        return int(data["clients"]) if data else None
+
+    def _of_generator(self) -> dict[str, Any]:
+        """The settings of the data where a function gives them; empty where none does."""
+        try:
+            data = parse_toml(read_text(self.config_file)).get("data", {})
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.config_file}: {error}") from None
+        return data if isinstance(data, dict) and data.get("generator") else {}
+
+    def client_names(self) -> Sequence[str]:
+        """Names of the clients, and of those of a function that are only tested on.
 
         Raises:
             RunError: the run's partition cannot be read.
         """
+        if data := self._of_generator():
+            tested = int(data["test_clients"]) if data["test"] == "clients" else 0
+            return Numbered(int(data["clients"]) + tested)
         if (division := self.partition()) is None:
             raise RunError(f"there is no partition file {self.partition_file}")
         return division.names
@@ -487,7 +532,7 @@ class RunFolder:
                     f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
                     "fedbayes 0.1 for it, or start a new run. Its model and summary can be read"
                 )
-            progress = unpack(Progress, stored)
+            progress = unpack(Progress, renewed(stored))
         except FileNotFoundError:
             raise
         except (OSError, MessageError) as error:

@@ -1,6 +1,6 @@
 """What a checkpoint knows of the other files of its run, so that damage is found and told."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,9 @@ FREE = (
     "workers",
     "threads",
     "device",
+    "devices",
+    "deterministic",
+    "data_cache",
     "round_timeout",
     "evaluate_every",
     "evaluate_at",
@@ -26,14 +29,21 @@ FREE = (
     "stop_min_improvement",
     "data.dir",
     "data.path",
+    "data.cache",
     "data.database",
     "data.summaries",
     "model.weights",
+    "ray",
     "clock.file",
     "clock.spells",
 )
-"""Settings that may change while a run is interrupted: how long it goes on, where and how it is
-computed, and where files are whose content is looked at by itself."""
+"""Settings, and whole tables, that may change while a run is interrupted: how long it goes on,
+where and how it is computed, and where files are whose content is looked at by itself."""
+
+
+def is_free(key: str, free: Collection[str] = FREE) -> bool:
+    """Whether a setting may change while a run is interrupted, by itself or with all its table."""
+    return key in free or key.partition(".")[0] in free
 
 
 @dataclass(frozen=True)

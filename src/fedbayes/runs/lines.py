@@ -1,12 +1,12 @@
 """What a line of `metrics.jsonl` says of a round."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedbayes.federation.round import Round
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models import Network
-from fedbayes.runs.between import BETWEEN, Between
+from fedbayes.runs.between import BETWEEN, MOST_LISTED, Between
 from fedbayes.runs.folder import Metrics
 from fedbayes.runs.scores import ClientScores, GlobalEvaluation
 from fedbayes.tensors import Tensors, parameter_count, sparsity
@@ -22,7 +22,8 @@ def evaluation_line(
     evaluated: GlobalEvaluation | None,
     clients: ClientScores,
     *,
-    between: bool = False,
+    between: int = 0,
+    recent: Collection[int] = (),
 ) -> Metrics:
     """What a line says of the global model, if it was evaluated, and of the clients' own.
 
@@ -30,7 +31,10 @@ def evaluation_line(
         likelihood: of the targets.
         evaluated: the global model on all clients' test samples, and on each client's.
         clients: the clients' own models, each on its own test samples.
-        between: whether to say how metrics differ between clients.
+        between: how many clients there are, to say how metrics differ between them; 0: it is not
+            said.
+        recent: clients that were evaluated in this round. Of many clients these alone are told of
+            one by one.
     """
     local = clients.means(likelihood)
     line: Metrics = {} if evaluated is None else dict(evaluated.line)
@@ -42,16 +46,23 @@ def evaluation_line(
     }
     if between:
         of_global = {} if evaluated is None else {"global": evaluated.clients}
-        _add_between(line, {**of_global, "local": clients}, likelihood)
+        _add_between(line, {**of_global, "local": clients}, likelihood, between, recent)
     return line
 
 
-def _add_between(line: Metrics, scores: Mapping[str, ClientScores], likelihood: Likelihood) -> None:
+def _add_between(
+    line: Metrics,
+    scores: Mapping[str, ClientScores],
+    likelihood: Likelihood,
+    clients: int,
+    recent: Collection[int],
+) -> None:
     """Put into a line what metrics of each client come to (`Between`).
 
     Beside tables of metrics such as `global_worst` these are `by_client`, the metrics of each
-    client by the name of the model and the metric, None where there is none, and `undefined`: of
-    which clients' test rows a metric that was asked for has no value.
+    client by the name of the model and the metric, None where there is none (of more than
+    `MOST_LISTED` clients those of the round, with their indices), and `undefined`: of which
+    clients' test rows a metric that was asked for has no value.
     """
     for whose, own in scores.items():
         told = Between(own.each(likelihood), likelihood)
@@ -60,8 +71,10 @@ def _add_between(line: Metrics, scores: Mapping[str, ClientScores], likelihood: 
         for kind in BETWEEN:
             if (whose, kind) != ("local", "mean"):  # which is the table `local`
                 line["metrics"][f"{whose}_{kind}"] = getattr(told, kind)()
-        clients = len(own.sums["count"])
-        line.setdefault("by_client", {})[whose] = told.columns(clients)
+        if whose == "local" and clients > MOST_LISTED:
+            told = Between(own.each(likelihood, recent), likelihood)
+        if told.each:
+            line.setdefault("by_client", {})[whose] = told.told(clients)
         if undefined := told.undefined():
             line.setdefault("undefined", {})[whose] = undefined
 
@@ -81,6 +94,7 @@ def round_line(
     parameters, ledger = network.parameters(model), result.ledger
     troubles = {str(client): reason for client, reason in ledger.troubles.items()}
     outliers = {str(client): reason for client, reason in result.outliers.items()}
+    spared = {"spared_down": result.spared_down, "spared_up": result.spared_up}
     link = {"link_down": ledger.link_down, "link_up": ledger.link_up}
     return {
         "round": result.number,
@@ -99,6 +113,7 @@ def round_line(
         "seconds": seconds,
         "reported": result.reported,
         "update": result.info,
+        **(spared if any(spared.values()) else {}),
         **(link if any(link.values()) else {}),
     }
 

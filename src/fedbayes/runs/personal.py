@@ -1,15 +1,16 @@
 """Clients' own models between rounds, as the run folder has them."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, At, Run, Sampler
 from fedbayes.data import FederatedData
 from fedbayes.data.wording import listed
-from fedbayes.errors import MessageError, RunError
+from fedbayes.errors import FedbayesWarning, MessageError, RunError
+from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.state_store import StateStore
-from fedbayes.messages import decode_file
 from fedbayes.methods import METHODS
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, RunFolder
@@ -43,14 +44,16 @@ def own_models(
     progress = folder.progress(folder.best_round())
     if progress is None:
         raise RunError(f"{folder.path} has no checkpoint")
-    if number is not None and client is not None and int(progress.stored[client]) != number:
-        progress = folder.progress(number)
-        assert progress is not None
+    if number is not None and client is not None:
+        row = progress.states.row(client)
+        if row is None or int(progress.states.columns["round"][row]) != number:
+            progress = folder.progress(number)
+            assert progress is not None
     place = ENGINES[folder.config().engine].states
     if place == "remote":
         raise RunError(f"the clients' own models of {folder.path} are with their nodes")
     server: Any = unpack(method.server_state, progress.server)
-    states = ClientStates(folder.clients, progress.stored, progress.digests)
+    states = ClientStates(folder.clients, progress.states)
     if client is not None and client not in states:
         raise RunError(
             f"client {folder.client_names()[client]} of {folder.path} has no model of its own: "
@@ -86,8 +89,20 @@ def models_of(
             yield client, method.draws(model, run)
         return
     draw = method.draws(to(folder.model(), run.network.device), run)
-    for client in range(data.clients):
+    note_looked_at(data)
+    for client in data.owners.tolist():
         yield client, draw
+
+
+def note_looked_at(data: FederatedData) -> None:
+    """Say so where what clients tell is of some of them alone."""
+    if len(data.owners) < data.clients:
+        warnings.warn(
+            f"this is of {len(data.owners):,} of {data.clients:,} clients, those that are looked "
+            "at before the first round (data.test_clients)",
+            FedbayesWarning,
+            stacklevel=3,
+        )
 
 
 def own_model(method: AnyMethod, server: Any, state: bytes, at: At) -> Tensors | None:
@@ -104,7 +119,7 @@ def own_model(method: AnyMethod, server: Any, state: bytes, at: At) -> Tensors |
     """
     device = at.run.network.device
     message = {name: t.to(device) for name, t in method.message(server, at).items()}
-    own: Any = unpack(method.client_state, to(decode_file(state), device))
+    own, _ = read_state(state, method, device)
     return method.personal_model(message, None, own, at.run)
 
 

@@ -6,16 +6,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedbayes.by_client import ByClient
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.timing.queue import UnderWay
-from fedbayes.federation.weights import none_yet
 from fedbayes.runs.scores import ClientScores
-from fedbayes.tensors import Tensors
+from fedbayes.tensors import Tensors, named, pack, part
 
 DIGEST = 32
 """Bytes of a SHA-256 digest."""
-UNKNOWN = torch.empty(0, DIGEST, dtype=torch.uint8)
-"""Digests of private states before there is any."""
 
 
 def _nobody(dtype: torch.dtype) -> Tensor:
@@ -72,8 +70,9 @@ class Progress:
     """The server's state, packed."""
     clients: ClientScores
     """Of each client, scores of the model that it last reported."""
-    stored: Tensor
-    """Of each client, the round that its private state on disk is of; 0 if none, int64 [S]."""
+    states: ByClient
+    """Of each client with a private state on disk, the `round` that it is of, int64 [n], and the
+    SHA-256 `digest` of it, uint8 [n, 32], zeros as by older versions."""
     bytes_down: int = 0
     """Bytes sent to clients so far."""
     bytes_up: int = 0
@@ -84,19 +83,41 @@ class Progress:
     """Time that the rounds took."""
     constants: str = ""
     """Digest of the frozen parameters that the rounds were made with; empty without any."""
-    digests: Tensor = UNKNOWN
-    """Of each client, the SHA-256 digest of its private state on disk, uint8 [S, 32], zeros if it
-    has none; [0, 32] before there is any."""
     privacy: Spending = Spending.empty()  # noqa: RUF009 - it is frozen
     """What the rounds have spent of privacy, as they were run."""
-    weights: Tensor = field(default_factory=lambda: none_yet(0))
-    """Of each client, the weight of its first report that counted; 0 if none did, float64 [S], or
-    [0] as by an older version."""
+    weights: ByClient = field(default_factory=ByClient)
+    """Of each client that a report has counted of, the `weight` of the first one, float64 [n]."""
     timing: Timing = field(default_factory=Timing)
     """Simulated time."""
 
 
-def first_progress(server: Tensors, clients: int, constants: str) -> Progress:
+def first_progress(server: Tensors, constants: str) -> Progress:
     """The state before the first round."""
-    stored = torch.zeros(clients, dtype=torch.int64)
-    return Progress(0, server, ClientScores.none(clients), stored, constants=constants)
+    return Progress(0, server, ClientScores(), ByClient(), constants=constants)
+
+
+def renewed(stored: Tensors) -> Tensors:
+    """The tensors of a checkpoint as this version writes them.
+
+    Older versions had a row for each client, whether anything was known of it or not.
+    """
+    if "stored" not in stored:
+        return stored
+    kept = {n: t for n, t in stored.items() if n not in _DENSE and not n.startswith(_SCORES)}
+    scores = part(stored, _SCORES)
+    rounds = stored["stored"]
+    digests = stored.get("digests", torch.empty(0, DIGEST, dtype=torch.uint8))
+    if not len(digests):
+        digests = torch.zeros(len(rounds), DIGEST, dtype=torch.uint8)
+    states = ByClient.of({"round": rounds, "digest": digests}, rounds > 0)
+    weights = stored.get("weights", torch.empty(0, dtype=torch.float64))
+    return (
+        kept
+        | named("clients", pack(ClientScores(ByClient.of(scores, scores["count"] > 0))))
+        | named("states", pack(states))
+        | named("weights", pack(ByClient.of({"weight": weights}, weights > 0)))
+    )
+
+
+_DENSE = ("stored", "digests", "weights")
+_SCORES = "clients/sums"

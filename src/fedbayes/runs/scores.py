@@ -1,14 +1,14 @@
 """Scores of a run: of every client's own model, and of the global model on all clients' tests."""
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fedbayes.by_client import NOBODY, ByClient
 from fedbayes.data import FederatedData
 from fedbayes.federation.attacks.adversary import SUCCESS, success_of
 from fedbayes.likelihoods import Classes, Likelihood, Scores, parted, total
@@ -21,51 +21,101 @@ from fedbayes.tensors import Samples, Tensors
 class ClientScores:
     """Of each client, the scores of the model that it last reported, on its own test samples."""
 
-    sums: Tensors = field(default_factory=dict)
-    """By name, float64 [S]; all zero for a client that was not evaluated yet. Metrics that are no
-    sums, `metric/NAME`, are themselves, NaN where they are undefined or were not told."""
+    table: ByClient = field(default_factory=ByClient)
+    """Of each client that was evaluated, sums by name, float64 [n]. Metrics that are no sums,
+    `metric/NAME`, are themselves, NaN where they are undefined or were not told."""
 
-    @classmethod
-    def none(cls, clients: int) -> Self:
-        """Scores of so many clients before any report: zeros."""
-        return cls({"count": torch.zeros(clients, dtype=torch.float64)})
+    @property
+    def sums(self) -> Tensors:
+        """The columns of the table."""
+        return self.table.columns
 
-    def after(self, scores: dict[int, Scores]) -> Self:
+    def after(self, scores: Mapping[int, Scores]) -> Self:
         """With the scores of some clients in place of those that they had."""
-        sums = {name: values.clone() for name, values in self.sums.items()}
-        for client, reported in scores.items():
-            for name in sums.keys() - reported.keys():
-                if name.startswith(SCORE):
-                    sums[name][client] = torch.nan
-            for name, value in reported.items():
-                empty = torch.nan if name.startswith(SCORE) else 0.0
-                column = sums.setdefault(name, torch.full_like(self.sums["count"], empty))
-                column[client] = value
-        return type(self)(sums)
+        known = {c: row for c in sorted(scores) if (row := self.table.row(c)) is not None}
+        chosen = [c for c in sorted(scores) if scores[c] or c in known]
+        names = dict.fromkeys((*self.sums, *(name for c in chosen for name in scores[c])))
+        columns: Tensors = {}
+        for name in names:
+            empty = torch.nan if name.startswith(SCORE) else 0.0
+            before = self.sums.get(name)
+            # A sum that is not told stays as it was; a metric that is none is undefined.
+            kept = before is not None and not name.startswith(SCORE)
+            values = [
+                scores[c].get(name, float(before[known[c]]) if kept and c in known else empty)  # type: ignore[index]
+                for c in chosen
+            ]
+            columns[name] = torch.tensor(values, dtype=torch.float64)
+        clients = torch.tensor(chosen, dtype=torch.int64)
+        empty_by_name = {name: torch.nan for name in names if name.startswith(SCORE)}
+        found = type(self)(self.table.having(clients, columns, empty_by_name))
+        if (memo := self._memo) is not None:
+            stale = memo.stale | frozenset(chosen)
+            found.__dict__["memo"] = replace(memo, stale=stale)
+        return found
 
     @property
     def tested(self) -> int:
         """Clients that were evaluated."""
-        return int((self.sums["count"] > 0).sum())
+        return int((self.sums["count"] > 0).sum()) if self.sums else 0
 
-    def each(self, likelihood: Likelihood) -> dict[int, dict[str, float]]:
-        """Metrics of each client that was evaluated."""
-        clients = (self.sums["count"] > 0).nonzero()[:, 0].tolist()
-        told = {name: values.tolist() for name, values in self.sums.items()}
+    def each(
+        self, likelihood: Likelihood, only: Collection[int] | None = None
+    ) -> dict[int, dict[str, float]]:
+        """Metrics of each client that was evaluated, or of these among them."""
+        rows = (self.sums["count"] > 0).nonzero()[:, 0] if self.sums else NOBODY
+        if only is not None:
+            rows = rows[
+                torch.isin(self.table.clients[rows], torch.tensor([*only], dtype=torch.int64))
+            ]
+        told = {name: values[rows].tolist() for name, values in self.sums.items()}
         asked = {n.removeprefix(SCORE): told.pop(n) for n in list(told) if n.startswith(SCORE)}
         return {
-            client: likelihood.metrics({name: values[client] for name, values in told.items()})
-            | {name: values[client] for name, values in asked.items()}
-            for client in clients
+            client: likelihood.metrics({name: values[at] for name, values in told.items()})
+            | {name: values[at] for name, values in asked.items()}
+            for at, client in enumerate(self.table.clients[rows].tolist())
         }
 
     def means(self, likelihood: Likelihood) -> dict[str, float]:
         """Means of the metrics over the clients that were evaluated; empty if none was. A metric
         that was asked for and that no client has is left out.
         """
-        means = mean_metrics(list(self.each(likelihood).values()))
+        means = {name: _mean(values) for name, values in self._metrics(likelihood).items()}
         asked = {name.removeprefix(SCORE) for name in self.sums if name.startswith(SCORE)}
         return {n: v for n, v in means.items() if not (n in asked and math.isnan(v))}
+
+    def _metrics(self, likelihood: Likelihood) -> Tensors:
+        """As `each`, by name, float64 [n]; computed of those alone whose scores have changed."""
+        memo = self._memo
+        if memo is None or memo.likelihood is not likelihood:
+            memo = _Memo(likelihood)
+        each = self.each(likelihood, None if not memo.metrics.columns else memo.stale)
+        metrics = memo.metrics
+        if each:
+            columns = {
+                name: torch.tensor([own[name] for own in each.values()], dtype=torch.float64)
+                for name in next(iter(each.values()))
+            }
+            empty = dict.fromkeys(columns, torch.nan)
+            metrics = metrics.having(torch.tensor([*each]), columns, empty)
+        self.__dict__["memo"] = _Memo(likelihood, metrics)
+        return metrics.columns
+
+    @property
+    def _memo(self) -> "_Memo | None":
+        """Metrics of an earlier state that still hold; it is no field, so it is not stored."""
+        found: _Memo | None = self.__dict__.get("memo")
+        return found
+
+
+@dataclass(frozen=True)
+class _Memo:
+    """Metrics of clients, under a likelihood."""
+
+    likelihood: Likelihood
+    metrics: ByClient = field(default_factory=ByClient)
+    stale: frozenset[int] = frozenset()
+    """Clients whose scores have changed since."""
 
 
 def test_parts(data: FederatedData, likelihood: Likelihood) -> list[Samples]:
@@ -74,7 +124,7 @@ def test_parts(data: FederatedData, likelihood: Likelihood) -> list[Samples]:
     """
     if not likelihood.coupled:
         return [data.test_union(0, data.test_total)]
-    return [data.test(client) for client in np.flatnonzero(data.test_sizes()).tolist()]
+    return [data.test(client) for client in data.owners[data.test_sizes() > 0].tolist()]
 
 
 def mean_metrics(each: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -82,11 +132,14 @@ def mean_metrics(each: Sequence[dict[str, float]]) -> dict[str, float]:
     model that diverged an infinite loss); of what there is if none has, and empty if there are no
     metrics.
     """
-    return {name: _mean([metrics[name] for metrics in each]) for name in (each[0] if each else ())}
+    names = each[0] if each else ()
+    return {
+        name: _mean(torch.tensor([metrics[name] for metrics in each], dtype=torch.float64))
+        for name in names
+    }
 
 
-def _mean(values: list[float]) -> float:
-    found = torch.tensor(values, dtype=torch.float64)
+def _mean(found: Tensor) -> float:
     finite = found[found.isfinite()]
     return float(finite.mean() if len(finite) else found.nanmean())
 
@@ -145,13 +198,16 @@ class GlobalEvaluation:
         terms, columns = parted(terms)
         success = success_of(terms)
         terms = {name: values for name, values in terms.items() if name != SUCCESS}
-        owner = torch.repeat_interleave(torch.as_tensor(data.test_sizes()))
+        sizes = torch.as_tensor(data.test_sizes())
+        owner = torch.repeat_interleave(sizes)
         sums = {
-            name: torch.bincount(owner, values, minlength=data.clients)
+            name: torch.bincount(owner, values, minlength=len(sizes))
             for name, values in terms.items()
         }
         if each:
-            sums |= _by_client(measures, columns, data.test_sizes().tolist())
+            sums |= _by_client(measures, columns, sizes.tolist())
+        tested, owners = sizes > 0, torch.as_tensor(data.owners)
+        clients = ByClient(owners[tested], {n: values[tested] for n, values in sums.items()})
         metrics = likelihood.metrics(total(terms))
         line: dict[str, Any] = {"global_nll": metrics["nll"]}
         if isinstance(likelihood, Classes):
@@ -167,7 +223,7 @@ class GlobalEvaluation:
         metrics |= {name: value for name, value in found.items() if not math.isnan(value)}
         if success is not None:
             line[SUCCESS] = success
-        return cls(metrics, ClientScores(sums), line)
+        return cls(metrics, ClientScores(clients), line)
 
 
 def _by_client(measures: Collection[str], columns: Tensors, sizes: list[int]) -> Tensors:

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
@@ -49,9 +49,11 @@ def rows(kind: type[BaseModel], prefix: str = "") -> Iterator[Row]:
             continue
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from rows(annotation, f"{prefix}{name}.")
+            only = _only(prefix, field)
+            for row in rows(annotation, f"{prefix}{name}."):
+                yield replace(row, only=" and ".join(filter(None, (only, row.only))))
         else:
-            yield _row(prefix + name, field)
+            yield _row(prefix, name, field)
 
 
 def find(settings: Sequence[Row], key: str) -> list[Row]:
@@ -59,19 +61,23 @@ def find(settings: Sequence[Row], key: str) -> list[Row]:
     return [row for row in settings if row.key == key or row.key.startswith(f"{key}.")]
 
 
-def _row(key: str, field: FieldInfo) -> Row:
+def _only(prefix: str, field: FieldInfo) -> str:
+    """Where a setting, or those of a table, have an effect, in words; empty: everywhere."""
+    marks = [part for part in field.metadata if isinstance(part, Only)]
+    return " and ".join(f"{prefix}{mark.other} is {mark.wanted}" for mark in marks)
+
+
+def _row(prefix: str, name: str, field: FieldInfo) -> Row:
     named = [name for part in field.metadata if isinstance(part, OneOf) for name in part.table]
     choices = tuple(named) or _words(field.annotation) or tuple(map(str, field.examples or ()))
     default = to_jsonable_python(field.get_default(call_default_factory=True))
-    table = key.rpartition(".")[0]
-    marks = [part for part in field.metadata if isinstance(part, Only)]
     return Row(
-        key,
+        prefix + name,
         " | ".join(named) or _type(field.annotation, field.metadata),
         default,
         field.description or "",
         choices,
-        " and ".join(f"{table}{'.' * bool(table)}{m.other} is {m.wanted}" for m in marks),
+        _only(prefix, field),
     )
 
 

@@ -14,10 +14,11 @@ from typing import Any, Self
 
 import torch
 from threadpoolctl import threadpool_limits
-from torch import Tensor
 
+from fedbayes.by_client import ByClient
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import choose_scheme
+from fedbayes.devices import repeatable
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import Lying
@@ -33,7 +34,7 @@ from fedbayes.federation.engines import (
 )
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round, run_round
-from fedbayes.federation.weights import Weights, none_yet
+from fedbayes.federation.weights import Weights
 from fedbayes.likelihoods.measures import AUTO, default_measures
 from fedbayes.messages import encode
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
@@ -59,7 +60,7 @@ from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
 from fedbayes.runs.tried import try_at_clients
-from fedbayes.runs.turns import Planned, Turns, states_needed
+from fedbayes.runs.turns import Planned, Turns
 from fedbayes.runs.versions import Versions
 from fedbayes.tensors import Tensors, pack, unpack
 
@@ -123,7 +124,7 @@ class Simulation:
             self.folder.refuse_lost_files()
             self.folder.check_start()
         self.config = config or self.folder.config()
-        self._notify(Activity(f"loading {self.config.data.path or self.config.data.name}"))
+        self._notify(Activity(f"loading {self.config.data.source}"))
         self.data = (
             build_data(config)
             if config
@@ -149,6 +150,7 @@ class Simulation:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)
         self._blas = threadpool_limits(self.config.threads, user_api="blas")
+        self._put_back = repeatable(self.network.device, self.config.deterministic)
         self._start_engine = engine or partial(start, self.config.engine)
         self.stop = False
         """Set it to end after the round under way."""
@@ -173,7 +175,7 @@ class Simulation:
     def _first(self) -> Progress:
         """The state before the first round."""
         server = self.method.init(self.run)
-        return first_progress(pack(server), self.data.clients, self.network.constants_digest)
+        return first_progress(pack(server), self.network.constants_digest)
 
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
@@ -183,7 +185,7 @@ class Simulation:
             self.folder.refuse_lost_checkpoint()
         self.folder.create(
             self.config,
-            self.data.partition,
+            self.data.division,
             self.data.preprocessing,
             (self.headline, self.likelihood.higher_is_better),
         )
@@ -217,12 +219,13 @@ class Simulation:
         """The state after the best round so far, where its checkpoint is kept."""
         if self._keeps_best:
             self._take_up_best(lines)
-        self.states = ClientStates(self.folder.clients, checkpoint.stored, checkpoint.digests)
+        self.states = ClientStates(self.folder.clients, checkpoint.states)
         self.states.round = checkpoint.round
+        self.states.move_older()
         self.states.check()
         self.states.remove_strays(
             keep_older=self._keeps_all,
-            best=self._stored_of_best,
+            best=self._states_of_best,
         )
 
     def _take_up_best(self, lines: Sequence[Metrics]) -> None:
@@ -251,8 +254,7 @@ class Simulation:
         most = self.config.aggregation.max_weight
         if self.config.secure.enabled:  # all that is seen is the mean of the cohort's weights
             return Weights.of(self.method, most)
-        first = checkpoint.weights if len(checkpoint.weights) else none_yet(self.clients)
-        return Weights.of(self.method, most, first)
+        return Weights.of(self.method, most, checkpoint.weights)
 
     @property
     def _keeps_all(self) -> bool:
@@ -263,9 +265,9 @@ class Simulation:
         return self.config.keep_checkpoints == "best"
 
     @property
-    def _stored_of_best(self) -> Tensor | None:
+    def _states_of_best(self) -> ByClient | None:
         """Of each client, the round of its state in the best checkpoint, if that is kept."""
-        return None if self.best is None else self.best.stored
+        return None if self.best is None else self.best.states
 
     @property
     def kept(self) -> Progress:
@@ -280,7 +282,12 @@ class Simulation:
             self._engine = self._start_engine(self)
             if self.adversary is not None and self.adversary.attack.on_reports:
                 self._engine = Lying(
-                    self._engine, self.adversary, self.method, self.run, self._server_before
+                    self._engine,
+                    self.adversary,
+                    self.method,
+                    self.run,
+                    self._server_before,
+                    self.config.compression,
                 )
         return self._engine
 
@@ -309,6 +316,7 @@ class Simulation:
         self.folder.unlock()
         torch.set_num_threads(self._threads)
         self._blas.restore_original_limits()
+        self._put_back()
 
     def __iter__(self) -> Iterator[Step]:
         """Run the rounds that remain. After the last one the summary is written."""
@@ -395,8 +403,12 @@ class Simulation:
     def _step(self, number: int) -> Step:
         """Run a round, evaluate what came of it, and put it on record."""
         began = time.perf_counter()
-        planned = self._turns.plan(number, self.progress.timing, self.server, self.cohort_of)
+        before = self.server
+        planned = self._turns.plan(
+            number, self.progress.timing, before, self.cohort_of, lambda: self.engine
+        )
         result = self._run_round(number, planned)
+        planned = self._turns.ended(planned, before)
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
         self.server = unpack(self.method.server_state, packed)
@@ -447,17 +459,22 @@ class Simulation:
             round=number,
             server=packed,
             clients=clients,
-            stored=self.states.stored.clone(),
-            digests=self.states.digests.clone(),
+            states=self.states.known,
             bytes_down=past.bytes_down + result.bytes_down,
             bytes_up=past.bytes_up + result.bytes_up,
             refused=past.refused + len(result.ledger.refused),
             seconds=past.seconds + seconds,
             privacy=result.privacy or past.privacy,
-            weights=past.weights if first is None else first.clone(),
+            weights=past.weights if first is None else first,
             timing=planned.timing,
         )
-        evaluation = evaluation_line(self.likelihood, evaluated, clients, between=told is not None)
+        evaluation = evaluation_line(
+            self.likelihood,
+            evaluated,
+            clients,
+            between=self.data.clients if told is not None else 0,
+            recent=result.ledger.scores,
+        )
         metrics = round_line(result, evaluation, model, self.network, seconds) | planned.line()
         if result.privacy is not None:
             metrics["privacy"] = round_summary(result.privacy)
@@ -499,8 +516,10 @@ class Simulation:
         self.states.round = number
         engine, cohort = self.engine, planned.cohort
 
+        size = len(cohort) or self.config.asynchronous.buffer or 0
+
         def heard(done: int) -> None:
-            self._notify(Activity(TRAINING, number, done, len(cohort)))
+            self._notify(Activity(TRAINING, number, min(done, size), size))
 
         heard(0)
         return run_round(
@@ -522,6 +541,7 @@ class Simulation:
                 cohort=cohort,
             ),
             weights=self._weights,
+            compression=self.config.compression,
             past=planned.past,
             heard=heard,
         )
@@ -552,10 +572,8 @@ class Simulation:
         before, self._saved = self._saved, self.progress.round
         needed = {before, self._saved, *self._best_round}
         older = [] if self._keeps_all else self.folder.beside(needed)
-        states, retired = self.states.commit(self._stored_of_best, keep_older=self._keeps_all)
-        needed = states_needed(self.progress.timing)
-        versions, past = self._versions.commit(needed, keep_older=self._keeps_all)
-        self._flusher.start([*written, *states, *versions], [*older, *retired, *past])
+        states, retired = self.states.commit(self._states_of_best, keep_older=self._keeps_all)
+        self._flusher.start([*written, *states], [*older, *retired])
         if self.config.privacy.noise:
             self._flusher.wait()
 
@@ -569,8 +587,7 @@ class Simulation:
         self._flusher.wait()
         if not self._keeps_all and self._saved:
             older = self.folder.beside({self._saved, *self._best_round})
-            states, past = self.states.retire(self._stored_of_best), self._versions.retire()
-            self._flusher.start([], [*older, *states, *past])
+            self._flusher.start([], [*older, *self.states.retire(self._states_of_best)])
             self._flusher.wait()
 
     def _stands_still(self, line: Metrics) -> bool:
@@ -627,7 +644,7 @@ class Simulation:
         evaluations = (Evaluation(data, start, stop, measures) for start, stop in parts)
         pieces = list(self.engine.evaluate(evaluations))
         terms = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-        each = AUTO not in self.config.metrics or self.data.clients <= MOST_UNASKED
+        each = AUTO not in self.config.metrics or len(self.data.owners) <= MOST_UNASKED
         return GlobalEvaluation.of(self.likelihood, terms, self.data, measures, each=each)
 
     @property
@@ -647,14 +664,14 @@ class Simulation:
 
     def work(self) -> Work:
         """The same by names, as whoever may read the run folder may know it."""
-        now, names = self.at_work(), dict(enumerate(self.data.partition.names))
+        now, names = self.at_work(), self.data.names
         working, away = now.working, dict(now.away)
         if self.config.sampling == "poisson":  # who is in a round is a secret
             working, away = (), dict.fromkeys(away, NOT_CONNECTED)
         return Work(
-            tuple(names.get(client, f"client {client}") for client in working[:MOST_NAMES]),
+            tuple(_name(names, client) for client in working[:MOST_NAMES]),
             len(now.working),
-            {names.get(c, f"client {c}"): away[c] for c in list(away)[:MOST_NAMES]},
+            {_name(names, c): away[c] for c in list(away)[:MOST_NAMES]},
             len(away),
             now.answered,
         )
@@ -671,6 +688,11 @@ class Simulation:
     def summary(self) -> Metrics:
         """What came of the rounds so far."""
         return summarize(self)
+
+
+def _name(names: Sequence[str], client: int) -> str:
+    """The name of a client; the number of one that has none, as of centralized training."""
+    return names[client] if client < len(names) else f"client {client}"
 
 
 def _reasons(metrics: list[Metrics]) -> str:

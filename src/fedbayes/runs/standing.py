@@ -19,7 +19,7 @@ OURS = frozenset(
             "sparsity",
             "model_parameters",
         ),
-        *("bytes_down", "bytes_up", "link_down", "link_up"),
+        *("bytes_down", "bytes_up", "spared_down", "spared_up", "link_down", "link_up"),
         *("refused", "lost", "troubles", "outliers", "skipped", "undone", "stopped"),
         "not_evaluated",
     )

@@ -51,9 +51,10 @@ def summarize(simulation: "Simulation") -> Metrics:
             "local": local,
             **tables(lines),
         },
-        **per_client(lines, simulation.data.partition.names, simulation.likelihood.target),
+        **per_client(lines, simulation.data.names, simulation.likelihood.target),
         "bytes_down": progress.bytes_down,
         "bytes_up": progress.bytes_up,
+        **_compression(config, lines),
         "link_down": sum(line.get("link_down", 0) for line in lines),
         "link_up": sum(line.get("link_up", 0) for line in lines),
         **_best(simulation, lines),
@@ -79,6 +80,18 @@ def summarize(simulation: "Simulation") -> Metrics:
     }
 
 
+def _compression(config: Config, lines: Sequence[Metrics]) -> Metrics:
+    """The bytes of all messages as shares of what they would have been uncompressed."""
+    if not config.compression.active:
+        return {}
+    found: Metrics = {}
+    for way in ("down", "up"):
+        sent = sum(line[f"bytes_{way}"] for line in lines)
+        whole = sent + sum(line.get(f"spared_{way}", 0) for line in lines)
+        found[way] = sent / whole if whole else 1.0
+    return {"compressed": found}
+
+
 def _noise_rounds(config: Config, lines: Sequence[Metrics]) -> int | None:
     """Rounds whose update was noise alone; None where there is no noise."""
     return sum(map(of_noise_alone, lines)) if config.privacy.noise else None
@@ -86,7 +99,7 @@ def _noise_rounds(config: Config, lines: Sequence[Metrics]) -> int | None:
 
 def _refused(simulation: "Simulation", lines: Sequence[Metrics]) -> dict[str, int]:
     """How many reports of each client were refused, by its name in the partition."""
-    names = simulation.data.partition.names
+    names = simulation.data.names
     found = Counter(int(client) for line in lines for client in line["refused"])
     return {names[client]: count for client, count in sorted(found.items())}
 

@@ -61,7 +61,7 @@ def together(likelihood: Likelihood, told: dict[int, Scores], asked: Asked) -> G
         told: what each client with test samples said.
         asked: how many were asked, and what became of it.
     """
-    clients = ClientScores.none(asked.clients).after(told)
+    clients = ClientScores().after(told)
     sums = {n: float(v.sum()) for n, v in clients.sums.items() if not n.startswith(SCORE)}
     metrics = likelihood.metrics(sums) if told else {}
     line: dict[str, Any] = {"global_nll": metrics["nll"]} if told else {}

@@ -9,7 +9,9 @@ from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import FederatedData
 from fedbayes.errors import RunError
 from fedbayes.federation.engine_table import ENGINES
+from fedbayes.federation.engines import Arriving, Engine
 from fedbayes.federation.timing.clock import Clock
+from fedbayes.federation.timing.live import Live
 from fedbayes.federation.timing.queue import Queue, Turn
 from fedbayes.federation.timing.stale import Past
 from fedbayes.runs.config import Config
@@ -34,15 +36,14 @@ class Planned:
 
     def line(self) -> Metrics:
         """What the line of the round says of time; nothing without a clock."""
-        if not self.timing.clock:
-            return {}
-        line: Metrics = {"clock_seconds": self.timing.now}
+        line: Metrics = {"clock_seconds": self.timing.now} if self.timing.clock else {}
         if self.turn is not None:
+            staleness = self.turn.staleness or [0]
             line["asynchronous"] = {
                 "started": len(self.turn.starts),
                 "under_way": len(self.turn.under_way),
-                "staleness_mean": fmean(self.turn.staleness),
-                "staleness_max": max(self.turn.staleness),
+                "staleness_mean": fmean(staleness),
+                "staleness_max": max(staleness),
                 "too_stale": len(self.turn.too_stale),
             }
         return line
@@ -74,7 +75,7 @@ class Turns:
     def __post_init__(self) -> None:
         config = self.config
         if clock_of(config, self.method):
-            names, sizes = self.data.partition.names, self.data.train_sizes()
+            names, sizes = self.data.names[: self.data.clients], self.data.train_sizes()
             clock = Clock(config.clock, names, sizes, config.seed)
             self._queue = Queue(clock, config.seed, self.run.cohort)
             self._digest = clock.digest
@@ -87,9 +88,7 @@ class Turns:
                 that clients are at work from.
         """
         timing = progress.timing
-        if self._queue is None:
-            return replace(timing, clock="")
-        if timing.clock and timing.clock != self._digest:
+        if timing.clock and self._queue is not None and timing.clock != self._digest:
             raise RunError(
                 "the clock is not the one that the run began with: clients' seconds or spells in "
                 "clock.file or clock.spells have changed; put them back, or start a new run"
@@ -102,7 +101,12 @@ class Turns:
         return replace(timing, clock=self._digest)
 
     def plan(
-        self, number: int, timing: Timing, server: Any, cohort_of: Callable[[int], list[int]]
+        self,
+        number: int,
+        timing: Timing,
+        server: Any,
+        cohort_of: Callable[[int], list[int]],
+        engine: Callable[[], Engine],
     ) -> Planned:
         """A round.
 
@@ -112,8 +116,22 @@ class Turns:
             server: the server's state before it; kept on disk where clients start from it that do
                 not report in it.
             cohort_of: who is in a synchronous round, whoever is there.
+            engine: of the run.
         """
         config, queue = self.config, self._queue
+        if config.asynchronous.active and queue is None:
+            arriving = engine()
+            assert isinstance(arriving, Arriving)
+            live = Live(
+                arriving,
+                config.asynchronous,
+                number,
+                config.seed,
+                self.run.cohort,
+                timing.under_way,
+            )
+            past = Past(config.asynchronous, live.since, self.state, live.starts, live)
+            return Planned([], timing, None, past)
         if queue is None:
             return Planned(cohort_of(number), timing)
         if config.asynchronous.buffer is None:
@@ -137,6 +155,21 @@ class Turns:
         after = Timing.of(turn.now, turn.under_way, self._digest)
         return Planned(turn.cohort, after, turn, past)
 
+    def ended(self, planned: Planned, server: Any) -> Planned:
+        """A round as it went, where that was not known before; as planned, where it was.
+
+        Args:
+            planned: the round.
+            server: the server's state before it; kept on disk as in `plan`.
+        """
+        if planned.past is None or planned.past.live is None:
+            return planned
+        turn = planned.past.live.turn()
+        if any(each.since == turn.number for each in turn.under_way):
+            self.versions.save(turn.number, pack(server))
+        timing = Timing.of(planned.timing.now, turn.under_way, "")
+        return replace(planned, cohort=turn.cohort, timing=timing, turn=turn)
+
     def state(self, number: int) -> Any:
         """The server's state before an earlier round, from which clients are at work.
 
@@ -158,10 +191,9 @@ def states_needed(timing: Timing) -> set[int]:
 
 def time_line(lines: Iterable[Metrics]) -> Metrics:
     """What a summary says of simulated time: the last round's, and staleness over all rounds."""
-    told = [line for line in lines if "clock_seconds" in line]
-    if not told:
-        return {}
-    summary: Metrics = {"clock_seconds": told[-1]["clock_seconds"]}
+    told = list(lines)
+    times = [line["clock_seconds"] for line in told if "clock_seconds" in line]
+    summary: Metrics = {"clock_seconds": times[-1]} if times else {}
     waits = [line["asynchronous"] for line in told if "asynchronous" in line]
     if waits:
         summary["asynchronous"] = {

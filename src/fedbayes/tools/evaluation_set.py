@@ -215,7 +215,7 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
         trained_in(str(run)),
         build_likelihood(config, data.target, quiet=True),
         config.model,
-        clients=data.partition.names,
+        clients=tuple(data.names[client] for client in data.owners.tolist()),
         sizes=tuple(data.test_sizes().tolist()),
     )
 

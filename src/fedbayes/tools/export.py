@@ -89,7 +89,7 @@ def export(
     run.require_run()
     rounds = run.best_round() or run.summary()["rounds"]
     run.refuse_changed_config()  # before anything that it names is imported
-    config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
+    config = run.config().on("cpu").model_copy(update={"precision": "float32"})
     method = config.build_method()
     if client is None:
         require_global(run, method)
@@ -225,7 +225,7 @@ def _samples(
     if data is not None:
         start, stop = 0, data.test_total
         if client is not None:
-            start, stop = (int(at) for at in data.partition.test_offsets[client : client + 2])
+            start, stop = data.test_range(client)
         stop = min(stop, start + TRIED)
         if stop > start:
             raw = data.raw_test(start, stop, permute=client is None)

@@ -52,8 +52,9 @@ def measured(
         union = union.to(run.network.device)
         terms = evaluate(run.likelihood, draw, union, measures=measures, sizes=sizes)
         clients = GlobalEvaluation.of(run.likelihood, terms, data, measures).clients
+        rows = dict(zip(data.owners.tolist(), sizes, strict=True))
         each = {
-            data.partition.names[number]: {"test_rows": sizes[number], **metrics}
+            data.names[number]: {"test_rows": rows[number], **metrics}
             for number, metrics in clients.each(run.likelihood).items()
         }
     return {"test_rows": sum(len(part.y) for part in tests), **found.metrics}, each, calibration

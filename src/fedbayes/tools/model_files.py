@@ -20,6 +20,7 @@ from fedbayes.runs.build import stored_run
 from fedbayes.runs.card import Card
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_weights
+from fedbayes.runs.private_states import folder_of_states
 from fedbayes.seals import sealed
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, Tensors
@@ -34,8 +35,9 @@ def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, 
         ModelError: it holds no weights; or its card is damaged.
         RunError: its run is damaged, or has other frozen weights than it had.
     """
-    run = RunFolder(path.absolute().parent.parent)
-    if path.absolute().parent == run.clients and path.is_file() and run.config_file.exists():
+    states = folder_of_states(path.absolute())
+    run = RunFolder(states.parent)
+    if states == run.clients and path.is_file() and run.config_file.exists():
         preprocessing = run.preprocessing()
         if preprocessing is not None:
             return _own_network(path, run, preprocessing)
@@ -53,7 +55,7 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     Raises:
         ModelError: the state holds none, or is damaged.
     """
-    config = run.config().model_copy(update={"device": "cpu", "precision": "float32"})
+    config = run.config().on("cpu").model_copy(update={"precision": "float32"})
     method = config.build_method()
     if not method.keeps_models:
         raise ModelError(

@@ -26,7 +26,7 @@ from fedbayes.reports.result import Result
 from fedbayes.runs.activity import Notify, unnoticed
 from fedbayes.runs.config import Config, renewed
 from fedbayes.runs.folder import SEEDS_FILE, Metrics, RunFolder
-from fedbayes.runs.inventory import FREE, Inventory
+from fedbayes.runs.inventory import FREE, Inventory, is_free
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
 from fedbayes.runs.tracking import check
@@ -376,7 +376,7 @@ def _refuse_others(folder: Path, what: str, before: Config, now: Config) -> None
         RunError: others differ; says which.
     """
     changed = Inventory(before.dump()).changes(now.dump())
-    if before.rounds > now.rounds or not changed.keys() <= _FREE:
+    if before.rounds > now.rounds or not all(is_free(key, _FREE) for key in changed):
         raise RunError(
             f"{folder} holds {what} with other settings: {'; '.join(changed.values())}. Take them "
             "back, or choose another folder"

@@ -19,7 +19,7 @@ from fedbayes.metrics import Confidences
 from fedbayes.runs.beside import calibrated_model
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.personal import own_models, require_global
+from fedbayes.runs.personal import note_looked_at, own_models, require_global
 from fedbayes.runs.temperature import StoredTemperature, write_temperature
 from fedbayes.tensors import Samples, to
 from fedbayes.tools.held_out import check_share, divided
@@ -119,12 +119,15 @@ def calibrate_temperature(
             stacklevel=2,
         )
 
+    if not personal:
+        note_looked_at(data)
+
     def models() -> Iterator[tuple[Sampler, Samples, Samples]]:
         whole = None if personal else method.draws(to(place.model(), run.network.device), run)
         pairs = (
             ((client, method.draws(model, run)) for client, model in own_models(place, method, run))
             if whole is None
-            else ((client, whole) for client in range(data.clients))
+            else ((client, whole) for client in data.owners.tolist())
         )
         for client, draw in pairs:
             x, y = data.test(client)

@@ -154,11 +154,7 @@ def _as_survival(
             f"{where}: label names {len(columns)} columns ({listed(columns)}), and survival is of "
             'two, the time and whether it is of an event: label = ["time", "event"]'
         )
-    odd = np.zeros(table.shape, bool)
-    odd[:, 1] = ~np.isin(table[:, 1], (0, 1))
-    _refuse_odd(odd, table, columns, where, "neither 1 (event) nor 0 (censored)")
-    odd[:, 1], odd[:, 0] = False, ~(table[:, 0] >= 0)
-    _refuse_odd(odd, table, columns, where, "no time from 0 on")
+    _refuse_odd_times(table, columns, where)
     if not table[:, 1].any():
         raise DataError(
             f"{where}: '{columns[1]}' is 0 in every row, so nothing can be learnt of it"
@@ -171,6 +167,28 @@ def _as_survival(
             "give them in a coarser unit, or less a constant"
         )
     return y, Target("survival", columns)
+
+
+def _refuse_odd_times(table: Array, columns: tuple[str, ...], where: str) -> None:
+    odd = np.zeros(table.shape, bool)
+    odd[:, 1] = ~np.isin(table[:, 1], (0, 1))
+    _refuse_odd(odd, table, columns, where, "neither 1 (event) nor 0 (censored)")
+    odd[:, 1], odd[:, 0] = False, ~(table[:, 0] >= 0)
+    _refuse_odd(odd, table, columns, where, "no time from 0 on")
+
+
+def as_target(table: Array, target: Target, where: str) -> Array:
+    """Numbers float64 [n, T] as a target without classes that is known already, float32.
+
+    Unlike `read_target` it is of some rows of many: nothing is said of them as a whole.
+
+    Raises:
+        DataError: one is not of this kind; names the row.
+    """
+    if target.kind == "survival":
+        _refuse_odd_times(table, target.names, where)
+    reader = _as_real if target.kind == "survival" else _READERS[target.kind]
+    return reader(table, target.names, where, [])[0]
 
 
 _READERS = {

@@ -8,9 +8,10 @@ from fedbayes.contracts import AnyMethod, At, Report, Run
 from fedbayes.errors import MessageError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.base import View
-from fedbayes.federation.checks import decode_report, encode_report
 from fedbayes.federation.client_runtime import Evaluation, NoReport, Outcome, Task
 from fedbayes.federation.engines import AtWork, Engine, at_work
+from fedbayes.federation.passage import Link, Passage
+from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.tensors import Tensors
 
 
@@ -32,6 +33,8 @@ class Lying:
     """What no round changes."""
     server: Callable[[int], Any]
     """The server's state before a round: the one under way, or one in which a client started."""
+    compression: Compression = AS_IT_IS
+    """In how many bytes numbers are sent."""
 
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome | NoReport]:
         """Run the tasks; hostile clients answer with a lie."""
@@ -91,9 +94,8 @@ class Lying:
         """The report of a client; None if the server would refuse it."""
         if isinstance(outcome, NoReport):
             return None
-        message = self.method.message(view.server, view.at)
         try:
-            return decode_report(outcome.report, self.method.expected(message, self.run))
+            return self._passage(view).read(outcome.report)[0]
         except MessageError:
             return None
 
@@ -104,4 +106,10 @@ class Lying:
         report = self._read(outcome, view)
         if report is None:
             return outcome
-        return replace(outcome, report=encode_report(self.adversary.attack.report(report, view)))
+        lie = self._passage(view).write(self.adversary.attack.report(report, view), {})
+        return replace(outcome, report=lie.data)
+
+    def _passage(self, view: View) -> Passage:
+        """The way of a client's report."""
+        message = self.method.message(view.server, view.at)
+        return Link(self.compression, self.method, self.run).passage(message, view.at)

@@ -1,6 +1,6 @@
 """Engines: who carries a round's tasks to the clients and brings the outcomes back."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -65,3 +65,25 @@ class Delivers(Protocol):
 
     def deliver(self, copies: Iterable[Task]) -> dict[int, str]:
         """Hand clients copies of the last global model; those that got none, each with why."""
+
+
+@runtime_checkable
+class Arriving(Protocol):
+    """An engine whose clients stay at work from one round to the next, and report as they end."""
+
+    def arrivals(
+        self, reports: int, more: Callable[[Set[int]], Iterable[Task]]
+    ) -> Iterator[tuple[int, Outcome | NoReport]]:
+        """The first so many reports, and who was lost meanwhile, as they come.
+
+        Args:
+            reports: that are wanted; fewer come where time is over.
+            more: gives tasks of those that may start, of the clients that are connected; asked
+                again and again.
+        """
+
+    def at_hand(self) -> set[int]:
+        """Clients that are at work, or whose report waits for the next round."""
+
+    def forget(self, clients: Collection[int]) -> None:
+        """Wait no more for the reports of some clients."""

@@ -13,18 +13,15 @@ import os
 import signal
 import struct
 import sys
-import traceback
 from collections.abc import Sequence
 from pkgutil import resolve_name
-from typing import IO, Any
+from typing import IO
 
 import torch
 
-from fedbayes import errors
-from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Task
-from fedbayes.messages import encode
+from fedbayes.federation.client_runtime import ClientRuntime
+from fedbayes.federation.engines.questions import Header, failure, handle
 
-Header = dict[str, Any]
 _PREFIX = struct.Struct("<I")
 
 
@@ -55,21 +52,6 @@ def read(stream: IO[bytes]) -> tuple[Header, list[bytes]]:
     return header, [exactly(size) for size in header["sizes"]]
 
 
-def handle(
-    runtime: ClientRuntime, header: Header, blobs: list[bytes]
-) -> tuple[Header, list[bytes]]:
-    """Do what one frame asks for."""
-    if header["kind"] == "train":
-        state = blobs[1] if header["joined"] else None
-        place = header["client"], header["round"]
-        outcome = runtime.train(Task(*place, blobs[0], state, header["constants"]))
-        reply = {"info": outcome.info, "scores": outcome.scores}
-        return reply, [outcome.report, outcome.state]
-    asked = Evaluation(blobs[0], header["start"], header["stop"], tuple(header["measures"]))
-    result = runtime.evaluate(asked)
-    return {}, [encode(dict(result))]
-
-
 def main() -> None:
     """Serve frames until the input ends."""
     # Ctrl-C is for the parent, which lets the round end; what prints must not enter the pipe.
@@ -83,7 +65,7 @@ def main() -> None:
     while True:
         try:
             if runtime is None:
-                runtime = resolve_name(header["factory"])(header["argument"])
+                runtime = resolve_name(header["factory"])(header["argument"], header["device"])
                 gc.freeze()  # what was imported stays: collections need not look at it again
                 reply: Header = {}
                 answer: list[bytes] = []
@@ -93,12 +75,7 @@ def main() -> None:
                 last = blobs[0]
                 reply, answer = handle(runtime, header, blobs)
         except Exception as error:
-            known = isinstance(error, errors.FedbayesError)
-            reply = {
-                "error": type(error).__name__ if known else "",
-                "text": str(error) if known else traceback.format_exc(),
-            }
-            answer = []
+            reply, answer = failure(error), []
         try:
             write(replies, reply, answer)
             header, blobs = read(requests)

@@ -16,11 +16,18 @@ from typing import Any, TypeVar
 import psutil
 from joblib import cpu_count
 
-from fedbayes import errors
+from fedbayes.devices import CUBLAS, find_devices
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
-from fedbayes.federation.engines.worker import Header, read, write
+from fedbayes.federation.engines.questions import (
+    Header,
+    described,
+    outcome,
+    question,
+    require_answer,
+)
+from fedbayes.federation.engines.worker import read, write
 from fedbayes.messages import decode_file
 from fedbayes.tensors import Tensors
 
@@ -31,7 +38,7 @@ TRIES = 3
 """How often a task is given to a fresh worker before the engine gives up."""
 
 
-_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 """Keeps freed memory for the next step, in place of returning it to the system every time. On
 glibc it takes about 15 % off a round of small networks; elsewhere it means nothing."""
 
@@ -72,7 +79,8 @@ def environment(threads: int) -> dict[str, str]:
         threads: that it computes with.
     """
     return {
-        **_ALLOCATOR,
+        **ALLOCATOR,
+        **CUBLAS,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
         "OMP_NUM_THREADS": str(threads),
@@ -86,7 +94,8 @@ class _DiedError(Exception):
 class _Worker:
     """One process and the pipe to it."""
 
-    def __init__(self, factory: str, argument: str, threads: int) -> None:
+    def __init__(self, factory: str, argument: str, threads: int, device: str) -> None:
+        self.device = device
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         self.process = subprocess.Popen(
             # -P: modules are found where this process finds them, in the same order.
@@ -101,7 +110,12 @@ class _Worker:
         assert self.process.stdout is not None
         self._requests, self._replies = self.process.stdin, self.process.stdout
         self._last: bytes | None = None
-        self._greeting = {"factory": factory, "argument": argument, "threads": threads}
+        self._greeting = {
+            "factory": factory,
+            "argument": argument,
+            "threads": threads,
+            "device": device,
+        }
         self._greeted = False
 
     def call(self, header: Header, blobs: Sequence[bytes]) -> tuple[Header, list[bytes]]:
@@ -117,23 +131,16 @@ class _Worker:
         try:
             if not self._greeted:
                 write(self._requests, self._greeting)
-                self._checked(read(self._replies))
+                require_answer(read(self._replies)[0])
                 self._greeted = True
             same = blobs[0] is self._last
             self._last = blobs[0]
             write(self._requests, {**header, "same": same}, [b"" if same else blobs[0], *blobs[1:]])
-            return self._checked(read(self._replies))
+            reply, answer = read(self._replies)
+            require_answer(reply)
+            return reply, answer
         except (EOFError, BrokenPipeError, OSError, ValueError):
             raise _DiedError from None
-
-    @staticmethod
-    def _checked(reply: tuple[Header, list[bytes]]) -> tuple[Header, list[bytes]]:
-        header, _ = reply
-        if "error" in header:
-            if header["error"]:
-                raise getattr(errors, header["error"])(header["text"])
-            raise EngineError(f"a client's work failed:\n{header['text']}")
-        return reply
 
     def last_words(self) -> str:
         """How the process ended and the end of what it printed."""
@@ -155,14 +162,27 @@ class Workers:
 
     Args:
         factory: "package.module:function" that builds the `ClientRuntime` in the worker.
-        argument: its argument, a string.
+        argument: its argument, a string; the other one is the name of the worker's device.
         workers: number of processes.
         threads: threads of each.
+        devices: names of devices, which workers take in turn: worker i the one at i modulo their
+            number. More workers than devices are several on each.
     """
 
-    def __init__(self, factory: str, argument: str, *, workers: int, threads: int = 1) -> None:
-        self._make: Callable[[], _Worker] = lambda: _Worker(factory, argument, threads)
-        self._all = [self._make() for _ in range(workers)]
+    def __init__(
+        self,
+        factory: str,
+        argument: str,
+        *,
+        workers: int,
+        threads: int = 1,
+        devices: Sequence[str] = ("cpu",),
+    ) -> None:
+        def make(device: str) -> _Worker:
+            return _Worker(factory, argument, threads, device)
+
+        self._make = make
+        self._all = [make(devices[place % len(devices)]) for place in range(workers)]
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         for worker in self._all:
             self._idle.put(worker)
@@ -177,6 +197,11 @@ class Workers:
     def pids(self) -> list[int]:
         """Process ids of the workers."""
         return [worker.process.pid for worker in self._all]
+
+    @property
+    def devices(self) -> list[str]:
+        """The device of each worker."""
+        return [worker.device for worker in self._all]
 
     def train(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
         """Run the tasks on whichever worker is idle."""
@@ -213,34 +238,16 @@ class Workers:
             yield under_way.popleft().result()
 
     def _train(self, task: Task) -> Outcome:
-        joined = task.state is not None
-        header = {
-            "kind": "train",
-            "client": task.client,
-            "round": task.round,
-            "joined": joined,
-            "constants": task.constants,
-        }
         self._working.add(task.client)
         try:
-            reply, blobs = self._call(
-                f"client {task.client} in round {task.round}",
-                header,
-                [task.message, task.state or b""],
-            )
+            answer = self._call(described(task), *question(task))
         finally:
             self._working.discard(task.client)
         self._answered.add(task.client)
-        return Outcome(blobs[0], blobs[1], reply["info"], reply["scores"])
+        return outcome(*answer)
 
     def _evaluate(self, evaluation: Evaluation) -> Tensors:
-        header = {
-            "kind": "evaluate",
-            "start": evaluation.start,
-            "stop": evaluation.stop,
-            "measures": evaluation.measures,
-        }
-        _, blobs = self._call("the evaluation", header, [evaluation.model])
+        _, blobs = self._call(described(evaluation), *question(evaluation))
         return decode_file(blobs[0])
 
     def _call(
@@ -257,7 +264,7 @@ class Workers:
                         raise EngineError(f"{what} was cut off: the engine was closed") from None
                     words = worker.last_words()
                     worker.close()
-                    fresh = self._make()
+                    fresh = self._make(worker.device)
                     self._all[self._all.index(worker)] = fresh
                     worker = fresh
                     self.replaced += 1
@@ -277,4 +284,5 @@ def start(simulation: Any) -> Workers:
         str(simulation.folder.path.resolve()),
         workers=affordable(config.workers, config.threads),
         threads=config.threads,
+        devices=[str(device) for device in find_devices(config.devices)],
     )

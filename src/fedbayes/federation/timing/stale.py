@@ -6,13 +6,14 @@ report φ_s is the same as w + a_s (φ_s − w_s) to a method that adds reports,
 method gets, and with it bounds, clipping and robust rules.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedbayes.contracts import AnyMethod, Report, Run
 from fedbayes.contracts.changes import start_of
 from fedbayes.errors import ConfigError
+from fedbayes.federation.timing.live import Live
 from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
 from fedbayes.messages import Masked, Message
 from fedbayes.methods import METHODS
@@ -28,8 +29,10 @@ class Past:
     """The round in which each of them started, by client; those that are not here start now."""
     server: Callable[[int], Any]
     """The server's state before a round."""
-    starts: tuple[int, ...]
+    starts: Sequence[int]
     """Clients that start from the server's state before this round, whenever they report."""
+    live: Live | None = None
+    """Who finds out whose reports come; None where the cohort is known."""
 
 
 def as_of_now(
@@ -74,6 +77,7 @@ def check(
     sampling: str,
     min_reports: int,
     engine: str,
+    beside: Mapping[str, bool],
     noise: bool,
     secure: bool,
 ) -> None:
@@ -88,6 +92,8 @@ def check(
         sampling: who is in a round.
         min_reports: good reports that an update needs.
         engine: its name.
+        beside: settings that need clients who wait for a round, by what they say, and whether they
+            are on.
         noise: whether rounds are private.
         secure: whether reports are added in secret.
 
@@ -114,12 +120,12 @@ def check(
             "parts of a report grow otherwise than its change; set asynchronous.staleness = "
             "'constant'"
         )
-    if not clocked:
+    if not clocked and (busy := [name for name, on in beside.items() if on]):
         raise ConfigError(
-            f"engine {engine!r} has no asynchronous rounds yet: they are simulated with [clock] on "
-            "engines whose clients are on this machine; leave asynchronous.buffer out"
+            f"on engine {engine!r}, {busy[0]} does not go with asynchronous.buffer, under which "
+            "clients are at work at any time; have one or the other"
         )
-    if not clock.ticks:
+    if clocked and not clock.ticks:
         raise ConfigError(
             "asynchronous.buffer needs a clock, which says whose report comes first: set "
             "clock.speeds, as in clock.speeds = 'log-normal'"

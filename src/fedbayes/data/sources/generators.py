@@ -1,0 +1,357 @@
+"""Samples of one client at a time, by a function of the user's own: for federations of any size."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedbayes import seeds
+from fedbayes.data.dataset import Array, Dataset, Rows, build_dataset
+from fedbayes.data.holdout import DEFAULT_FRACTION, held_out
+from fedbayes.data.settings import DataSettings
+from fedbayes.data.sources.labels import as_target, read_target
+from fedbayes.data.sources.own import as_pictures
+from fedbayes.data.wording import describe, size
+from fedbayes.errors import DataError
+from fedbayes.lazy import own
+from fedbayes.targets import Target
+
+_FORM = "a pair (x, y) of NumPy arrays or tensors: samples [n, ...] and their targets [n] or [n, T]"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Samples of a client as its function gave them, checked."""
+
+    x: Array
+    """uint8 pictures [n, C, H, W] or float32 [n, ...]."""
+    y: Array
+    """Targets as they came, [n] or [n, T]."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The clients of a generator that are looked at before the first round."""
+
+    dataset: Dataset
+    """Their samples: those to train on, then those to test on, each client by client."""
+    clients: Rows
+    """Which they are, rising [P]."""
+    train_sizes: Rows
+    """Number of their training samples [P]."""
+    test_sizes: Rows
+    """Number of their test samples [P]."""
+
+
+@dataclass
+class Generator:
+    """A function of the user's own, called as `function(client, seed, **arguments)`.
+
+    Whatever it gives is checked against what the first client had. The samples asked for last are
+    kept, up to `cache` MiB of the settings.
+
+    Args:
+        settings: with its name, arguments and bounds.
+        seed: of the run, which it is given.
+
+    Raises:
+        DataError: there is no such function.
+    """
+
+    settings: DataSettings
+    seed: int
+    function: Any = field(init=False)
+    calls: int = field(init=False, default=0)
+    """How often the function was called."""
+    _first: tuple[int, Drawn] | None = field(init=False, default=None)
+    _kept: "OrderedDict[int, Drawn]" = field(init=False, default_factory=OrderedDict)
+    _bytes: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Find the function."""
+        try:
+            self.function = own(self.name)
+        except ImportError as error:
+            raise DataError(
+                f"cannot find data.generator {self.name!r}: {error}; it is package.module:function "
+                "of a module that Python finds, in the folder where fedbayes is started for one"
+            ) from None
+        if not callable(self.function):
+            raise DataError(f"data.generator {self.name!r} is no function")
+
+    @property
+    def name(self) -> str:
+        """`package.module:function`."""
+        return str(self.settings.generator)
+
+    def who(self, client: int) -> str:
+        """A client, for messages."""
+        return f"{self.name}, client {client}"
+
+    def drawn(self, client: int) -> Drawn:
+        """All samples of a client.
+
+        Raises:
+            DataError: the function fails, or gives what is no samples, or others than the first
+                client had; names the client and the function.
+        """
+        if client in self._kept:
+            self._kept.move_to_end(client)
+            return self._kept[client]
+        found = self.called(client)
+        self._kept[client] = found
+        self._bytes += found.x.nbytes + found.y.nbytes
+        while self._bytes > self.settings.cache << 20 and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.x.nbytes + oldest.y.nbytes
+        return found
+
+    def called(self, client: int) -> Drawn:
+        """As `drawn`, from the function itself."""
+        who, arguments = self.who(client), self.settings.arguments
+        self.calls += 1
+        try:
+            given = self.function(client, self.seed, **arguments)
+        except DataError:
+            raise
+        except Exception as error:  # whatever a function of somebody's own may raise
+            raise DataError(
+                f"{who}: the function failed: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            raise DataError(f"{who}: it gave a {type(given).__name__}; wanted is {_FORM}")
+        x, y = (_array(values, what, who) for values, what in zip(given, ("x", "y"), strict=True))
+        found = Drawn(as_pictures(_samples(x, who)), _targets(y, who))
+        self._check(found, client)
+        return found
+
+    def _check(self, found: Drawn, client: int) -> None:
+        """See that samples are like those of the first client, which everything is inferred from.
+
+        Raises:
+            DataError: they are not.
+        """
+        x, y, who = found.x, found.y, self.who(client)
+        if len(x) != len(y):
+            raise DataError(f"{who}: {len(x):,} samples and {len(y):,} targets")
+        if not len(x):
+            raise DataError(f"{who}: it gave no samples; every client has at least one")
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            row, *place = np.argwhere(~np.isfinite(x))[0].tolist()
+            value = "NaN" if np.isnan(x[row, *place]) else "infinite"
+            raise DataError(
+                f"{who}: x is {value} in sample {row} at {tuple(place)}; samples are finite"
+            )
+        if self._first is None:
+            self._first = client, found
+        like, first = self._first
+        for what, one, other in (("x", x, first.x), ("y", y, first.y)):
+            if one.shape[1:] != other.shape[1:]:
+                raise DataError(
+                    f"{who}: {what} of a sample has the shape {size(one.shape[1:])}, and of client "
+                    f"{like} {size(other.shape[1:])}; all clients' are alike"
+                )
+            if one.dtype != other.dtype:
+                raise DataError(
+                    f"{who}: {what} holds {_kind(one)}, and that of client {like} {_kind(other)}; "
+                    "all clients' are of one type"
+                )
+
+    def split(self, client: int) -> tuple[Rows, Rows]:
+        """The rows of a client's samples that it trains on, and those that it is tested on.
+
+        Raises:
+            DataError: too few are left to train on.
+        """
+        rows = len(self.drawn(client).y)
+        if self.settings.test == "clients":
+            every, none = np.arange(rows), np.arange(0)
+            train, test = (every, none) if client < self.clients else (none, every)
+        else:
+            tested = int(held_out(np.array([rows]), self.fraction)[0])
+            order = seeds.numpy_rng(self.seed, "holdout", client=client).permutation(rows)
+            train, test = np.sort(order[tested:]), np.sort(order[:tested])
+        least = self.settings.min_samples
+        if client < self.clients and len(train) < least:
+            raise DataError(
+                f"{self.who(client)}: of its {rows} samples {len(train)} are left to train on, "
+                f"fewer than data.min_samples = {least}; let it give more, or set a smaller one"
+            )
+        return train, test
+
+    @property
+    def clients(self) -> int:
+        """Number of clients S."""
+        return self.settings.clients or 1
+
+    @property
+    def fraction(self) -> float:
+        """Part of a client's samples that it is tested on."""
+        test = self.settings.test
+        return test if isinstance(test, float) else DEFAULT_FRACTION
+
+    def pool(self, kinds: Sequence[str] = ()) -> tuple[Pool, tuple[str, ...]]:
+        """Look at some clients, drawn from the seed: what all of them are taken for.
+
+        Args:
+            kinds: kinds of target of which it is to be one; none: the targets decide.
+
+        Returns:
+            Them, and what a user should know of how their targets were read.
+
+        Raises:
+            DataError: as for `drawn`; or a client has other samples when it is asked again.
+        """
+        clients = self._chosen()
+        found = [self.drawn(client) for client in clients.tolist()]
+        self._require_same(int(clients[0]), found[0])
+        notes: list[str] = []
+        y, target = self._target(np.concatenate([one.y for one in found]), kinds, notes)
+        starts = np.cumsum([0, *(len(one.y) for one in found)])[:-1]
+        parts = [self.split(client) for client in clients.tolist()]
+        train, test = (
+            np.concatenate([start + part[side] for start, part in zip(starts, parts, strict=True)])
+            for side in (0, 1)
+        )
+        order = np.concatenate([train, test]).astype(np.int64)
+        x = np.concatenate([one.x for one in found])[order]
+        owner = np.repeat(np.arange(len(clients)), [len(one.y) for one in found])[order]
+        dataset = build_dataset(
+            self.name,
+            x,
+            y[order],
+            target,
+            official_train=len(train) if len(test) else None,
+            groups=clients[owner],
+            scale=self.settings.scale or (255.0 if x.dtype == np.uint8 else 1.0),
+            notes=tuple(notes),
+        )
+        sizes = [np.array([len(part[side]) for part in parts]) for side in (0, 1)]
+        return Pool(dataset, clients, *sizes), tuple(notes)
+
+    def _chosen(self) -> Rows:
+        """The clients that are looked at, rising; those that are never trained on come last."""
+        count = min(self.settings.test_clients, self.clients)
+        rng = seeds.numpy_rng(self.seed, "looked at")
+        clients = np.sort(rng.choice(self.clients, count, replace=False, shuffle=False))
+        if self.settings.test != "clients":
+            return clients
+        others = self.clients + np.arange(self.settings.test_clients)
+        return np.concatenate([clients, others])
+
+    def _require_same(self, client: int, before: Drawn) -> None:
+        """See that the function gives a client the same samples whenever it is asked.
+
+        Raises:
+            DataError: it does not.
+        """
+        again = self.called(client)
+        if not (np.array_equal(before.x, again.x) and np.array_equal(before.y, again.y)):
+            raise DataError(
+                f"{self.who(client)}: asked twice, it gave other samples the second time, so no "
+                "run could be gone on with or repeated; let (client, seed) alone decide, as in "
+                "rng = numpy.random.default_rng([seed, client])"
+            )
+
+    def _target(self, y: Array, kinds: Sequence[str], notes: list[str]) -> tuple[Array, Target]:
+        """What is to be predicted, and targets as that.
+
+        Whole numbers are classes, unless the likelihood takes none; all else is as in tables.
+
+        Raises:
+            DataError: they are nothing that the likelihood takes.
+        """
+        classes, whole = self.settings.classes, y.dtype.kind == "i" and y.shape[1] == 1
+        if classes or "class" in kinds or (whole and not kinds):
+            named = classes or [str(number) for number in range(int(y.max()) + 1)]
+            target = Target("class", tuple(named))
+            return self._classes(y, target, self.name), target
+        import pandas as pd
+
+        labels = self.settings.label
+        names = labels if len(labels) == y.shape[1] else [f"y{at}" for at in range(y.shape[1])]
+        wanted = kinds or (("real",) if y.shape[1] == 1 else ("labels", "real"))
+        return read_target(pd.DataFrame(y, columns=[*names]), (), wanted, self.name, notes)
+
+    def targets(self, client: int, y: Array, target: Target) -> Array:
+        """Targets of a client: int64 [n] of classes, else float32 [n, T].
+
+        Raises:
+            DataError: one is not of the kind, or outside of the classes.
+        """
+        if target.kind == "class":
+            return self._classes(y, target, self.who(client))
+        return as_target(y.astype(np.float64), target, self.who(client))
+
+    def _classes(self, y: Array, target: Target, who: str) -> Rows:
+        if y.shape[1] != 1 or y.dtype.kind != "i":
+            raise DataError(
+                f"{who}: y is {_kind(y)} [n, {y.shape[1]}]; classes are whole numbers from 0, [n]"
+            )
+        odd = (y < 0) | (y >= target.classes)
+        if odd.any():
+            row = int(odd[:, 0].argmax())
+            raise DataError(
+                f"{who}: the label {y[row, 0]} of sample {row} is none of 0 to "
+                f"{target.classes - 1} ({describe(target)}); name all with data.classes, if those "
+                "clients that are looked at first (data.test_clients) do not have some of them"
+            )
+        return y[:, 0].astype(np.int64)
+
+
+def _array(values: Any, what: str, who: str) -> Array:
+    """NumPy's own array of an array or tensor.
+
+    Raises:
+        DataError: it holds no numbers.
+    """
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    try:
+        found = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(
+            f"{who}: {what} is no array of numbers: {error}; wanted is {_FORM}"
+        ) from None
+    if found.dtype.kind not in "iufb":
+        raise DataError(f"{who}: {what} is of type {found.dtype}, and holds no numbers")
+    return found
+
+
+def _samples(x: Array, who: str) -> Array:
+    if x.ndim < 2:
+        raise DataError(
+            f"{who}: x is {size(x.shape)}; it has a row for each sample, and each at least one "
+            "dimension more"
+        )
+    if x.dtype == np.uint8 and x.ndim not in (3, 4):
+        return x.astype(np.float32)
+    return x if x.dtype == np.uint8 else _narrowed(x)
+
+
+def _narrowed(x: Array) -> Array:
+    """As float32; what is too large becomes infinite, and is refused as that."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32)
+
+
+def _targets(y: Array, who: str) -> Array:
+    """Targets [n, T]: whole numbers as int64, others as float64.
+
+    Raises:
+        DataError: they have no rows, or are not finite.
+    """
+    if y.ndim not in (1, 2):
+        raise DataError(f"{who}: y is {size(y.shape)}; wanted is [n] or [n, T]")
+    columns = y.shape[1] if y.ndim == 2 else 1
+    table = y.reshape(len(y), columns).astype(np.float64 if y.dtype.kind == "f" else np.int64)
+    if table.dtype.kind == "f" and not np.isfinite(table).all():
+        row = int((~np.isfinite(table)).any(1).argmax())
+        raise DataError(f"{who}: y is not finite in sample {row}; every sample has a target")
+    return table
+
+
+def _kind(values: Array) -> str:
+    return {"i": "whole numbers", "u": "integers of 8 bits"}.get(values.dtype.kind, "real numbers")

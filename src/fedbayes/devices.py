@@ -1,0 +1,125 @@
+"""Devices that networks compute on: by name, copies to them, and the same numbers on every run."""
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedbayes.errors import ConfigError, did_you_mean
+
+CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""What a process has in its environment before it starts CUDA, for cuBLAS to be deterministic."""
+NAMES = ("cpu", "cuda", "auto", "mps", "xpu")
+
+
+def find_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
+    """The devices of these names, of which none is started; `auto` is every GPU, or the CPU.
+
+    Raises:
+        ConfigError: there is no such device, or they are of several kinds, on which a client's
+            numbers would depend on who was idle.
+    """
+    found = [device for name in names for device in _find(name)]
+    kinds = sorted({device.type for device in found})
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"devices are of several kinds ({', '.join(kinds)}), which round differently: numbers "
+            "would depend on which of them was idle; name devices of one kind"
+        )
+    return tuple(found)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this name, started; of `auto`, the first GPU, or the CPU.
+
+    Raises:
+        ConfigError: there is no such device, or it cannot be used.
+    """
+    device = _find(name)[0]
+    try:
+        torch.zeros(1, device=device).item()  # of `meta`, there are no values
+    except torch.OutOfMemoryError:
+        raise ConfigError(
+            f"device {name!r} has no memory left: other processes hold it; end them, or name "
+            "another device"
+        ) from None
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} cannot be used: {_first_line(error)}") from None
+    return device
+
+
+def _find(name: str) -> list[torch.device]:
+    """The device of a name, or those that `auto` stands for.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    gpus = torch.cuda.device_count()
+    if name == "auto":
+        return [torch.device("cuda", number) for number in range(gpus)] or [torch.device("cpu")]
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        kind = name.partition(":")[0]
+        near = "cuda" if kind == "gpu" else kind
+        like = "" if kind in NAMES else did_you_mean(near, NAMES)
+        raise ConfigError(
+            f"no device is called {name!r}{like}; there are cpu, auto, cuda, and with a number "
+            "cuda:0, cuda:1 and so on"
+        ) from None
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        there = {0: "PyTorch sees no GPU here", 1: "PyTorch sees one GPU here, cuda:0"}.get(
+            gpus, f"PyTorch sees {gpus} GPUs here, cuda:0 to cuda:{gpus - 1}"
+        )
+        raise ConfigError(f"device {name!r} cannot be used: {there}; 'cpu' and 'auto' work")
+    return [device]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, and no wait for the copy: from memory that is pinned, where that is a
+    GPU. What computes there comes after the copy all the same.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def repeatable(device: torch.device, wanted: bool) -> Callable[[], None]:
+    """Have this process compute the same bits on every run, where a device would not by itself.
+
+    On the CPU it always does. On a GPU, operations that have no deterministic algorithm then raise
+    an error (`nondeterministic`).
+
+    Args:
+        device: which it computes on; a GPU becomes the process's current one.
+        wanted: false leaves PyTorch as it is.
+
+    Returns:
+        What puts PyTorch back as it was.
+    """
+    if device.type != "cuda":
+        return lambda: None
+    torch.cuda.set_device(device)
+    if not wanted:
+        return lambda: None
+    for name, value in CUBLAS.items():
+        os.environ.setdefault(name, value)
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    return lambda: torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+def nondeterministic(error: RuntimeError) -> bool:
+    """Whether this is PyTorch's error of an operation without a deterministic algorithm."""
+    return "use_deterministic_algorithms" in str(error)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether this is PyTorch's error of a device that has no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,85 @@
+"""What can be compressed: which methods, beside which settings."""
+
+import torch
+
+from fedbayes.contracts import AnyMethod, Gathered, Method
+from fedbayes.errors import ConfigError
+from fedbayes.federation.settings import Aggregation, Compression, Secure
+from fedbayes.methods import METHODS
+from fedbayes.tensors import Tensors
+
+
+def check(
+    settings: Compression,
+    method: AnyMethod,
+    aggregation: Aggregation,
+    secure: Secure,
+    initial: Tensors,
+) -> None:
+    """See that messages can be compressed as is asked for.
+
+    Args:
+        settings: the `[compression]` table.
+        method: of the run.
+        aggregation: what is done with reports.
+        secure: the `[secure]` table.
+        initial: the network's weights and buffers.
+
+    Raises:
+        ConfigError: they cannot; the text says why, and what would do.
+    """
+    if not settings.active:
+        return
+    if reason := refusal(method):
+        able = ", ".join(name for name, kind in METHODS.items() if not refusal(kind))
+        raise ConfigError(
+            f"compression is not for {method.name}: {reason}. It is for {able}; leave "
+            "compression.up and compression.down out, or choose another method.name"
+        )
+    if secure.enabled:
+        raise ConfigError(
+            "compression and secure.enabled do not go together: under masks numbers add as whole "
+            "ones of 32 bits, and places would be seen; have one or the other"
+        )
+    if settings.up in ("top-k", "random-k") and aggregation.rule in ("median", "trimmed-mean"):
+        raise ConfigError(
+            f"aggregation.rule = {aggregation.rule!r} goes entry by entry, and with compression.up "
+            f"= {settings.up!r} nearly all reports say zero of nearly every one, which then stays "
+            "as it is; have rule = 'krum', or up = 'int8'"
+        )
+    if settings.up != "none" and method.repeats_changes and aggregation.clip:
+        raise ConfigError(
+            f"aggregation.clip and compression.up do not go together with {method.name}: its "
+            "clients keep what the server adds, and do not know what is shortened after it came; "
+            "have one or the other"
+        )
+    narrow = sorted(name for name, t in initial.items() if t.dtype == torch.bfloat16)
+    if settings.down == "bf16" and narrow:
+        raise ConfigError(
+            f"compression.down = 'bf16' has no effect on weights in bf16, such as {narrow[0]!r} of "
+            "this model; leave it out"
+        )
+
+
+def refusal(method: AnyMethod | type[AnyMethod]) -> str:
+    """Why messages of a method cannot be compressed, in words; empty if they can."""
+    if method.centralized:
+        return "it sends no messages"
+    if method.uncompressed:
+        return method.uncompressed
+    if method.reduction is Gathered:
+        return "its reports do not add, so that errors in them would not average out"
+    kind = method if isinstance(method, type) else type(method)
+    if method.repeats_changes and kind.acknowledged is Method.acknowledged:
+        return "its clients keep what they reported, and are not told what of it arrived"
+    return ""
+
+
+def remarks(settings: Compression) -> list[str]:
+    """What a user should know before the first round, a sentence each."""
+    if settings.up == "top-k" and not settings.error_feedback:
+        return [
+            "compression.error_feedback = false with top-k: what is not among the largest is lost, "
+            "and sums are biased towards what changes most"
+        ]
+    return []

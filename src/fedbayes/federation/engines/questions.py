@@ -1,0 +1,85 @@
+"""What a process elsewhere is asked of clients, and what it answers: JSON and bytes."""
+
+import traceback
+from typing import Any
+
+from fedbayes import errors
+from fedbayes.errors import EngineError
+from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Outcome, Task
+from fedbayes.messages import encode
+
+Header = dict[str, Any]
+"""What JSON can hold."""
+
+
+def question(item: Task | Evaluation) -> tuple[Header, list[bytes]]:
+    """A task or an evaluation, as a header and bytes, of which the first are what several share."""
+    if isinstance(item, Task):
+        header = {
+            "kind": "train",
+            "client": item.client,
+            "round": item.round,
+            "joined": item.state is not None,
+            "constants": item.constants,
+        }
+        return header, [item.message, item.state or b""]
+    header = {
+        "kind": "evaluate",
+        "start": item.start,
+        "stop": item.stop,
+        "measures": item.measures,
+    }
+    return header, [item.model]
+
+
+def described(item: Task | Evaluation) -> str:
+    """What it is about, in words."""
+    if isinstance(item, Task):
+        return f"client {item.client} in round {item.round}"
+    return "the evaluation"
+
+
+def handle(
+    runtime: ClientRuntime, header: Header, blobs: list[bytes]
+) -> tuple[Header, list[bytes]]:
+    """Do what a question asks for."""
+    if header["kind"] == "train":
+        state = blobs[1] if header["joined"] else None
+        place = header["client"], header["round"]
+        outcome = runtime.train(Task(*place, blobs[0], state, header["constants"]))
+        reply = {"info": outcome.info, "scores": outcome.scores}
+        return reply, [outcome.report, outcome.state]
+    asked = Evaluation(blobs[0], header["start"], header["stop"], tuple(header["measures"]))
+    result = runtime.evaluate(asked)
+    return {}, [encode(dict(result))]
+
+
+def outcome(reply: Header, blobs: list[bytes]) -> Outcome:
+    """What came of a task, from its answer."""
+    return Outcome(blobs[0], blobs[1], reply["info"], reply["scores"])
+
+
+def failure(error: Exception) -> Header:
+    """The answer in place of one: what was raised, by its name if a user can mend it."""
+    known = isinstance(error, errors.FedbayesError)
+    return {
+        "error": type(error).__name__ if known else "",
+        "text": str(error) if known else traceback.format_exc(),
+    }
+
+
+def require_answer(reply: Header, where: str = "") -> None:
+    """See that an answer is none of a failure.
+
+    Args:
+        reply: the header of the answer.
+        where: the work was done, to begin the message with.
+
+    Raises:
+        FedbayesError: what the client's side raised.
+    """
+    if "error" not in reply:
+        return
+    if reply["error"]:
+        raise getattr(errors, reply["error"])(f"{where}{reply['text']}")
+    raise EngineError(f"{where}a client's work failed:\n{reply['text']}")

@@ -1,0 +1,275 @@
+"""The way to a cluster of Ray, or to one of this run's own, and what there is room for."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from joblib import cpu_count
+
+from fedbayes.errors import EngineError
+
+LOCAL, AUTO = "local", "auto"
+_OWN = "fedbayes-ray-"
+"""Begins the name of the folder of a Ray of a run's own; the process follows."""
+_TOKEN = secrets.token_hex(32)
+"""Without which nobody on this machine has anything to say to a Ray of this process's own."""
+_PROBE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+"""Ray itself takes two minutes to tell that nobody answers."""
+
+Node = Mapping[str, Any]
+
+
+@dataclass
+class Cluster:
+    """A connection of this process to Ray.
+
+    Where this process is connected already, that connection is used, and left as it is.
+    """
+
+    address: str
+    """As it was asked for: `local`, or `HOST:PORT` of the head."""
+    folder: Path | None = None
+    """Of a Ray of this run's own."""
+    borrowed: bool = False
+    """Whether this process was connected before."""
+    variables: dict[str, str | None] = field(default_factory=dict)
+    """Of the environment, as they were."""
+    speak: Callable[[], None] = lambda: None
+    """Lets Ray print again."""
+
+    @property
+    def own(self) -> bool:
+        """Whether it was started for this run, and ends with it."""
+        return self.folder is not None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Nodes that are up."""
+        return [node for node in ray.nodes() if node["Alive"]]
+
+    def close(self) -> None:
+        """Leave it; a Ray of this run's own ends."""
+        if not self.borrowed:
+            with _handlers_kept():
+                ray.shutdown()
+            self.speak()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        for name, value in self.variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def connect(address: str | None, seconds: float) -> Cluster:
+    """Connect this process to Ray.
+
+    Args:
+        address: as `ray.address` of a config.
+        seconds: that the cluster has to answer.
+
+    Raises:
+        EngineError: nobody answers, or it is no cluster that this process can join.
+    """
+    asked = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if address in (None, AUTO) or _resolved(asked) == here:
+            return Cluster(here, borrowed=True)
+        raise EngineError(
+            f"this process is connected to the Ray at {here} already, and ray.address is "
+            f"{asked!r}; leave ray.address out, or call ray.shutdown() first"
+        )
+    if asked == LOCAL:
+        return _start_own()
+    found = _resolved(asked)
+    variables = _set({"RAY_USAGE_STATS_ENABLED": "0"})
+    _refresh()
+    cluster = Cluster(found, variables=variables, speak=_silenced())
+    try:
+        _require_answer(asked, found, seconds)
+        _init(asked, address=found)
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def _resolved(address: str) -> str:
+    """`HOST:PORT` of the head of a cluster.
+
+    Raises:
+        EngineError: it is no address, or there is no cluster.
+    """
+    if address.startswith("ray://"):
+        raise EngineError(
+            f"ray.address is {address!r}: Ray Client is not for this. Start the run on a node of "
+            "the cluster (`ray start --address=HEAD:6379` makes this machine one), and give "
+            "auto or HOST:PORT of the head, 6379 by default"
+        )
+    if address != AUTO and not address.rpartition(":")[2].isdigit():
+        raise EngineError(
+            f"ray.address is {address!r}; write local, auto, or HOST:PORT, as in 10.0.0.1:6379"
+        )
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found = canonicalize_bootstrap_address(address)
+    except ConnectionError:
+        found = None
+    except (ValueError, OSError) as error:
+        raise EngineError(f"ray.address is {address!r}: {error}") from None
+    if found is None:
+        raise EngineError(
+            f"ray.address is {address!r}, and no Ray is running on this machine: start one with "
+            "`ray start --head`, name one as HOST:PORT, or set ray.address to local"
+        )
+    return str(found)
+
+
+def _require_answer(asked: str, address: str, seconds: float) -> None:
+    """See that the head of a cluster answers.
+
+    Raises:
+        EngineError: it does not, within so many seconds.
+    """
+    host, _, port = address.rpartition(":")
+    nobody = f"no Ray answers at {address} (ray.address = {asked!r})"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=min(seconds, 10)).close()
+    except (OSError, OverflowError) as error:
+        raise EngineError(
+            f"{nobody}: {error}. Is `ray start --head` running there, and its port open?"
+        ) from None
+    try:
+        said = subprocess.run(
+            [sys.executable, "-c", _PROBE, address],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineError(
+            f"{nobody} within {seconds:g} seconds (ray.start_timeout), though its port is open: is "
+            "it that of the head?"
+        ) from None
+    if said.returncode:
+        reason = (said.stderr.strip().splitlines() or ["it closed the connection"])[-1]
+        if "AuthToken" in reason:
+            raise EngineError(
+                f"the Ray at {address} wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
+                "to that of the cluster (or put it into ~/.ray/auth_token)"
+            )
+        raise EngineError(f"{nobody}: {reason}")
+
+
+def _start_own() -> Cluster:
+    """Start a Ray of this run's own on this machine, known to nobody else."""
+    _sweep()
+    # Its sockets are in there, and their names may have a hundred letters.
+    folder = Path(tempfile.mkdtemp(prefix=f"{_OWN}{os.getpid()}-", dir="/tmp"))
+    cluster = Cluster(LOCAL, folder, speak=_silenced())
+    cluster.variables = _set(
+        {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": _TOKEN,
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_enable_worker_prestart": "0",
+        }
+    )
+    _refresh()
+    try:
+        own = {"num_cpus": cpu_count(), "include_dashboard": False, "_temp_dir": str(folder)}
+        _init(LOCAL, address=LOCAL, **own)
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def _init(asked: str, **arguments: Any) -> None:
+    """`ray.init`, which says nothing, and takes no signal.
+
+    Raises:
+        EngineError: it failed.
+    """
+    try:
+        with _handlers_kept():
+            ray.init(log_to_driver=False, logging_level="ERROR", **arguments)
+    except (Exception, SystemExit) as error:
+        ray.shutdown()
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise EngineError(f"Ray does not start (ray.address = {asked!r}): {reason}") from None
+
+
+def _silenced() -> Callable[[], None]:
+    """Keep what Ray says of other processes from standard output, which is the run's; what lets it
+    speak again.
+    """
+    from ray._private import worker
+
+    before = worker.print_to_stdstream
+
+    def nothing(*_: object, **__: object) -> None:
+        pass
+
+    worker.print_to_stdstream = nothing
+    return lambda: setattr(worker, "print_to_stdstream", before)
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Take back the handlers of signals that Ray sets."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _set(variables: Mapping[str, str]) -> dict[str, str | None]:
+    """Set variables of the environment that are not; all of them as they were."""
+    before = {name: os.environ.get(name) for name in variables}
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    return before
+
+
+def _refresh() -> None:
+    """Have Ray read its variables again, also in a process that was connected before."""
+    with suppress(ImportError, AttributeError):
+        inner: Any = import_module("ray._raylet")
+        inner.AuthenticationTokenLoader.instance().reset_cache()
+        inner.Config.initialize("")
+
+
+def _sweep() -> None:
+    """Remove what processes that were killed left of a Ray of their own."""
+    for path in Path("/tmp").glob(f"{_OWN}*"):
+        process = path.name.removeprefix(_OWN).partition("-")[0]
+        with suppress(OSError):
+            mine = path.stat().st_uid == os.getuid()
+            if mine and process.isdigit() and not psutil.pid_exists(int(process)):
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,63 @@
+"""The `[ray]` table of a config. This file imports no PyTorch, and no Ray."""
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class RaySettings(BaseModel):
+    """The `[ray]` table of a config: where engine `ray` finds its actors, and what each gets."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    address: str | None = Field(
+        None,
+        description="local: a Ray of this run's own on this machine; auto: the cluster that this "
+        "machine is a node of; HOST:PORT: of its head; unset: RAY_ADDRESS where that is set, else "
+        "local",
+        examples=["local", "auto"],
+    )
+    actors: int | None = Field(
+        None,
+        ge=1,
+        description="processes that compute; unset: as many as there is room for, and at most one "
+        "for each client of a round",
+    )
+    cpus: float | None = Field(
+        None, gt=0, description="CPUs that Ray sets aside for each actor; unset: as many as threads"
+    )
+    gpus: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="GPUs for each actor, which computes on the one it is given; 0.25: four actors "
+        "share one; 0: actors compute on the CPU",
+    )
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        description="other resources of Ray that each actor needs, by name, as nodes were started "
+        "with",
+    )
+    start_timeout: float = Field(
+        60.0,
+        gt=0,
+        description="seconds that a start waits for the cluster, for room and for the first actor",
+    )
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name, amount in resources.items():
+            if name in ("CPU", "GPU"):
+                raise ValueError(f"{name} is set by ray.{name.lower()}s")
+            if amount <= 0:
+                raise ValueError(f"{name} is {amount:g}; it must be above 0")
+        return resources
+
+    def needs(self, threads: int) -> dict[str, float]:
+        """What an actor needs of its node, by Ray's names.
+
+        Args:
+            threads: that it computes with.
+        """
+        cpus = float(threads) if self.cpus is None else self.cpus
+        wanted = {"CPU": cpus, "GPU": self.gpus, **self.resources}
+        return {name: amount for name, amount in wanted.items() if amount}

@@ -1,0 +1,99 @@
+"""The engine of asynchronous rounds over a network: whose reply comes first reports first."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from typing import Any
+
+from fedbayes.errors import EngineError
+from fedbayes.federation.client_runtime import NoReport, Outcome, Task
+from fedbayes.flower.engine import Flower, PendingTask, _lose_node
+from fedbayes.flower.poller import LinkError
+
+
+class AsynchronousFlower(Flower):
+    """Clients behind a Flower grid that stay at work from one round to the next.
+
+    A client has `timeout` seconds for its report, in whichever round they end.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._ready: dict[int, Outcome | NoReport] = {}
+        self._given_up_at: dict[int, float] = {}
+
+    def arrivals(
+        self, reports: int, more: Callable[[Set[int]], Iterable[Task]]
+    ) -> Iterator[tuple[int, Outcome | NoReport]]:
+        """The first so many reports of clients at work, and who was lost meanwhile, as they come.
+
+        Fewer come where the round's time is over. Clients that are still at work then stay so.
+
+        Args:
+            reports: that are wanted.
+            more: gives tasks of those that may start, of the clients that are connected; asked
+                again and again.
+
+        Raises:
+            EngineError: the SuperLink was lost, or none ever was.
+        """
+        self._resume()
+        end, taken = time.monotonic() + self.timeout, 0
+        while taken < reports and (self._ready or time.monotonic() < end):
+            try:
+                self._exchange(more)
+            except LinkError as error:
+                self._broken(error, end)
+            while self._ready and taken < reports:
+                client = next(iter(self._ready))
+                outcome = self._ready.pop(client)
+                taken += not isinstance(outcome, NoReport) or outcome.refused
+                self._answered = taken
+                yield client, outcome
+            if taken < reports:
+                time.sleep(self.poll)
+        self._answered = 0
+
+    def at_hand(self) -> set[int]:
+        """Clients that are at work, or whose report waits for the next round."""
+        return {*self._pending, *self._ready}
+
+    def forget(self, clients: Collection[int]) -> None:
+        """Wait no more for the reports of some clients."""
+        for client in clients:
+            self._pending.pop(client, None)
+            self._ready.pop(client, None)
+
+    def _resume(self) -> None:
+        """Begin a round: what was under way in the one before stays so."""
+        waited = [each.message_id for each in self._pending.values() if each.message_id]
+        self.poller.forget_all_but([*self.roster.asked, *waited])
+        self.roster.ask_again()
+
+    def _exchange(self, more: Callable[[Set[int]], Iterable[Task]]) -> None:
+        """Send tasks to whoever may start, and take in what was answered."""
+        pending, now = self._pending, time.monotonic()
+        for node in self.roster.discover():
+            _lose_node(node, pending)
+        for task in more(self.roster.nodes.keys()):
+            pending[task.client] = PendingTask(task)
+            self._given_up_at[task.client] = now + self.timeout
+        self._push(pending, now + self.timeout)
+        self._pull(pending, self._ready)
+        late = [c for c in pending if time.monotonic() >= self._given_up_at[c]]
+        for client in late:
+            self._ready[client] = self._given_up(pending.pop(client))
+
+    def _broken(self, error: LinkError, end: float) -> None:
+        """Drop a broken grid, so that another is opened and all tasks are sent again.
+
+        Raises:
+            EngineError: there never was one, or the round's time is over.
+        """
+        if not self.poller.was_connected:
+            raise error
+        if time.monotonic() >= end:
+            raise EngineError(f"the SuperLink was lost: {error}") from None
+        self.start_over()
+        for each in self._pending.values():
+            each.lose(f"the SuperLink was lost: {error}")
+        time.sleep(self.poll)

@@ -1,0 +1,31 @@
+"""Methods by which actors of Ray are caught at work."""
+
+import os
+import signal
+import time
+
+from fedbayes.methods.scaffold import Scaffold
+
+
+class Slow(Scaffold):
+    """SCAFFOLD, with its private states, that takes its time."""
+
+    name = "slow"
+    summary = "slow SCAFFOLD"
+    pause: float = 0.5
+
+    def local(self, message, client, samples, at):
+        time.sleep(self.pause)
+        return super().local(message, client, samples, at)
+
+
+class Deadly(Scaffold):
+    """Its third client takes the process with it."""
+
+    name = "deadly"
+    summary = "kills its process"
+
+    def local(self, message, client, samples, at):
+        if at.client == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().local(message, client, samples, at)
