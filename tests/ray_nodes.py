@@ -89,6 +89,16 @@ def actors_of(processes=None):
     return found if processes is None else [p for p in found if p.pid in processes]
 
 
+def processes_at(folder):
+    """Processes of a Ray in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(str(folder) in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
 def fedbayes(*arguments, variables=None, **more):
     """The command, as a process."""
     return subprocess.Popen(

@@ -349,7 +349,6 @@ def test_what_reports_that_add_are_is_said_of_every_method():
             "whose masks cancel",
         ),
         ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "who is in a buffer"),
-        ({"engine": "flower"}, "engine 'flower' has no asynchronous rounds yet"),
         ({"clock": {"speeds": "file"}}, "needs clock.file"),
         ({"clock": {"speeds": "equal", "availability": "file"}}, "needs clock.spells"),
     ],

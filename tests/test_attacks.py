@@ -55,7 +55,7 @@ class Told:
             self.hostile = simulation.adversary.clients
             inside = Sequential(simulation.runtime)
             lying = Lying(
-                inside, simulation.adversary, self.method, self.run, lambda: simulation.server
+                inside, simulation.adversary, self.method, self.run, lambda _: simulation.server
             )
             self.honest_bytes = self._asked(simulation, inside)
             self.bytes = self._asked(simulation, lying)

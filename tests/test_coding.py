@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes.coding import (
@@ -118,6 +118,7 @@ def test_the_largest_number_of_32_bits_stays_finite_in_two_bytes():
     st.integers(1, 3000).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))),
     st.integers(0, 99),
 )
+@settings(deadline=None)
 def test_places_come_back_in_as_many_bytes_as_their_law_says(sizes, seed):
     entries, count = sizes
     places = torch.randperm(entries, generator=rng(seed))[:count].sort().values
@@ -134,6 +135,7 @@ def test_places_come_back_in_as_many_bytes_as_their_law_says(sizes, seed):
     st.binary(max_size=60),
     st.booleans(),
 )
+@settings(deadline=None)
 def test_bytes_of_a_stranger_are_places_or_refused(sizes, data, fits):
     """Whatever is read is ascending, within, and as many as asked for."""
     entries, count = sizes

@@ -161,7 +161,7 @@ def test_a_client_that_learns_nothing_leaves_the_server_as_it_is(place):
 
 @pytest.mark.parametrize("up", ["top-k", "random-k"])
 @given(seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=4), masked=st.booleans())
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 def test_what_was_sent_and_what_is_kept_are_all_that_changed(place, up, seeds, masked):
     """To the bit, where sums of the changes are without rounding: these are whole numbers."""
     zeros = {n: torch.zeros_like(w) for n, w in place.network.initial.items()}
@@ -305,6 +305,31 @@ def test_an_interruption_changes_nothing(tmp_path):
     with Simulation(config, tmp_path / "broken") as broken:
         next(iter(broken))
     assert_same(whole, resume(tmp_path / "broken"))
+
+
+def test_late_reports_are_measured_from_what_their_clients_got():
+    """In asynchronous rounds whole weights and rounded ones end near each other, and what is not
+    sent, of clients that are at work in between, stays with them.
+    """
+    more = {
+        "rounds": 8,
+        "clock": {"speeds": "log-normal"},
+        "asynchronous": {"buffer": 2},
+    }
+    found = []
+    for compression in ({}, {"up": "int8", "down": "bf16"}):
+        with Simulation(asked(**more, compression=compression)) as simulation:
+            steps = list(simulation)
+            assert not any(step.metrics["refused"] for step in steps)
+            found.append((simulation.server.weights, steps, simulation.network.initial))
+    (plain, before, start), (near, after, _) = found
+    assert max(step.metrics["asynchronous"]["staleness_max"] for step in before) > 0
+    for name, weights in plain.items():
+        moved = (weights - start[name]).norm()
+        assert (near[name] - weights).norm() < 0.05 * moved
+    for one, other in zip(before, after, strict=True):
+        whole, spared = one.metrics["bytes_down"], other.metrics.get("spared_down", 0)
+        assert abs(other.metrics["bytes_down"] + spared - whole) < 0.02 * whole + 1
 
 
 @pytest.mark.slow

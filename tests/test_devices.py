@@ -106,7 +106,7 @@ def test_workers_take_devices_in_turn(monkeypatch):
 
 
 def test_devices_that_nobody_computes_on_are_told_of():
-    with pytest.warns(FedbayesWarning, match="engine 'sequential' computes on the first alone"):
+    with pytest.warns(FedbayesWarning, match="engine 'sequential' takes the first alone"):
         Simulation(config(devices=["cpu", "cpu"])).close()
     with pytest.warns(FedbayesWarning, match="1 workers compute on the first 1 of them"):
         Simulation(config(devices=["cpu", "cpu"], engine="workers", workers=1)).close()

@@ -81,6 +81,23 @@ def test_nodes_of_every_kind_end_with_the_same_model(deployment):
     assert ended.summary["losses"] == []
 
 
+def test_rounds_take_the_replies_that_come_first(three_nodes):
+    """Asynchronous rounds: two of three clients make an update, the third is at work meanwhile."""
+    waiting = {"buffer": 2, "staleness": "constant"}
+    config = Config.create(**settings("scaffold", rounds=4, asynchronous=waiting))
+    process = start(three_nodes, config, name="asynchronous")
+    assert process.wait(timeout=400) == 0, three_nodes.log("federate")
+    ended = Result(three_nodes.folder / "asynchronous")
+    assert ended.summary["rounds"] == 4
+    assert ended.summary["losses"] == []
+    told = [line["asynchronous"] for line in ended.metrics]
+    assert [line["cohort"] for line in ended.metrics] == [2] * 4
+    # Whoever started has reported, or is at work at the end.
+    assert sum(each["started"] for each in told) == 8 + told[-1]["under_way"]
+    assert max(each["staleness_max"] for each in told) > 0
+    assert ended.summary["global_accuracy"] > 0.2
+
+
 def test_two_runs_at_the_same_nodes_do_not_meet(three_nodes):
     configs = {
         f"at-once-{seed}": Config.create(

@@ -2,6 +2,8 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedbayes
 from fedbayes.errors import ModelError
@@ -210,3 +212,44 @@ def test_the_client_whose_samples_leave_one_over_is_named():
             training={"batch_size": 337},
             rounds=1,
         )
+
+
+class PoolingBackward(TorchDispatchMode):
+    """Notes whether gradients that pooling goes back through lie channels last."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.max_pool2d_with_indices_backward.default:
+            self.found.append(args[0].is_contiguous(memory_format=torch.channels_last))
+        return function(*args, **(kwargs or {}))
+
+
+def test_pooling_goes_back_through_gradients_laid_out_as_its_images_are():
+    """Before a layer that flattens too, with the gradients of the plain module, alone and mapped
+    over samples; and the module is left as it was.
+    """
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5)
+    )
+    x, y = torch.randn(6, 3, 8, 8), torch.randint(5, (6,))
+    functional.cross_entropy(module(x), y).backward()
+    network = Network(module, shape=(3, 8, 8))
+
+    def loss(weights, x, y):
+        return functional.cross_entropy(network(weights, x, training=True), y)
+
+    weights = {name: tensor.clone() for name, tensor in network.initial.items()}
+    leaves = {name: tensor.requires_grad_() for name, tensor in network.prepare(weights).items()}
+    with PoolingBackward() as seen:
+        found = torch.autograd.grad(loss(leaves, x, y), list(leaves.values()))
+    assert seen.found == [True]
+    weights = {name: tensor.detach() for name, tensor in weights.items()}
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x[:, None], y[:, None])
+    for gradient, (name, parameter) in zip(found, module.named_parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+        torch.testing.assert_close(each[name].mean(0), parameter.grad)
+    assert not module[2]._forward_hooks

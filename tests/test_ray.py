@@ -3,11 +3,14 @@
 import gc
 import json
 import os
+import secrets
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +23,8 @@ from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.ray_settings import RaySettings
 from fedbayes.messages import encode
 from fedbayes.testing import assert_identical
-from tests.deployment import free_port, wait_for
-from tests.ray_nodes import PATIENCE, Nodes, actors_of, fedbayes
+from tests.deployment import BIN, free_port, wait_for
+from tests.ray_nodes import PATIENCE, Nodes, actors_of, fedbayes, processes_at
 
 ray = pytest.importorskip("ray")
 cluster = pytest.importorskip("fedbayes.federation.engines.ray_cluster")
@@ -87,7 +90,7 @@ def test_a_run_on_this_machine_has_the_bits_of_the_sequential_engine(
         own = simulation.engine._cluster.folder
         assert own.is_dir()
     assert not own.exists()
-    wait_for(lambda: not psutil.pid_exists(place.process), 20, "end of the actor")
+    wait_for(lambda: not psutil.pid_exists(place.process), PATIENCE, "end of the actor")
     assert {name for name in os.environ if name.startswith("RAY")} == before
     config_file = tmp_path / "run" / "config.toml"
     text = config_file.read_text()
@@ -288,6 +291,28 @@ def test_a_lost_driver_is_resumed_and_leaves_no_actors(tmp_path, variables):
 
 
 @pytest.mark.slow
+def test_a_run_whose_cluster_is_lost_goes_on_on_another_one(tmp_path):
+    """Of the head and the node of the run nothing is left: it ends, by itself or by Ray's doing."""
+    slow = {"parameters": {"pause": 0.5}, "rounds": 4}
+    with Nodes() as nodes:
+        file, folder = tmp_path / "config.toml", tmp_path / "run"
+        file.write_text(config(ray={"address": nodes.address}, **slow).dump())
+        driver = fedbayes("run", file, "--out", folder, variables=nodes.variables)
+        metrics = folder / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.read_text(), PATIENCE, "round")
+        nodes.kill(0)
+        _, troubles = driver.communicate(timeout=PATIENCE)
+        assert driver.returncode in (1, 2), troubles
+        if driver.returncode == 2:  # by itself
+            assert "`fedbayes resume` goes on" in " ".join(troubles.split())
+    stored = folder / "config.toml"
+    stored.write_text(stored.read_text().replace(nodes.address, "local"))
+    with pytest.warns(FedbayesWarning, match="ray.address was .*, and is 'local'"):
+        ended = resume(folder)
+    assert_identical(run(config("sequential", **slow), tmp_path / "calm").model, ended.model)
+
+
+@pytest.mark.slow
 def test_a_driver_that_is_killed_takes_a_ray_of_its_own_with_it(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text(config(rounds=50, parameters={"pause": 0.5}, ray={"address": "local"}).dump())
@@ -409,3 +434,92 @@ def test_a_connection_of_the_users_own_is_used_and_stays(tmp_path, expected):
         assert ray.get(ray.put(3)) == 3
     finally:
         ray.shutdown()
+
+
+@pytest.mark.slow
+def test_a_node_that_joins_is_made_use_of_from_the_next_round_on(tmp_path, variables, expected):
+    with Nodes(cpus=1) as nodes:
+        variables(nodes.variables)
+        with Simulation(config(ray={"address": nodes.address}), tmp_path / "run") as simulation:
+            steps = iter(simulation)
+            next(steps)
+            assert len(simulation.engine.places) == 1
+            nodes.add()
+            wait_for(lambda: ray.cluster_resources()["CPU"] == 3, PATIENCE, "second node")
+            list(steps)
+            assert simulation.engine._seats.count == 3
+        assert_identical(expected.model, simulation.folder.model())
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_the_round_end(tmp_path, expected):
+    """It reaches every process of the terminal: the driver, a Ray of its own, and the actors."""
+    file = tmp_path / "config.toml"
+    slow = {"rounds": 40, "parameters": {"pause": 0.5}}
+    file.write_text(config(ray={"address": "local"}, **slow).dump())
+    driver = fedbayes("run", file, "--out", tmp_path / "run", start_new_session=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text(), PATIENCE, "round")
+    os.killpg(driver.pid, signal.SIGINT)
+    said, troubles = driver.communicate(timeout=PATIENCE)
+    assert "stopping after this round" in said + troubles
+    assert 1 <= len(metrics.read_text().splitlines()) < 40
+    assert "error" not in (said + troubles).lower(), troubles
+    assert not list(Path("/tmp").glob(f"fedbayes-ray-{driver.pid}-*"))
+
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "slurm" / "ray.sh"
+STAND_INS = {
+    "scontrol": """#!/bin/bash
+[[ $* == 'show hostnames twice' ]] && printf '%s\\n' 127.0.0.1 127.0.0.1
+""",
+    "srun": """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+""",
+}
+
+
+@pytest.mark.slow
+def test_the_script_for_slurm_runs_stops_in_time_and_goes_on(tmp_path):
+    """With two nodes on this machine, and stand-ins for the commands of Slurm."""
+    for name, text in STAND_INS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    job = secrets.randbelow(20000)
+    place = Path(f"/tmp/ray-{job}")
+    variables = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("RAY")},
+        "PATH": os.pathsep.join([str(tmp_path), str(BIN), os.environ["PATH"]]),
+        "SLURM_JOB_NODELIST": "twice",
+        "SLURM_JOB_ID": str(job),
+        "SLURM_CPUS_PER_TASK": "2",
+        "RAY_PORT": str(free_port()),
+    }
+    slow = {"rounds": 6, "parameters": {"pause": 1.0}}
+    file, folder = tmp_path / "config.toml", tmp_path / "run"
+    file.write_text(config(**slow).dump())
+    command = ["bash", SCRIPT, file, folder, "--set", "ray.actors=4"]
+    how = {"env": variables, "stdin": subprocess.DEVNULL, "text": True}
+    metrics = folder / "metrics.jsonl"
+
+    first = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **how
+    )
+    try:
+        wait_for(lambda: metrics.exists() and metrics.read_text(), PATIENCE, "round")
+        first.send_signal(signal.SIGTERM)  # to the script alone, as --signal=B:TERM@120 has it
+        said, _ = first.communicate(timeout=PATIENCE)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(first.pid, signal.SIGKILL)
+    assert "stopping after this round" in said
+    assert 1 <= len(metrics.read_text().splitlines()) < 6
+    assert not place.exists()
+    wait_for(lambda: not processes_at(place), PATIENCE, "end of the nodes")
+    second = subprocess.run(command, capture_output=True, timeout=2 * PATIENCE, check=False, **how)
+    assert second.returncode == 0, second.stderr
+    assert len(metrics.read_text().splitlines()) == 6
+    assert not processes_at(place)
+    calm = run(config("sequential", **slow), tmp_path / "calm")
+    assert_identical(calm.model, Simulation(None, folder).folder.model())

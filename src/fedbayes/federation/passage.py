@@ -49,9 +49,15 @@ class Link:
         }
         return codes.get(self.settings.up)
 
-    def part(self, name: str) -> str:
-        """The part of a report that a tensor of real numbers belongs to."""
-        return part_of(name, torch.float32, self.run.network, self.run.network.split()[0])
+    def parts(self, expected: Message) -> dict[str, str]:
+        """Of each tensor of a report, by name, the part that it belongs to.
+
+        Args:
+            expected: the pattern of a proper report.
+        """
+        network = self.run.network
+        trained = network.split()[0]
+        return {n: part_of(n, dtype_of(p), network, trained) for n, p in expected.items()}
 
     def shrinks(self, expected: Message) -> list[str]:
         """Names of the tensors of a report that are compressed: of many numbers in float32, and of
@@ -60,13 +66,13 @@ class Link:
         Args:
             expected: the pattern of a proper report.
         """
-        exact = {"buffers", *self.method.exact_parts}
+        exact, parts = {"buffers", *self.method.exact_parts}, self.parts(expected)
         return sorted(
             name
             for name, pattern in expected.items()
             if dtype_of(pattern) == torch.float32
             and prod(shape_of(pattern)) >= FEWEST
-            and self.part(name) not in exact
+            and parts[name] not in exact
         )
 
     def sent(self, message: Message) -> Message:
@@ -143,10 +149,11 @@ class Passage:
         rng = self.at.rng("compression")
         sent: Message = {n: item for n, item in report.tensors.items() if n not in self.names}
         kept, missed, steps = dict(memory), Tensors(), list[Tensor]()
+        parts = link.parts(self.expected)
         for name in self.names:
             item = report.tensors[name].to("cpu")
             change = _entries(item) - self._start(name, item, self.received)
-            remembered = link.part(name) in link.method.remembered_parts
+            remembered = parts[name] in link.method.remembered_parts
             if not remembered and name in memory:
                 change = change + _of(item, memory[name])
             coded, arrived = code.write(change, rng)

@@ -156,7 +156,7 @@ class SecureFlower(Flower):
     def at_work(self) -> AtWork:
         """Who takes part in the protocol, and whose node is away."""
         lost = {} if self._steps is None else self._steps.lost.copy()
-        working = tuple(client for client, node in self._present.items() if node not in lost)
+        working = tuple(client for client, node in self._present.copy().items() if node not in lost)
         return AtWork(working, away=self.away(dict.fromkeys(self._awaited, "")))
 
     def _gather(self, cohort: Collection[int]) -> dict[int, int]:

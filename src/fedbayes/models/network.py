@@ -103,6 +103,8 @@ class Network:
         `view` behind a convolution does not.
         """
         self._channels_last = channels_last
+        pools = [m for m in self.module.modules() if type(m) is nn.MaxPool2d]
+        self._pools = [p for p in pools if channels_last and not p.return_indices]
         for name, parameter in self.module.named_parameters():
             if name in self.constants and parameter.ndim == 4:
                 layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -286,6 +288,7 @@ class Network:
             self.module.train(training)
         if self._channels_last and x.ndim == 4:
             x = _channels_last(x)
+        hooks = [pool.register_forward_hook(_relaid) for pool in self._pools] if training else ()
         try:
             self._bind(weights)
             if self.precision == "float32":
@@ -302,6 +305,8 @@ class Network:
             raise
         finally:
             self._unbind()
+            for hook in hooks:
+                hook.remove()
 
     def _outputs(self, x: Tensor) -> Tensor:
         """What the module, as it is, computes."""
@@ -330,3 +335,33 @@ class _ChannelsLast(torch.autograd.Function):
 
 
 _channels_last: Callable[[Tensor], Tensor] = _ChannelsLast.apply
+
+
+class _GradientChannelsLast(torch.autograd.Function):
+    """Pooled images as they are, whose gradient is laid out like them. What flattens them gives it
+    in the other layout, and pooling would then copy all of its inputs' gradient there and back.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _channels_last(gradient) if gradient.ndim == 4 else gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
+        return x, in_dims[0]
+
+
+_gradient_channels_last: Callable[[Tensor], Tensor] = _GradientChannelsLast.apply
+
+
+def _relaid(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    """What a layer that pools gives, in training."""
+    return _gradient_channels_last(output)

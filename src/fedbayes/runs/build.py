@@ -86,7 +86,7 @@ def stored_data(
     if before is not None:
         statistics, target, columns = before.statistics, before.target, before.columns
     if config.data.generator is not None:
-        generator, pool = _looked_at(config, quiet=changed == "ignore")
+        generator, pool = _looked_at(config, quiet=changed in ("ignore", "elsewhere"))
         if before is not None:
             _compare(before, pool.dataset, folder, changed)
         return GeneratedData(generator, pool, statistics=statistics, target=target)

@@ -353,10 +353,10 @@ def _of_devices(config: Config, kind: str) -> list[str]:
     notes, count = [], len(config.devices)
     if count > 1 and "devices" not in ENGINES[config.engine].settings:
         notes.append(
-            f"devices names {count}, and engine {config.engine!r} computes on the first alone, "
+            f"devices names {count}, and engine {config.engine!r} takes the first alone, "
             f"{config.device}; {listed(takers('devices'))} spreads over them"
         )
-    elif config.engine == "workers" and config.workers < count:
+    elif config.workers < count:
         notes.append(
             f"devices names {count}, and {config.workers} workers compute on the first "
             f"{config.workers} of them; set workers to {count} or more"

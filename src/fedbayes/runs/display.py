@@ -331,7 +331,7 @@ def _parts(
             Text.assemble(f"{name} ", (value, "bold"))
             for name, value in _headlines(simulation, metrics)
         ),
-        Text(f"clock {clock(progress.timing.now)}" if progress.timing.clock else ""),
+        Text(f"clock {clock(metrics['clock_seconds'])}" if "clock_seconds" in metrics else ""),
         Text(f"down {decimal(progress.bytes_down)}  up {decimal(progress.bytes_up)}"),
     ]
     return [part for part in parts if part]

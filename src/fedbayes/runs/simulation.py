@@ -60,7 +60,7 @@ from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
 from fedbayes.runs.tried import try_at_clients
-from fedbayes.runs.turns import Planned, Turns
+from fedbayes.runs.turns import Planned, Turns, states_needed
 from fedbayes.runs.versions import Versions
 from fedbayes.tensors import Tensors, pack, unpack
 
@@ -570,10 +570,12 @@ class Simulation:
         self._flusher.wait()
         written = self.folder.save(self.progress, 0 if self.best is None else self.best.round)
         before, self._saved = self._saved, self.progress.round
-        needed = {before, self._saved, *self._best_round}
-        older = [] if self._keeps_all else self.folder.beside(needed)
+        kept = {before, self._saved, *self._best_round}
+        older = [] if self._keeps_all else self.folder.beside(kept)
         states, retired = self.states.commit(self._states_of_best, keep_older=self._keeps_all)
-        self._flusher.start([*written, *states], [*older, *retired])
+        needed = states_needed(self.progress.timing)
+        versions, past = self._versions.commit(needed, keep_older=self._keeps_all)
+        self._flusher.start([*written, *states, *versions], [*older, *retired, *past])
         if self.config.privacy.noise:
             self._flusher.wait()
 
@@ -587,7 +589,8 @@ class Simulation:
         self._flusher.wait()
         if not self._keeps_all and self._saved:
             older = self.folder.beside({self._saved, *self._best_round})
-            self._flusher.start([], [*older, *self.states.retire(self._states_of_best)])
+            states, past = self.states.retire(self._states_of_best), self._versions.retire()
+            self._flusher.start([], [*older, *states, *past])
             self._flusher.wait()
 
     def _stands_still(self, line: Metrics) -> bool:

@@ -21,7 +21,7 @@ OURS = frozenset(
         ),
         *("bytes_down", "bytes_up", "spared_down", "spared_up", "link_down", "link_up"),
         *("refused", "lost", "troubles", "outliers", "skipped", "undone", "stopped"),
-        "not_evaluated",
+        *("not_evaluated", "clock_seconds", "asynchronous"),
     )
 )
 """Entries of a line that are no figures of clients or methods."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from fedbayes.devices import CUBLAS
 from fedbayes.errors import EngineError, FedbayesWarning
 from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
@@ -27,6 +28,10 @@ from fedbayes.tensors import Tensors
 
 AHEAD = 4
 """Jobs for each actor that are handed out before the first of them is done."""
+STORED = 4
+"""Messages that stay in the object store until others come; those under way stay anyway."""
+LOOK = 5.0
+"""Seconds between two looks at whether there is still a cluster, while an answer is waited for."""
 _HANDED_ON = ("FEDBAYES_DATA", "HF_HOME", "HF_HUB_OFFLINE")
 """Variables of the environment that actors get where their node has none."""
 
@@ -54,10 +59,11 @@ class OnRay:
         clients: int,
         threads: int = 1,
     ) -> None:
-        self._settings, self._began = settings, time.monotonic()
+        self._settings = settings
+        self._began = self._looked = time.monotonic()
         self._cluster = connect(settings.address, settings.start_timeout)
         self._seats: Seats | None = None
-        self._stored: tuple[bytes, Any] = (b"", None)
+        self._stored = deque[tuple[bytes, Any]](maxlen=STORED)
         try:
             self._needs = needs = settings.needs(threads)
             self._clients = clients
@@ -107,7 +113,7 @@ class OnRay:
     def close(self) -> None:
         """End the actors, and a Ray of the run's own with them."""
         seats, self._seats = self._seats, None
-        self._stored = (b"", None)
+        self._stored.clear()
         if seats is not None:
             seats.close()
         self._cluster.close()
@@ -144,11 +150,17 @@ class OnRay:
             seats.grow(more)
 
     def _shared(self, item: Task | Evaluation) -> Any:
-        """What several items share, in the object store: once as long as it is the very same."""
+        """What several items share, in the object store: once as long as it is the very same.
+
+        Where clients start in several rounds, the messages of these take turns.
+        """
         data = item.message if isinstance(item, Task) else item.model
-        if data is not self._stored[0]:
-            self._stored = data, ray.put(data)
-        return self._stored[1]
+        for kept, reference in self._stored:
+            if kept is data:
+                return reference
+        reference = ray.put(data)
+        self._stored.append((data, reference))
+        return reference
 
     def _answer(self, job: Job) -> Answer:
         """Wait for an answer, and tell what there is to tell meanwhile.
@@ -161,7 +173,10 @@ class OnRay:
             self._tell()
             if done:
                 return job.answer.result()
-            self._require_actors()
+            if time.monotonic() - self._looked > LOOK:
+                self._looked = time.monotonic()
+                self._cluster.require_head()
+                self._require_actors()
 
     def _tell(self) -> None:
         notes = self._running.notes
@@ -213,6 +228,7 @@ def _options(needs: Mapping[str, float], threads: int) -> dict[str, Any]:
         "runtime_env": {
             "env_vars": {
                 **ALLOCATOR,
+                **CUBLAS,
                 "OMP_NUM_THREADS": str(threads),
                 "PYTHONPATH": os.pathsep.join(_own_places()),
             }

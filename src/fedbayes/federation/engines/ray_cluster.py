@@ -30,6 +30,9 @@ _TOKEN = secrets.token_hex(32)
 _PROBE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 """Ray itself takes two minutes to tell that nobody answers."""
 
+_AGAIN = 10.0
+"""Seconds that a head which has answered before has to answer again."""
+
 Node = Mapping[str, Any]
 
 
@@ -60,6 +63,23 @@ class Cluster:
     def nodes(self) -> list[Node]:
         """Nodes that are up."""
         return [node for node in ray.nodes() if node["Alive"]]
+
+    def require_head(self) -> None:
+        """See that the head is there: Ray itself ends this process a minute after it is gone.
+
+        Raises:
+            EngineError: it is not.
+        """
+        if self.own or self.borrowed:
+            return
+        try:
+            _reach(self.address, _AGAIN)
+        except OSError as error:
+            raise EngineError(
+                f"the head of Ray at {self.address} is gone: {error}. Once there is a cluster, "
+                "`fedbayes resume` goes on after the last complete round (ray.address of the run "
+                "folder's config.toml may name another one)"
+            ) from None
 
     def close(self) -> None:
         """Leave it; a Ray of this run's own ends."""
@@ -148,10 +168,9 @@ def _require_answer(asked: str, address: str, seconds: float) -> None:
     Raises:
         EngineError: it does not, within so many seconds.
     """
-    host, _, port = address.rpartition(":")
     nobody = f"no Ray answers at {address} (ray.address = {asked!r})"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=min(seconds, 10)).close()
+        _reach(address, min(seconds, 10))
     except (OSError, OverflowError) as error:
         raise EngineError(
             f"{nobody}: {error}. Is `ray start --head` running there, and its port open?"
@@ -178,6 +197,17 @@ def _require_answer(asked: str, address: str, seconds: float) -> None:
                 "to that of the cluster (or put it into ~/.ray/auth_token)"
             )
         raise EngineError(f"{nobody}: {reason}")
+
+
+def _reach(address: str, seconds: float) -> None:
+    """See that something listens at HOST:PORT.
+
+    Raises:
+        OSError: nothing does.
+        OverflowError: there is no such port.
+    """
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
 
 
 def _start_own() -> Cluster:

@@ -23,8 +23,8 @@ TRIES = 3
 """How often work is given to another actor, and a seat a fresh one, before the engine gives up."""
 _LONGEST = 500
 """Letters of what Ray says of a loss."""
-_END = 30.0
-"""Seconds that an actor has to end."""
+_END = 20.0
+"""Seconds that actors have to end."""
 LOOK = 0.5
 """Seconds between two looks at whether a seat is still wanted."""
 
@@ -116,8 +116,9 @@ class Seats:
                 job.answer.set_exception(_cut_off(job))
         for actor in [*self._actors.values()]:
             _kill(actor)
+        end = time.monotonic() + _END
         for thread in self._threads:
-            thread.join(_END)
+            thread.join(max(end - time.monotonic(), 0.0))
 
     def _serve(self, seat: int) -> None:
         """Take jobs as long as there are any to come, on one actor after the other."""
