@@ -99,6 +99,18 @@ class TestScaffoldFedSparse(MethodContract):
     parameters: ClassVar = {"l0": 1e-3, "gate_lr": 3e-2, "damping": 0.5}
 
 
+@pytest.mark.slow
+class TestScaffoldFedSparseBound(MethodContract):
+    method = "scaffold-fedsparse"
+    parameters: ClassVar = {"l0": 1e-3, "variate_bound": 0.8}
+
+
+@pytest.mark.slow
+class TestFedSparseLogits(MethodContract):
+    method = "fedsparse"
+    parameters: ClassVar = {"l0": 1e-2, "scale": "logits", "drift": 0.1}
+
+
 class TestFedDrop(MethodContract):
     method = "feddrop"
 

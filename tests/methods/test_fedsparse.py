@@ -1,5 +1,6 @@
 """FedSparse against closed forms, brute force and finite differences."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 import fedbayes
 from fedbayes import Simulation
 from fedbayes.contracts import At, Nothing, Report, Sum
+from fedbayes.errors import ConfigError
 from fedbayes.inference import gates
 from fedbayes.messages import Masked, decode, dense, encode
 from fedbayes.methods.fedsparse import Control, FedSparse, ScaffoldFedSparse, Server
@@ -25,7 +27,7 @@ def prior(net, method, seed=1):
     for layer in method._gated(run_of(net)):
         norms = units.row_norms(server.weights, layer)
         logits = 2 * torch.randn(layer.count, generator=rng, dtype=norms.dtype)
-        thresholds[layer.layer] = gates.thresholds(norms, logits, method.temperature)
+        thresholds[layer.layer] = gates.thresholds(norms, logits, method.heat)
     return Server(**{**vars(server), "thresholds": thresholds})
 
 
@@ -141,7 +143,7 @@ def test_the_gradient_step_is_algorithm_1():
             for _, z in plain
         )
         moved = following.thresholds[layer.layer] - v
-        torch.testing.assert_close(moved, -method.server_gate_lr * slope.sign(), rtol=1e-3, atol=0)
+        torch.testing.assert_close(moved, -0.01 * slope.sign(), rtol=1e-3, atol=0)
 
 
 def test_the_slope_of_the_thresholds_is_that_of_the_cross_entropy():
@@ -314,6 +316,97 @@ def test_scaffold_fedsparse_sums_its_control_variates(tmp_path):
         message = simulation.method.message(simulation.server, At(simulation.run, 13))
     assert message["control/1.weight"].values.numel() == int(alive.sum()) * 64
     assert ScaffoldFedSparse().client_state is Control
+
+
+def test_thresholds_in_logits_are_those_of_the_paper_in_other_units():
+    """(‖w‖ − τ)/T with τ from either threshold; gates start at what is asked."""
+    norms, level = torch.tensor([0.5, 0.9, 1.4]), torch.tensor([-1.0, 2.0, 4.0])
+    for scale, tau in (
+        ("paper", torch.nn.functional.softplus),
+        ("logits", lambda threshold: 0.05 * threshold),
+    ):
+        method = FedSparse(scale=scale, temperature=0.05)
+        thresholds = method.gate_thresholds(norms, level)
+        torch.testing.assert_close((norms - tau(thresholds)) / 0.05, level, atol=1e-4, rtol=0)
+        torch.testing.assert_close(method.gate_logits(norms, thresholds), level, atol=1e-4, rtol=0)
+
+
+def test_the_server_goes_its_share_of_the_way_in_probability():
+    """θ + ρ (z̄ − θ) whatever becomes of the norms, at most `start`; z̄ is where it rests."""
+    method = FedSparse(scale="logits", server_gate_lr=0.3, start=0.95)
+    theta = torch.tensor([0.2, 0.5, 0.95, 0.95]).double()
+    opened = torch.tensor([0.0, 0.8, 0.5, 1.0]).double()
+    before, after = torch.tensor([0.4, 0.5, 0.6, 0.7]), torch.tensor([0.9, 0.1, 0.6, 2.0])
+    level = torch.logit(theta)
+    thresholds = {"a": method.gate_thresholds(before.double(), level)}
+    moved, _ = method.server_gates(
+        thresholds, {"a": level}, {"a": after.double()}, {"a": opened}, {}
+    )
+    found = torch.sigmoid(method.gate_logits(after.double(), moved["a"]))
+    np.testing.assert_allclose(found, np.minimum(0.7 * theta + 0.3 * opened, 0.95), rtol=1e-9)
+    for _ in range(60):
+        level = method.gate_logits(after.double(), moved["a"])
+        moved, _ = method.server_gates(
+            moved, {"a": level}, {"a": after.double()}, {"a": opened}, {}
+        )
+    found = torch.sigmoid(method.gate_logits(after.double(), moved["a"]))
+    np.testing.assert_allclose(found, np.clip(opened, 1e-6, 0.95), atol=1e-5)
+    with pytest.raises(ConfigError, match="at most 1"):
+        fedbayes.run(method={"name": "fedsparse", "scale": "logits", "server_gate_lr": 2}, rounds=1)
+
+
+def test_a_clients_gate_moves_in_proportion_to_a_small_slope_and_by_a_step_at_most():
+    """Adamax's first step is lr g / (|g| + slope), in logits."""
+    method = FedSparse(scale="logits", gate_lr=0.7, gate_slope=0.02)
+    leaf = torch.zeros(4, requires_grad=True)
+    leaf.grad = torch.tensor([1e-4, -5e-3, 0.02, -3.0])
+    method.gate_optimizer([leaf]).step()
+    expected = -0.7 * leaf.grad / (leaf.grad.abs() + 0.02)
+    torch.testing.assert_close(leaf.detach(), expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("name", ["fedsparse", "scaffold-fedsparse"])
+def test_units_that_were_not_sent_stay_closed_at_clients(name):
+    net = network([6])
+    method = (FedSparse if name == "fedsparse" else ScaffoldFedSparse)(scale="logits")
+    server, place = method.init(run_of(net)), at(net)
+    gone = torch.tensor([True, False, True, False, False, False])
+    (group,) = method._gated(run_of(net))
+    weights = units.zero(server.weights, units.masks([group], {group.layer: ~gone}))
+    server = type(server)(**{**vars(server), "weights": weights})
+    message = method.message(server, place)
+    report, _, _ = method.local(message, method.join(place), samples(), place)
+    sent = report.tensors["1.weight"]
+    assert not sent.mask()[gone].any()
+    assert sent.mask()[~gone].any()
+
+
+def pruned(l0, rounds=60, then=None, seed=0):
+    """Sparsity of a small network after some rounds, λ0 being `then` in their second half."""
+    config = fedbayes.Config.create(
+        rounds=rounds,
+        seed=seed,
+        evaluate_every=rounds,
+        data={"name": "digits", "clients": 3, "partition": "iid", "limit": 500},
+        model={"hidden": [40]},
+        method={"name": "fedsparse", "scale": "logits", "l0": l0, "server_lr": 0.01},
+    )
+    with Simulation(config) as simulation:
+        for step in simulation:
+            if then is not None and step.number == rounds // 2:
+                later = simulation.method.model_copy(update={"l0": then})
+                simulation.method = simulation.runtime.method = later
+        return simulation.summary()["sparsity"]
+
+
+@pytest.mark.slow
+def test_in_logits_l0_governs_the_sparsity():
+    """Monotone over four decades, next to none at zero, and it still counts midway."""
+    found = [pruned(l0) for l0 in (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)]
+    assert found[0] < 0.05, found
+    assert all(after >= before - 0.03 for before, after in itertools.pairwise(found))
+    assert found[-1] > 0.9 > found[-2] > 0.2 + found[2], found
+    assert pruned(1e-4, then=1e-3) > 0.1 + found[3]
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.messages import Masked
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedprox import FedProx
+from fedbayes.methods.fedsparse import FedSparse, ScaffoldFedSparse
 from fedbayes.methods.laplace import Laplace, Server, median, proximal
 from fedbayes.methods.mixture import Mixture
 from fedbayes.runs.build import build_data
@@ -397,6 +398,31 @@ def test_the_prior_of_a_method_is_what_its_loss_adds(method):
     added = method.loss(place.run)(phi, data, problem.given, {}) - alone
     squares = sum((phi[n] - w).square().sum() for n, w in net.initial.items())
     torch.testing.assert_close(len(data.y) * added, found.strength / 2 * squares)
+
+
+@pytest.mark.parametrize("kind", [FedSparse, ScaffoldFedSparse])
+def test_the_slab_of_open_gates_is_a_gaussian(kind):
+    """What λ adds to the summed loss where every gate is open."""
+    net, data = network([6], dtype=torch.double), samples(9, dtype=torch.double)
+    place, losses = at(net), {}
+    for drift in (0.0, 0.07):
+        method = kind(start=1 - 1e-12, scale="logits", drift=drift, output_gates=True)
+        server = method.init(place.run)
+        problem = method.problem(method.message(server, place), method.join(place), data, place)
+        noise = problem.noise.draw(place.rng(problem.noise.purpose), data)
+        phi = {
+            n: w + 0.1 * torch.sin(torch.arange(w.numel()).view(w.shape))
+            for n, w in problem.start.items()
+            if n in net.initial
+        }
+        here = {**problem.start, **phi}
+        losses[drift] = method.loss(place.run)(here, data, problem.given, noise)
+    squares = sum((phi[n] - w).square().sum() for n, w in net.initial.items())
+    found = method.prior(len(data.y))
+    added = len(data.y) * (losses[0.07] - losses[0.0])
+    torch.testing.assert_close(added, found.strength / 2 * squares)
+    assert "precision of the slab 0.63 beside the summed loss" in in_words(method.prior, [9])
+    assert in_words(kind().prior, [9]) == ""
 
 
 def test_the_start_of_a_run_says_what_its_prior_is():

@@ -64,7 +64,7 @@ def test_fedsparse_prunes_the_stream_as_one(net):
         dead[group.layer] = torch.rand(group.count, generator=rng) < 0.4
         level = torch.where(dead[group.layer], -5.0, 5.0)
         norms = units.row_norms(server.weights, group)
-        thresholds[group.layer] = gates.thresholds(norms, level, method.temperature)
+        thresholds[group.layer] = gates.thresholds(norms, level, method.heat)
     server = Server(**{**vars(server), "thresholds": thresholds})
     reported = Sum()
     reported.add(0, Report(dict(server.weights)))

@@ -13,8 +13,8 @@ from typing import Literal
 class Prior:
     """The prior p(φ_s | w) of a client's weights around the server's."""
 
-    kind: Literal["precision", "inverse scale"]
-    """λ of N(w, 1/λ), or of Lap(w, 1/λ)."""
+    kind: Literal["precision", "inverse scale", "precision of the slab"]
+    """λ of N(w, 1/λ), of Lap(w, 1/λ), or of the slab N(w, 1/λ) of weights whose gate is open."""
     strength: float
     """It: λ beside the client's summed loss; λ / N_s beside its mean loss."""
 

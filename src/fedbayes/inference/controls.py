@@ -84,6 +84,30 @@ def usual(distribution: Tensor) -> float:
     return float(_edges()[int(reached.to(torch.int64).argmax())])
 
 
+NORMS = "norms/variates"
+"""Name of the distribution of the variates' norms in messages."""
+
+
+def bounded(own: Tensors, ratio: float, norms: Tensor) -> tuple[Tensors, Tensor, dict[str, float]]:
+    """A client's variate, no longer than a multiple of the median norm of the last round's.
+
+    Args:
+        own: the variate c_s.
+        ratio: the multiple.
+        norms: distribution function of the norms of the last round, [edges].
+
+    Returns:
+        The variate, the distribution of its norm before it was shortened (float32 [edges], to be
+        reported), and metrics.
+    """
+    length = float(torch.stack([c.double().norm() for c in own.values()]).norm())
+    most = ratio * usual(norms.cpu())
+    if length > most:
+        own = {name: c * (most / length) for name, c in own.items()}
+    info = {"variate_norm": length, "variates_shortened": float(length > most)}
+    return own, distribution_of(length), info
+
+
 def require_plain_sgd(training: LocalTraining) -> None:
     """Refuse optimizers whose path is not a sum of gradients.
 

@@ -1,6 +1,7 @@
 """FedL1: group lasso at the clients, and whole units below a threshold are not sent."""
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import Literal
 
 import torch
@@ -58,6 +59,11 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
         False,
         description="whether the units of the last layer are groups too; classes may then go",
     )
+    by_size: bool = Field(
+        False,
+        description="whether a group of d weights counts √d times, in the price and in the "
+        "threshold (Yuan and Lin 2006); the paper's groups count alike",
+    )
     server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
         "adam", description="optimizer of the server's weights"
     )
@@ -75,10 +81,19 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
         """The groups above the threshold, and what belongs to none."""
         return self._sparse({**server.weights, **server.buffers}, self._groups(at.run))
 
+    def price(self, weights: int) -> float:
+        """λ of a group of so many weights, which is also its threshold."""
+        return self.l1 * sqrt(weights) if self.by_size else self.l1
+
     def _above(self, weights: Tensors, groups: tuple[Group, ...]) -> units.Masks:
         """The groups that stay (Eq. 25)."""
-        alive = {u.layer: units.row_norms(weights, u) > self.l1 for u in groups}
+        alive = {u.layer: units.row_norms(weights, u) > self._prices(u, weights) for u in groups}
         return units.masks(groups, alive, readers=False)
+
+    def _prices(self, group: Group, weights: Tensors) -> float:
+        """λ of each unit of a group: all of them have as many weights."""
+        found = sum(weights[axis.tensor].numel() for axis in group.made)
+        return self.price(found // group.count)
 
     def _sparse(self, weights: Tensors, groups: tuple[Group, ...]) -> Message:
         return units.mask(weights, self._above(weights, groups))
@@ -94,8 +109,11 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
         likelihood, groups = nll(run), self._groups(run)
 
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            norms = [units.row_norms(parameters, layer) for layer in groups]
-            lasso = self.l1 * torch.cat(norms).sum() if norms else 0.0
+            norms = [
+                self._prices(layer, parameters) * units.row_norms(parameters, layer)
+                for layer in groups
+            ]
+            lasso = torch.cat(norms).sum() if norms else 0.0
             return likelihood(parameters, batch, given, noise) + lasso
 
         return loss

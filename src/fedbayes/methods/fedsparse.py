@@ -1,7 +1,7 @@
 """FedSparse: the spike-and-slab prior; whole units are gated, pruned and not sent."""
 
-from dataclasses import dataclass, replace
-from math import log, sqrt
+from dataclasses import dataclass, field, replace
+from math import inf, log, sqrt
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from fedbayes.contracts import (
     Method,
     Noise,
     Nothing,
+    Prior,
     Problem,
     Report,
     Run,
@@ -27,9 +28,22 @@ from fedbayes.contracts import (
     nll,
     units_remarks,
 )
+from fedbayes.contracts.changes import norm
 from fedbayes.devices import placed
-from fedbayes.inference import gates, optimizers
-from fedbayes.inference.controls import along_path, corrected, less, moved, require_plain_sgd, zeros
+from fedbayes.inference import gates
+from fedbayes.inference.controls import (
+    NORMS,
+    along_path,
+    bounded,
+    corrected,
+    less,
+    moved,
+    no_norms,
+    require_plain_sgd,
+    zeros,
+)
+from fedbayes.inference.gate_scale import CLOSED, GateScale
+from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.models import units
 from fedbayes.models.units import Group
@@ -59,7 +73,8 @@ AnyServer = TypeVar("AnyServer", bound=Server)
 
 
 class Gated(
-    optimizers.ServerOptimizer,
+    ServerOptimizer,
+    GateScale,
     Method[AnyServer, ClientState, Sum],
     Generic[AnyServer, ClientState],
 ):
@@ -83,13 +98,9 @@ class Gated(
         "gate", description="whether β counts a gate once, or once per weight of its group"
     )
     drift: float = Field(0.0, ge=0, description="λ, precision of the slab around the server")
-    temperature: float = Field(1e-3, gt=0, description="T, of the gates' probabilities")
     relaxation: float = Field(
         2 / 3, gt=0, description="temperature of the hard-concrete relaxation in training"
     )
-    start: float = Field(0.99, gt=0, lt=1, description="probability of every gate at the start")
-    gate_lr: float = Field(1e-3, gt=0, description="Adamax of the clients' thresholds")
-    server_gate_lr: float = Field(1e-2, gt=0, description="Adamax of the server's thresholds")
     server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
         "adam", description="optimizer of the server's weights"
     )
@@ -112,6 +123,10 @@ class Gated(
         """Layers that have no gates."""
         return units_remarks(self.name, run.network, self._gated(run))
 
+    def prior(self, samples: int) -> Prior | None:
+        """The slab, a Gaussian of precision λ N_s for weights whose gate is open."""
+        return Prior("precision of the slab", self.drift * samples) if self.drift else None
+
     def _gated(self, run: Run) -> tuple[Group, ...]:
         return tuple(u for u in run.network.groups if self.output_gates or not u.output)
 
@@ -120,7 +135,7 @@ class Gated(
         weights, buffers = run.network.split()
         level = torch.tensor(log(self.start / (1 - self.start)))
         thresholds = {
-            u.layer: gates.thresholds(units.row_norms(weights, u), level, self.temperature)
+            u.layer: self.gate_thresholds(units.row_norms(weights, u), level)
             for u in self._gated(run)
         }
         return Server(weights, buffers, thresholds, {}, {})
@@ -128,7 +143,7 @@ class Gated(
     def _logits(self, weights: Tensors, thresholds: Tensors, layer: Group) -> Tensor:
         """Logits of a layer's gates; detached from the weights."""
         norms = units.row_norms(weights, layer).detach()
-        return gates.logits(norms, thresholds[layer.layer], self.temperature)
+        return self.gate_logits(norms, thresholds[layer.layer])
 
     def message(self, server: AnyServer, at: At) -> Message:
         """Weights and thresholds of the units that survive, and buffers."""
@@ -150,6 +165,10 @@ class Gated(
         gated = self._gated(at.run)
         device = at.run.network.device
         prior = at.run.network.prepare(dense(message))
+        for layer in gated:  # what was not sent is closed
+            closed = units.row_norms(prior, layer) == 0
+            name = f"threshold/{layer.layer}"
+            prior[name] = prior[name].masked_fill(closed, CLOSED)
         thresholds = part(prior, "threshold")
         given = {
             "prior": prior,
@@ -165,7 +184,7 @@ class Gated(
             given=given,
             noise=Noise("relaxed gates", draw),
             message=message,
-            param_groups={"threshold/": lambda leaves: torch.optim.Adamax(leaves, lr=self.gate_lr)},
+            param_groups={"threshold/": self.gate_optimizer},
         )
 
     def loss(self, run: Run) -> Loss:
@@ -227,6 +246,15 @@ class Gated(
             shift = torch.cat(shifts)
             info |= {"gate_shift_mean": float(shift.mean()), "gate_shift_max": float(shift.max())}
         return units.mask(weights, found), info
+
+    def likely(self, solved: Solved, problem: Problem, at: At) -> Tensors:
+        """The trained weights with the gates open that are likelier open than not."""
+        ended = solved.parameters
+        thresholds = part(ended, "threshold")
+        gated = self._gated(at.run)
+        kept = {u.layer: self._logits(ended, thresholds, u) > 0 for u in gated}
+        weights = {n: t for n, t in ended.items() if not n.startswith("threshold/")}
+        return units.zero(weights, units.masks(gated, kept, readers=False))
 
     def origin(self, server: AnyServer, run: Run) -> Tensors:
         """Weights and buffers, also of units that the model leaves out."""
@@ -299,27 +327,18 @@ class Gated(
                 name: torch.where(shares[name] > 0, mean[name] / shares[name].clamp_min(1e-12), w)
                 for name, w in server.weights.items()
             }
-            for layer in gated:
-                level = torch.logit(opened[layer.layer], eps=1e-6)
-                norms = units.row_norms(weights, layer)
-                thresholds[layer.layer] = gates.thresholds(norms, level, self.temperature)
         else:
             drift = {n: shares[n] * w - mean[n] for n, w in server.weights.items()}
             weights, optimizer = self.server_step(server.weights, drift, optimizer)
-            slopes = {}
-            for layer in gated:
-                v = server.thresholds[layer.layer]
-                theta = torch.sigmoid(self._logits(server.weights, server.thresholds, layer))
-                slope = (opened[layer.layer] - theta) * torch.sigmoid(v) / self.temperature
-                slopes[layer.layer] = slope
-            if gated:
-                thresholds, gate_optimizer = optimizers.step(
-                    lambda leaves: torch.optim.Adamax(leaves, lr=self.server_gate_lr),
-                    server.thresholds,
-                    slopes,
-                    gate_optimizer,
-                )
         weights = units.zero(weights, before)  # the optimizer's momentum revives nothing
+        norms = {u.layer: units.row_norms(weights, u) for u in gated}
+        if self.update_rule == "average":
+            thresholds = {layer: self.gates_of(norms[layer], opened[layer]) for layer in norms}
+        elif gated:
+            logits = {u.layer: self._logits(server.weights, thresholds, u) for u in gated}
+            thresholds, gate_optimizer = self.server_gates(
+                thresholds, logits, norms, opened, gate_optimizer
+            )
         if self.prune:
             weights, thresholds = self._pruned(weights, thresholds, gated)
         alive = _alive(weights, gated)
@@ -343,7 +362,7 @@ class Gated(
         for u in gated:
             norms = units.row_norms(pruned, u)
             same = ~keep[u.layer] | (norms == units.row_norms(weights, u))
-            following = gates.thresholds(norms, logits[u.layer], self.temperature)
+            following = self.gate_thresholds(norms, logits[u.layer])
             moved[u.layer] = torch.where(same, thresholds[u.layer], following)
         return pruned, moved
 
@@ -391,6 +410,8 @@ class Controlled(Server):
 
     control: Tensors
     """c, like the weights."""
+    norms: Tensor = field(default_factory=no_norms)
+    """Distribution function of the norms of the last round's variates; zeros where unknown."""
 
 
 @dataclass(frozen=True)
@@ -414,8 +435,15 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
     client_state = Control
     repeats_changes = True
     remembered_parts = ("control",)
+    exact_parts = ("norms",)
 
     damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
+    variate_bound: float | None = Field(
+        None,
+        gt=0,
+        description="largest norm of a client's variate c_s, as a multiple of the median norm of "
+        "those of the last round; a longer one is shortened; none: no bound, as published",
+    )
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
@@ -434,7 +462,9 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         """As FedSparse, and the control variate of what survives."""
         gated = self._gated(at.run)
         found = units.masks(gated, _alive(server.weights, gated))
-        return super().message(server, at) | named("control", units.mask(server.control, found))
+        norms = {} if self.variate_bound is None else {NORMS: server.norms}
+        control = named("control", units.mask(server.control, found))
+        return {**super().message(server, at), **control, **norms}
 
     def reference(self, message: Message, run: Run) -> Tensors:
         """The weights that clients were sent; variates are reported as changes."""
@@ -453,11 +483,17 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
 
     def problem(self, message: Message, client: Control, samples: Samples, at: At) -> Problem:
         """As FedSparse, given the correction."""
-        prior = {n: item for n, item in message.items() if not n.startswith("control/")}
+        beside = ("control/", NORMS)
+        prior = {n: item for n, item in message.items() if not n.startswith(beside)}
         problem = super().problem(prior, client, samples, at)
         common = at.run.network.prepare(dense(part(message, "control")))
-        correction = {n: self.damping * (c - client.control[n]) for n, c in common.items()}
-        return replace(problem, message=message, given={**problem.given, "correction": correction})
+        given: Tree = {
+            **problem.given,
+            "correction": {n: self.damping * (c - client.control[n]) for n, c in common.items()},
+        }
+        if self.variate_bound is not None:
+            given["norms"] = message[NORMS]
+        return replace(problem, message=message, given=given)
 
     def report(
         self, solved: Solved, problem: Problem, client: Control, at: At
@@ -465,8 +501,13 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         """Report the gated weights and the change of c_s."""
         tensors, info = self.sampled(solved, problem, at)
         own = along_path(problem, solved, lr=at.lr)
-        change = {n: own[n] - client.control[n] for n in own}
         asked = part(problem.message, "control")
+        norms = Tensors()
+        if self.variate_bound is not None:
+            held = {n: torch.where(_held(item), own[n], 0.0) for n, item in asked.items()}
+            own, norms[NORMS], said = bounded(held, self.variate_bound, problem.given["norms"])
+            info = {**info, **said}
+        change = {n: own[n] - client.control[n] for n in own}
         if at.run.clips:  # what is kept is what the server adds
             sent = {n: torch.where(_held(item), change[n], 0.0) for n, item in asked.items()}
             change = at.run.clips.shortened("control", sent)
@@ -475,14 +516,27 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
             n: item.like(change[n]) if isinstance(item, Masked) else change[n]
             for n, item in asked.items()
         }
-        return Report(tensors | named("control", masked)), Control(own), info
+        return Report({**tensors, **named("control", masked), **norms}), Control(own), info
+
+    def ordinary(self, server: Controlled, run: Run) -> dict[str, float]:
+        """A client's variate may move by as much as the federation's is."""
+        return super().ordinary(server, run) | {
+            "control": norm(c.double() for c in server.control.values()),
+            "norms": inf,
+        }
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """The change of the variate, all of it: where one explodes, it is one client's first."""
+        change = part(dense(report.tensors), "control")
+        return {"control variate": torch.cat([c.flatten() for c in change.values()])}
 
     def update(self, server: Controlled, reports: Sum, at: At) -> tuple[Controlled, Info]:
         """As FedSparse; c moves by the mean change times the share of clients heard."""
         following, info = self._update(server, reports, at.run)
-        change = part(reports.mean(), "control")
-        control = moved(server.control, change, reports.clients / at.run.clients)
-        return Controlled(**vars(following), control=control), info
+        mean = reports.mean()
+        control = moved(server.control, part(mean, "control"), reports.clients / at.run.clients)
+        norms = mean.get(NORMS, server.norms)
+        return Controlled(**vars(following), control=control, norms=norms), info
 
 
 def _held(item: Masked | Tensor) -> Tensor:

@@ -23,15 +23,15 @@ from fedbayes.contracts import (
 )
 from fedbayes.contracts.changes import norm
 from fedbayes.inference.controls import (
+    NORMS,
     along_path,
+    bounded,
     corrected,
-    distribution_of,
     less,
     mean_gradient,
     moved,
     no_norms,
     require_plain_sgd,
-    usual,
     zeros,
 )
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -112,7 +112,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
 
     def message(self, server: Server, at: At) -> Message:
         """Weights, buffers and the control variate, the same to all."""
-        norms = {} if self.variate_bound is None else {_NORMS: server.norms}
+        norms = {} if self.variate_bound is None else {NORMS: server.norms}
         return {**server.weights, **server.buffers, **named("control", server.control), **norms}
 
     def reference(self, message: Message, run: Run) -> Tensors:
@@ -138,7 +138,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         correction = {n: self.damping * (common[n] - own) for n, own in client.control.items()}
         given: Tree = {"correction": run.network.prepare(correction)}
         if self.variate_bound is not None:
-            given["norms"] = sent[_NORMS]
+            given["norms"] = sent[NORMS]
         if self.control == "gradient":
             size = run.training.batch_size
             given["gradient"] = mean_gradient(start, nll(run), samples, size, list(common))
@@ -154,12 +154,8 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
             own = problem.given["gradient"]
         norms, info = Tensors(), dict(solved.info)
         if self.variate_bound is not None:
-            length = norm(c.double() for c in own.values())
-            most = self.variate_bound * usual(problem.given["norms"].cpu())
-            norms = {_NORMS: distribution_of(length)}
-            info |= {"variate_norm": length, "variates_shortened": float(length > most)}
-            if length > most:
-                own = {n: c * (most / length) for n, c in own.items()}
+            own, found, said = bounded(own, self.variate_bound, problem.given["norms"])
+            norms, info = {NORMS: found}, info | said
         change = {n: own[n] - client.control[n] for n in own}
         if at.run.clips:  # what is kept is what the server adds: c remains the mean of the c_s
             change = at.run.clips.shortened("control", change)
@@ -190,7 +186,7 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         control = moved(server.control, part(mean, "control"), reports.clients / at.run.clients)
         buffers = {name: mean[name] for name in server.buffers}
         length = torch.stack([c.norm() for c in control.values()]).norm()
-        norms = mean.get(_NORMS, server.norms)
+        norms = mean.get(NORMS, server.norms)
         return Server(weights, buffers, control, optimizer, norms), {"control_norm": float(length)}
 
     def model(self, server: Server, run: Run) -> Tensors:
@@ -204,7 +200,3 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         if report is None:
             return None
         return {name: dense(report.tensors)[name] for name in run.network.initial}
-
-
-_NORMS = "norms/variates"
-"""Name of the distribution of norms in messages."""

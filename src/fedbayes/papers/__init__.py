@@ -9,13 +9,14 @@ from fedbayes.papers.combined import EXPERIMENTS as COMBINED
 from fedbayes.papers.em_view import EXPERIMENTS as EM_VIEW
 from fedbayes.papers.experiment import Experiment, Request, Watch
 from fedbayes.papers.finding import FILE, Finding, Line, Scale, read_finding
+from fedbayes.papers.gates import EXPERIMENTS as GATES
 from fedbayes.papers.gpi_fnm import EXPERIMENTS as GPI_FNM
 from fedbayes.papers.virtual import EXPERIMENTS as VIRTUAL
 
 __all__ = ["EXPERIMENTS", "Experiment", "Finding", "Scale", "lines", "reproduce"]
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*GPI_FNM, *VIRTUAL, *EM_VIEW, *COMBINED)
+    experiment.name: experiment for experiment in (*GPI_FNM, *VIRTUAL, *EM_VIEW, *GATES, *COMBINED)
 }
 """Every experiment by its name."""
 

@@ -54,6 +54,7 @@ METHODS: dict[str, Row] = {
         "gate_lr": 1.2e-3,
         "output_gates": False,
     },
+    "FedSparse, high, logits": {"name": "fedsparse", "l0": "high", "scale": "logits"},
     "FedSparse, mid, unpruned": {"name": "fedsparse", "l0": "mid", "prune": False, **ALL_GATED},
     "SCAFFOLD": {"name": "scaffold", "server_optimizer": "adam"},
     "SCAFFOLD, FedSparse": {"name": "scaffold-fedsparse", "l0": "mid", **ALL_GATED},
@@ -67,7 +68,8 @@ METHODS: dict[str, Row] = {
     "Laplace": {"name": "laplace"},
     "mixture, K = 3": {"name": "mixture", "components": 3},
 }
-"""As the tables call them. `faster`: thresholds 1.2 times as fast, and no output is gated."""
+"""As the tables call them. `faster`: thresholds 1.2 times as fast, and no output is gated;
+`logits`: gates on one scale (`method.scale`), and no output is gated."""
 
 COLOURS = {
     "FedAvg": "#000000",
@@ -77,6 +79,7 @@ COLOURS = {
     "FedSparse, mid": "#0072B2",
     "FedSparse, high": "#CC79A7",
     "FedSparse, high, faster": "#AA4499",
+    "FedSparse, high, logits": "#F0E442",
     "FedSparse, mid, unpruned": "#D55E00",
     "SCAFFOLD": "#D55E00",
     "SCAFFOLD, FedSparse": "#882255",
