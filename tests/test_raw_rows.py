@@ -313,7 +313,7 @@ def test_results_on_data_that_changed_come_with_a_note(short, capsys):
         build.stored_data(run.config, run.folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)
-        build.runtime(str(folder))  # workers do not say it once more
+        build.runtime(str(folder), "cpu")  # workers do not say it once more
 
 
 def test_an_old_run_folder_works_from_the_data(place, run, new, tmp_path, capsys):

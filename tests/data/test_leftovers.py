@@ -175,7 +175,7 @@ def test_a_run_says_it_once(hospitals, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", FedbayesWarning)
         fedbayes.resume(tmp_path / "run")
-        assert runtime(str(tmp_path / "run")).data.clients == 2
+        assert runtime(str(tmp_path / "run"), "cpu").data.clients == 2
 
 
 def test_data_show_names_the_division_and_prints_the_notes(
