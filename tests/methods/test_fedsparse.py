@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import fedbayes
 from fedbayes import Simulation
 from fedbayes.contracts import At, Nothing, Report, Sum
 from fedbayes.errors import ConfigError
+from fedbayes.federation.engines.sequential import Sequential
 from fedbayes.inference import gates
 from fedbayes.messages import Masked, decode, dense, encode
 from fedbayes.methods.fedsparse import Control, FedSparse, ScaffoldFedSparse, Server
@@ -395,7 +397,8 @@ def pruned(l0, rounds=60, then=None, seed=0):
         for step in simulation:
             if then is not None and step.number == rounds // 2:
                 later = simulation.method.model_copy(update={"l0": then})
-                simulation.method = simulation.runtime.method = later
+                simulation.method = later
+                simulation._engine = Sequential(replace(simulation.runtime, method=later))
         return simulation.summary()["sparsity"]
 
 
