@@ -42,8 +42,9 @@ class ByClient:
 
     def row(self, client: int) -> int | None:
         """Where the row of a client is; None where there is none."""
-        place = int(torch.searchsorted(self.clients, client))
-        found = place < len(self.clients) and int(self.clients[place]) == client
+        known = self.clients.numpy()  # of few clients, NumPy finds one in a tenth of the time
+        place = int(known.searchsorted(client))
+        found = place < len(known) and bool(known[place] == client)
         return place if found else None
 
     def having(
