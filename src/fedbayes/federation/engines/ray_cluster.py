@@ -94,6 +94,8 @@ class Cluster:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        if self.variables:
+            _refresh()  # or a `ray.init` of the user's would still go by these
 
 
 def connect(address: str | None, seconds: float) -> Cluster:
