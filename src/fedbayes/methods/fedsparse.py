@@ -1,7 +1,7 @@
 """FedSparse: the spike-and-slab prior; whole units are gated, pruned and not sent."""
 
 from dataclasses import dataclass, field, replace
-from math import inf, log, sqrt
+from math import log, sqrt
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -28,7 +28,7 @@ from fedbayes.contracts import (
     nll,
     units_remarks,
 )
-from fedbayes.contracts.changes import norm
+from fedbayes.contracts.variates import Control, Variates
 from fedbayes.devices import placed
 from fedbayes.inference import gates
 from fedbayes.inference.controls import (
@@ -36,7 +36,6 @@ from fedbayes.inference.controls import (
     along_path,
     bounded,
     corrected,
-    less,
     moved,
     no_norms,
     require_plain_sgd,
@@ -414,14 +413,7 @@ class Controlled(Server):
     """Distribution function of the norms of the last round's variates; zeros where unknown."""
 
 
-@dataclass(frozen=True)
-class Control:
-    """A client's control variate c_s, like the weights; nothing before its first round."""
-
-    control: Tensors
-
-
-class ScaffoldFedSparse(Gated[Controlled, Control]):
+class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
     """FedSparse whose clients correct the gradients of their weights as SCAFFOLD does.
 
     The control variates are of the weights alone (EM paper, appendix E), and go both ways for
@@ -432,18 +424,6 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
     summary = "FedSparse with SCAFFOLD's control variates"
     paper = "Louizos et al. 2021, appendix E"
     server_state = Controlled
-    client_state = Control
-    repeats_changes = True
-    remembered_parts = ("control",)
-    exact_parts = ("norms",)
-
-    damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
-    variate_bound: float | None = Field(
-        None,
-        gt=0,
-        description="largest norm of a client's variate c_s, as a multiple of the median norm of "
-        "those of the last round; a longer one is shortened; none: no bound, as published",
-    )
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
@@ -454,10 +434,6 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         server = self._init(run)
         return Controlled(**vars(server), control=zeros(server.weights))
 
-    def join(self, at: At) -> Control:
-        """A control variate of zero."""
-        return Control(zeros(at.run.network.split()[0]))
-
     def message(self, server: Controlled, at: At) -> Message:
         """As FedSparse, and the control variate of what survives."""
         gated = self._gated(at.run)
@@ -465,17 +441,6 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
         norms = {} if self.variate_bound is None else {NORMS: server.norms}
         control = named("control", units.mask(server.control, found))
         return {**super().message(server, at), **control, **norms}
-
-    def reference(self, message: Message, run: Run) -> Tensors:
-        """The weights that clients were sent; variates are reported as changes."""
-        return {
-            name: torch.zeros_like(tensor) if name.startswith("control/") else tensor
-            for name, tensor in dense(message).items()
-        }
-
-    def acknowledged(self, client: Control, missed: Tensors) -> Control:
-        """The variate moves by what arrived, as the federation's does."""
-        return Control(less(client.control, part(missed, "control")))
 
     def loss(self, run: Run) -> Loss:
         """As FedSparse, with ⟨c − c_s, φ⟩."""
@@ -517,18 +482,6 @@ class ScaffoldFedSparse(Gated[Controlled, Control]):
             for n, item in asked.items()
         }
         return Report({**tensors, **named("control", masked), **norms}), Control(own), info
-
-    def ordinary(self, server: Controlled, run: Run) -> dict[str, float]:
-        """A client's variate may move by as much as the federation's is."""
-        return super().ordinary(server, run) | {
-            "control": norm(c.double() for c in server.control.values()),
-            "norms": inf,
-        }
-
-    def compared(self, report: Report, run: Run) -> Tensors:
-        """The change of the variate, all of it: where one explodes, it is one client's first."""
-        change = part(dense(report.tensors), "control")
-        return {"control variate": torch.cat([c.flatten() for c in change.values()])}
 
     def update(self, server: Controlled, reports: Sum, at: At) -> tuple[Controlled, Info]:
         """As FedSparse; c moves by the mean change times the share of clients heard."""

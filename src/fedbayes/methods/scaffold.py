@@ -1,7 +1,6 @@
 """SCAFFOLD: control variates that take the clients' drift out of their gradients."""
 
 from dataclasses import dataclass, field
-from math import inf
 from typing import Literal
 
 import torch
@@ -12,7 +11,6 @@ from fedbayes.contracts import (
     At,
     Info,
     Loss,
-    Method,
     Problem,
     Report,
     Run,
@@ -21,13 +19,12 @@ from fedbayes.contracts import (
     Tree,
     nll,
 )
-from fedbayes.contracts.changes import norm
+from fedbayes.contracts.variates import Control, Variates
 from fedbayes.inference.controls import (
     NORMS,
     along_path,
     bounded,
     corrected,
-    less,
     mean_gradient,
     moved,
     no_norms,
@@ -53,14 +50,7 @@ class Server:
     """Distribution function of the norms of the last round's variates; zeros where unknown."""
 
 
-@dataclass(frozen=True)
-class Control:
-    """The client's control variate c_s, like the weights."""
-
-    control: Tensors
-
-
-class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
+class Scaffold(ServerOptimizer, Variates[Server]):
     """Stochastic controlled averaging.
 
     A client adds c − c_s to every gradient, a linear term ⟨c − c_s, φ⟩ of its loss, and then
@@ -78,22 +68,11 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
     summary = "gradients corrected by control variates"
     paper = "Karimireddy et al. 2020; Louizos et al. 2021, appendix E"
     server_state = Server
-    client_state = Control
-    repeats_changes = True
-    remembered_parts = ("control",)
-    exact_parts = ("norms",)
     summable = True
     stale_reports = "whole"
 
     control: Literal["path", "gradient"] = Field(
         "path", description="how c_s is renewed: path (option II, plain SGD) or gradient (I)"
-    )
-    damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
-    variate_bound: float | None = Field(
-        None,
-        gt=0,
-        description="largest norm of a client's variate c_s, as a multiple of the median norm of "
-        "those of the last round; a longer one is shortened; none: no bound, as published",
     )
 
     def check(self, run: Run) -> None:
@@ -106,25 +85,10 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
         weights, buffers = run.network.split()
         return Server(weights, buffers, zeros(weights), {})
 
-    def join(self, at: At) -> Control:
-        """A control variate of zero."""
-        return Control(zeros(at.run.network.split()[0]))
-
     def message(self, server: Server, at: At) -> Message:
         """Weights, buffers and the control variate, the same to all."""
         norms = {} if self.variate_bound is None else {NORMS: server.norms}
         return {**server.weights, **server.buffers, **named("control", server.control), **norms}
-
-    def reference(self, message: Message, run: Run) -> Tensors:
-        """The weights that clients were sent; variates are reported as changes."""
-        return {
-            name: torch.zeros_like(tensor) if name.startswith("control/") else tensor
-            for name, tensor in dense(message).items()
-        }
-
-    def acknowledged(self, client: Control, missed: Tensors) -> Control:
-        """The variate moves by what arrived, so that c remains the mean of the c_s."""
-        return Control(less(client.control, part(missed, "control")))
 
     def loss(self, run: Run) -> Loss:
         """The negative log-likelihood plus ⟨c − c_s, φ⟩."""
@@ -165,18 +129,6 @@ class Scaffold(ServerOptimizer, Method[Server, Control, Sum]):
             Control(own),
             info,
         )
-
-    def ordinary(self, server: Server, run: Run) -> dict[str, float]:
-        """A client's variate may move by as much as the federation's is."""
-        return super().ordinary(server, run) | {
-            "control": norm(c.double() for c in server.control.values()),
-            "norms": inf,
-        }
-
-    def compared(self, report: Report, run: Run) -> Tensors:
-        """The change of the variate, all of it: where one explodes, it is one client's first."""
-        change = part(dense(report.tensors), "control")
-        return {"control variate": torch.cat([c.flatten() for c in change.values()])}
 
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """A step of the server's optimizer on w; c ← c + (B/S) mean Δc_s."""

@@ -1,0 +1,83 @@
+"""Methods whose clients correct their gradients by control variates, as SCAFFOLD does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedbayes.contracts.changes import norm
+from fedbayes.contracts.method import Method
+from fedbayes.contracts.reports import Report, Sum
+from fedbayes.contracts.run import At, Run
+from fedbayes.inference.controls import less, zeros
+from fedbayes.messages import Message, dense
+from fedbayes.tensors import Tensors, part
+
+
+@dataclass(frozen=True)
+class Control:
+    """A client's control variate c_s, like the weights."""
+
+    control: Tensors
+
+
+class HasControl(Protocol):
+    """A server's state with the federation's control variate."""
+
+    @property
+    def control(self) -> Mapping[str, Tensor]:
+        """c, like the weights."""
+        ...
+
+
+AnyServer = TypeVar("AnyServer", bound=HasControl)
+
+
+class Variates(Method[AnyServer, Control, Sum], Generic[AnyServer]):
+    """What methods with control variates have in common: a client keeps c_s, and reports its change
+    as `control/…` beside its weights, of which the server keeps the mean over all clients, c.
+    """
+
+    client_state = Control
+    repeats_changes = True
+    remembered_parts = ("control",)
+    exact_parts = ("norms",)
+
+    damping: float = Field(1.0, ge=0, le=1, description="factor of the correction c − c_s")
+    variate_bound: float | None = Field(
+        None,
+        gt=0,
+        description="largest norm of a client's variate c_s, as a multiple of the median norm of "
+        "those of the last round; a longer one is shortened; none: no bound, as published",
+    )
+
+    def join(self, at: At) -> Control:
+        """A control variate of zero."""
+        return Control(zeros(at.run.network.split()[0]))
+
+    def reference(self, message: Message, run: Run) -> Tensors:
+        """The weights that clients were sent; variates are reported as changes."""
+        return {
+            name: torch.zeros_like(tensor) if name.startswith("control/") else tensor
+            for name, tensor in dense(message).items()
+        }
+
+    def acknowledged(self, client: Control, missed: Tensors) -> Control:
+        """The variate moves by what arrived, so that c remains the mean of the c_s."""
+        return Control(less(client.control, part(missed, "control")))
+
+    def ordinary(self, server: AnyServer, run: Run) -> dict[str, float]:
+        """A client's variate may move by as much as the federation's is."""
+        return super().ordinary(server, run) | {
+            "control": norm(c.double() for c in server.control.values()),
+            "norms": inf,
+        }
+
+    def compared(self, report: Report, run: Run) -> Tensors:
+        """The change of the variate, all of it: where one explodes, it is one client's first."""
+        change = part(dense(report.tensors), "control")
+        return {"control variate": torch.cat([c.flatten() for c in change.values()])}
