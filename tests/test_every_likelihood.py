@@ -20,8 +20,8 @@ from fedbayes.reports import gather
 from fedbayes.reports.charts import charts
 from fedbayes.reports.page import headlines, render
 from fedbayes.runs.card import Card
-from fedbayes.runs.display import words
 from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.readable import words
 from fedbayes.tools.calibration import summary, trust
 from tests.test_fusion import command
 

@@ -457,7 +457,7 @@ def test_without_a_global_model_none_is_told(tmp_path, capsys):
     """`local` has no global model: its untrained start is neither evaluated nor saved."""
     from rich.console import Console
 
-    from fedbayes.runs.display import outcome
+    from fedbayes.runs.outcome import outcome
 
     run = fedbayes.run(small(method={"name": "local"}), tmp_path)
     assert not run.folder.model_file.exists()

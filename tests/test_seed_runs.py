@@ -74,7 +74,7 @@ def test_one_command_gives_the_runs_that_single_commands_give(tmp_path):
 def test_from_python_with_named_seeds_and_what_is_shown_of_them():
     from rich.console import Console
 
-    from fedbayes.runs.display import outcome_of_seeds
+    from fedbayes.runs.outcome import outcome_of_seeds
 
     done = fedbayes.run_seeds(small(seed=7), seeds=[0, 3])
     assert list(done.runs) == [0, 3]

@@ -156,7 +156,7 @@ def run_to_end(
     """
 
     def conclude(simulation: "Simulation") -> None:
-        from fedbayes.runs.display import outcome
+        from fedbayes.runs.outcome import outcome
 
         summary = simulation.summary()
         if as_json:
@@ -173,7 +173,8 @@ def run_seeds_to_end(
     start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool
 ) -> None:
     """As `run_to_end`, for runs of several seeds, one after the other."""
-    from fedbayes.runs.display import Display, outcome_of_seeds
+    from fedbayes.runs.display import Display
+    from fedbayes.runs.outcome import outcome_of_seeds
 
     with Display(rich.get_console(), "loading PyTorch"):
         repeated = start()

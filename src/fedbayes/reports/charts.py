@@ -17,8 +17,8 @@ from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE
 from fedbayes.metrics import Calibration, Coverage
 from fedbayes.reports.gather import Record
 from fedbayes.runs.between import BETWEEN
-from fedbayes.runs.display import words
 from fedbayes.runs.folder import Metrics
+from fedbayes.runs.readable import words
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fedbayes.data.plot import drawn
 from fedbayes.reports.charts import WIDE
 from fedbayes.reports.page import environment, stamp
 from fedbayes.reports.palette import LIGHT, MARKERS
-from fedbayes.runs.display import words
+from fedbayes.runs.readable import words
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from fedbayes.reports.gather import Record, Watch, gather
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
 from fedbayes.reports.troubles import troubles
 from fedbayes.runs.between import rows as rows_of
-from fedbayes.runs.display import notes_of, number, words
 from fedbayes.runs.folder import writable
+from fedbayes.runs.outcome import notes_of
+from fedbayes.runs.readable import number, words
 from fedbayes.version import __version__
 
 COLUMNS: dict[str, tuple[str, str]] = {

@@ -15,11 +15,11 @@ from fedbayes.likelihoods import Likelihood, Numeric, predictor
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.config import Config
 from fedbayes.runs.conformal import read_conformal
-from fedbayes.runs.display import outcome_rows
 from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.hazards import read_hazards
 from fedbayes.runs.notebook import outline
+from fedbayes.runs.outcome import outcome_rows
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.standing import flat
 from fedbayes.runs.temperature import read_temperature

@@ -24,8 +24,8 @@ from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import relu_network
 from fedbayes.runs.card import Card
-from fedbayes.runs.display import number, words
 from fedbayes.runs.folder import writable
+from fedbayes.runs.readable import number, words
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.model_files import (
