@@ -17,7 +17,7 @@ import fedbayes
 from fedbayes.errors import RunError
 from fedbayes.models import read_model
 from fedbayes.reports import gather
-from fedbayes.reports.charts import charts
+from fedbayes.reports.figures import charts
 from fedbayes.reports.page import headlines, render
 from fedbayes.runs.card import Card
 from fedbayes.runs.folder import RunFolder

@@ -14,7 +14,8 @@ import pytest
 
 import fedbayes
 from fedbayes.reports import gather
-from fedbayes.reports.charts import FIGURES, charts, telling
+from fedbayes.reports.charts import telling
+from fedbayes.reports.figures import FIGURES, charts
 from fedbayes.reports.page import render
 from fedbayes.reports.palette import DARK, LIGHT
 from fedbayes.runs.simulation import Simulation

@@ -24,7 +24,7 @@ from fedbayes.federation.attacks.engine import Lying
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engines import AtWork, at_work
 from fedbayes.reports import follow, gather, now
-from fedbayes.reports.charts import charts
+from fedbayes.reports.figures import charts
 from fedbayes.reports.follow import Follower
 from fedbayes.reports.gather import rounds_of
 from fedbayes.reports.page import render

@@ -13,7 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.filesize import decimal
 
 from fedbayes.files import write_beside
-from fedbayes.reports.charts import FIGURES, Chart, Heat, telling
+from fedbayes.reports.charts import Chart, Heat, telling
+from fedbayes.reports.figures import FIGURES
 from fedbayes.reports.gather import Record, Watch, gather
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
 from fedbayes.reports.troubles import troubles
