@@ -76,8 +76,7 @@ def attack(
     with console.status("loading PyTorch") as status:
         from fedbayes.data.plot import PICTURES
         from fedbayes.federation.attacks import ATTACKS
-        from fedbayes.files import write_beside
-        from fedbayes.runs.folder import writable
+        from fedbayes.files import writable, write_beside
         from fedbayes.tools.attack_grid import RULES, AttackGrid
         from fedbayes.tools.attack_table import AttackTable
 

@@ -80,8 +80,8 @@ def data_show(
     from fedbayes.data import choose_scheme, plot_partition
     from fedbayes.data.plot import PICTURES
     from fedbayes.data.wording import describe
+    from fedbayes.files import writable
     from fedbayes.runs.build import build_data
-    from fedbayes.runs.folder import writable
 
     if out is not None:
         writable(out, "the picture", PICTURES)
@@ -153,7 +153,7 @@ def data_check(
     from fedbayes.data.check import check_table
     from fedbayes.data.check_plot import plot_check
     from fedbayes.data.plot import PICTURES
-    from fedbayes.runs.folder import writable
+    from fedbayes.files import writable
 
     if out is not None:
         writable(out, "the picture", PICTURES)

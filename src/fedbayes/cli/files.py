@@ -155,7 +155,7 @@ def calibrate(
     if share is not None:
         raise RunError("--share says how many rows the temperature is of: add --temperature")
     from fedbayes.data.plot import PICTURES
-    from fedbayes.runs.folder import writable
+    from fedbayes.files import writable
     from fedbayes.runs.readable import number
     from fedbayes.tools.calibration import plot, summary, trust
 

@@ -10,12 +10,11 @@ import numpy as np
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import RunError
-from fedbayes.files import write_beside
+from fedbayes.files import writable, write_beside
 from fedbayes.reports.charts import Chart, Heat, Lines, Points, Reliability, Spread
 from fedbayes.reports.figures import charts
 from fedbayes.reports.gather import Watch, gather
 from fedbayes.reports.palette import LIGHT, MARKERS
-from fedbayes.runs.folder import writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,7 +25,6 @@ the end. What is read is compared with them, and where it differs nothing is gon
 
 import hashlib
 import json
-import os
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -69,31 +68,6 @@ SUMS_FILE = "SHA256SUMS"
 
 Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
-
-
-def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
-    """Make sure early that a file can be written, so that no work is lost.
-
-    Args:
-        path: the file.
-        what: is to be written, for messages.
-        formats: suffixes of the formats that there are; any by default.
-
-    Raises:
-        RunError: its suffix is of no format that there is, its folder is absent or closed, or the
-            path is a folder.
-    """
-    if path.is_dir():
-        raise RunError(f"{what} {path} is a folder; name a file")
-    if formats and not path.name.lower().endswith(tuple(formats)):
-        raise RunError(
-            f"{what} {path}: the suffix says the format; name a file that ends in "
-            f"{', '.join(formats[:-1])}{' or ' if formats[1:] else ''}{formats[-1]}"
-        )
-    if not path.parent.is_dir():
-        raise RunError(f"{what} {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise RunError(f"{what} {path}: cannot write into {path.parent}")
 
 
 class RunFolder:
