@@ -23,6 +23,7 @@ from fedbayes.runs.folder import RunFolder
 from fedbayes.testing import assert_identical
 from fedbayes.tools.calibration import trust
 from fedbayes.tools.export import export
+from tests.cut_off import cut_off_at_every_write
 
 SUMMARY = {
     "method",
@@ -186,41 +187,10 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path, engine):
 def test_killed_inside_a_round_at_every_write(tmp_path, monkeypatch):
     """Cut a run off at each write that it makes, one after the other, and resume."""
 
-    class Cut(Exception):
-        pass
-
     config = Config.create(
         rounds=3, cohort=2, data={"clients": 4, "partition": "iid"}, method={"name": "local"}
     )
-    whole = fedbayes.run(config, tmp_path / "whole").folder.path
-
-    from fedbayes.runs import folder as record
-    from fedbayes.runs import private_states
-
-    original, budget = record.write_beside, [0]
-
-    def counted(path, data):
-        if budget[0] == 0:
-            # A kill in the middle of a write: a part of the bytes, beside the real name.
-            path.with_name(f".{path.name}.0").write_bytes(data[: len(data) // 2])
-            raise Cut
-        budget[0] -= 1
-        original(path, data)
-
-    for module in (record, private_states):
-        monkeypatch.setattr(module, "write_beside", counted)
-    for cut in range(1, 100):
-        folder = tmp_path / str(cut)
-        budget[0] = cut
-        try:
-            fedbayes.run(config, folder)
-        except Cut:
-            budget[0] = -1
-            fedbayes.resume(folder)
-            assert_same_run(whole, folder)
-        else:
-            break
-    assert cut > 10
+    cut_off_at_every_write(config, tmp_path, monkeypatch, assert_same_run, halves=True)
 
 
 @pytest.mark.parametrize("signals", [1, 2])

@@ -180,7 +180,7 @@ class Simulation:
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
         self.folder.remove_leftovers()
-        checkpoint = self.folder.newest()
+        checkpoint = self.folder.checkpoints.newest()
         if checkpoint is None:
             self.folder.refuse_lost_checkpoint()
         self.folder.create(
@@ -571,7 +571,7 @@ class Simulation:
         written = self.folder.save(self.progress, 0 if self.best is None else self.best.round)
         before, self._saved = self._saved, self.progress.round
         kept = {before, self._saved, *self._best_round}
-        older = [] if self._keeps_all else self.folder.beside(kept)
+        older = [] if self._keeps_all else self.folder.checkpoints.beside(kept)
         states, retired = self.states.commit(self._states_of_best, keep_older=self._keeps_all)
         needed = states_needed(self.progress.timing)
         versions, past = self._versions.commit(needed, keep_older=self._keeps_all)
@@ -588,7 +588,7 @@ class Simulation:
         """Wait until the last checkpoint is on the disk, and remove what it replaced."""
         self._flusher.wait()
         if not self._keeps_all and self._saved:
-            older = self.folder.beside({self._saved, *self._best_round})
+            older = self.folder.checkpoints.beside({self._saved, *self._best_round})
             states, past = self.states.retire(self._states_of_best), self._versions.retire()
             self._flusher.start([], [*older, *states, *past])
             self._flusher.wait()
