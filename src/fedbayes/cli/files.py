@@ -59,8 +59,7 @@ def evaluate(
     paths = [model, *files]
     if len({str(path) for path in paths}) < len(paths):
         raise ModelError("a model is named twice; it counts once")
-    shortcuts = {"data.name": dataset, "data.dir": data_dir, "model.name": network}
-    given = [*overrides(shortcuts), *(settings or [])]
+    given = overrides(settings, dataset=dataset, data_dir=data_dir, model=network)
     of_network = [entry for entry in given if entry.strip().startswith("model.")]
     chosen = Config.load(None, of_network).model if of_network else None
     tests = find_tests(model, run, [entry for entry in given if entry not in of_network])

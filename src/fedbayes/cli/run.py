@@ -66,25 +66,26 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a federation; the defaults learn digits with FedAvg."""
-    shortcuts = {
-        "method.name": method,
-        "data.name": dataset,
-        "model.name": model,
-        "data.clients": clients,
-        "cohort": cohort,
-        "rounds": rounds,
-        "data.partition": partition,
-        "data.alpha": alpha,
-        "engine": engine,
-        "workers": workers,
-        "seed": seed,
-        "data.dir": data_dir,
-    }
+    given = overrides(
+        settings,
+        method=method,
+        dataset=dataset,
+        model=model,
+        clients=clients,
+        cohort=cohort,
+        rounds=rounds,
+        partition=partition,
+        alpha=alpha,
+        engine=engine,
+        workers=workers,
+        seed=seed,
+        data_dir=data_dir,
+    )
 
     def settle() -> tuple["Config", Path]:
         from fedbayes.runs.config import Config
 
-        settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
+        settled = Config.load(config, given)
         return settled, out or new_folder(settled.data.name, settled.method["name"])
 
     # A wrong setting is reported before PyTorch is imported.
