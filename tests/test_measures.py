@@ -391,7 +391,7 @@ def test_auto_is_of_the_global_model_after_the_last_round(table, tmp_path):
 
 
 def test_auto_stops_at_a_number_of_clients(table, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedbayes.runs.simulation.MOST_UNASKED", 2)
+    monkeypatch.setattr("fedbayes.runs.evaluator.MOST_UNASKED", 2)
     run = fedbayes.run(**settings(table, metrics="auto"), folder=tmp_path / "run")
     assert "auroc" in run.summary["metrics"]["global"]
     assert set(run.summary["per_client"]["global"]["north"]) == {"accuracy", "nll"}
