@@ -23,7 +23,7 @@ from fedbayes.runs.card import Card
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.readable import words
 from fedbayes.tools.calibration import summary, trust
-from tests.test_fusion import command
+from tests.command_line import command
 
 FEATURES = list("abcdef")
 TASKS = {

@@ -19,7 +19,7 @@ from fedbayes.reports.figures import FIGURES, charts
 from fedbayes.reports.page import render
 from fedbayes.reports.palette import DARK, LIGHT
 from fedbayes.runs.simulation import Simulation
-from tests.test_fusion import command
+from tests.command_line import command
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 

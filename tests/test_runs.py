@@ -23,6 +23,7 @@ from fedbayes.runs.folder import RunFolder
 from fedbayes.testing import assert_identical
 from fedbayes.tools.calibration import trust
 from fedbayes.tools.export import export
+from tests.command_line import fedbayes_cli, process
 from tests.cut_off import cut_off_at_every_write
 
 SUMMARY = {
@@ -44,19 +45,6 @@ SUMMARY = {
     "stopped_reason",
 }
 SMALL = ["--clients", "4", "--partition", "iid", "--set", "model.hidden=[8]"]
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "fedbayes.cli", *map(str, arguments)]
-
-
-def fedbayes_cli(*arguments, check=0):
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == check, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def timeless(folder):
@@ -168,7 +156,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path, engine):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     fedbayes_cli("run", *LONG, "--engine", engine, "-o", whole)
     rng, seen = random.Random(engine), []
-    start = command("run", *LONG, "--engine", engine, "-o", broken)
+    start = process("run", *LONG, "--engine", engine, "-o", broken)
     for _ in range(4):
         running = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         before = len(RunFolder(broken).metrics())
@@ -178,7 +166,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path, engine):
         running.send_signal(signal.SIGKILL)
         running.wait()
         seen.append(len(RunFolder(broken).metrics()))
-        start = command("resume", broken)
+        start = process("resume", broken)
     assert 0 < seen[0] < 150, "the kills missed the run"
     fedbayes_cli(*start[3:])
     assert_same_run(whole, broken)
@@ -198,7 +186,7 @@ def test_interruption_says_how_to_go_on(tmp_path, signals):
     folder = tmp_path / "r"
     arguments = ["run", *SMALL, "--rounds", "100000", "-o", folder, "--json"]
     running = subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        process(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     while not (folder / "metrics.jsonl").exists() or len(RunFolder(folder).metrics()) < 2:
         time.sleep(0.05)
