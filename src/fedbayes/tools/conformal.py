@@ -91,7 +91,8 @@ def calibrate_conformal(
     ended = EndedRun.open(folder, personal=personal)
     run, data, seed = ended.run, ended.data, ended.config.seed
     kind = choose_score(run.likelihood, level, score)
-    _remarks(ended)
+    _note_chosen_round(ended)
+    ended.note_no_noise("the counts of scores")
     names = ended.folder.client_names()
     halves = {
         client: _Halves.of(run, draw, data.test(client), seed, client, kind, level, share)
@@ -220,8 +221,8 @@ def _covered(tested: list[_Tested], classes: bool) -> Covered:
     return Covered(counted, len(rows), tuple(rows.mean(axis=0).tolist()), told, bounded)
 
 
-def _remarks(ended: EndedRun) -> None:
-    """Say what weakens the promise, or what the counts tell."""
+def _note_chosen_round(ended: EndedRun) -> None:
+    """Say what weakens the promise."""
     if ended.config.keep_checkpoints == "best":
         warnings.warn(
             f"the round of {ended.folder.path} was chosen by the test rows that are counted here, "
@@ -229,4 +230,3 @@ def _remarks(ended: EndedRun) -> None:
             FedbayesWarning,
             stacklevel=3,
         )
-    ended.note_no_noise("the counts of scores")
