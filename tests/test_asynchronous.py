@@ -18,7 +18,7 @@ from fedbayes.federation.timing.settings import Asynchronous
 from fedbayes.federation.timing.stale import Past, as_of_now
 from fedbayes.messages import Masked, decode, dense
 from fedbayes.methods import METHODS
-from fedbayes.reports.charts import charts
+from fedbayes.reports.figures import charts
 from fedbayes.reports.gather import gather
 from fedbayes.tensors import pack, unpack
 from fedbayes.testing import assert_identical

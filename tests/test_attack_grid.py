@@ -9,7 +9,7 @@ from fedbayes.errors import ConfigError, RunError
 from fedbayes.runs.config import Config
 from fedbayes.tools.attack_grid import AttackGrid, Cell, Outcome
 from fedbayes.tools.attack_table import AttackTable
-from tests.test_fusion import command
+from tests.command_line import command
 
 SMALL = ["data.limit=200", "data.clients=6", "data.partition=iid", "model.hidden=[8]", "rounds=2"]
 

@@ -29,7 +29,7 @@ from fedbayes.runs.card import Card
 from fedbayes.runs.config import settings
 from fedbayes.runs.standing import flat
 from fedbayes.tensors import Samples
-from tests.test_fusion import command
+from tests.command_line import command
 
 DATA = {"name": "digits", "clients": 6, "partition": "iid", "limit": 300}
 SMALL = {"data": DATA, "model": {"hidden": [8]}, "rounds": 3}

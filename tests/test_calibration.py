@@ -19,7 +19,7 @@ from fedbayes.reports.charts import diagram
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.calibration import plot, summary
-from tests.test_fusion import command
+from tests.command_line import command
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))

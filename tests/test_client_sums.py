@@ -13,7 +13,7 @@ from fedbayes.models import MLP
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tools.model_files import write_model
-from tests.test_fusion import command
+from tests.command_line import command
 
 NAMES = ("age", "grade", "dose")
 

@@ -20,7 +20,7 @@ from fedbayes.likelihoods import build_likelihood, evaluate, total
 from fedbayes.runs.build import stored_data
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
-from tests.test_fusion import command
+from tests.command_line import command
 
 lifelines = pytest.importorskip("lifelines")
 

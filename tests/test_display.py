@@ -26,10 +26,11 @@ from fedbayes.methods.fedavg import FedAvg
 from fedbayes.runs import display as shown
 from fedbayes.runs import pace as pace_of
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity
-from fedbayes.runs.display import Display, clock
+from fedbayes.runs.display import Display
 from fedbayes.runs.heartbeat import Work
 from fedbayes.runs.notebook import Panel, sparkline
 from fedbayes.runs.pace import Pace
+from fedbayes.runs.readable import clock
 
 SMALL = {"data": {"clients": 4, "partition": "iid"}, "model": {"hidden": [8]}}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbayes.methods import METHODS
-from tests.test_fusion import command
+from tests.command_line import command
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)

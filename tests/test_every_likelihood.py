@@ -17,13 +17,13 @@ import fedbayes
 from fedbayes.errors import RunError
 from fedbayes.models import read_model
 from fedbayes.reports import gather
-from fedbayes.reports.charts import charts
+from fedbayes.reports.figures import charts
 from fedbayes.reports.page import headlines, render
 from fedbayes.runs.card import Card
-from fedbayes.runs.display import words
 from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.readable import words
 from fedbayes.tools.calibration import summary, trust
-from tests.test_fusion import command
+from tests.command_line import command
 
 FEATURES = list("abcdef")
 TASKS = {

@@ -17,7 +17,7 @@ from fedbayes.models.compact import PrunedGroupNorm, compact, difference
 from fedbayes.models.networks import MLP
 from fedbayes.models.resize import with_weights
 from fedbayes.runs import build
-from tests.test_fusion import command
+from tests.command_line import command
 from tests.toy_models import residual
 
 NETWORKS = {

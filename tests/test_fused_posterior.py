@@ -15,7 +15,7 @@ from fedbayes.fusion.laplace import expected, features
 from fedbayes.fusion.settings import FunctionSettings, SeekingSettings
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.models import MLP, read_program
-from tests.test_fusion import command
+from tests.command_line import command
 
 INPUTS = Inputs(build_prior("gaussian", (6,)), torch.tensor(0.0), torch.tensor(1.0), seed=3)
 COUNTS = [[9, 1, 0], [0, 8, 2], [3, 0, 7]]

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedbayes
-from fedbayes.cli import main
 from fedbayes.data import DataSettings, Preprocessing, load_dataset
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
@@ -20,6 +19,7 @@ from fedbayes.models import MLP, dense_layers, relu_network
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tools.model_files import write_model
+from tests.command_line import command
 
 BEGIN = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 """How files of pictures begin."""
@@ -65,15 +65,6 @@ def files(silos, tmp_path):
 def accuracy(weights, samples):
     x, y = samples
     return float((relu_network(dense_layers(weights, "m"), x).argmax(1) == y).double().mean())
-
-
-def command(*arguments):
-    """Run the command line; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["fedbayes", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-    return end.value.code or 0
 
 
 def test_fusion_beats_its_inputs(silos):

@@ -16,7 +16,7 @@ from fedbayes.models import MLP
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tools.model_files import write_model
-from tests.test_fusion import command
+from tests.command_line import command
 
 INPUTS = Inputs(build_prior("gaussian", (6,)), torch.tensor(0.0), torch.tensor(1.0), seed=3)
 AT_ONCE = ("--minutes", "0", "--method", "function")

@@ -17,7 +17,7 @@ from fedbayes.models import MLP, read_model, read_program
 from fedbayes.models.networks import CNN
 from fedbayes.models.resize import with_weights
 from tests.architectures import ARCHITECTURES
-from tests.test_fusion import command
+from tests.command_line import command
 from tests.test_network_fusing import OF_EYES, Eyes, photos  # noqa: F401
 from tests.test_permutation import network, shuffled
 

@@ -15,8 +15,8 @@ from fedbayes.likelihoods.hazards import Hazards, at_risk, breslow, event_counts
 from fedbayes.runs.build import stored_data
 from fedbayes.tools.export import export
 from fedbayes.tools.hazards import estimate_hazards
+from tests.command_line import command
 from tests.test_cox import rossi, settings_of
-from tests.test_fusion import command
 
 lifelines = pytest.importorskip("lifelines")
 

@@ -32,9 +32,9 @@ from fedbayes.flower.keys import make_keys, read_public_key
 from fedbayes.flower.project import hello_files
 from fedbayes.flower.registry import _row, introduced
 from fedbayes.flower.superlink import LinkError, SuperLink
+from tests.command_line import command
 from tests.deployment import BIN, ROOT, Deployment, free_port, listens, wait_for
 from tests.test_flower import settings
-from tests.test_fusion import command
 
 ADDRESSES = [
     a.address

@@ -13,10 +13,10 @@ from fedbayes.federation.broadcast import Broadcast
 from fedbayes.federation.checks import encode_report
 from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.ledger import Ledger
-from fedbayes.likelihoods import build_likelihood
+from fedbayes.likelihoods import build_likelihood, total
 from fedbayes.messages import decode, encode
 from fedbayes.methods.fedavg import FedAvg
-from fedbayes.runs.scores import ClientScores, mean_metrics
+from fedbayes.runs.scores import ClientScores
 from fedbayes.targets import Target
 
 COHORT = [0, 1, 3]
@@ -219,6 +219,15 @@ def test_a_client_without_test_samples_is_in_no_mean():
 
 def test_a_metric_that_some_clients_cannot_have_is_the_mean_of_the_others():
     """A single test sample has no R²."""
-    found = mean_metrics([{"r2": math.nan, "mae": 1.0}, {"r2": 0.5, "mae": 3.0}])
-    assert found == {"r2": 0.5, "mae": 2.0}
-    assert math.isnan(mean_metrics([{"r2": math.nan}])["r2"])
+    likelihood = build_likelihood("gaussian", Target("real", ("kg",), (0.0,), (1.0,)))
+
+    def scores(true, predicted):
+        draws = torch.tensor([[[one, 0.0] for one in predicted]])
+        terms = likelihood.terms(draws, torch.tensor(true)[:, None])
+        return {name: float(value) for name, value in total(terms).items()}
+
+    one, two = scores([1.0], [2.0]), scores([0.0, 4.0], [1.0, 1.0])
+    means = ClientScores().after({0: one, 1: two}).means(likelihood)
+    assert means["mae"] == pytest.approx((1 + (1 + 3) / 2) / 2)
+    assert means["r2"] == pytest.approx(1 - (1 + 9) / (4 + 4))  # of the second alone
+    assert math.isnan(ClientScores().after({0: one}).means(likelihood)["r2"])

@@ -2,7 +2,6 @@
 
 import io
 import os
-import sys
 import zipfile
 
 import pytest
@@ -11,7 +10,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedbayes
-from fedbayes.cli import main
 from fedbayes.devices import choose_device
 from fedbayes.errors import ConfigError, DataError, ModelError, RunError, plain
 from fedbayes.messages import Masked, encode
@@ -19,17 +17,11 @@ from fedbayes.models import read_model, read_program
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.tools.model_files import read_counts, read_models, read_samples
+from tests.command_line import command
 
 
 def weights():
     return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).state_dict()
-
-
-def command(*arguments, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fedbayes", *map(str, arguments)])
-    with pytest.raises(SystemExit) as left:
-        main()
-    return left.value.code
 
 
 @pytest.mark.parametrize(
@@ -186,15 +178,15 @@ def test_an_empty_model_is_told(tmp_path):
             read_model(tmp_path / name)
 
 
-def test_names_of_files_never_steer_the_terminal(tmp_path, monkeypatch, capfd):
+def test_names_of_files_never_steer_the_terminal(tmp_path, capfd):
     odd = tmp_path / "run\x1b[2J\x1b]0;title\x07\u202eevil"
-    assert command("resume", odd, monkeypatch=monkeypatch) == 2
+    assert command("resume", odd) == 2
     small = ["--rounds", 1, "--clients", 2, "--set", "model.hidden=[2]"]
-    assert command("run", *small, "-o", odd, monkeypatch=monkeypatch) == 0
+    assert command("run", *small, "-o", odd) == 0
     out = tmp_path / "x\x1b[31m.safetensors"
-    assert command("export", odd, "-o", out, monkeypatch=monkeypatch) == 0
+    assert command("export", odd, "-o", out) == 0
     (odd / "model.safetensors").write_bytes(b"")
-    assert command("export", odd, "-o", out, monkeypatch=monkeypatch) == 2
+    assert command("export", odd, "-o", out) == 2
     shown = "".join(capfd.readouterr())
     assert "evil" in shown
     assert not any(sign in shown for sign in ("\x1b[2J", "\x1b]", "\x1b[31m", "\x07", "\u202e"))

@@ -15,7 +15,6 @@ from scipy.stats import norm, poisson
 from sklearn import metrics as sk
 
 import fedbayes
-from fedbayes.cli import main
 from fedbayes.errors import ConfigError, FedbayesWarning, MessageError
 from fedbayes.federation.checks import check_scores
 from fedbayes.federation.client_runtime import Outcome
@@ -34,20 +33,12 @@ from fedbayes.runs.scores import ClientScores
 from fedbayes.runs.simulation import Simulation
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
+from tests.command_line import command
 
 TWO = build_likelihood("bernoulli", Target("class", ("no", "yes")))
 FOUR = build_likelihood("categorical", Target("class", tuple("abcd")))
 LABELS = build_likelihood("multilabel", Target("labels", tuple("xyz")))
 REAL = build_likelihood("gaussian", Target("real", ("a",), (1.0,), (2.0,)), noise=0.5)
-
-
-def command(*arguments):
-    """Run the command line; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["fedbayes", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-    return end.value.code or 0
 
 
 def of(likelihood, names, draws, y):
@@ -391,7 +382,7 @@ def test_auto_is_of_the_global_model_after_the_last_round(table, tmp_path):
 
 
 def test_auto_stops_at_a_number_of_clients(table, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedbayes.runs.simulation.MOST_UNASKED", 2)
+    monkeypatch.setattr("fedbayes.runs.evaluator.MOST_UNASKED", 2)
     run = fedbayes.run(**settings(table, metrics="auto"), folder=tmp_path / "run")
     assert "auroc" in run.summary["metrics"]["global"]
     assert set(run.summary["per_client"]["global"]["north"]) == {"accuracy", "nll"}

@@ -20,7 +20,7 @@ from fedbayes.models import MLP, read_model, read_program
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tools.frontier import Scale, average, multiplications
-from tests.test_fusion import command
+from tests.command_line import command
 
 QUICK = FunctionSettings(
     draws=1024, seeking=SeekingSettings(share=0), distillation=DistillationSettings(steps=30)

@@ -14,7 +14,7 @@ from fedbayes.papers import lines as experiments
 from fedbayes.papers.experiment import Request, Results, finished, mean_and_std
 from fedbayes.papers.finding import Claim, Finding, Line, Part, markdown, overview, read_finding
 from fedbayes.runs.build import build_data
-from tests.test_fusion import command
+from tests.command_line import command
 
 
 def test_what_was_measured_is_kept(tmp_path, monkeypatch):

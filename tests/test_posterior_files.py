@@ -17,7 +17,7 @@ from fedbayes.seals import sealed
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.posterior_files import read_posterior, write_posterior
-from tests.test_fusion import command
+from tests.command_line import command
 from tests.toy_models import residual
 
 THREE = build_likelihood("categorical", Target("class", ("0", "1", "2")))

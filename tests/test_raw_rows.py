@@ -16,7 +16,7 @@ from fedbayes.models import read_model
 from fedbayes.runs import build
 from fedbayes.runs.card import Card
 from fedbayes.tools.model_files import read_with_card
-from tests.test_fusion import command
+from tests.command_line import command
 
 
 @pytest.fixture(scope="module")

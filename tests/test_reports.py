@@ -14,11 +14,11 @@ import torch
 import fedbayes
 from fedbayes.errors import RunError
 from fedbayes.reports import gather, plot
-from fedbayes.reports.charts import FIGURES, charts
+from fedbayes.reports.figures import FIGURES, charts
 from fedbayes.reports.page import differences, headlines, render
 from fedbayes.reports.palette import DARK, LIGHT
 from fedbayes.runs.simulation import Simulation
-from tests.test_fusion import command
+from tests.command_line import command
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,12 @@ import pytest
 
 import fedbayes
 from fedbayes.reports import gather
-from fedbayes.reports.charts import FIGURES, charts, telling
+from fedbayes.reports.charts import telling
+from fedbayes.reports.figures import FIGURES, charts
 from fedbayes.reports.page import render
 from fedbayes.reports.palette import DARK, LIGHT
 from fedbayes.runs.simulation import Simulation
-from tests.test_fusion import command
+from tests.command_line import command
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 

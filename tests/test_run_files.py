@@ -21,10 +21,10 @@ from safetensors.torch import load
 import fedbayes
 from fedbayes import Result, Simulation
 from fedbayes.errors import FedbayesWarning, MessageError, RunError
+from fedbayes.files import write_beside
 from fedbayes.messages import decode, metadata
 from fedbayes.reports import gather
 from fedbayes.runs import flusher
-from fedbayes.runs import folder as record
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.lock import RunLock
 from fedbayes.seals import check_seal, has_seal, sealed
@@ -301,9 +301,9 @@ def test_a_full_disk_leaves_no_halves(tmp_path, monkeypatch):
 
     written = tmp_path / "metrics.jsonl"
     written.write_bytes(b"before")
-    monkeypatch.setattr(record.os, "fdopen", Full)
+    monkeypatch.setattr(os, "fdopen", Full)
     with pytest.raises(OSError, match="No space left"):
-        record.write_beside(written, b"after")
+        write_beside(written, b"after")
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert written.read_bytes() == b"before"

@@ -23,6 +23,8 @@ from fedbayes.runs.folder import RunFolder
 from fedbayes.testing import assert_identical
 from fedbayes.tools.calibration import trust
 from fedbayes.tools.export import export
+from tests.command_line import fedbayes_cli, process
+from tests.cut_off import cut_off_at_every_write
 
 SUMMARY = {
     "method",
@@ -43,19 +45,6 @@ SUMMARY = {
     "stopped_reason",
 }
 SMALL = ["--clients", "4", "--partition", "iid", "--set", "model.hidden=[8]"]
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "fedbayes.cli", *map(str, arguments)]
-
-
-def fedbayes_cli(*arguments, check=0):
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == check, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def timeless(folder):
@@ -167,7 +156,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path, engine):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     fedbayes_cli("run", *LONG, "--engine", engine, "-o", whole)
     rng, seen = random.Random(engine), []
-    start = command("run", *LONG, "--engine", engine, "-o", broken)
+    start = process("run", *LONG, "--engine", engine, "-o", broken)
     for _ in range(4):
         running = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         before = len(RunFolder(broken).metrics())
@@ -177,7 +166,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path, engine):
         running.send_signal(signal.SIGKILL)
         running.wait()
         seen.append(len(RunFolder(broken).metrics()))
-        start = command("resume", broken)
+        start = process("resume", broken)
     assert 0 < seen[0] < 150, "the kills missed the run"
     fedbayes_cli(*start[3:])
     assert_same_run(whole, broken)
@@ -186,41 +175,10 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path, engine):
 def test_killed_inside_a_round_at_every_write(tmp_path, monkeypatch):
     """Cut a run off at each write that it makes, one after the other, and resume."""
 
-    class Cut(Exception):
-        pass
-
     config = Config.create(
         rounds=3, cohort=2, data={"clients": 4, "partition": "iid"}, method={"name": "local"}
     )
-    whole = fedbayes.run(config, tmp_path / "whole").folder.path
-
-    from fedbayes.runs import folder as record
-    from fedbayes.runs import private_states
-
-    original, budget = record.write_beside, [0]
-
-    def counted(path, data):
-        if budget[0] == 0:
-            # A kill in the middle of a write: a part of the bytes, beside the real name.
-            path.with_name(f".{path.name}.0").write_bytes(data[: len(data) // 2])
-            raise Cut
-        budget[0] -= 1
-        original(path, data)
-
-    for module in (record, private_states):
-        monkeypatch.setattr(module, "write_beside", counted)
-    for cut in range(1, 100):
-        folder = tmp_path / str(cut)
-        budget[0] = cut
-        try:
-            fedbayes.run(config, folder)
-        except Cut:
-            budget[0] = -1
-            fedbayes.resume(folder)
-            assert_same_run(whole, folder)
-        else:
-            break
-    assert cut > 10
+    cut_off_at_every_write(config, tmp_path, monkeypatch, assert_same_run, halves=True)
 
 
 @pytest.mark.parametrize("signals", [1, 2])
@@ -228,7 +186,7 @@ def test_interruption_says_how_to_go_on(tmp_path, signals):
     folder = tmp_path / "r"
     arguments = ["run", *SMALL, "--rounds", "100000", "-o", folder, "--json"]
     running = subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        process(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     while not (folder / "metrics.jsonl").exists() or len(RunFolder(folder).metrics()) < 2:
         time.sleep(0.05)
@@ -457,7 +415,7 @@ def test_without_a_global_model_none_is_told(tmp_path, capsys):
     """`local` has no global model: its untrained start is neither evaluated nor saved."""
     from rich.console import Console
 
-    from fedbayes.runs.display import outcome
+    from fedbayes.runs.outcome import outcome
 
     run = fedbayes.run(small(method={"name": "local"}), tmp_path)
     assert not run.folder.model_file.exists()

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from fedbayes.cli import app
 from fedbayes.errors import ConfigError, EngineError, FedbayesWarning, RunError
 from fedbayes.federation.client_runtime import ClientRuntime, NoReport
 from fedbayes.runs.standing import flat
+from tests.command_line import fedbayes_cli
 
 SMALL = {"rounds": 2, "data": {"clients": 4, "alpha": 0.3}, "model": {"hidden": [8]}}
 ARGUMENTS = ["--clients", "4", "--alpha", "0.3", "--set", "model.hidden=[8]"]
@@ -27,19 +26,6 @@ ARGUMENTS = ["--clients", "4", "--alpha", "0.3", "--set", "model.hidden=[8]"]
 
 def small(**changes):
     return Config.create(**{**SMALL, **changes})
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "fedbayes.cli", *map(str, arguments)]
-
-
-def cli(*arguments, check=0):
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == check, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def assert_table_is_of(table, summaries):
@@ -54,7 +40,9 @@ def assert_table_is_of(table, summaries):
 @pytest.mark.slow
 def test_one_command_gives_the_runs_that_single_commands_give(tmp_path):
     out = tmp_path / "out"
-    done = cli("run", *ARGUMENTS, "--rounds", 2, "--seed", 3, "--seeds", 3, "-o", out, "--json")
+    done = fedbayes_cli(
+        "run", *ARGUMENTS, "--rounds", 2, "--seed", 3, "--seeds", 3, "-o", out, "--json"
+    )
     table = json.loads(done.stdout)
     assert table == json.loads((out / "seeds.json").read_text())
     assert table["seeds"] == [3, 4, 5]
@@ -74,7 +62,7 @@ def test_one_command_gives_the_runs_that_single_commands_give(tmp_path):
 def test_from_python_with_named_seeds_and_what_is_shown_of_them():
     from rich.console import Console
 
-    from fedbayes.runs.display import outcome_of_seeds
+    from fedbayes.runs.outcome import outcome_of_seeds
 
     done = fedbayes.run_seeds(small(seed=7), seeds=[0, 3])
     assert list(done.runs) == [0, 3]
@@ -265,7 +253,7 @@ def test_a_seed_without_an_update_enters_no_mean(tmp_path, monkeypatch):
     ):
         with pytest.raises(RunError, match=r"seed 0: no round of .*seed-0 had an update"):
             again()
-    assert "seed 0: no round" in cli("resume", tmp_path, check=2).stderr
+    assert "seed 0: no round" in fedbayes_cli("resume", tmp_path, check=2).stderr
     assert not (tmp_path / "seed-1").exists()
     assert not (tmp_path / "seeds.json").exists()
     shutil.rmtree(tmp_path / "seed-0")  # the way out that the message names
@@ -327,5 +315,5 @@ def test_a_summary_is_never_of_fewer_seeds_than_asked_for(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_a_note_on_what_all_seeds_share_is_printed_once(tmp_path):
     arguments = ["--partition", "iid", "--rounds", 1, "--seeds", 3, "-o", tmp_path / "out"]
-    done = cli("run", *ARGUMENTS, *arguments)
+    done = fedbayes_cli("run", *ARGUMENTS, *arguments)
     assert done.stderr.count("note: data.alpha has no effect") == 1

@@ -12,6 +12,7 @@ from fedbayes.messages import decode, dense
 from fedbayes.runs import flusher
 from fedbayes.runs.standing import Standing
 from fedbayes.testing import assert_identical
+from tests.cut_off import cut_off_at_every_write
 
 JUMPY = {
     "rounds": 9,
@@ -119,36 +120,8 @@ def test_a_run_that_keeps_the_best_ends_the_same_wherever_it_is_broken(tmp_path,
 
 
 def test_cut_off_at_every_write_it_keeps_what_its_checkpoints_name(tmp_path, monkeypatch):
-    class Cut(Exception):
-        pass
-
     config = jumpy(**LOCAL, keep_checkpoints="best", rounds=5)
-    whole = fedbayes.run(config, tmp_path / "whole").folder.path
-
-    from fedbayes.runs import folder as record
-    from fedbayes.runs import private_states
-
-    original, budget = record.write_beside, [0]
-
-    def counted(path, data):
-        if budget[0] == 0:
-            raise Cut
-        budget[0] -= 1
-        original(path, data)
-
-    for module in (record, private_states):
-        monkeypatch.setattr(module, "write_beside", counted)
-    for cut in range(1, 100):
-        folder, budget[0] = tmp_path / str(cut), cut
-        try:
-            fedbayes.run(config, folder)
-        except Cut:
-            budget[0] = -1
-            fedbayes.resume(folder)
-            assert_same(whole, folder)
-        else:
-            break
-    assert cut > 10
+    cut_off_at_every_write(config, tmp_path, monkeypatch, assert_same, halves=False)
 
 
 def test_the_older_best_stays_until_the_new_one_is_on_the_disk(tmp_path, monkeypatch):

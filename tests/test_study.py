@@ -8,7 +8,7 @@ import pytest
 
 from fedbayes.biostatistics import Packet, cox, glm
 from fedbayes.errors import EngineError, MessageError
-from tests.test_fusion import command
+from tests.command_line import command
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from fedbayes.errors import ConfigError
 from fedbayes.runs import tracking
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
-from tests.test_fusion import command
+from tests.command_line import command
 
 SETTINGS = {"data": {"name": "digits", "clients": 3, "partition": "iid"}, "rounds": 4}
 

@@ -36,8 +36,8 @@ from fedbayes.flower.node_config import NODE_CONFIG, check_node_config
 from fedbayes.flower.pace import pause
 from fedbayes.flower.supernode import Link, SuperNode, read_config, read_private_key
 from fedbayes.flower.warm import KEPT, AppDied, Request, WarmApps
+from tests.command_line import command
 from tests.deployment import ROOT, wait_for
-from tests.test_fusion import command
 
 APP = """
 import os, time

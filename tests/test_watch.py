@@ -24,7 +24,7 @@ from fedbayes.federation.attacks.engine import Lying
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.federation.engines import AtWork, at_work
 from fedbayes.reports import follow, gather, now
-from fedbayes.reports.charts import charts
+from fedbayes.reports.figures import charts
 from fedbayes.reports.follow import Follower
 from fedbayes.reports.gather import rounds_of
 from fedbayes.reports.page import render
@@ -36,8 +36,8 @@ from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.heartbeat import ACTIVITY_FILE, Pulse, Work, read_pulse
 from fedbayes.runs.pace import Pace
 from fedbayes.tools.seed_runs import SeedRuns
+from tests.command_line import command
 from tests.hostile.kills import forked
-from tests.test_fusion import command
 
 SMALL = {"data": {"clients": 4, "partition": "iid", "limit": 200}, "model": {"hidden": [4]}}
 PRIVATE = {"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}

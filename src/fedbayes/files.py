@@ -1,4 +1,4 @@
-"""Files that may be damaged, or a stranger's, read with care."""
+"""Files that may be damaged, or a stranger's, read with care; and written whole."""
 
 import hashlib
 import json
@@ -8,11 +8,13 @@ import struct
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EINVAL
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from fedbayes.errors import RunError
 
 NPZ_ERRORS = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, ArithmeticError),
@@ -86,6 +88,31 @@ def parse_toml(text: str) -> dict[str, Any]:
         if "int_max_str_digits" in str(error):
             raise ValueError("it has a number of thousands of digits") from None
         raise
+
+
+def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
+    """Make sure early that a file can be written, so that no work is lost.
+
+    Args:
+        path: the file.
+        what: is to be written, for messages.
+        formats: suffixes of the formats that there are; any by default.
+
+    Raises:
+        RunError: its suffix is of no format that there is, its folder is absent or closed, or the
+            path is a folder.
+    """
+    if path.is_dir():
+        raise RunError(f"{what} {path} is a folder; name a file")
+    if formats and not path.name.lower().endswith(tuple(formats)):
+        raise RunError(
+            f"{what} {path}: the suffix says the format; name a file that ends in "
+            f"{', '.join(formats[:-1])}{' or ' if formats[1:] else ''}{formats[-1]}"
+        )
+    if not path.parent.is_dir():
+        raise RunError(f"{what} {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise RunError(f"{what} {path}: cannot write into {path.parent}")
 
 
 def flush(path: Path) -> None:

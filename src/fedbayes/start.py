@@ -3,15 +3,17 @@
 Light to import (no PyTorch), so that a command shows something before it loads anything.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from fedbayes.runs.activity import Notify
-from fedbayes.runs.display import Display, console_for, stop_after_round
+from fedbayes.runs.display import Display, console_for
 
 if TYPE_CHECKING:
     from fedbayes.reports.result import Result
@@ -133,7 +135,7 @@ def drive(
         from fedbayes.runs.tracking import tracking
 
         if graceful and console is not None:
-            stack.enter_context(stop_after_round(simulation, console))
+            stack.enter_context(_stop_after_round(simulation, console))
         log = stack.enter_context(tracking(track, simulation))
         display.begin(simulation)
         for step in simulation:
@@ -144,3 +146,21 @@ def drive(
     conclude(simulation)
     simulation.require_an_update()
     return simulation
+
+
+@contextmanager
+def _stop_after_round(simulation: "Simulation", console: Console) -> Iterator[None]:
+    """Let Ctrl-C (and SIGTERM) end the run after the round under way, a second one at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if simulation.stop:
+            raise KeyboardInterrupt
+        simulation.stop = True
+        console.print("stopping after this round; Ctrl-C again stops at once", highlight=False)
+
+    before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

@@ -3,6 +3,8 @@
 import numpy as np
 from scipy.stats import bernoulli, poisson
 
+from fedbayes.matching import cost_matrix
+
 
 def posterior_mean(members, precisions, mean, prior):
     """Eq. 5 for one global atom; members and their precisions are lists of vectors."""
@@ -47,6 +49,43 @@ def last_customer(places, others, clients, gamma):
     log_p = sum(bernoulli.logpmf(int(i in set(places)), n / clients) for i, n in enumerate(others))
     new = sum(place >= len(others) for place in places)
     return -2 * (log_p + poisson.logpmf(new, gamma / clients))
+
+
+def relative_costs(table, other, problem, objective):
+    """A client's costs beside those of new atoms, as a layer keeps them and from scratch; None
+    where it was not visited yet.
+
+    Args:
+        table: the layer, after some visits.
+        other: the client.
+        problem: atoms, precisions, prior mean and prior precision.
+        objective: of the matching.
+    """
+    atoms, precisions, mean, prior = problem
+    places = table.places[other]
+    if places is None:
+        return None
+    members = table.members.copy()
+    members[places] -= 1
+    rows = np.flatnonzero(members)
+    sums, totals = (np.zeros((len(table.members), len(mean))) for _ in range(2))
+    for s, own in enumerate(table.places):
+        if own is not None and s != other:
+            sums[own] += (atoms[s] - mean) * precisions[s]
+            totals[own] += precisions[s]
+    wanted = cost_matrix(
+        atoms[other],
+        precisions[other],
+        sums[rows],
+        totals[rows],
+        members[rows],
+        len(atoms),
+        prior_mean=mean,
+        prior_precision=prior,
+        objective=objective,
+    )
+    kept = table._costs(other, rows, members[rows], places)
+    return kept, wanted[:, : len(rows)] - wanted[:, len(rows), None]
 
 
 def random_problem(rng, clients=4, width=6, equal=False, sizes=None, near=0.0):

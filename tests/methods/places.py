@@ -2,7 +2,8 @@
 
 import torch
 
-from fedbayes.contracts import At, Run
+from fedbayes import Config, Simulation
+from fedbayes.contracts import At, Run, Sum
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods import build_likelihood
@@ -46,6 +47,48 @@ def samples(n=12, inputs=4, classes=3, seed=0, dtype=torch.float32):
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(n, inputs, generator=rng, dtype=dtype)
     return Samples(x, torch.randint(classes, (n,), generator=rng))
+
+
+def rounds(method, run, data, count, cohorts=None):
+    """The server's states after the rounds of clients with these samples, and the clients' last.
+
+    Args:
+        method: that they follow.
+        run: that they are of.
+        data: of each client.
+        count: of rounds.
+        cohorts: of each round; everybody by default.
+    """
+    server, states = method.init(run), [method.join(at(run)) for _ in data]
+    servers = []
+    for number in range(1, count + 1):
+        reports = Sum()
+        for client in cohorts[number - 1] if cohorts else range(len(data)):
+            here = at(run, client=client, round=number)
+            message = method.message(server, here)
+            report, states[client], _ = method.local(message, states[client], data[client], here)
+            method.accept(server, report, run)
+            reports.add(client, report)
+        server, _ = method.update(server, reports, at(run, round=number))
+        servers.append(server)
+    return servers, states
+
+
+def posterior_of(method, **more):
+    """What two rounds of a method with these settings come to at the server."""
+    config = Config.create(
+        data={"name": "digits", "clients": 3, "limit": 200, "partition": "iid"},
+        model={"hidden": [6]},
+        rounds=2,
+        cohort=2,
+        training={"optimizer": "adam", "lr": 0.01},
+        method=method,
+        **more,
+    )
+    with Simulation(config) as simulation:
+        for _ in simulation:
+            pass
+        return simulation.server.posterior
 
 
 def difference(function, tensor, step=1e-6):

@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 from scipy.stats import norm
 from torch import nn
 
-from fedbayes import Config, Simulation
+from fedbayes import Config
 from fedbayes.contracts import Sum
 from fedbayes.errors import ConfigError
 from fedbayes.likelihoods import build_likelihood
@@ -17,25 +17,10 @@ from fedbayes.methods.pvi import Pvi
 from fedbayes.models import Network
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
-from tests.methods.places import at, network, run_of
+from tests.methods.places import at, network, posterior_of, run_of
 
 REAL = Target("real", ("y",), center=(0.0,), scale=(1.0,))
 TRAINING = {"optimizer": "adam", "lr": 0.02, "epochs": 400, "batch_size": 100}
-
-
-def posterior_of(method):
-    config = Config.create(
-        data={"name": "digits", "clients": 3, "limit": 200, "partition": "iid"},
-        model={"hidden": [6]},
-        rounds=2,
-        cohort=2,
-        training={"optimizer": "adam", "lr": 0.01},
-        method=method,
-    )
-    with Simulation(config) as simulation:
-        for _ in simulation:
-            pass
-        return simulation.server.posterior
 
 
 def test_with_the_log_loss_and_kl_it_is_pvi_bit_for_bit():

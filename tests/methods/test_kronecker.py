@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbayes.contracts import Report, Sum
+from fedbayes.contracts import Report
 from fedbayes.errors import ConfigError, MessageError
 from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
 from fedbayes.likelihoods import build_likelihood
@@ -13,27 +13,12 @@ from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, part
-from tests.methods.places import at, run_of
+from tests.methods.places import at, rounds, run_of
 from tests.methods.test_moments import linear_run, pooled, regressions
 
 
 def kronecker(**settings):
     return FedLap(covariance="kronecker", **settings).variant()
-
-
-def rounds(method, run, data, count, cohorts=None):
-    """The server's state in the end, and the clients'."""
-    server, states = method.init(run), [method.join(at(run)) for _ in data]
-    for number in range(1, count + 1):
-        reports = Sum()
-        for client in cohorts[number - 1] if cohorts else range(len(data)):
-            here = at(run, client=client, round=number)
-            message = method.message(server, here)
-            report, states[client], _ = method.local(message, states[client], data[client], here)
-            method.accept(server, report, run)
-            reports.add(client, report)
-        server, _ = method.update(server, reports, at(run, round=number))
-    return server, states
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -44,7 +29,7 @@ def test_one_round_gives_the_whole_pooled_posterior(count):
     data = regressions(orthogonal=False)
     mean, precision = pooled(data)
     method, run = kronecker(damping=1.0, predictions=2000), linear_run()
-    server, _ = rounds(method, run, data, count)
+    (*_, server), _ = rounds(method, run, data, count)
     torch.testing.assert_close(server.weights["0.weight"][0], mean, rtol=1e-5, atol=1e-6)
     model = {name: t.double() for name, t in method.model(server, run).items()}
     right, std = model["right/0"], model["spread/0"]
@@ -73,7 +58,7 @@ def test_layers_of_several_outputs_have_the_posterior_of_the_pool():
     likelihood = build_likelihood("gaussian", target, noise=0.5)
     settings = {"lr": 0.1, "epochs": 200, "batch_size": 15, "likelihood": likelihood}
     run = run_of(net, clients=2, cohort=2, **settings)
-    server, _ = rounds(kronecker(damping=1.0), run, data, 1)
+    (*_, server), _ = rounds(kronecker(damping=1.0), run, data, 1)
     x = torch.cat([one.x for one in data])
     x = torch.cat([x, torch.ones(30, 1).double()], 1)
     y = (torch.cat([one.y for one in data]) - torch.tensor([0.0, 1.0])) / torch.tensor([1.0, 2.0])
@@ -110,7 +95,7 @@ def test_the_fixed_point_is_the_pools_mode_whatever_the_precision(method, count,
     torch.manual_seed(0)
     net = Network(nn.Sequential(nn.Linear(2, 3).double()), shape=(2,))
     run = run_of(net, clients=3, cohort=3, batch_size=12, **optimizer)
-    server, _ = rounds(method, run, data, count)
+    (*_, server), _ = rounds(method, run, data, count)
     x, y = torch.cat([one.x for one in data]), torch.cat([one.y for one in data])
     w = torch.zeros(9, dtype=torch.float64)
 
@@ -131,7 +116,7 @@ def test_sums_are_those_of_what_clients_keep():
     data = regressions(clients=4, orthogonal=False)
     run = linear_run(cohort=2, clients=4, epochs=5)
     method = kronecker()
-    server, states = rounds(method, run, data, 4, [[0, 1], [1, 2], [0, 2], [0, 1]])
+    (*_, server), states = rounds(method, run, data, 4, [[0, 1], [1, 2], [0, 2], [0, 1]])
     assert not states[3].shift
     for key in ("shift", "inputs", "outputs", "count"):
         for name, total in getattr(server.pool, key).items():

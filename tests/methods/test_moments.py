@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import Sum
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedep import FedEP
@@ -13,7 +12,7 @@ from fedbayes.methods.fedlap import FedLap
 from fedbayes.models import Network
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, named, part
-from tests.methods.places import at, network, run_of
+from tests.methods.places import at, network, rounds, run_of
 
 STD = 0.7
 """Of the noise, known."""
@@ -41,21 +40,10 @@ def linear_run(cohort=3, clients=3, **training):
     return run_of(net, clients=clients, cohort=cohort, rounds=30, likelihood=likelihood, **settings)
 
 
-def rounds(method, run, data, count, cohorts=None):
-    """Posteriors after each round, and the clients' states."""
-    server, states = method.init(run), [method.join(at(run)) for _ in data]
-    found = []
-    for number in range(1, count + 1):
-        reports = Sum()
-        for client in cohorts[number - 1] if cohorts else range(len(data)):
-            here = at(run, client=client, round=number)
-            message = method.message(server, here)
-            report, states[client], _ = method.local(message, states[client], data[client], here)
-            method.accept(server, report, run)
-            reports.add(client, report)
-        server, _ = method.update(server, reports, at(run, round=number))
-        found.append(server.posterior)
-    return found, states
+def posteriors(*arguments):
+    """Those of the server after each of the `rounds`, and the clients' states."""
+    servers, states = rounds(*arguments)
+    return [server.posterior for server in servers], states
 
 
 def pooled(data, prior=1.0):
@@ -75,7 +63,7 @@ def test_one_synchronous_round_gives_the_pooled_posterior(method):
     """
     data = regressions()
     mean, precision = pooled(data)
-    found, states = rounds(method, linear_run(), data, 2)
+    found, states = posteriors(method, linear_run(), data, 2)
     for posterior in found:
         torch.testing.assert_close(posterior.mean["0.weight"][0], mean, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
@@ -91,7 +79,7 @@ def test_damped_rounds_come_nearer_by_the_factor_that_damping_leaves(method):
     data, count = regressions(), 6
     _, precision = pooled(data)
     kept = 1 - (method.damping or 1 / 3)
-    found, _ = rounds(method, linear_run(), data, count)
+    found, _ = posteriors(method, linear_run(), data, count)
     for number, posterior in enumerate(found, 1):
         left = precision.diagonal() - posterior.precision["0.weight"][0]
         wanted = (precision.diagonal() - 1) * kept**number
@@ -102,7 +90,7 @@ def test_damped_rounds_come_nearer_by_the_factor_that_damping_leaves(method):
 def test_one_after_another_is_exact_once_all_were_there(method):
     data = regressions()
     mean, precision = pooled(data)
-    found, _ = rounds(method, linear_run(cohort=1), data, 3, [[1], [0], [2]])
+    found, _ = posteriors(method, linear_run(cohort=1), data, 3, [[1], [0], [2]])
     torch.testing.assert_close(found[-1].mean["0.weight"][0], mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(
         found[-1].precision["0.weight"][0], precision.diagonal(), rtol=1e-6, atol=0
@@ -116,7 +104,7 @@ def test_diagonals_of_designs_that_are_not_orthogonal_end_at_the_pooled_mode():
     """
     data = regressions(orthogonal=False)
     mean, precision = pooled(data)
-    found, _ = rounds(FedLap(damping=0.5), linear_run(epochs=60), data, 20)
+    found, _ = posteriors(FedLap(damping=0.5), linear_run(epochs=60), data, 20)
     torch.testing.assert_close(found[-1].mean["0.weight"][0], mean, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
         found[-1].precision["0.weight"][0], precision.diagonal(), rtol=1e-5, atol=0
@@ -131,7 +119,7 @@ def test_without_covariances_rounds_follow_the_recursion_of_duals():
     data, delta = regressions(orthogonal=False), 20.0
     run = linear_run()
     method = FedLap(covariance="none", prior_std=delta**-0.5, damping=0.8)
-    found, _ = rounds(method, run, data, 12)
+    found, _ = posteriors(method, run, data, 12)
     duals, w = torch.zeros(3, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     for number in range(400):
         ends = []
@@ -155,7 +143,7 @@ def test_a_tempered_likelihood_counts_more_often():
     twice = [Samples(torch.cat([d.x, d.x]), torch.cat([d.y, d.y])) for d in data]
     mean, precision = pooled(twice)
     for method in (FedLap(damping=1.0, kl_weight=0.5), FedEP(damping=1.0, kl_weight=0.5)):
-        (found,), _ = rounds(method, linear_run(), data, 1)
+        (found,), _ = posteriors(method, linear_run(), data, 1)
         torch.testing.assert_close(found.mean["0.weight"][0], mean, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
             found.precision["0.weight"][0], precision.diagonal(), rtol=1e-6, atol=0
@@ -168,13 +156,13 @@ def test_langevin_moments_come_near_the_pooled_posterior():
     mean, precision = pooled(data)
     run = linear_run(steps=2000, epochs=1, lr=0.2)
     method = FedEP(inference="sgld", burn_in=0.05, thinning=3, damping=1.0)
-    (found,), _ = rounds(method, run, data, 1)
+    (found,), _ = posteriors(method, run, data, 1)
     std = precision.diagonal().rsqrt()
     assert ((found.mean["0.weight"][0] - mean).abs() < 0.5 * std).all()
     ratio = found.precision["0.weight"][0] / precision.diagonal()
     assert ((ratio - 1).abs() < 0.25).all()
     run = linear_run(steps=600, epochs=1, lr=0.2)
-    cold, _ = rounds(method.model_copy(update={"kl_weight": 0.25}), run, data, 1)
+    cold, _ = posteriors(method.model_copy(update={"kl_weight": 0.25}), run, data, 1)
     assert (cold[0].precision["0.weight"][0] > 3 * precision.diagonal()).all()
 
 

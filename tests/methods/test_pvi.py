@@ -16,29 +16,13 @@ from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
-from tests.methods.places import at, network, run_of
-
-
-def run_with(method, **more):
-    config = Config.create(
-        data={"name": "digits", "clients": 3, "limit": 200, "partition": "iid"},
-        model={"hidden": [6]},
-        rounds=2,
-        cohort=2,
-        training={"optimizer": "adam", "lr": 0.01},
-        method=method,
-        **more,
-    )
-    with Simulation(config) as simulation:
-        for _ in simulation:
-            pass
-        return simulation.server.posterior
+from tests.methods.places import at, network, posterior_of, run_of
 
 
 def test_it_is_virtual_without_networks_of_clients():
     """The same draws of weights: only the order of sums differs."""
-    own = run_with({"name": "pvi", "samples": 1, "predictions": 2})
-    other = run_with(
+    own = posterior_of({"name": "pvi", "samples": 1, "predictions": 2})
+    other = posterior_of(
         {
             "name": "virtual",
             "lateral": False,

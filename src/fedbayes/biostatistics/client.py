@@ -1,7 +1,7 @@
 """A client's side: its table, and its answers to what it may be asked."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -19,6 +19,9 @@ from fedbayes.biostatistics.risk_sets import (
 from fedbayes.categories import without_blanks
 from fedbayes.errors import ColumnError, DataError, EngineError, FedbayesError, MessageError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 class Client:
     """The rows of one client; what it says of them are sums.
@@ -28,7 +31,7 @@ class Client:
         least: fewest rows, in all and of a category, of which it says anything, whatever is asked.
     """
 
-    def __init__(self, frame: Any, least: int = 0) -> None:
+    def __init__(self, frame: "pd.DataFrame", least: int = 0) -> None:
         # As in tables for networks, a blank cell is an empty one, and no category.
         self._frame, self._least = frame.rename(columns=str).apply(without_blanks), least
         self._coded: tuple[Coding, Design] | None = None

@@ -5,7 +5,7 @@ are missing, and the categories of text. The server puts these together: one `Co
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedbayes.biostatistics.exchange import Exchange, Packet
 from fedbayes.categories import name_of, ordered
 from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_LEVELS = 50
 """Categories that a column may have, unless it is named as a category."""
@@ -134,7 +137,7 @@ Told = Mapping[str, Described]
 """By client."""
 
 
-def texts(column: Any) -> Any:
+def texts(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Values of a column as names of categories; missing ones as NaN."""
     import pandas as pd
 
@@ -143,7 +146,7 @@ def texts(column: Any) -> Any:
     return pd.Series(names[index], index=column.index, dtype=object)
 
 
-def kind_of(column: Any) -> str:
+def kind_of(column: "pd.Series[Any]") -> str:
     """number, flag, text, date, or empty if no row has a value."""
     import pandas as pd
 
@@ -159,12 +162,12 @@ def kind_of(column: Any) -> str:
     return "date" if found.startswith(("date", "time", "period")) else "text"
 
 
-def tell_names(frame: Any) -> Packet:
+def tell_names(frame: "pd.DataFrame") -> Packet:
     """A client's answer: the names of its columns."""
     return Packet({"columns": [str(name) for name in frame.columns]})
 
 
-def describe(frame: Any, wanted: Wanted) -> Packet:
+def describe(frame: "pd.DataFrame", wanted: Wanted) -> Packet:
     """A client's answer: what the columns are that an analysis uses.
 
     Args:
@@ -195,7 +198,7 @@ def describe(frame: Any, wanted: Wanted) -> Packet:
     return Packet({"rows": len(used), "whole": len(rows), "columns": told})
 
 
-def _levels(column: Any, name: str, wanted: Wanted, grouping: bool) -> list[str] | int:
+def _levels(column: "pd.Series[Any]", name: str, wanted: Wanted, grouping: bool) -> list[str] | int:
     """The categories in a column; of too many their number alone."""
     counts = texts(column).value_counts()
     most = 2 if name == wanted.binary else MOST_LEVELS

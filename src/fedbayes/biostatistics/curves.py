@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
@@ -10,6 +10,9 @@ from scipy import stats
 from fedbayes.biostatistics.columns import Wanted, agree
 from fedbayes.biostatistics.exchange import Array, Exchange
 from fedbayes.biostatistics.times import event_times
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Survival:
     floats: int
     """Numbers that the client which sent most has sent."""
 
-    def frame(self, level: float = 0.95) -> Any:
+    def frame(self, level: float = 0.95) -> "pd.DataFrame":
         """A DataFrame with a row for each group and event time.
 
         Args:

@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedbayes.biostatistics.columns import Coding, Term, texts
 from fedbayes.biostatistics.exchange import Array, Exchange, Packet
 from fedbayes.errors import DataError, EngineError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Design:
     """Added to the linear predictor [n]."""
     time: Array
     """Survival times [n]; zeros without."""
-    group: Any
+    group: npt.NDArray[np.int64]
     """Index of the level of `strata` or `by`, int [n]; zeros without."""
 
     def scaled(self, center: Array, scale: Array) -> Array:
@@ -33,12 +37,12 @@ class Design:
         return (self.x - center) / scale
 
     @cached_property
-    def order(self) -> Any:
+    def order(self) -> npt.NDArray[np.intp]:
         """Rows by rising time."""
         return np.argsort(self.time, kind="stable")
 
 
-def design(frame: Any, coding: Coding) -> Design:
+def design(frame: "pd.DataFrame", coding: Coding) -> Design:
     """Code a client's table.
 
     Raises:
@@ -53,7 +57,7 @@ def design(frame: Any, coding: Coding) -> Design:
     blocks = [_block(rows[term.column], term) for term in coding.terms]
     y = np.zeros(count)
     if wanted.binary:
-        y = (texts(rows[wanted.binary]) == coding.happened).to_numpy(np.float64)
+        y = np.asarray(texts(rows[wanted.binary]) == coding.happened, np.float64)
     elif wanted.outcome:
         y = _numbers(rows, wanted.outcome)
         if wanted.counts and (y < 0).any():
@@ -83,11 +87,11 @@ def design(frame: Any, coding: Coding) -> Design:
     )
 
 
-def _numbers(rows: Any, column: str) -> Array:
+def _numbers(rows: "pd.DataFrame", column: str) -> Array:
     return np.asarray(rows[column].astype(np.float64), np.float64)
 
 
-def _block(column: Any, term: Term) -> Array:
+def _block(column: "pd.Series[Any]", term: Term) -> Array:
     """The columns of a term [n, 1 or levels - 1]."""
     if not term.levels:
         return np.asarray(column.astype(np.float64), np.float64)[:, None]
@@ -98,7 +102,7 @@ def _block(column: Any, term: Term) -> Array:
     return np.stack(columns, axis=1)
 
 
-def _times(rows: Any, coding: Coding) -> Array:
+def _times(rows: "pd.DataFrame", coding: Coding) -> Array:
     wanted = coding.wanted
     if not wanted.time:
         return np.zeros(len(rows))
@@ -113,12 +117,13 @@ def _times(rows: Any, coding: Coding) -> Array:
     return time
 
 
-def _groups(rows: Any, coding: Coding) -> Any:
+def _groups(rows: "pd.DataFrame", coding: Coding) -> npt.NDArray[np.int64]:
     column = coding.wanted.strata or coding.wanted.by
     if not column:
         return np.zeros(len(rows), np.int64)
     values = texts(rows[column])
-    return values.map({level: i for i, level in enumerate(coding.groups)}).to_numpy(np.int64)
+    places = {level: i for i, level in enumerate(coding.groups)}
+    return np.asarray(values.map(places), np.int64)
 
 
 @dataclass(frozen=True)

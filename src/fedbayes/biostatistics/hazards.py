@@ -1,7 +1,7 @@
 """Cox regression: clients send sums over who is at risk at each event time."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from fedbayes.biostatistics.results import Regression
 from fedbayes.biostatistics.risk_sets import tied_times
 from fedbayes.biostatistics.times import EventTimes, event_times
 from fedbayes.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Ties = Literal["efron", "breslow"]
 
@@ -89,7 +92,7 @@ def _together(
     told = {"coding": coding.model_dump()}
     numbers = {**numbers, "times": times.times, "groups": times.groups, "tied": tied}
     shapes = {"risk": (len(times.times), q), "ties": (len(tied), q), "events": (1 + p,)}
-    last: dict[str, Any] = {}
+    last: dict[str, Array] = {}
 
     def evaluate(at: Array) -> Evaluation:
         found = exchange.sum("risk_sets", told, {**numbers, "at": at}, shapes, finite=False)
@@ -108,7 +111,7 @@ def _together(
     return evaluate, hazards
 
 
-def _baseline(coding: Coding, times: EventTimes, hazards: Array) -> Any:
+def _baseline(coding: Coding, times: EventTimes, hazards: Array) -> "pd.DataFrame":
     import pandas as pd
 
     frame = pd.DataFrame({"time": times.times, "hazard": hazards})
@@ -127,7 +130,7 @@ def _result(
     first: Evaluation,
     best: Evaluation,
     ties: Ties,
-    baseline: Any,
+    baseline: "pd.DataFrame | None",
 ) -> Regression:
     coding, n, p = agreed.coding, scales.total, len(best.at)
     covariance = np.linalg.inv(best.information) / np.outer(scales.scale, scales.scale)

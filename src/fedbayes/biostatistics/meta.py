@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
 
 from fedbayes.biostatistics.exchange import Array
 from fedbayes.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class MetaAnalysis:
     rows: Mapping[str, int]
     """Rows of each site that counts."""
 
-    def frame(self, level: float = 0.95) -> Any:
+    def frame(self, level: float = 0.95) -> "pd.DataFrame":
         """A DataFrame with two rows for each coefficient, fixed and random effects.
 
         Args:

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from scipy import stats
 
 from fedbayes.biostatistics.exchange import Array
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RATIOS = {"odds_ratio": "odds ratio", "rate_ratio": "rate ratio", "hazard_ratio": "hazard ratio"}
 """What exp(coefficient) is called."""
@@ -54,7 +57,7 @@ class Regression:
     floats: int
     """Numbers that the client which sent most has sent."""
     ties: str = ""
-    baseline: Any = field(default=None, repr=False)
+    baseline: "pd.DataFrame | None" = field(default=None, repr=False)
     """Of a Cox model: a DataFrame of event times, cumulative hazard and survival of one whose
     features are at their means; with strata by column also the stratum."""
 
@@ -95,7 +98,7 @@ class Regression:
         half = self._distribution.ppf((1 + level) / 2) * self.std_errors
         return np.stack([self.estimates - half, self.estimates + half], axis=1)
 
-    def frame(self, level: float = 0.95) -> Any:
+    def frame(self, level: float = 0.95) -> "pd.DataFrame":
         """A DataFrame with a row for each coefficient.
 
         Args:

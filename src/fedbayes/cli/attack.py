@@ -63,21 +63,21 @@ def attack(
     as_json: Annotated[bool, typer.Option("--json", help="Print all outcomes as JSON.")] = False,
 ) -> None:
     """Run a config honestly and under attack, by methods and rules; go on where it stopped."""
-    shortcuts = {
-        "data.name": dataset,
-        "model.name": model,
-        "data.clients": clients,
-        "rounds": rounds,
-        "seed": seed,
-        "data.dir": data_dir,
-        "attack.clients": hostile,
-    }
+    given = overrides(
+        settings,
+        dataset=dataset,
+        model=model,
+        clients=clients,
+        rounds=rounds,
+        seed=seed,
+        data_dir=data_dir,
+        hostile=hostile,
+    )
     console = rich.get_console()
     with console.status("loading PyTorch") as status:
         from fedbayes.data.plot import PICTURES
         from fedbayes.federation.attacks import ATTACKS
-        from fedbayes.files import write_beside
-        from fedbayes.runs.folder import writable
+        from fedbayes.files import writable, write_beside
         from fedbayes.tools.attack_grid import RULES, AttackGrid
         from fedbayes.tools.attack_table import AttackTable
 
@@ -91,7 +91,7 @@ def attack(
             _listed(methods),
             _listed(rules) or RULES,
             config,
-            [*overrides(shortcuts), *(settings or [])],
+            given,
         )
         watch = status.update if console.is_terminal else console.print
         try:

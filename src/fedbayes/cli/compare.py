@@ -80,22 +80,22 @@ def compare(
     ] = False,
 ) -> None:
     """Run methods side by side under several seeds, and compare them; go on where it stopped."""
-    shortcuts = {
-        "method.name": method,
-        "data.name": dataset,
-        "model.name": model,
-        "data.clients": clients,
-        "cohort": cohort,
-        "rounds": rounds,
-        "data.partition": partition,
-        "data.alpha": alpha,
-        "engine": engine,
-        "workers": workers,
-        "seed": seed,
-        "data.dir": data_dir,
-    }
+    given = overrides(
+        settings,
+        method=method,
+        dataset=dataset,
+        model=model,
+        clients=clients,
+        cohort=cohort,
+        rounds=rounds,
+        partition=partition,
+        alpha=alpha,
+        engine=engine,
+        workers=workers,
+        seed=seed,
+        data_dir=data_dir,
+    )
     console = rich.get_console()
-    given = [*overrides(shortcuts), *(settings or [])]
     with console.status("loading PyTorch"):
         from fedbayes.tools.comparing import run_and_compare
         from fedbayes.tools.comparison_table import rich_tables

@@ -67,21 +67,22 @@ def data_show(
     """Divide a data set and draw the class shares, or the targets, of each client."""
     from fedbayes.runs.config import Config
 
-    shortcuts = {
-        "data.name": name,
-        "data.clients": clients,
-        "data.partition": partition,
-        "data.alpha": alpha,
-        "data.dir": data_dir,
-        "seed": seed,
-    }
-    config = Config.load(None, [*overrides(shortcuts), *(settings or [])])
+    given = overrides(
+        settings,
+        dataset=name,
+        clients=clients,
+        partition=partition,
+        alpha=alpha,
+        data_dir=data_dir,
+        seed=seed,
+    )
+    config = Config.load(None, given)
     # PyTorch is imported from here on, so that a wrong setting is reported at once.
     from fedbayes.data import choose_scheme, plot_partition
     from fedbayes.data.plot import PICTURES
     from fedbayes.data.wording import describe
+    from fedbayes.files import writable
     from fedbayes.runs.build import build_data
-    from fedbayes.runs.folder import writable
 
     if out is not None:
         writable(out, "the picture", PICTURES)
@@ -141,8 +142,7 @@ def data_check(
     """Say what would be done with every column of a table; status 1 if one is refused."""
     from fedbayes.runs.config import Config
 
-    given = [*overrides({"data.path": file}), *(settings or [])]
-    config = Config.load(None, given)
+    config = Config.load(None, overrides(settings, file=file))
     if config.data.generator is not None:
         raise ConfigError(
             "a generator gives arrays, which have no columns to check; fedbayes data show looks at "
@@ -153,7 +153,7 @@ def data_check(
     from fedbayes.data.check import check_table
     from fedbayes.data.check_plot import plot_check
     from fedbayes.data.plot import PICTURES
-    from fedbayes.runs.folder import writable
+    from fedbayes.files import writable
 
     if out is not None:
         writable(out, "the picture", PICTURES)
@@ -229,8 +229,7 @@ def data_summarize(
     """Sums and counts of a client's columns, by which a federation encodes (data.summaries)."""
     from fedbayes.runs.config import Config
 
-    given = [*overrides({"data.path": file}), *(settings or [])]
-    settled = Config.load(config, given)
+    settled = Config.load(config, overrides(settings, file=file))
     from fedbayes.tools.table_summary import SummaryJob
 
     done = SummaryJob(settled, out, min_rows, min_count).run()

@@ -47,7 +47,8 @@ def evaluate(
 
     from fedbayes.runs.between import as_summary
     from fedbayes.runs.config import Config
-    from fedbayes.runs.display import between_clients, number, words
+    from fedbayes.runs.outcome import between_clients
+    from fedbayes.runs.readable import number, words
     from fedbayes.tools.evaluation_set import find_tests
     from fedbayes.tools.model_evaluation import compare, open_model
     from fedbayes.tools.model_files import read_counts
@@ -58,8 +59,7 @@ def evaluate(
     paths = [model, *files]
     if len({str(path) for path in paths}) < len(paths):
         raise ModelError("a model is named twice; it counts once")
-    shortcuts = {"data.name": dataset, "data.dir": data_dir, "model.name": network}
-    given = [*overrides(shortcuts), *(settings or [])]
+    given = overrides(settings, dataset=dataset, data_dir=data_dir, model=network)
     of_network = [entry for entry in given if entry.strip().startswith("model.")]
     chosen = Config.load(None, of_network).model if of_network else None
     tests = find_tests(model, run, [entry for entry in given if entry not in of_network])
@@ -154,8 +154,8 @@ def calibrate(
     if share is not None:
         raise RunError("--share says how many rows the temperature is of: add --temperature")
     from fedbayes.data.plot import PICTURES
-    from fedbayes.runs.display import number
-    from fedbayes.runs.folder import writable
+    from fedbayes.files import writable
+    from fedbayes.runs.readable import number
     from fedbayes.tools.calibration import plot, summary, trust
 
     if personal and client is not None:
@@ -181,7 +181,7 @@ def _cool(folder: Path, share: float, *, personal: bool, as_json: bool) -> None:
     """Find a temperature, and say what came of it."""
     from dataclasses import asdict
 
-    from fedbayes.runs.display import number
+    from fedbayes.runs.readable import number
     from fedbayes.tools.temperature import calibrate_temperature
 
     found = calibrate_temperature(folder, personal=personal, share=share)

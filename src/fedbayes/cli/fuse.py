@@ -534,7 +534,7 @@ def _frontier(outcome: "Outcome") -> "Table":
     """Sizes and what they are worth."""
     from rich.table import Table
 
-    from fedbayes.runs.display import number, words
+    from fedbayes.runs.readable import number, words
 
     metrics = list(outcome.marks[0].metrics)
     table = Table("", "parameters", "multiplications", "nats", *map(words, metrics), pad_edge=False)

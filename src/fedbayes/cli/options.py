@@ -1,7 +1,7 @@
 """Options that several commands have, what is known of them, and what becomes of them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -101,7 +101,9 @@ _KEYS = {
     "workers": "workers",
     "seed": "seed",
 }
-"""Settings that options of `run` set."""
+"""Settings that options set, by the names of the options; the help is the settings' own."""
+_OTHER_KEYS = {"data_dir": "data.dir", "file": "data.path", "hostile": "attack.clients"}
+"""Likewise, where the option says all that there is to say."""
 
 
 class SettingsCommand(TyperCommand):
@@ -145,10 +147,17 @@ class FusionCommand(SettingsCommand):
         return {row.key: row for kind in (MatchingSettings, Combination) for row in rows(kind)}
 
 
-def overrides(shortcuts: Mapping[str, object]) -> list[str]:
-    """The options that were given, as `key=value`."""
-    return [
-        f"{key}={json.dumps(str(value)) if isinstance(value, Path) else value}"
-        for key, value in shortcuts.items()
+def overrides(settings: list[str] | None, **options: str | float | Path | None) -> list[str]:
+    """The options that were given, as `key=value`, and what `--set` says.
+
+    Args:
+        settings: of `--set`.
+        options: those that set settings, by their names.
+    """
+    keys = {**_KEYS, **_OTHER_KEYS}
+    given = [
+        f"{keys[name]}={json.dumps(str(value)) if isinstance(value, Path) else value}"
+        for name, value in options.items()
         if value is not None
     ]
+    return [*given, *(settings or [])]

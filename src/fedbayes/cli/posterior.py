@@ -63,7 +63,7 @@ def posterior(
         model,
         data,
         out,
-        [*overrides({"model.name": network}), *(settings or [])],
+        overrides(settings, model=network),
         _numbers("--mean", mean),
         _numbers("--std", std),
         CurvatureSettings(draws=draws, largest=largest),

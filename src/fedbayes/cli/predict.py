@@ -238,7 +238,7 @@ def conformal(
     from rich.table import Table
 
     from fedbayes.likelihoods.conformal import OF_CLASSES
-    from fedbayes.runs.display import number
+    from fedbayes.runs.readable import number
     from fedbayes.tools.conformal import calibrate_conformal
 
     found = calibrate_conformal(

@@ -66,25 +66,26 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a federation; the defaults learn digits with FedAvg."""
-    shortcuts = {
-        "method.name": method,
-        "data.name": dataset,
-        "model.name": model,
-        "data.clients": clients,
-        "cohort": cohort,
-        "rounds": rounds,
-        "data.partition": partition,
-        "data.alpha": alpha,
-        "engine": engine,
-        "workers": workers,
-        "seed": seed,
-        "data.dir": data_dir,
-    }
+    given = overrides(
+        settings,
+        method=method,
+        dataset=dataset,
+        model=model,
+        clients=clients,
+        cohort=cohort,
+        rounds=rounds,
+        partition=partition,
+        alpha=alpha,
+        engine=engine,
+        workers=workers,
+        seed=seed,
+        data_dir=data_dir,
+    )
 
     def settle() -> tuple["Config", Path]:
         from fedbayes.runs.config import Config
 
-        settled = Config.load(config, [*overrides(shortcuts), *(settings or [])])
+        settled = Config.load(config, given)
         return settled, out or new_folder(settled.data.name, settled.method["name"])
 
     # A wrong setting is reported before PyTorch is imported.
@@ -156,7 +157,7 @@ def run_to_end(
     """
 
     def conclude(simulation: "Simulation") -> None:
-        from fedbayes.runs.display import outcome
+        from fedbayes.runs.outcome import outcome
 
         summary = simulation.summary()
         if as_json:
@@ -173,7 +174,8 @@ def run_seeds_to_end(
     start: Callable[[], "SeedRuns"], track: list[str] | None, as_json: bool
 ) -> None:
     """As `run_to_end`, for runs of several seeds, one after the other."""
-    from fedbayes.runs.display import Display, outcome_of_seeds
+    from fedbayes.runs.display import Display
+    from fedbayes.runs.outcome import outcome_of_seeds
 
     with Display(rich.get_console(), "loading PyTorch"):
         repeated = start()

@@ -190,11 +190,6 @@ class FederatedData:
         train = Division(self.partition.train, self.partition.train_offsets, self.partition.names)
         return train.counts(self.dataset.y, len(self.classes))
 
-    def raw_train(self, client: int) -> torch.Tensor:
-        """Training samples of a client as `raw_test` has them."""
-        rows = self.partition.train_rows(client)
-        return torch.from_numpy(np.array(raw(self.dataset, rows, self.preprocessing)))
-
     def _own_target(self) -> Target:
         """What is to be predicted, with center and scale of the clients' training rows.
 

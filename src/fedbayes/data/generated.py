@@ -93,11 +93,6 @@ class GeneratedData(FederatedData):
             f"{self._generator.name} gives samples client by client, and no method may pool them"
         )
 
-    def raw_train(self, client: int) -> torch.Tensor:
-        """Training samples of a client as the function gives them."""
-        rows = self._generator.split(client)[0]
-        return torch.from_numpy(self._generator.drawn(client).x[rows])
-
     def _samples(self, client: int, rows: Rows) -> Samples:
         drawn = self._generator.drawn(client)
         y = self._generator.targets(client, drawn.y, self.target)[rows]

@@ -30,8 +30,8 @@ from fedbayes.flower.secagg import SecureFlower
 from fedbayes.flower.secagg_node import secure_answer
 from fedbayes.runs.build import build_data, build_runtime
 from fedbayes.runs.config import Config
-from fedbayes.runs.display import outcome
 from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.outcome import outcome
 from fedbayes.runs.simulation import Simulation
 from fedbayes.start import drive
 

@@ -16,7 +16,7 @@ build-backend = "hatchling.build"
 [project]
 name = "{name}"
 version = "1.0.0"
-description = "A federation of fedbayes"
+description = "{description}"
 # Every machine has fedbayes already: a package of that name from elsewhere might be a stranger's.
 dependencies = []
 
@@ -26,6 +26,8 @@ publisher = "fedbayes"
 [tool.flwr.app.components]
 serverapp = "federation:server"
 clientapp = "federation:client"
+"""
+_CONFIG = """\
 
 [tool.flwr.app.config]
 # Where the ServerApp keeps its run folder; a run that is there already is resumed.
@@ -45,6 +47,11 @@ HERE = Path(__file__).parent
 server = server_app(HERE)
 client = node_app(HERE)
 '''
+
+
+def pyproject(name: str, description: str) -> str:
+    """What Flower is to know of an app whose parts are in `federation.py`."""
+    return _PYPROJECT.format(name=name, description=description)
 
 
 def read_schema(file: Path) -> Preprocessing:
@@ -89,9 +96,9 @@ def _app(config: Config, name: str, folder: str) -> dict[str, bytes]:
         if config.data.path is not None:
             hidden["path"] = Path(config.data.path.name)
     settings = config.model_copy(update={"data": config.data.model_copy(update=hidden)})
-    pyproject = _PYPROJECT.format(name=name, folder=folder)
+    about = pyproject(name, "A federation of fedbayes") + _CONFIG.format(folder=folder)
     return {
-        "pyproject.toml": pyproject.encode(),
+        "pyproject.toml": about.encode(),
         "federation.py": _APP.encode(),
         "config.toml": settings.dump().encode(),
     }

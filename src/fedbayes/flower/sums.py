@@ -15,6 +15,7 @@ from fedbayes.federation.client_runtime import NoReport, Outcome, Task
 from fedbayes.federation.secure import Vector
 from fedbayes.federation.settings import FEWEST
 from fedbayes.flower.engine import Flower
+from fedbayes.flower.project import pyproject
 from fedbayes.flower.secagg import SecureFlower
 from fedbayes.flower.simulated import simulated_grid
 from fedbayes.flower.sums_node import SumsNode, answering, read_packet, write_packet
@@ -26,30 +27,11 @@ _APP = """\
 
 from flwr.serverapp import ServerApp
 
+from fedbayes.flower.project import pyproject
 from fedbayes.flower.sums_node import sums_app
 
 server = ServerApp()
 client = sums_app()
-"""
-
-_PYPROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "sums"
-version = "1.0.0"
-description = "Biostatistics of fedbayes"
-# Every machine has fedbayes already: a package of that name from elsewhere might be a stranger's.
-dependencies = []
-
-[tool.flwr.app]
-publisher = "fedbayes"
-
-[tool.flwr.app.components]
-serverapp = "federation:server"
-clientapp = "federation:client"
 """
 
 
@@ -210,7 +192,8 @@ def linked_nodes(
         EngineError: the SuperLink cannot be reached.
     """
     link.check()
-    files = {"pyproject.toml": _PYPROJECT.encode(), "federation.py": _APP.encode()}
+    about = pyproject("sums", "Biostatistics of fedbayes")
+    files = {"pyproject.toml": about.encode(), "federation.py": _APP.encode()}
     submission = Submission(link, files)
 
     def close() -> None:

@@ -1,7 +1,7 @@
 """What runs tell: gathered from their folders, drawn as single figures or on one page.
 
-`gather` reads the folders, `charts` decides what is shown, as plain data; `draw` makes a figure
-of a chart for a paper, `page` a page of all of them.
+`gather` reads the folders, `figures` decides what is shown, in `charts`, which are plain data;
+`draw` makes a figure of a chart for a paper, `page` a page of all of them.
 """
 
 from fedbayes.reports.draw import plot

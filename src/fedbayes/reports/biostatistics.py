@@ -9,9 +9,8 @@ import numpy as np
 from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
 from fedbayes.biostatistics.results import RATIOS
 from fedbayes.data.plot import PICTURES
-from fedbayes.files import write_beside
+from fedbayes.files import writable, write_beside
 from fedbayes.reports.palette import LIGHT
-from fedbayes.runs.folder import writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,10 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedbayes.data.plot import drawn
-from fedbayes.reports.charts import WIDE
+from fedbayes.reports.charts import widely_spread
 from fedbayes.reports.page import environment, stamp
 from fedbayes.reports.palette import LIGHT, MARKERS
-from fedbayes.runs.display import words
+from fedbayes.runs.readable import words
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _curves(lines: Mapping[str, Sequence[Line]], x: str, y: str) -> "Figure | No
             high = [mean + gap for mean, gap in zip(means, spread, strict=True)]
             axes.fill_between(xs, low, high, color=_colour(place), alpha=0.15, linewidth=0)
     values = [value for own in lines.values() for line in own for value in line[1]]
-    if min(values) > 0 and max(values) / min(values) >= WIDE:
+    if widely_spread(values):
         axes.set_yscale("log")
     axes.set(xlabel=x, ylabel=y)
     axes.legend(fontsize="small")

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import RunError
-from fedbayes.files import write_beside
-from fedbayes.reports.charts import Chart, Heat, Lines, Points, Reliability, Spread, charts
+from fedbayes.files import writable, write_beside
+from fedbayes.reports.charts import Chart, Heat, Lines, Points, Reliability, Spread
+from fedbayes.reports.figures import charts
 from fedbayes.reports.gather import Watch, gather
 from fedbayes.reports.palette import LIGHT, MARKERS
-from fedbayes.runs.folder import writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def plot(folders: Sequence[Path], figure: str, out: Path, watch: Watch = lambda 
 
     Args:
         folders: the run folders.
-        figure: a name in `charts.FIGURES`, or of any metric in `metrics.jsonl`.
+        figure: a name in `figures.FIGURES`, or of any metric in `metrics.jsonl`.
         out: the file to write; its suffix is the format.
         watch: is told which run is being read.
 

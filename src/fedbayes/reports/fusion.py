@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedbayes.data.plot import drawn
 from fedbayes.reports.page import environment, stamp
 from fedbayes.reports.palette import LIGHT
-from fedbayes.runs.display import number, words
+from fedbayes.runs.readable import number, words
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.privacy.accounting import ADD_REMOVE, REPLACE
 from fedbayes.reports.gather import Record
 from fedbayes.runs.activity import TRAINING
-from fedbayes.runs.display import clock
 from fedbayes.runs.heartbeat import Pulse
+from fedbayes.runs.readable import clock
 
 SILENT = 15.0
 """Seconds without a beat after which a run gives no sign of life."""

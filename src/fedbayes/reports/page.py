@@ -12,14 +12,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.filesize import decimal
 
-from fedbayes.files import write_beside
-from fedbayes.reports.charts import FIGURES, Chart, Heat, telling
+from fedbayes.files import writable, write_beside
+from fedbayes.reports.charts import Chart, Heat, telling
+from fedbayes.reports.figures import FIGURES
 from fedbayes.reports.gather import Record, Watch, gather
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
 from fedbayes.reports.troubles import troubles
 from fedbayes.runs.between import rows as rows_of
-from fedbayes.runs.display import notes_of, number, words
-from fedbayes.runs.folder import writable
+from fedbayes.runs.outcome import notes_of
+from fedbayes.runs.readable import number, words
 from fedbayes.version import __version__
 
 COLUMNS: dict[str, tuple[str, str]] = {

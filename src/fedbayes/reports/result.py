@@ -15,11 +15,11 @@ from fedbayes.likelihoods import Likelihood, Numeric, predictor
 from fedbayes.runs.build import build_likelihood, stored_data, stored_run
 from fedbayes.runs.config import Config
 from fedbayes.runs.conformal import read_conformal
-from fedbayes.runs.display import outcome_rows
 from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.frames import clients_frame, rounds_frame, troubles_frame
 from fedbayes.runs.hazards import read_hazards
 from fedbayes.runs.notebook import outline
+from fedbayes.runs.outcome import outcome_rows
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.standing import flat
 from fedbayes.runs.temperature import read_temperature
@@ -117,7 +117,7 @@ class Result:
             run.plot("reliability").savefig("reliability.svg")
 
         Args:
-            figure: a name in `fedbayes.reports.charts.FIGURES`, or of any column of `frame()`.
+            figure: a name in `fedbayes.reports.figures.FIGURES`, or of any column of `frame()`.
             *others: runs to compare with.
             names: of this run and the others; their methods if these differ, else the ends of
                 their folders.
@@ -129,8 +129,8 @@ class Result:
             RunError: there is no such figure, it has nothing to show, or there are not as many
                 names as runs.
         """
-        from fedbayes.reports.charts import charts
         from fedbayes.reports.draw import figure_of
+        from fedbayes.reports.figures import charts
         from fedbayes.reports.gather import gather
 
         results = (self, *others)

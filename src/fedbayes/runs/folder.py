@@ -25,10 +25,8 @@ the end. What is read is compared with them, and where it differs nothing is gon
 
 import hashlib
 import json
-import os
-import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,18 +44,19 @@ from fedbayes.files import (
     read_text,
     write_beside,
 )
-from fedbayes.messages import decode_file, metadata
+from fedbayes.messages import decode_file
 from fedbayes.models import CARD
 from fedbayes.runs.card import Card
+from fedbayes.runs.checkpoints import Checkpoints
 from fedbayes.runs.config import Config
 from fedbayes.runs.heartbeat import ACTIVITY_FILE
-from fedbayes.runs.inventory import INVENTORY, Inventory, is_free
+from fedbayes.runs.inventory import Inventory, is_free
 from fedbayes.runs.lock import RunLock
 from fedbayes.runs.private_states import START_AGAIN
-from fedbayes.runs.progress import Progress, renewed
+from fedbayes.runs.progress import Progress
 from fedbayes.runs.standing import TABLES
-from fedbayes.seals import check_seal, has_seal, sealed
-from fedbayes.tensors import Tensors, pack, unpack
+from fedbayes.seals import check_seal, sealed
+from fedbayes.tensors import Tensors
 
 SEEDS_FILE = "seeds.toml"
 """In a folder of several runs, what they share; see `fedbayes.tools.seed_runs`."""
@@ -71,31 +70,6 @@ Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
 
 
-def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
-    """Make sure early that a file can be written, so that no work is lost.
-
-    Args:
-        path: the file.
-        what: is to be written, for messages.
-        formats: suffixes of the formats that there are; any by default.
-
-    Raises:
-        RunError: its suffix is of no format that there is, its folder is absent or closed, or the
-            path is a folder.
-    """
-    if path.is_dir():
-        raise RunError(f"{what} {path} is a folder; name a file")
-    if formats and not path.name.lower().endswith(tuple(formats)):
-        raise RunError(
-            f"{what} {path}: the suffix says the format; name a file that ends in "
-            f"{', '.join(formats[:-1])}{' or ' if formats[1:] else ''}{formats[-1]}"
-        )
-    if not path.parent.is_dir():
-        raise RunError(f"{what} {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise RunError(f"{what} {path}: cannot write into {path.parent}")
-
-
 class RunFolder:
     """The files of one run."""
 
@@ -105,14 +79,13 @@ class RunFolder:
         self.partition_file = path / "partition.npz"
         self.preprocessing_file = path / "preprocessing.json"
         self.metrics_file = path / "metrics.jsonl"
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = Checkpoints(path / "checkpoints")
         self.clients = path / "clients"
         self.versions = path / "versions"
         self.model_file = path / "model.safetensors"
         self.summary_file = path / "summary.json"
         self.sums_file = path / SUMS_FILE
         self._lock: RunLock | None = None
-        self._read: tuple[object, Inventory | None] = (None, None)
         self._fixed: dict[str, str] = {}
         self._lines = hashlib.sha256()
         self._lines_size = 0
@@ -181,7 +154,7 @@ class RunFolder:
         """
         try:
             self._headline = headline
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.path.mkdir(parents=True, exist_ok=True)
             if not self.config_file.exists():
                 if (start := config.model.weights) is not None:
                     write_beside(self.path / f"start{start.suffix}", read_bytes(start))
@@ -237,36 +210,6 @@ class RunFolder:
         model = config.model.model_copy(update={"weights": kept})
         return config.model_copy(update={"model": model})
 
-    @property
-    def _newest(self) -> str:
-        """The newest checkpoint, for messages."""
-        return str(self._checkpoint(self.rounds()[-1]).relative_to(self.path))
-
-    def inventory(self) -> Inventory | None:
-        """What the newest checkpoint knows of the other files; None where there is none, or of an
-        older version.
-
-        Raises:
-            RunError: the checkpoint is damaged.
-        """
-        for _ in range(_TRIES):
-            if not (rounds := self.rounds()):
-                return None
-            path = self._checkpoint(rounds[-1])
-            try:
-                found = path.stat()
-                key = path, found.st_mtime_ns, found.st_size
-                if self._read[0] != key:
-                    self._read = key, _inventory_of(path, read_bytes(path))
-                return self._read[1]
-            except FileNotFoundError:  # a run that goes on has just written another one
-                continue
-            except OSError as error:
-                raise RunError(f"cannot read the checkpoint {path}: {error}") from None
-            except RunError as error:
-                raise RunError(f"{error}{self._way_back(rounds[:-1])}") from None
-        raise RunError(f"the checkpoints in {self.checkpoints} change too fast to be read")
-
     def config_changes(self) -> dict[str, str]:
         """How the config differs from the one that the run was made with, by key.
 
@@ -292,8 +235,9 @@ class RunFolder:
         changed = self.config_changes()
         if not all(map(is_free, changed)):
             raise RunError(
-                f"{self.config_file} is not what the run was made with, as {self._newest} has it: "
-                f"{'; '.join(changed.values())}. Take it back, or start a new run with it"
+                f"{self.config_file} is not what the run was made with, as "
+                f"{self.checkpoints.newest_name} has it: {'; '.join(changed.values())}. Take it "
+                "back, or start a new run with it"
             )
 
     def note_changed_config(self) -> None:
@@ -349,8 +293,8 @@ class RunFolder:
             raise
         if known is not None and not known.holds(path.name, data):
             raise RunError(
-                f"{path} is damaged: it is not what {self._newest} says that it was when the run "
-                f"began; {START_AGAIN}"
+                f"{path} is damaged: it is not what {self.checkpoints.newest_name} says that it "
+                f"was when the run began; {START_AGAIN}"
             )
         return data
 
@@ -442,7 +386,6 @@ class RunFolder:
         Returns:
             Files that have yet to reach the disk.
         """
-        newest = self._checkpoint(progress.round)
         known = Inventory(
             read_text(self.config_file),
             self._fixed,
@@ -451,20 +394,16 @@ class RunFolder:
             *self._headline,
             best,
         )
-        write_beside(newest, sealed(pack(progress), {INVENTORY: known.dump()}))
-        return [self.metrics_file, newest, self.checkpoints]
-
-    def beside(self, rounds: Collection[int]) -> list[Path]:
-        """The files of all checkpoints but those of these rounds."""
-        return [self._checkpoint(number) for number in set(self.rounds()).difference(rounds)]
-
-    def _checkpoint(self, number: int) -> Path:
-        return self.checkpoints / f"round-{number:07d}.safetensors"
+        written = self.checkpoints.write(progress, known)
+        return [self.metrics_file, written, self.checkpoints.path]
 
     def rounds(self) -> list[int]:
         """The rounds that there are checkpoints of, ascending."""
-        found = map(_CHECKPOINT.fullmatch, (path.name for path in self.checkpoints.glob("round-*")))
-        return sorted(int(name[1]) for name in found if name)
+        return self.checkpoints.rounds()
+
+    def inventory(self) -> Inventory | None:
+        """As `Checkpoints.inventory`."""
+        return self.checkpoints.inventory()
 
     def best_round(self) -> int | None:
         """The round that the run's models are of, where the best is kept; None for the last."""
@@ -476,73 +415,10 @@ class RunFolder:
         Raises:
             RunError: there is no such checkpoint, or it is damaged.
         """
-        if number is None:
-            newest = self.newest()
-            return newest if newest is not None and newest.round else None
-        if number not in self.rounds():
-            raise RunError(
-                f"{self.path} has no checkpoint of round {number}, only of "
-                f"{self.rounds() or 'none'}; keep them with keep_checkpoints = 'all', or the best "
-                "with 'best'"
-            )
-        try:
-            return self._progress(number)
-        except FileNotFoundError as error:
-            raise RunError(f"cannot read the checkpoint {error.filename}: it is gone") from None
-
-    def newest(self) -> Progress | None:
-        """The state that a resume starts from; None where there is no checkpoint.
-
-        Raises:
-            RunError: it is damaged.
-        """
-        for _ in range(_TRIES):
-            if not (rounds := self.rounds()):
-                return None
-            try:
-                return self._progress(rounds[-1])
-            except FileNotFoundError:  # a run that goes on has just written another one
-                continue
-            except RunError as error:
-                raise RunError(f"{error}{self._way_back(rounds[:-1])}") from None
-        raise RunError(f"the checkpoints in {self.checkpoints} change too fast to be read")
-
-    def _way_back(self, older: Sequence[int]) -> str:
-        """What to add to an error on the newest checkpoint, where an older one is whole."""
-        for number in reversed(older):
-            with suppress(RunError, FileNotFoundError):
-                self._progress(number)
-                return f"; or remove it, to go on from round {number}, whose checkpoint is whole"
-        return ""
-
-    def _progress(self, number: int) -> Progress:
-        """The checkpoint of a round.
-
-        Raises:
-            RunError: it is damaged.
-            FileNotFoundError: it is gone.
-        """
-        path = self._checkpoint(number)
-        try:
-            data = read_bytes(path)
-            _inventory_of(path, data)
-            stored = decode_file(data)
-            if "correct" in stored:
-                raise RunError(
-                    f"{path} is of fedbayes 0.1, whose runs this version cannot go on with; use "
-                    "fedbayes 0.1 for it, or start a new run. Its model and summary can be read"
-                )
-            progress = unpack(Progress, renewed(stored))
-        except FileNotFoundError:
-            raise
-        except (OSError, MessageError) as error:
-            raise RunError(f"the checkpoint {path} is damaged: {error}; {START_AGAIN}") from None
-        if progress.round != number:
-            raise RunError(
-                f"the checkpoint {path} is damaged: it is that of round {progress.round}; "
-                f"{START_AGAIN}"
-            )
-        return progress
+        if number is not None:
+            return self.checkpoints.progress(number)
+        newest = self.checkpoints.newest()
+        return newest if newest is not None and newest.round else None
 
     def refuse_lost_checkpoint(self) -> None:
         """See that a run without a checkpoint never had one, so that it may begin.
@@ -554,9 +430,9 @@ class RunFolder:
         left = [self.metrics_file, self.summary_file, self.model_file, self.clients]
         if traces := [path.name for path in left if path.exists()]:
             raise RunError(
-                f"{self.checkpoints} holds no checkpoint, but the run had rounds, for there is "
-                f"{', '.join(traces)}; put the newest checkpoint back from a copy, or start a new "
-                "run in another folder"
+                f"{self.checkpoints.path} holds no checkpoint, but the run had rounds, for there "
+                f"is {', '.join(traces)}; put the newest checkpoint back from a copy, or start a "
+                "new run in another folder"
             )
 
     def add_metrics(self, metrics: Metrics) -> None:
@@ -607,8 +483,8 @@ class RunFolder:
             return
         if len(data) < known.lines or digest(data[: known.lines]) != known.lines_digest:
             raise RunError(
-                f"{self.metrics_file} is damaged: its lines are not those that {self._newest} "
-                f"counts; {START_AGAIN}"
+                f"{self.metrics_file} is damaged: its lines are not those that "
+                f"{self.checkpoints.newest_name} counts; {START_AGAIN}"
             )
         self._check_sum(self.metrics_file, data, sums)
 
@@ -624,7 +500,7 @@ class RunFolder:
 
     def remove_leftovers(self) -> None:
         """Remove halves of files that a killed process left beside them; for who has the lock."""
-        for folder in (self.path, self.checkpoints):
+        for folder in (self.path, self.checkpoints.path):
             for path in folder.glob(".*"):
                 name, _, mark = path.name[1:].rpartition(".")
                 ours = name in _OURS or name.startswith(("start.", "round-"))
@@ -645,7 +521,7 @@ class RunFolder:
             data = sealed(dict(model), {CARD: card.dump()})
             write_beside(self.model_file, data)
             written[self.model_file.name] = data
-        fixed = (self.config_file, self.metrics_file, *map(self._checkpoint, self.rounds()))
+        fixed = (self.config_file, self.metrics_file, *map(self.checkpoints.file, self.rounds()))
         sums = self._fixed | {
             str(path.relative_to(self.path)): digest(read_bytes(path)) for path in fixed
         }
@@ -740,10 +616,6 @@ class RunFolder:
             raise RunError(f"{self.summary_file} is damaged: {error}") from None
 
 
-_CHECKPOINT = re.compile(r"round-([0-9]{7}|[1-9][0-9]{7,})\.safetensors")
-"""The name of a checkpoint; of others, such as copies beside them, nothing is known."""
-_TRIES = 20
-"""How often a checkpoint is looked for while a run goes on that replaces it."""
 _OURS = {
     "config.toml",
     "partition.npz",
@@ -754,24 +626,6 @@ _OURS = {
     SUMS_FILE,
     ACTIVITY_FILE,
 }
-
-
-def _inventory_of(path: Path, data: bytes) -> Inventory | None:
-    """The inventory in a checkpoint, which is what it was when it was written; None of older ones.
-
-    Raises:
-        RunError: it is damaged.
-    """
-    try:
-        if not data:
-            raise MessageError("it is empty")
-        check_seal(data)
-        text = metadata(data).get(INVENTORY)
-        if (text is None) == has_seal(data):
-            raise MessageError("it lacks its digest, or its inventory of other files")
-        return None if text is None else Inventory.load(text)
-    except MessageError as error:
-        raise RunError(f"the checkpoint {path} is damaged: {error}; {START_AGAIN}") from None
 
 
 def _table(text: str | bytes) -> Metrics:

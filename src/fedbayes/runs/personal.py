@@ -1,21 +1,18 @@
 """Clients' own models between rounds, as the run folder has them."""
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, At, Run, Sampler
-from fedbayes.data import FederatedData
+from fedbayes.contracts import AnyMethod, At, Run
 from fedbayes.data.wording import listed
-from fedbayes.errors import FedbayesWarning, MessageError, RunError
+from fedbayes.errors import MessageError, RunError
 from fedbayes.federation.client_runtime import read_state
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.state_store import StateStore
 from fedbayes.methods import METHODS
-from fedbayes.runs.config import Config
 from fedbayes.runs.folder import NO_UPDATE, RunFolder
 from fedbayes.runs.private_states import ClientStates
-from fedbayes.tensors import Tensors, to, unpack
+from fedbayes.tensors import Tensors, unpack
 
 
 def own_models(
@@ -75,34 +72,6 @@ def own_models(
             yield number, model
     if not any_model:
         raise RunError(f"{folder.path} has no models of single clients: {none_kept(method)}")
-
-
-def models_of(
-    folder: RunFolder, config: Config, run: Run, data: FederatedData, *, personal: bool
-) -> Iterator[tuple[int, Sampler]]:
-    """Clients, and the model of each as what gives outputs under its draws: the global one of all,
-    or each one's own.
-    """
-    method = config.build_method()
-    if personal:
-        for client, model in own_models(folder, method, run):
-            yield client, method.draws(model, run)
-        return
-    draw = method.draws(to(folder.model(), run.network.device), run)
-    note_looked_at(data)
-    for client in data.owners.tolist():
-        yield client, draw
-
-
-def note_looked_at(data: FederatedData) -> None:
-    """Say so where what clients tell is of some of them alone."""
-    if len(data.owners) < data.clients:
-        warnings.warn(
-            f"this is of {len(data.owners):,} of {data.clients:,} clients, those that are looked "
-            "at before the first round (data.test_clients)",
-            FedbayesWarning,
-            stacklevel=3,
-        )
 
 
 def own_model(method: AnyMethod, server: Any, state: bytes, at: At) -> Tensors | None:

@@ -1,7 +1,7 @@
 """Scores of a run: of every client's own model, and of the global model on all clients' tests."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -127,19 +127,10 @@ def test_parts(data: FederatedData, likelihood: Likelihood) -> list[Samples]:
     return [data.test(client) for client in data.owners[data.test_sizes() > 0].tolist()]
 
 
-def mean_metrics(each: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of every metric over those that have a finite one (a single sample has no R², a
-    model that diverged an infinite loss); of what there is if none has, and empty if there are no
-    metrics.
-    """
-    names = each[0] if each else ()
-    return {
-        name: _mean(torch.tensor([metrics[name] for metrics in each], dtype=torch.float64))
-        for name in names
-    }
-
-
 def _mean(found: Tensor) -> float:
+    """The mean of those that are finite (a single sample has no R², a model that diverged an
+    infinite loss); of what there is if none are.
+    """
     finite = found[found.isfinite()]
     return float(finite.mean() if len(finite) else found.nanmean())
 

@@ -4,10 +4,9 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,20 +21,18 @@ from fedbayes.devices import repeatable
 from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.attacks.engine import Lying
-from fedbayes.federation.client_runtime import ClientRuntime, Evaluation, Task
+from fedbayes.federation.client_runtime import ClientRuntime, Task
 from fedbayes.federation.engine_table import start
 from fedbayes.federation.engines import (
     NOT_CONNECTED,
     AtWork,
     Delivers,
     Engine,
-    TriesAtClients,
     at_work,
 )
 from fedbayes.federation.privacy import keys
 from fedbayes.federation.round import Round, run_round
 from fedbayes.federation.weights import Weights
-from fedbayes.likelihoods.measures import AUTO, default_measures
 from fedbayes.messages import encode
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.runs.build import build_data, build_runtime, note_start, stored_data
@@ -43,6 +40,7 @@ from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.config import Config
+from fedbayes.runs.evaluator import Evaluator
 from fedbayes.runs.flusher import Flusher
 from fedbayes.runs.folder import Metrics, RunFolder
 from fedbayes.runs.heartbeat import MOST_NAMES, Heartbeat, Work
@@ -59,17 +57,9 @@ from fedbayes.runs.progress import Progress, first_progress
 from fedbayes.runs.scores import GlobalEvaluation
 from fedbayes.runs.standing import Standing
 from fedbayes.runs.summary import summarize
-from fedbayes.runs.tried import try_at_clients
 from fedbayes.runs.turns import Planned, Turns, states_needed
 from fedbayes.runs.versions import Versions
 from fedbayes.tensors import Tensors, pack, unpack
-
-EVALUATION_ROWS = 1000
-"""Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
-MOST_UNASKED = 100
-"""Clients each of which has metrics that were not asked for by name: for more it takes a while."""
-MOST_UNASKED_VALUES = 10_000_000
-"""Predicted numbers that are held for such metrics: test samples times classes or columns."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +129,7 @@ class Simulation:
         self.clients, self.cohort = self.run.clients, self.run.cohort
         self.adversary: Adversary | None = self.runtime.adversary
         check(self.config, self.method, self.run, self.data, self.adversary)
+        self._evaluator = Evaluator(self.config, self.method, self.run, self.data)
         self._versions = Versions(self.folder.versions)
         self._turns = Turns(self.config, self.run, self.method, self.data, self._versions)
         first = None
@@ -180,7 +171,7 @@ class Simulation:
     def _open(self, first: Progress | None) -> None:
         """Take up the last complete round, or start at none."""
         self.folder.remove_leftovers()
-        checkpoint = self.folder.newest()
+        checkpoint = self.folder.checkpoints.newest()
         if checkpoint is None:
             self.folder.refuse_lost_checkpoint()
         self.folder.create(
@@ -415,8 +406,8 @@ class Simulation:
         model = self.method.model(self.server, self.run)
         clients = self.progress.clients.after(result.ledger.scores)
         last = self._over(number, self.server)
-        told = self._measures(last)
-        evaluates = last or self._evaluates(number)
+        told = self._evaluator.measures(last)
+        evaluates = last or self._evaluator.due(number)
         evaluated = self._evaluated(model, number, told) if evaluates else None
         if evaluated and self.method.centralized:
             clients = evaluated.clients
@@ -427,22 +418,16 @@ class Simulation:
                 f"no better {self.headline.replace('_', ' ')} in {self.config.stop_after} "
                 "evaluations"
             )
-            if evaluated is None or told != self._measures(last):
-                told = self._measures(last)
+            if evaluated is None or told != self._evaluator.measures(last):
+                told = self._evaluator.measures(last)
                 evaluated = self._evaluated(model, number, told)
-        if evaluated is not None and evaluated.asked is not None:
-            asked = evaluated.asked
+        if evaluated is not None and (asked := evaluated.asked) is not None:
             result = replace(result, bytes_down=result.bytes_down + asked.bytes_down)
             result.ledger.link_down += asked.link_down
             result.ledger.link_up += asked.link_up
             if last and asked.missed:
-                first_missed = min(asked.missed)
-                warnings.warn(
-                    f"{len(asked.missed)} of {self.clients} clients did not try the last model "
-                    f"(client {first_missed}: {asked.missed[first_missed]}); its metrics are of "
-                    "the others",
-                    FedbayesWarning,
-                    stacklevel=2,
+                self._note_missed(
+                    asked.missed, "did not try the last model", "its metrics are of the others"
                 )
         missed: dict[int, str] = {}
         if last and self.method.sends_final_model:
@@ -498,14 +483,19 @@ class Simulation:
             for client in range(self.clients)
         )
         if missed:
-            first = min(missed)
-            warnings.warn(
-                f"{len(missed)} of {self.clients} clients did not get their copy of the last model "
-                f"(client {first}: {missed[first]}); give them {self.folder.model_file}",
-                FedbayesWarning,
-                stacklevel=2,
-            )
+            way_out = f"give them {self.folder.model_file}"
+            self._note_missed(missed, "did not get their copy of the last model", way_out)
         return missed
+
+    def _note_missed(self, missed: Mapping[int, str], what: str, then: str) -> None:
+        """Say how many clients the last model did not reach, and what follows."""
+        first = min(missed)
+        warnings.warn(
+            f"{len(missed)} of {self.clients} clients {what} (client {first}: {missed[first]}); "
+            f"{then}",
+            FedbayesWarning,
+            stacklevel=3,
+        )
 
     def _server_before(self, number: int) -> Any:
         """The server's state before a round, from which clients are at work."""
@@ -571,7 +561,7 @@ class Simulation:
         written = self.folder.save(self.progress, 0 if self.best is None else self.best.round)
         before, self._saved = self._saved, self.progress.round
         kept = {before, self._saved, *self._best_round}
-        older = [] if self._keeps_all else self.folder.beside(kept)
+        older = [] if self._keeps_all else self.folder.checkpoints.beside(kept)
         states, retired = self.states.commit(self._states_of_best, keep_older=self._keeps_all)
         needed = states_needed(self.progress.timing)
         versions, past = self._versions.commit(needed, keep_older=self._keeps_all)
@@ -588,7 +578,7 @@ class Simulation:
         """Wait until the last checkpoint is on the disk, and remove what it replaced."""
         self._flusher.wait()
         if not self._keeps_all and self._saved:
-            older = self.folder.beside({self._saved, *self._best_round})
+            older = self.folder.checkpoints.beside({self._saved, *self._best_round})
             states, past = self.states.retire(self._states_of_best), self._versions.retire()
             self._flusher.start([], [*older, *states, *past])
             self._flusher.wait()
@@ -598,35 +588,14 @@ class Simulation:
         patience = self.config.stop_after
         return patience is not None and self._standing.after(line).waited >= patience
 
-    def _evaluates(self, number: int) -> bool:
-        every = self.config.evaluate_every
-        return every > 0 and number % every == 0
-
-    def _measures(self, last: bool) -> tuple[str, ...] | None:
-        """Metrics beside the likelihood's own that a round tells of the global model; None where
-        nothing is told of how metrics differ between clients either.
-        """
-        if AUTO in self.config.metrics and self.config.evaluate_at == "clients":
-            return default_measures(self.likelihood)  # they cost the server nothing
-        if AUTO in self.config.metrics:
-            held = self.data.test_total * len(self.data.target.names)
-            few = held <= MOST_UNASKED_VALUES
-            return None if not last else default_measures(self.likelihood) if few else ()
-        return self.run.measures if self.config.metrics else None
-
     def _evaluated(
         self, model: Tensors, number: int, measures: tuple[str, ...] | None
     ) -> GlobalEvaluation | None:
-        """As `evaluate`; nothing where there is no global model, or nothing to evaluate it on."""
-        if not self.method.has_global_model:
-            return None
-        if self.config.evaluate_at == "clients" and isinstance(self.engine, TriesAtClients):
-            self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
-            return try_at_clients(self.engine, self.run, model, number, measures or ())
-        if not self.data.test_total:
+        """The evaluation after a round; None where there is nothing to evaluate."""
+        if not self._evaluator.possible(self.engine):
             return None
         self._notify(Activity(EVALUATING, number, self.cohort, self.cohort))
-        return self.evaluate(model, measures or ())
+        return self._evaluator.after_round(self.engine, model, number, measures or ())
 
     def evaluate(self, model: Tensors, measures: tuple[str, ...] = ()) -> GlobalEvaluation:
         """The global model on the union of the clients' test sets, which must not be empty.
@@ -635,20 +604,9 @@ class Simulation:
             model: as the method gives it.
             measures: metrics beside the likelihood's own, as `likelihoods.measures.fitting` gives
                 them. Those of `auto` are of each client alone where there are at most
-                `MOST_UNASKED`.
+                `runs.evaluator.MOST_UNASKED`.
         """
-        rows, data = self.data.test_total, encode(dict(model))
-        if self.likelihood.coupled:  # every client's rows by themselves, and all of them at once
-            ends = self.data.test_sizes().cumsum().tolist()
-            parts = [(start, stop) for start, stop in pairwise([0, *ends]) if start < stop]
-        else:
-            starts = range(0, rows, EVALUATION_ROWS)
-            parts = [(start, min(start + EVALUATION_ROWS, rows)) for start in starts]
-        evaluations = (Evaluation(data, start, stop, measures) for start, stop in parts)
-        pieces = list(self.engine.evaluate(evaluations))
-        terms = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-        each = AUTO not in self.config.metrics or len(self.data.owners) <= MOST_UNASKED
-        return GlobalEvaluation.of(self.likelihood, terms, self.data, measures, each=each)
+        return self._evaluator.evaluate(self.engine, model, measures)
 
     @property
     def headline(self) -> str:

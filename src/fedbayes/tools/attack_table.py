@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedbayes.data.plot import save_figure
 from fedbayes.reports.palette import LIGHT
-from fedbayes.runs.display import words
+from fedbayes.runs.readable import words
 from fedbayes.tools.attack_grid import HONEST, Outcome
 
 DROP = 0.03

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.files import writable
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.permutation import permuted_average
 from fedbayes.fusion.posterior_settings import AveragingSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.models import ModelSettings
 from fedbayes.models.units import find_units
-from fedbayes.runs.folder import writable
 from fedbayes.tensors import Tensors, parameter_count
 from fedbayes.tools.model_files import WEIGHTS, ModelFiles, check_models, read_counts, write_model
 from fedbayes.tools.posterior_files import read_posterior

@@ -11,8 +11,8 @@ import numpy as np
 from fedbayes.data.columns import flags
 from fedbayes.data.wording import size
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
+from fedbayes.files import writable
 from fedbayes.inputs import Sums, add_sums, read_sums, sums_of, write_sums
-from fedbayes.runs.folder import writable
 from fedbayes.tools.evaluation_set import find_training
 
 LEAST = 10

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbayes.data.wording import listed
 from fedbayes.likelihoods.measures import better
-from fedbayes.runs.display import words
+from fedbayes.runs.readable import words
 from fedbayes.tools.method_grid import MethodGrid, Outcome
 from fedbayes.tools.variants import Variant
 

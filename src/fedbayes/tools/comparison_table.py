@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from fedbayes.runs.display import number
+from fedbayes.runs.readable import number
 from fedbayes.tools.comparison import MORE, Compared, Figure, heading
 from fedbayes.tools.method_grid import Outcome
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts import Run, Sampler
-from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.errors import FedbayesWarning
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.conformal import (
     Conformal,
@@ -20,14 +20,10 @@ from fedbayes.likelihoods.conformal import (
     scores,
     threshold,
 )
-from fedbayes.runs.beside import calibrated_model
-from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.config import Config
 from fedbayes.runs.conformal import StoredConformal, write_conformal
-from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.personal import models_of, require_global
 from fedbayes.tensors import Samples
-from fedbayes.tools.held_out import check_share, divided
+from fedbayes.tools.ended_run import EndedRun
+from fedbayes.tools.held_out import check_counted, check_share, divided
 
 _BATCH = 1000
 
@@ -92,27 +88,17 @@ def calibrate_conformal(
             numbers; its data are not here; or its clients have too few test rows.
     """
     check_share(share)
-    place = RunFolder(Path(folder))
-    place.require_run()
-    place.summary()  # it has ended
-    place.refuse_changed_config()
-    config = place.config()
-    if not personal:
-        require_global(place, config.build_method())
-    data = stored_data(config, place, changed="refuse")
-    run = stored_run(place, config, data.preprocessing)
+    ended = EndedRun.open(folder, personal=personal)
+    run, data, seed = ended.run, ended.data, ended.config.seed
     kind = choose_score(run.likelihood, level, score)
-    _remarks(place, config)
-    names = place.client_names()
+    _note_chosen_round(ended)
+    ended.note_no_noise("the counts of scores")
+    names = ended.folder.client_names()
     halves = {
-        client: _Halves.of(run, draw, data.test(client), config.seed, client, kind, level, share)
-        for client, draw in models_of(place, config, run, data, personal=personal)
+        client: _Halves.of(run, draw, data.test(client), seed, client, kind, level, share)
+        for client, draw in ended.models()
     }
-    if not any(half.rows for half in halves.values()):
-        raise RunError(
-            f"the clients of {place.path} have too few test rows: none is left to be counted; a "
-            "client needs two or more"
-        )
+    check_counted(sum(half.rows for half in halves.values()), ended.folder.path)
     own = per_client or personal
     common = threshold(sum_of(halves), run.likelihood, kind, level)
     single = {
@@ -121,10 +107,10 @@ def calibrate_conformal(
         if half.rows
     }
     path = write_conformal(
-        place,
+        ended.folder,
         StoredConformal(
             personal,
-            calibrated_model(place, personal=personal),
+            ended.digest,
             None if personal else common,
             {names[client]: found for client, found in single.items()} if own else {},
         ),
@@ -235,18 +221,12 @@ def _covered(tested: list[_Tested], classes: bool) -> Covered:
     return Covered(counted, len(rows), tuple(rows.mean(axis=0).tolist()), told, bounded)
 
 
-def _remarks(folder: RunFolder, config: Config) -> None:
-    """Say what weakens the promise, or what the counts tell."""
-    if config.keep_checkpoints == "best":
+def _note_chosen_round(ended: EndedRun) -> None:
+    """Say what weakens the promise."""
+    if ended.config.keep_checkpoints == "best":
         warnings.warn(
-            f"the round of {folder.path} was chosen by the test rows that are counted here, so "
-            "coverage may be a little below what is promised",
-            FedbayesWarning,
-            stacklevel=3,
-        )
-    if config.privacy.noise:
-        warnings.warn(
-            f"the counts of scores have no noise: the ε of {folder.path} does not cover them",
+            f"the round of {ended.folder.path} was chosen by the test rows that are counted here, "
+            "so coverage may be a little below what is promised",
             FedbayesWarning,
             stacklevel=3,
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbayes.data import FederatedData, Preprocessing, pixel_order
 from fedbayes.errors import FedbayesError, FedbayesWarning, RunError
-from fedbayes.files import write_beside
+from fedbayes.files import writable, write_beside
 from fedbayes.likelihoods import Classes, Likelihood, Predictor, predictor
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import CARD, PROGRAMS
@@ -24,7 +24,7 @@ from fedbayes.models.units import find_units
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.card import PROGRAM_INPUTS, Card, program_outputs
 from fedbayes.runs.conformal import read_conformal
-from fedbayes.runs.folder import RunFolder, writable
+from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.hazards import read_hazards
 from fedbayes.runs.personal import own_weights, require_global
 from fedbayes.runs.temperature import read_temperature, temperature_file

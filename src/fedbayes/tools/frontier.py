@@ -19,7 +19,7 @@ from fedbayes.fusion.teacher import Function, Teacher, frozen
 from fedbayes.likelihoods import Classes, evaluate, total
 from fedbayes.metrics import calibrate
 from fedbayes.models.resize import with_weights
-from fedbayes.runs.display import words
+from fedbayes.runs.readable import words
 from fedbayes.tensors import Samples, parameter_count
 
 if TYPE_CHECKING:

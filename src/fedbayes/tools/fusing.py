@@ -17,15 +17,14 @@ from torch import Tensor
 from fedbayes.data.plot import PICTURES, save_figure
 from fedbayes.data.wording import describe
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
-from fedbayes.files import write_beside
+from fedbayes.files import writable, write_beside
 from fedbayes.fusion import Fusion, Layers, fuse_layers, fusion_settings
 from fedbayes.likelihoods import Likelihood, evaluate, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import relu_network
 from fedbayes.runs.card import Card
-from fedbayes.runs.display import number, words
-from fedbayes.runs.folder import writable
+from fedbayes.runs.readable import number, words
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.model_files import (

@@ -11,12 +11,11 @@ import torch
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.files import write_beside
+from fedbayes.files import writable, write_beside
 from fedbayes.fusion import fusion_settings
 from fedbayes.fusion.graph_matching import GraphMatching, match_graph
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import ModelSettings, dense_layers
-from fedbayes.runs.folder import writable
 from fedbayes.tools.evaluation_set import is_program
 from fedbayes.tools.fusing import plot_matching
 from fedbayes.tools.model_files import WEIGHTS, ModelFiles, check_models

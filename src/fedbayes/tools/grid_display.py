@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedbayes.runs.display import clock, number, words
+from fedbayes.runs.readable import clock, number, words
 from fedbayes.tools.method_grid import Cell, MethodGrid
 
 

@@ -1,6 +1,5 @@
 """Baseline hazards for the model of a run, from its clients' sums over who is at risk."""
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,13 +10,10 @@ from torch import Tensor
 
 from fedbayes.contracts import Run, Sampler
 from fedbayes.data import FederatedData
-from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.errors import ConfigError, RunError
 from fedbayes.likelihoods.hazards import Array, Hazards, at_risk, breslow, event_counts
-from fedbayes.runs.beside import calibrated_model
-from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.hazards import StoredHazards, write_hazards
-from fedbayes.runs.personal import models_of, require_global
+from fedbayes.tools.ended_run import EndedRun
 
 _BATCH = 1000
 
@@ -76,29 +72,17 @@ def estimate_hazards(
         raise ConfigError(f"coarsen is {coarsen:g}; give 0 or a step of times")
     if rows not in ("train", "test"):
         raise ConfigError(f"rows is {rows!r}; choose train or test")
-    place = RunFolder(Path(folder))
-    place.require_run()
-    place.summary()  # it has ended
-    place.refuse_changed_config()
-    config = place.config()
-    if not personal:
-        require_global(place, config.build_method())
-    data = stored_data(config, place, changed="refuse")
-    run = stored_run(place, config, data.preprocessing)
+    ended = EndedRun.open(folder, personal=personal)
+    place, run = ended.folder, ended.run
     if run.likelihood.target.kind != "survival":
         raise ConfigError(
             f"hazards are of times of events; the likelihood {run.likelihood.name} of {place.path} "
             "predicts something else"
         )
-    if config.privacy.noise:
-        warnings.warn(
-            f"the sums behind hazards have no noise: the ε of {place.path} does not cover them",
-            FedbayesWarning,
-            stacklevel=2,
-        )
+    ended.note_no_noise("the sums behind hazards")
     sides = {
-        client: _Side.of(run, draw, data, client, rows, coarsen)
-        for client, draw in models_of(place, config, run, data, personal=personal)
+        client: _Side.of(run, draw, ended.data, client, rows, coarsen)
+        for client, draw in ended.models()
     }
     common = _estimate(list(sides.values()), str(place.path))
     own = {c: _estimate([s], str(place.path)) for c, s in sides.items() if s.events}
@@ -107,7 +91,7 @@ def estimate_hazards(
         place,
         StoredHazards(
             personal,
-            calibrated_model(place, personal=personal),
+            ended.digest,
             None if personal else common,
             {names[client]: found for client, found in own.items()} if alone else {},
         ),

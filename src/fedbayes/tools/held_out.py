@@ -1,11 +1,13 @@
 """A share of each client's test rows, to calibrate by; the others tell what came of it."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbayes import seeds
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, RunError
 
 
 def check_share(share: float) -> None:
@@ -16,6 +18,19 @@ def check_share(share: float) -> None:
     """
     if not 0 < share < 1:
         raise ConfigError(f"a share of {share} of the test rows: give one above 0 and below 1")
+
+
+def check_counted(rows: int, folder: Path) -> None:
+    """See that some rows are there to calibrate by.
+
+    Raises:
+        RunError: there are none, of all clients of the run.
+    """
+    if not rows:
+        raise RunError(
+            f"the clients of {folder} have too few test rows: none is left to be counted; a client "
+            "needs two or more"
+        )
 
 
 def divided(

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.files import write_beside
+from fedbayes.files import writable, write_beside
 from fedbayes.fusion.distillation import Progress
 from fedbayes.fusion.draws import Kept
 from fedbayes.fusion.function import (
@@ -32,7 +32,6 @@ from fedbayes.runs.card import (
     network_outputs,
     program_outputs,
 )
-from fedbayes.runs.folder import writable
 from fedbayes.tools.client_sums import sums_of_clients
 from fedbayes.tools.export import program_file
 from fedbayes.tools.frontier import Mark, Scale, plot_frontier

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, FedbayesWarning, MessageError, ModelError, RunError
-from fedbayes.files import read_bytes, write_beside
+from fedbayes.files import read_bytes, writable, write_beside
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import Factors, Posterior
@@ -31,7 +31,6 @@ from fedbayes.models import (
 )
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import writable
 from fedbayes.seals import check_seal, sealed
 from fedbayes.tensors import Samples, Tensors, named, parameter_count, part
 from fedbayes.tools.evaluation_set import find_training, is_program, refuse_own_order

@@ -18,9 +18,8 @@ from fedbayes.data.sources.query_streams import QueryRows
 from fedbayes.data.sources.streams import Piece, Pieces, Rows
 from fedbayes.data.sources.tables import UNNAMED
 from fedbayes.errors import CellError, ColumnError, DataError, RunError
-from fedbayes.files import written_whole
+from fedbayes.files import writable, written_whole
 from fedbayes.likelihoods.answers import Answers
-from fedbayes.runs.folder import writable
 from fedbayes.runs.trained import TrainedModel
 from fedbayes.tools.evaluation_set import absent_feature
 

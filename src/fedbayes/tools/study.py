@@ -22,9 +22,8 @@ from fedbayes.biostatistics import (
     meta_analysis,
 )
 from fedbayes.errors import ColumnError, ConfigError, FedbayesWarning
-from fedbayes.files import write_beside
+from fedbayes.files import writable, write_beside
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import writable
 from fedbayes.tools.client_tables import ClientTables, client_tables
 
 TABLES = (".csv", ".json")

@@ -9,8 +9,8 @@ from typing import Any
 from fedbayes.data import load_dataset, partition
 from fedbayes.data.summaries import TableSummary, summarize
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
+from fedbayes.files import writable
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import writable
 
 
 @dataclass(frozen=True)

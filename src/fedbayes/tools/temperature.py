@@ -1,6 +1,5 @@
 """The temperature of a run's model, from sums over its clients' held-out rows."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -12,17 +11,14 @@ import torch
 from torch import Tensor
 
 from fedbayes.contracts import Run, Sampler
-from fedbayes.errors import ConfigError, FedbayesWarning, RunError
+from fedbayes.errors import ConfigError
 from fedbayes.likelihoods import Classes
 from fedbayes.likelihoods.temperature import TemperatureSums, cooled, temperature_sums
 from fedbayes.metrics import Confidences
-from fedbayes.runs.beside import calibrated_model
-from fedbayes.runs.build import stored_data, stored_run
-from fedbayes.runs.folder import RunFolder
-from fedbayes.runs.personal import note_looked_at, own_models, require_global
 from fedbayes.runs.temperature import StoredTemperature, write_temperature
-from fedbayes.tensors import Samples, to
-from fedbayes.tools.held_out import check_share, divided
+from fedbayes.tensors import Samples
+from fedbayes.tools.ended_run import EndedRun
+from fedbayes.tools.held_out import check_counted, check_share, divided
 
 _BATCH = 1000
 Sent = TypeVar("Sent")
@@ -96,58 +92,31 @@ def calibrate_temperature(
             are not here; or no temperature is the best.
     """
     check_share(share)
-    place = RunFolder(Path(folder))
-    place.require_run()
-    place.summary()  # it has ended
-    place.refuse_changed_config()
-    config = place.config()
-    method = config.build_method()
-    if not personal:
-        require_global(place, method)
-    data = stored_data(config, place, changed="refuse")
-    run = stored_run(place, config, data.preprocessing)
-    likelihood = run.likelihood
+    ended = EndedRun.open(folder, personal=personal)
+    run, likelihood = ended.run, ended.run.likelihood
     if not isinstance(likelihood, Classes):
         raise ConfigError(
             f"a temperature is for probabilities of classes; the likelihood {likelihood.name} has "
             "none. fedbayes conformal makes intervals of numbers with a promise of coverage"
         )
-    if config.privacy.noise:
-        warnings.warn(
-            f"the sums have no noise: the ε of {place.path} does not cover them",
-            FedbayesWarning,
-            stacklevel=2,
-        )
-
-    if not personal:
-        note_looked_at(data)
+    ended.note_no_noise("the sums")
 
     def models() -> Iterator[tuple[Sampler, Samples, Samples]]:
-        whole = None if personal else method.draws(to(place.model(), run.network.device), run)
-        pairs = (
-            ((client, method.draws(model, run)) for client, model in own_models(place, method, run))
-            if whole is None
-            else ((client, whole) for client in data.owners.tolist())
-        )
-        for client, draw in pairs:
-            x, y = data.test(client)
-            counted, rest, _ = divided(len(y), config.seed, client, share)
+        for client, draw in ended.models():
+            x, y = ended.data.test(client)
+            counted, rest, _ = divided(len(y), ended.config.seed, client, share)
             yield draw, Samples(x[counted], y[counted]), Samples(x[rest], y[rest])
 
     sums = reduce(add, (_sums(run, likelihood, draw, rows) for draw, rows, _ in models()))
-    if not sums.rows:
-        raise RunError(
-            f"the clients of {place.path} have too few test rows: none is left to be counted; a "
-            "client needs two or more"
-        )
+    check_counted(sums.rows, ended.folder.path)
     found = sums.temperature()
     before, after = (
         reduce(add, (_scores(run, likelihood, draw, rows, t) for draw, _, rows in models()))
         for t in (1.0, found)
     )
     path = write_temperature(
-        place,
-        StoredTemperature(found, personal, calibrated_model(place, personal=personal), sums.rows),
+        ended.folder,
+        StoredTemperature(found, personal, ended.digest, sums.rows),
     )
     tested = int(before.confidences.rows.sum())
     return Cooled(

@@ -18,8 +18,6 @@ from fedbayes.errors import DataError
 from fedbayes.lazy import own
 
 BATCH = 512
-EVERYBODY = "test"
-"""Under this name a test set is that of all clients."""
 _FORM = (
     "a dict, or pairs, of client names and data; the data of a client are (x, y) arrays, a torch "
     "Dataset of such pairs, a Hugging Face dataset, a function that returns one of these, or a "

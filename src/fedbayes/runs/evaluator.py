@@ -1,0 +1,91 @@
+"""When a run evaluates its global model, where, and by which metrics."""
+
+from itertools import pairwise
+from typing import TypeGuard
+
+import torch
+
+from fedbayes.contracts import AnyMethod, Run
+from fedbayes.data import FederatedData
+from fedbayes.federation.client_runtime import Evaluation
+from fedbayes.federation.engines import Engine, TriesAtClients
+from fedbayes.likelihoods.measures import AUTO, default_measures
+from fedbayes.messages import encode
+from fedbayes.runs.config import Config
+from fedbayes.runs.scores import GlobalEvaluation
+from fedbayes.runs.tried import try_at_clients
+from fedbayes.tensors import Tensors
+
+EVALUATION_ROWS = 1000
+"""Test samples in one piece of an evaluation: the same on every engine, so are the sums."""
+MOST_UNASKED = 100
+"""Clients each of which has metrics that were not asked for by name: for more it takes a while."""
+MOST_UNASKED_VALUES = 10_000_000
+"""Predicted numbers that are held for such metrics: test samples times classes or columns."""
+
+
+class Evaluator:
+    """Evaluates the global model of a run.
+
+    Args:
+        config: of the run.
+        method: of the run.
+        run: what no round changes.
+        data: the clients' data.
+    """
+
+    def __init__(self, config: Config, method: AnyMethod, run: Run, data: FederatedData) -> None:
+        self._config, self._method, self._run, self._data = config, method, run, data
+
+    def due(self, number: int) -> bool:
+        """Whether the model is evaluated after a round that is not the last."""
+        every = self._config.evaluate_every
+        return every > 0 and number % every == 0
+
+    def measures(self, last: bool) -> tuple[str, ...] | None:
+        """Metrics beside the likelihood's own that a round tells of the global model; None where
+        nothing is told of how metrics differ between clients either.
+        """
+        likelihood = self._run.likelihood
+        if AUTO in self._config.metrics and self._config.evaluate_at == "clients":
+            return default_measures(likelihood)  # they cost the server nothing
+        if AUTO in self._config.metrics:
+            held = self._data.test_total * len(self._data.target.names)
+            few = held <= MOST_UNASKED_VALUES
+            return None if not last else default_measures(likelihood) if few else ()
+        return self._run.measures if self._config.metrics else None
+
+    def possible(self, engine: Engine) -> bool:
+        """Whether there is a global model, and something to evaluate it on."""
+        if not self._method.has_global_model:
+            return False
+        return self._at_clients(engine) or self._data.test_total > 0
+
+    def after_round(
+        self, engine: Engine, model: Tensors, number: int, measures: tuple[str, ...]
+    ) -> GlobalEvaluation:
+        """The model after a round as the clients find it, or on the server's test samples."""
+        if self._at_clients(engine):
+            return try_at_clients(engine, self._run, model, number, measures)
+        return self.evaluate(engine, model, measures)
+
+    def _at_clients(self, engine: Engine) -> TypeGuard[TriesAtClients]:
+        return self._config.evaluate_at == "clients" and isinstance(engine, TriesAtClients)
+
+    def evaluate(
+        self, engine: Engine, model: Tensors, measures: tuple[str, ...]
+    ) -> GlobalEvaluation:
+        """The model on the union of the clients' test sets; see `Simulation.evaluate`."""
+        likelihood, data = self._run.likelihood, encode(dict(model))
+        if likelihood.coupled:  # every client's rows by themselves, and all of them at once
+            ends = self._data.test_sizes().cumsum().tolist()
+            parts = [(start, stop) for start, stop in pairwise([0, *ends]) if start < stop]
+        else:
+            rows = self._data.test_total
+            starts = range(0, rows, EVALUATION_ROWS)
+            parts = [(start, min(start + EVALUATION_ROWS, rows)) for start in starts]
+        evaluations = (Evaluation(data, start, stop, measures) for start, stop in parts)
+        pieces = list(engine.evaluate(evaluations))
+        terms = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        each = AUTO not in self._config.metrics or len(self._data.owners) <= MOST_UNASKED
+        return GlobalEvaluation.of(likelihood, terms, self._data, measures, each=each)

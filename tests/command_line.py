@@ -1,0 +1,32 @@
+"""The command line as tests call it: in this process, or in one of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fedbayes.cli import main
+
+
+def command(*arguments):
+    """Run the command line in this process; its exit status."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["fedbayes", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return end.value.code or 0
+
+
+def process(*arguments):
+    """What starts the command line as a process."""
+    return [sys.executable, "-m", "fedbayes.cli", *map(str, arguments)]
+
+
+def fedbayes_cli(*arguments, check=0):
+    """Run it as a process to its end, with this exit status and no traceback."""
+    done = subprocess.run(
+        process(*arguments), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == check, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
