@@ -64,7 +64,7 @@ def error(fused, teacher, x):
 
 UNITED = (
     *("mlp", "lenet", "batch norm", "text", "u-net", "squeeze and excite"),
-    *("shared", "parallel"),
+    *("shared", "parallel", "separable", "grouped", "decoder", "channel shuffle"),
 )
 
 
@@ -79,8 +79,8 @@ def test_all_units_of_all_clients_are_the_teacher(name):
         modules, make(), teacher, lambda i: inputs(example, i), 2, widths=2.0, watch=said.append
     )
     assert error(fused, teacher, inputs(example, 99)) < 1e-4
-    unsolved = "not solved for, with their clients' own weights: up.weight"
-    assert (unsolved in said) == (name == "u-net")
+    unsolved = "not solved for, with their clients' own weights: groups.weight, deep.weight"
+    assert (unsolved in said) == (name == "decoder")
     count = sum(p.numel() for p in fused.parameters())
     assert count > sum(p.numel() for p in modules[0].parameters())
 
@@ -93,6 +93,9 @@ COPIED = (
     "attention",
     "pre-norm transformer",
     "grouped",
+    "separable",
+    "decoder",
+    "channel shuffle",
     "recurrent",
 )
 
@@ -336,6 +339,9 @@ def test_pivots_against_what_is_left_of_every_unit(seed):
         nn.Conv1d(2, 5, 4, stride=3, bias=False),
         nn.Conv1d(3, 5, 4, padding="same"),
         nn.Conv3d(2, 3, 2, padding="valid"),
+        nn.ConvTranspose2d(3, 4, 3, 2, 1, output_padding=1),
+        nn.ConvTranspose2d(3, 2, (3, 2), (1, 3), (2, 3), dilation=2),
+        nn.ConvTranspose1d(2, 5, 4, stride=3, bias=False),
     ],
 )
 def test_filters_times_patches_are_the_convolution(layer):
@@ -343,9 +349,11 @@ def test_filters_times_patches_are_the_convolution(layer):
     wanted = layer(x)
     shape = wanted.movedim(1, -1).shape[:-1]
     places = torch.stack([torch.randint(size, (40,)) for size in shape])
-    given = {key: getattr(layer, key) for key in ("weight", "stride", "dilation", "padding")}
-    found = patches({**given, "input": x, "groups": layer.groups}, shape, places)
-    filters = layer.weight.reshape(layer.groups, len(layer.weight) // layer.groups, -1)
+    keys = ("weight", "stride", "dilation", "padding", "output_padding", "groups")
+    given = {key: getattr(layer, key) for key in keys}
+    found = patches({**given, "input": x}, shape, places, transposed=layer.transposed)
+    filters = layer.weight.transpose(0, int(layer.transposed))
+    filters = filters.reshape(layer.groups, len(filters) // layer.groups, -1)
     said = (found @ filters.mT).transpose(0, 1).flatten(1)
     bias = 0 if layer.bias is None else layer.bias
     torch.testing.assert_close(said + bias, picked(wanted, 1, places))
@@ -353,7 +361,10 @@ def test_filters_times_patches_are_the_convolution(layer):
 
 @pytest.mark.parametrize(
     "name",
-    ["mlp", "batch norm", "depthwise", "u-net", pytest.param("resnet20", marks=pytest.mark.slow)],
+    [
+        *("mlp", "batch norm", "depthwise", "u-net", "grouped", "decoder", "channel shuffle"),
+        pytest.param("resnet20", marks=pytest.mark.slow),
+    ],
 )
 def test_units_that_stand_twice_with_half_of_their_readers_change_nothing(name):
     make, example = ARCHITECTURES[name]
