@@ -187,6 +187,25 @@ def test_filters_of_single_channels_go_with_the_channel():
     assert len(set(deep["stem"].cells)) == 2
 
 
+def test_a_unit_of_a_convolution_in_groups_is_a_channel_of_every_block():
+    found = groups_of("grouped")
+    read, made = found["stem"], found["groups"]
+    assert (read.count, made.count) == (4, 4)
+    assert read.owned[0].units == (0, 1, 2, 3, 0, 1, 2, 3)
+    assert [(axis.tensor, axis.axis, axis.units) for axis in read.readers] == [
+        ("groups.weight", 1, (0, 1, 2, 3))
+    ]
+    assert made.owned[0].units == (0, 1, 2, 3, 0, 1, 2, 3)
+    assert groups_of("channel shuffle")["one"].count == 4
+
+
+def test_units_that_are_joined_in_other_ways_are_in_other_cells():
+    """The shuffle has two circles of three, but brings no order of one to that of the other."""
+    shuffled = groups_of("odd: shuffled")["one"]
+    assert shuffled.owned[0].units == (0, 1, 1, 2, 1, 2, 2, 3)
+    assert shuffled.cells == (0, 1, 2, 0)
+
+
 def test_a_concatenation_is_read_by_both():
     found = groups_of("u-net")
     (reader,) = found["up"].readers
