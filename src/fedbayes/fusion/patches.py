@@ -80,5 +80,6 @@ def _apart(x: Tensor, stride: Sequence[int]) -> Tensor:
     """Images with zeros between their pixels."""
     sizes = [(size - 1) * by + 1 for size, by in zip(x.shape[2:], stride, strict=True)]
     wide = x.new_zeros(*x.shape[:2], *sizes)
-    wide[(..., *(slice(None, None, by) for by in stride))] = x
+    places = [slice(None), slice(None), *(slice(None, None, by) for by in stride)]
+    wide[tuple(places)] = x
     return wide

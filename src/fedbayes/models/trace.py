@@ -154,7 +154,7 @@ class Trace:
             if len(axes) == 1:
                 break
             if (roots == roots.take([0], axis=place)).all():
-                atoms, roots = atoms.take(0, axis=place), roots.take(0, axis=place)
+                atoms, roots = (np.moveaxis(part, place, 0)[0] for part in (atoms, roots))
                 del axes[place]
         return replace(found, axes=tuple(axes), atoms=atoms)
 
