@@ -216,8 +216,65 @@ class Shuffle(nn.Module):
         return self.head(x.mean(dim=(2, 3)))
 
 
+class Separable(nn.Sequential):
+    """Depthwise filters with strides, then points, as in MobileNet."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU6(),
+            nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU6(),
+            nn.Conv2d(8, 10, 1, bias=False),
+            nn.BatchNorm2d(10),
+            nn.ReLU6(),
+            nn.Conv2d(10, 10, 3, 2, 1, groups=10),
+            nn.ReLU6(),
+            nn.Conv2d(10, 12, 1),
+            nn.ReLU6(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(12, 4),
+        )
+
+
+class Decoder(nn.Module):
+    """Transposed convolutions: in groups, of single channels, and of all."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.groups = nn.ConvTranspose2d(8, 12, 3, 2, 1, output_padding=1, groups=4)
+        self.deep = nn.ConvTranspose2d(12, 24, 2, groups=12)
+        self.all, self.head = nn.ConvTranspose2d(24, 6, 3, 2, 1, dilation=2), nn.Linear(6, 4)
+
+    def forward(self, x):
+        for layer in (self.stem, self.groups, self.deep, self.all):
+            x = functional.leaky_relu(layer(x))
+        return self.head(x.mean(dim=(2, 3)))
+
+
+class ChannelShuffle(nn.Module):
+    """Points in groups whose channels are shuffled between, as in ShuffleNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.one = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 1, groups=2)
+        self.deep = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.two, self.head = nn.Conv2d(16, 8, 1, groups=2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = functional.relu(self.stem(x))
+        y = functional.relu(self.one(x))
+        n, c, h, w = y.shape
+        y = y.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+        return self.head(functional.relu(x + self.two(self.deep(y))).mean(dim=(2, 3)))
+
+
 class Grouped(nn.Module):
-    """Filters in groups, between layers that can be traced."""
+    """Filters in groups, between layers of all channels."""
 
     def __init__(self):
         super().__init__()
@@ -265,6 +322,11 @@ def _swapped(module, x):
     return y * pairs.sum(dim=2).repeat_interleave(2, dim=1)
 
 
+def _shuffled(module, x):
+    """Every unit is added to another one, in a circle of three or by itself."""
+    return x + 2 * x.view(-1, 2, 4).transpose(1, 2).reshape(-1, 8)
+
+
 def _in_place(module, x):
     y = x.view(-1, 2, 4)
     x += 1.0
@@ -295,6 +357,7 @@ ODD = {
     "picked": lambda m, x: x * x[:, 0].unsqueeze(1),
     "gathered": lambda m, x: x[:, [1, 0, 2, 3, 4, 5, 6, 7]],
     "swapped": _swapped,
+    "shuffled": _shuffled,
     "in place": _in_place,
     "branch": _branch,
     "transform": lambda m, x: torch.fft.rfft(x, dim=1).abs()[:, :4].repeat(1, 2),
@@ -342,6 +405,9 @@ ARCHITECTURES = {
     "depthwise": (Depthwise, image),
     "shuffle": (Shuffle, image),
     "grouped": (Grouped, image),
+    "separable": (Separable, image),
+    "decoder": (Decoder, image),
+    "channel shuffle": (ChannelShuffle, image),
     "recurrent": (Recurrent, words),
     **{
         f"odd: {name}": (lambda function=function: Odd(function), flat)

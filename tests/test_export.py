@@ -17,6 +17,7 @@ from fedbayes.models.compact import PrunedGroupNorm, compact, difference
 from fedbayes.models.networks import MLP
 from fedbayes.models.resize import with_weights
 from fedbayes.runs import build
+from tests.architectures import Separable
 from tests.command_line import command
 from tests.toy_models import residual
 
@@ -25,6 +26,7 @@ NETWORKS = {
     "lenet": (LeNet5(3, 32, 32, 10), (3, 32, 32)),
     "resnet": (ResNet20(3, 10), (3, 16, 16)),
     "residual": (residual((64,), 3), (64,)),
+    "separable": (Separable(), (3, 16, 16)),
 }
 
 

@@ -14,10 +14,12 @@ from torch.nn import functional
 
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.choice import pivots
+from fedbayes.fusion.graph_matching import match_graph
 from fedbayes.fusion.normal import NormalEquations
 from fedbayes.fusion.patches import patches, picked
 from fedbayes.fusion.regression import regress
 from fedbayes.fusion.teacher import Teacher
+from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, LeNet5, units
 from fedbayes.models.resize import resized, widened, with_weights
 from fedbayes.models.steps import Steps, clean
@@ -64,7 +66,7 @@ def error(fused, teacher, x):
 
 UNITED = (
     *("mlp", "lenet", "batch norm", "text", "u-net", "squeeze and excite"),
-    *("shared", "parallel"),
+    *("shared", "parallel", "separable", "grouped", "decoder", "channel shuffle"),
 )
 
 
@@ -79,8 +81,8 @@ def test_all_units_of_all_clients_are_the_teacher(name):
         modules, make(), teacher, lambda i: inputs(example, i), 2, widths=2.0, watch=said.append
     )
     assert error(fused, teacher, inputs(example, 99)) < 1e-4
-    unsolved = "not solved for, with their clients' own weights: up.weight"
-    assert (unsolved in said) == (name == "u-net")
+    unsolved = "not solved for, with their clients' own weights: groups.weight, deep.weight"
+    assert (unsolved in said) == (name == "decoder")
     count = sum(p.numel() for p in fused.parameters())
     assert count > sum(p.numel() for p in modules[0].parameters())
 
@@ -93,6 +95,9 @@ COPIED = (
     "attention",
     "pre-norm transformer",
     "grouped",
+    "separable",
+    "decoder",
+    "channel shuffle",
     "recurrent",
 )
 
@@ -172,6 +177,72 @@ def test_clients_of_other_widths_and_other_graphs():
         assert (fused(x) - target).norm() < 0.7 * target.norm(), "its outputs are solved for"
 
 
+def test_filters_of_single_channels_are_least_squares_channel_by_channel():
+    """Against NumPy's, on what the fused layers below give."""
+
+    def make():
+        return nn.Sequential(
+            *(nn.Conv2d(3, 6, 3), nn.Tanh(), nn.Conv2d(6, 6, 1), nn.Tanh()),
+            *(nn.Conv2d(6, 6, 3, groups=6), nn.Tanh(), nn.Flatten(), nn.Linear(24, 4)),
+        )
+
+    client, example = trained_like(make, 1), torch.zeros(2, 3, 6, 6)
+    draws = [inputs(example, number) for number in range(3)]
+    teacher = teacher_of([client], 4)
+    fused = regress([client], make(), teacher, draws.__getitem__, 3, widths=0.5, ridge=1e-12)
+    assert (fused[4].groups, fused[4].weight.shape) == (3, (3, 1, 3, 3))
+    with torch.no_grad():
+        below, said = (f[:4](torch.cat(draws)) for f in (fused, client))
+        seen = functional.unfold(below, 3).reshape(len(below), 3, 9, 4)
+        said = client[4](said).permute(1, 0, 2, 3).reshape(6, -1).numpy()
+    units_of = set()
+    for channel, filters in enumerate(fused[4].weight.detach().flatten(1).numpy()):
+        rows = seen[:, channel].transpose(1, 2).reshape(-1, 9).numpy().astype(float)
+        rows = np.hstack([rows, np.ones((len(rows), 1))])
+        wanted, left, *_ = np.linalg.lstsq(rows, said.T.astype(float), rcond=None)
+        far = np.abs(wanted[:9] - filters[:, None]).max(0)
+        units_of.add(unit := int(far.argmin()))
+        assert far[unit] < 1e-4 < np.delete(far, unit).min()
+        assert wanted[9, unit] == pytest.approx(fused[4].bias[channel].item(), abs=1e-4)
+        assert left[unit] > 1e-3, "something is left, so that this is no copy"
+    assert len(units_of) == 3
+
+
+@pytest.mark.parametrize("name", ["separable", "grouped", "decoder", "channel shuffle"])
+def test_blocks_and_single_channels_of_other_widths(name):
+    make, example = ARCHITECTURES[name][0], ARCHITECTURES[name][1]()
+    modules = [trained_like(make, seed) for seed in (1, 2)]
+    teacher = teacher_of(modules, 4)
+    errors = []
+    for width in (0.5, 1.0, 1.5):
+        said = []
+        fused = regress(
+            modules, make(), teacher, lambda i: inputs(example, i), 8, widths=width,
+            watch=said.append,
+        )  # fmt: skip
+        errors.append(error(fused, teacher, inputs(example, 99)))
+        kept = [f"{layer}: the network's own code does not bear 1 units; it stays at 2"
+                for layer in ("stem",) if name == "decoder" and width == 0.5]  # fmt: skip
+        assert [text for text in said if "bear" in text] == kept
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_other_numbers_of_groups_are_other_graphs():
+    def network(groups):
+        return nn.Sequential(
+            *(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=groups), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(32, 4)),
+        )
+
+    clients, said = [network(2), network(4)], []
+    example = torch.zeros(2, 3, 6, 6)
+    teacher = teacher_of(clients, 4)
+    regress(clients, network(2), teacher, lambda i: inputs(example, i), 2, watch=said.append)
+    assert any("1 of 2 clients have other graphs" in text for text in said)
+    with pytest.raises(ModelError, match="b is not of the graph of a"):
+        match_graph(dict(zip("ab", clients, strict=True)), MatchingSettings(), example)
+
+
 def test_programs_are_networks_too():
     def program(seed):
         module = trained_like(lambda: MLP(6, [9], 4), seed)
@@ -212,7 +283,7 @@ def test_mistakes_are_told():
         like=shuffle,
         clients=[shuffle] * 2,
         said=teacher_of([shuffle] * 2, 4),
-        widths=2.0,
+        widths={"stem": 16},
     )
     stiff = Stiff()
     told(
@@ -336,6 +407,9 @@ def test_pivots_against_what_is_left_of_every_unit(seed):
         nn.Conv1d(2, 5, 4, stride=3, bias=False),
         nn.Conv1d(3, 5, 4, padding="same"),
         nn.Conv3d(2, 3, 2, padding="valid"),
+        nn.ConvTranspose2d(3, 4, 3, 2, 1, output_padding=1),
+        nn.ConvTranspose2d(3, 2, (3, 2), (1, 3), (2, 3), dilation=2),
+        nn.ConvTranspose1d(2, 5, 4, stride=3, bias=False),
     ],
 )
 def test_filters_times_patches_are_the_convolution(layer):
@@ -343,9 +417,11 @@ def test_filters_times_patches_are_the_convolution(layer):
     wanted = layer(x)
     shape = wanted.movedim(1, -1).shape[:-1]
     places = torch.stack([torch.randint(size, (40,)) for size in shape])
-    given = {key: getattr(layer, key) for key in ("weight", "stride", "dilation", "padding")}
-    found = patches({**given, "input": x, "groups": layer.groups}, shape, places)
-    filters = layer.weight.reshape(layer.groups, len(layer.weight) // layer.groups, -1)
+    keys = ("weight", "stride", "dilation", "padding", "output_padding", "groups")
+    given = {key: getattr(layer, key) for key in keys}
+    found = patches({**given, "input": x}, shape, places, transposed=layer.transposed)
+    filters = layer.weight.transpose(0, int(layer.transposed))
+    filters = filters.reshape(layer.groups, len(filters) // layer.groups, -1)
     said = (found @ filters.mT).transpose(0, 1).flatten(1)
     bias = 0 if layer.bias is None else layer.bias
     torch.testing.assert_close(said + bias, picked(wanted, 1, places))
@@ -353,7 +429,10 @@ def test_filters_times_patches_are_the_convolution(layer):
 
 @pytest.mark.parametrize(
     "name",
-    ["mlp", "batch norm", "depthwise", "u-net", pytest.param("resnet20", marks=pytest.mark.slow)],
+    [
+        *("mlp", "batch norm", "depthwise", "u-net", "grouped", "decoder", "channel shuffle"),
+        pytest.param("resnet20", marks=pytest.mark.slow),
+    ],
 )
 def test_units_that_stand_twice_with_half_of_their_readers_change_nothing(name):
     make, example = ARCHITECTURES[name]

@@ -92,6 +92,10 @@ def test_fully_connected_networks_get_the_numbers_of_their_own_matching(
         ("parallel", 0),
         ("depthwise", 3),
         ("shuffle", 0),
+        ("grouped", 3),
+        ("separable", 0),
+        ("decoder", 3),
+        ("channel shuffle", 0),
         ("odd: sigmoid", 3),
         ("odd: scaled", 0),
     ],
@@ -116,7 +120,9 @@ def test_networks_in_other_orders_match_back_to_the_network(name, alternations):
 @settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    name=st.sampled_from(["batch norm", "u-net", "shared", "depthwise", "attention", "text"]),
+    name=st.sampled_from(
+        ["batch norm", "u-net", "shared", "depthwise", "attention", "text", "channel shuffle"]
+    ),
     epsilon=st.sampled_from([0.0, 0.3, 1.0]),
 )
 def test_no_pass_raises_the_objective(seed, name, epsilon):
@@ -279,6 +285,8 @@ def test_fused_tensors_are_the_means_that_they_should_be(alternations):
         "squeeze and excite",
         "shared",
         "parallel",
+        "separable",
+        "channel shuffle",
         pytest.param("resnet18", marks=pytest.mark.slow),
         pytest.param("mobilenet", marks=pytest.mark.slow),
     ],

@@ -399,6 +399,8 @@ def test_average_and_multiplications(inputs):
     assert average([one, MLP(6, [3], 3)]) is None
     conv = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 64, 5))
     assert multiplications(conv, torch.zeros(1, 3, 8, 8)) == 64 * 4 * 27 + 4 * 64 * 5
+    blocks = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 12, 1, groups=4))
+    assert multiplications(blocks, torch.zeros(1, 8, 10, 10)) == 64 * 8 * 9 + 64 * 12 * 2
     scale = Scale(teacher_of({"a": one, "b": two}, None, None)[0], inputs, None)
     names = [mark.name for mark in scale.clients({"a": one, "b": two})]
     assert names[1:] == ["average", "ensemble"]

@@ -27,6 +27,8 @@ RECOVERED = [
     "u-net",
     "shared",
     "grouped",
+    "channel shuffle",
+    "decoder",
     "recurrent",
 ]
 

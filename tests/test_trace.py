@@ -42,6 +42,7 @@ def traced(name):
 NARROWED = {
     *("mlp", "lenet", "cnn", "batch norm", "resnet20", "resnet18", "mobilenet", "vgg", "text"),
     *("u-net", "squeeze and excite", "shared", "parallel", "depthwise"),
+    *("grouped", "separable", "decoder"),
 }
 """Architectures without a width in their code, and without layer normalization."""
 
@@ -121,7 +122,6 @@ def groups_of(name):
 @pytest.mark.parametrize(
     ("name", "left"),
     [
-        ("grouped", {"stem", "groups"}),
         ("recurrent", {"embedding", "lstm.weight_ih_l0", "lstm.weight_hh_l0"}),
         *((f"odd: {odd}", {"one"}) for odd in ("roll", "sort", "cumulative", "positions", "pairs")),
         *((f"odd: {odd}", {"one"}) for odd in ("gathered", "picked", "transform", "in place")),
@@ -137,7 +137,7 @@ def test_a_network_that_branches_has_no_groups():
     assert all(why.startswith("it cannot be traced: ") for why in found.untouched.values())
 
 
-EVERYTHING = set(ARCHITECTURES) - {f"odd: {odd}" for odd in ODD} - {"grouped", "recurrent"}
+EVERYTHING = set(ARCHITECTURES) - {f"odd: {odd}" for odd in ODD} - {"recurrent"}
 
 
 @pytest.mark.parametrize("name", sorted(EVERYTHING))
@@ -185,6 +185,25 @@ def test_filters_of_single_channels_go_with_the_channel():
     by_tensor = {axis.tensor: axis.units for axis in deep["stem"].owned}
     assert by_tensor["deep.weight"] == tuple(channel // 2 for channel in range(16))
     assert len(set(deep["stem"].cells)) == 2
+
+
+def test_a_unit_of_a_convolution_in_groups_is_a_channel_of_every_block():
+    found = groups_of("grouped")
+    read, made = found["stem"], found["groups"]
+    assert (read.count, made.count) == (4, 4)
+    assert read.owned[0].units == (0, 1, 2, 3, 0, 1, 2, 3)
+    assert [(axis.tensor, axis.axis, axis.units) for axis in read.readers] == [
+        ("groups.weight", 1, (0, 1, 2, 3))
+    ]
+    assert made.owned[0].units == (0, 1, 2, 3, 0, 1, 2, 3)
+    assert groups_of("channel shuffle")["one"].count == 4
+
+
+def test_units_that_are_joined_in_other_ways_are_in_other_cells():
+    """The shuffle has two circles of three, but brings no order of one to that of the other."""
+    shuffled = groups_of("odd: shuffled")["one"]
+    assert shuffled.owned[0].units == (0, 1, 1, 2, 1, 2, 2, 3)
+    assert shuffled.cells == (0, 1, 2, 0)
 
 
 def test_a_concatenation_is_read_by_both():

@@ -13,6 +13,8 @@ from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.models import LeNet5, ModelSettings, Network, ResNet20, build, units
 from fedbayes.models.networks import MLP
+from fedbayes.models.resize import with_weights
+from tests.architectures import Decoder, Grouped, Separable
 from tests.methods.places import at, run_of
 from tests.toy_models import normalized, residual
 
@@ -45,8 +47,14 @@ def test_norms_are_over_all_that_makes_a_unit():
 
 @pytest.mark.parametrize(
     ("module", "shape"),
-    [(MLP(12, [8, 6], 3), (12,)), (LeNet5(1, 16, 16, 4), (1, 16, 16)), (residual((64,), 3), (64,))],
-    ids=["mlp", "lenet", "residual"],
+    [
+        (MLP(12, [8, 6], 3), (12,)),
+        (LeNet5(1, 16, 16, 4), (1, 16, 16)),
+        (residual((64,), 3), (64,)),
+        (Grouped(), (3, 16, 16)),
+        (Decoder(), (3, 16, 16)),
+    ],
+    ids=["mlp", "lenet", "residual", "grouped", "decoder"],
 )
 def test_a_small_network_answers_like_one_with_zeros(module, shape):
     """What belongs to missing units may go: the outputs stay (without normalization)."""
@@ -69,6 +77,21 @@ def test_a_small_network_answers_like_one_with_zeros(module, shape):
         item = message[name]
         dense = item.dense() if name in found else item
         assert torch.equal(dense, tensor)
+
+
+def test_dropout_takes_channels_with_their_own_filters():
+    """A client trains the smaller network as the module of that size would be."""
+    network = Network(Separable(), shape=(3, 16, 16))
+    assert network.narrowing == network.groups[:-1]
+    method = FedDrop(conv_rate=0.5)
+    run = run_of(network, clients=1, rounds=1, classes=4, seed=0)
+    small = units.slice(method.message(method.init(run), at(run, 0)))
+    assert small["3.weight"].shape == (4, 1, 3, 3)
+    own = with_weights(network.module, small)
+    assert [own[place].groups for place in (0, 3, 9)] == [1, 4, 5]
+    x = torch.randn(5, 3, 16, 16)
+    torch.testing.assert_close(network(network.prepare(small), x), own(x))
+    assert [network.module[place].groups for place in (3, 9)] == [8, 10], "as it was"
 
 
 def test_the_same_share_of_every_cell_stays():

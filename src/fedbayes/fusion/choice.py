@@ -263,13 +263,14 @@ def _looked(
     readers = {layer: sum(other == layer for other, *_ in seen) for layer, *_ in seen}
     for layer, axis, value, at in seen:
         count = donor.groups[layer].count
+        blocks = value.shape[at] // len(axis.units)  # that a convolution in groups reads alike
+        along = replace(axis, axis=1, units=axis.units * blocks)
         rows = value.detach().movedim(at, -1).reshape(-1, value.shape[at])
         assert value.grad is not None
         slopes = value.grad.movedim(at, -1).reshape(-1, value.shape[at])
-        own = max(sum(u >= 0 for u in axis.units) // count, 1)
+        own = max(sum(u >= 0 for u in along.units) // count, 1)
         wish = max(samples // (readers[layer] * own), 1)
         picked = torch.randperm(len(rows), generator=torch.Generator().manual_seed(number))
-        along = replace(axis, axis=1)
         kept = along.rows(rows[picked[:wish]], count)
         grade = along.rows(slopes.square().mean(0)[None], count).mean(1)
         found.append((layer, kept, grade / readers[layer]))

@@ -28,6 +28,8 @@ class Fit:
     node: Node
     weight: str
     bias: str | None
+    rows: int
+    """The axis of the weight on which its outputs lie."""
     channel: int
     """The axis of its outputs on which units lie, from the end."""
     origin: Origin
@@ -101,8 +103,9 @@ def fits(
         if weight is None or weight in seen or not isinstance(given, Node):
             continue
         seen.add(weight)
-        channel = _channel(node, tensors[weight])
-        origin = origins.at(weight, 0)
+        channel = _channel(steps, node, tensors[weight])
+        rows = int("transpose" in kind(node))
+        origin = origins.at(weight, rows)
         outputs = bool((origin.donor == OUTPUT).any())
         if given not in steps.depends and not outputs:
             continue  # the chosen units' own weights are right
@@ -111,13 +114,13 @@ def fits(
             continue
         if not donors and not outputs:
             continue
-        features = tensors[weight][0].numel()
+        features = tensors[weight].select(rows, 0).numel()
         if features > LARGEST:
             raise ModelError(
                 f"{weight} has {features:,} inputs; least squares are done up to {LARGEST:,}"
             )
         rest = _other_operand(steps, node)
-        found.append(Fit(node, weight, bias, channel, origin, features, rest))
+        found.append(Fit(node, weight, bias, rows, channel, origin, features, rest))
     return found, left
 
 
@@ -137,15 +140,16 @@ def _other_operand(steps: Steps, node: Node) -> tuple[Node, Node] | None:
     return (reader, other) if known else None
 
 
-def _channel(node: Node, weight: Tensor) -> int | None:
+def _channel(steps: Steps, node: Node, weight: Tensor) -> int | None:
     """The axis of an operation's outputs on which its units lie, from the end; None: it is not
     solved for.
     """
     name = kind(node)
     if name in ("linear", "layer_norm", "rms_norm"):
         return -1 if weight.ndim == 1 + (name == "linear") else None
-    if name in ("conv1d", "conv2d", "conv3d"):
-        return 1 - weight.ndim
+    if name.startswith("conv"):
+        whole = "transpose" not in name or steps.argument(node, "groups") == 1
+        return 1 - weight.ndim if whole else None
     if name in ("batch_norm", "group_norm"):
         return 1 - len(node.meta["val"].shape)
     return None

@@ -18,13 +18,17 @@ def picked(value: Tensor, channel: int, places: Tensor) -> Tensor:
     return value.movedim(channel, -1)[tuple(places)]
 
 
-def patches(given: Mapping[str, Any], shape: Sequence[int], places: Tensor) -> Tensor:
+def patches(
+    given: Mapping[str, Any], shape: Sequence[int], places: Tensor, *, transposed: bool = False
+) -> Tensor:
     """What a convolution multiplies with its filters at some places of its outputs.
 
     Args:
         given: the arguments of the convolution.
         shape: of its outputs without channels, [batch, *pixels].
         places: indices of these axes, [axes, n].
+        transposed: whether it is a transposed one: of inputs with zeros between them, and filters
+            turned round.
 
     Returns:
         [groups of channels, n, channels of a group × taps].
@@ -32,7 +36,17 @@ def patches(given: Mapping[str, Any], shape: Sequence[int], places: Tensor) -> T
     x, taps = given["input"], given["weight"].shape[2:]
     space = len(taps)
     stride, dilation = (_each(given[key], space) for key in ("stride", "dilation"))
-    x = functional.pad(x, _padding(given["padding"], taps, dilation)).contiguous()
+    if transposed:
+        more = _each(given["output_padding"], space)
+        pads = [
+            d * (k - 1) - p
+            for d, k, p in zip(dilation, taps, _each(given["padding"], space), strict=True)
+        ]
+        ends = [(pad, pad + end) for pad, end in zip(pads, more, strict=True)]
+        x, stride = _apart(x, stride), [1] * space
+    else:
+        ends = _ends(given["padding"], taps, dilation)
+    x = functional.pad(x, [end for pair in reversed(ends) for end in pair]).contiguous()
     steps = x.stride()
     pixels = [step * by for step, by in zip(steps[2:], stride, strict=True)]
     inner = [step * by for step, by in zip(steps[2:], dilation, strict=True)]
@@ -40,6 +54,8 @@ def patches(given: Mapping[str, Any], shape: Sequence[int], places: Tensor) -> T
         (*shape, x.shape[1], *taps), (steps[0], *pixels, steps[1], *inner), x.storage_offset()
     )
     found = view[tuple(places)]
+    if transposed:
+        found = found.flip(list(range(2, found.ndim)))
     return found.reshape(len(found), given["groups"], -1).transpose(0, 1)
 
 
@@ -48,15 +64,22 @@ def _each(value: int | Sequence[int], space: int) -> list[int]:
     return values * space if len(values) == 1 else values
 
 
-def _padding(
+def _ends(
     padding: str | int | Sequence[int], taps: Sequence[int], dilation: Sequence[int]
-) -> list[int]:
-    """As `functional.pad` takes it: last axis first, both ends."""
+) -> list[tuple[int, int]]:
+    """How much is added before and behind each axis of pixels."""
     if isinstance(padding, str):
         whole = [
             (k - 1) * d if padding == "same" else 0 for k, d in zip(taps, dilation, strict=True)
         ]
-        ends = [(total // 2, total - total // 2) for total in whole]
-    else:
-        ends = [(side, side) for side in _each(padding, len(taps))]
-    return [end for pair in reversed(ends) for end in pair]
+        return [(total // 2, total - total // 2) for total in whole]
+    return [(side, side) for side in _each(padding, len(taps))]
+
+
+def _apart(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Images with zeros between their pixels."""
+    sizes = [(size - 1) * by + 1 for size, by in zip(x.shape[2:], stride, strict=True)]
+    wide = x.new_zeros(*x.shape[:2], *sizes)
+    places = [slice(None), slice(None), *(slice(None, None, by) for by in stride)]
+    wide[tuple(places)] = x
+    return wide

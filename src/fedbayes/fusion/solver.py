@@ -51,7 +51,7 @@ class Solver:
 
     def solve(self, fit: Fit, ridge: float) -> None:
         """Solve for one layer; layers come in their order."""
-        old = self.tensors[fit.weight]
+        old = self.tensors[fit.weight].transpose(0, fit.rows)
         split = 1 if fit.norm else int(self.steps.argument(fit.node, "groups") or 1)
         if fit.norm:
             start = old[:, None, None]
@@ -74,17 +74,22 @@ class Solver:
             # What is left by the start: the sums' rounding is that of a small change.
             equations.add(features, targets - features @ start - shift)
         weight, bias = equations.solve(ridge, intercept=fit.bias is not None)
-        self.tensors[fit.weight] = (start + weight).mT.reshape(old.shape)
+        fresh = (start + weight).mT.reshape(old.shape)
+        self.tensors[fit.weight] = fresh.transpose(0, fit.rows).contiguous()
         if fit.bias is not None:
             self.tensors[fit.bias] = (shift[:, 0] + bias).reshape(-1)
         if self.steps.read_before(fit.node, fit.weight, fit.bias):
             self._passes.clear()
 
     def _own_columns(self, fit: Fit, weight: Tensor) -> Tensor:
-        """The weights without those between units of one client and what another's give whole."""
+        """The weights, rows first, without those between units of one client and what another's
+        give whole.
+        """
         if weight.shape[1] == 1:
             return weight
-        rows, columns = (self.origins.at(fit.weight, axis).donor for axis in (0, 1))
+        rows, columns = (
+            self.origins.at(fit.weight, axis).donor for axis in (fit.rows, 1 - fit.rows)
+        )
         stranger = (rows[:, None] >= 0) & (rows[:, None] != self.anchor) & (columns == FREE)
         stranger |= (rows[:, None] == FREE) & (columns >= 0) & (columns != self.anchor)
         return weight * ~stranger.reshape(*stranger.shape, *[1] * (weight.ndim - 2))
@@ -108,4 +113,4 @@ class Solver:
         if kind(fit.node) == "linear":
             return picked(given["input"], -1, places)[None], before
         shape = step.value.movedim(fit.channel, -1).shape[:-1]
-        return patches(given, shape, places), before
+        return patches(given, shape, places, transposed=fit.rows == 1), before

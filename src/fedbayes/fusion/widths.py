@@ -64,7 +64,7 @@ def orders(
         elif not isinstance(width, int) and len(order) < 0.99 * width * group.count - 1:
             say(f"{layer}: {len(order)} units, all that there are")
         found.append((group, order))
-    return _borne(found, like, example, isinstance(widths, Mapping), say)
+    return _borne(found, own, like, example, isinstance(widths, Mapping), say)
 
 
 def _limited(group: Group, order: Sequence[int], donors: Sequence[Donor]) -> list[int]:
@@ -78,14 +78,25 @@ def _limited(group: Group, order: Sequence[int], donors: Sequence[Donor]) -> lis
 
 
 def _borne(
-    found: Orders, like: nn.Module, example: Tensor, told: bool, say: Callable[[str], None]
+    found: Orders,
+    own: Donor,
+    like: nn.Module,
+    example: Tensor,
+    told: bool,
+    say: Callable[[str], None],
 ) -> Orders:
-    """The widths that the network's own code bears: each is tried."""
-    if computes(like, found, example):
+    """The widths that the network's own code bears: each is tried. Of those that were told,
+    `recorded` says how else it computes.
+    """
+
+    def borne(units: Orders) -> bool:
+        return computes(like, units, example) if told else bears(own, like, units, example)
+
+    if borne(found):
         return found
     result: Orders = []
     for group, order in found:
-        if computes(like, [(group, order)], example):
+        if borne([(group, order)]):
             result.append((group, order))
             continue
         text = f"{group.layer}: the network's own code does not bear {len(order)} units"
@@ -93,7 +104,7 @@ def _borne(
             raise ModelError(f"{text}; leave it at {group.count}")
         say(f"{text}; it stays at {group.count}")
         result.append((group, list(range(group.count))))
-    if not computes(like, result, example):
+    if not borne(result):
         raise ModelError(
             "the network's own code does not bear these widths together; name widths of single "
             "groups"

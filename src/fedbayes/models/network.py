@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedbayes.errors import ModelError
 from fedbayes.models.normalization import frozen_buffers
+from fedbayes.models.resize import channels_by_weight, is_depthwise
 from fedbayes.models.settings import Precision
 from fedbayes.models.units import (
     Group,
@@ -96,6 +97,7 @@ class Network:
         """What does not train: parameters whose `requires_grad` is False, frozen statistics. Never
         sent; they share memory with the module."""
         self._slots = self._find_slots()
+        self._depthwise = [(m, m.groups) for m in module.modules() if is_depthwise(m)]
         self._lay_out(any(isinstance(m, nn.Conv2d) for m in module.modules()))
 
     def _lay_out(self, channels_last: bool) -> None:
@@ -276,11 +278,15 @@ class Network:
         """Put tensors in their places in the module; `_unbind` is to follow."""
         for table, key, name, own in self._slots:
             table[key] = weights[name] if name not in self.own else weights.get(name, own)
+        for layer, _ in self._depthwise:
+            layer.groups = channels_by_weight(layer)
 
     def _unbind(self) -> None:
         """Put the module's own tensors back."""
         for table, key, _, own in self._slots:
             table[key] = own
+        for layer, channels in self._depthwise:
+            layer.groups = channels
 
     def __call__(self, weights: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
         """Outputs [n, width] for the inputs [n, ...] under these weights, at least float32."""

@@ -169,46 +169,62 @@ def _convolution(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow
     for found in weight.fields:
         if max(found.axes) >= 2:
             trace.untouchable.append((found.atoms, ""))
-    batch = "n" * (len(shape) - space - 1)
-    x = trace.spread(x, x.shape, len(batch) + 1, "a convolution")
+    channel = len(shape) - space - 1
+    batch = "n" * channel
+    x = trace.spread(x, x.shape, channel + 1, "a convolution")
     places, taps, after = "ABC"[:space], "DEF"[:space], "GHI"[:space]
-    channels = x.shape[len(batch)]
+    rows = "io" if turned else "oi"
     if groups == 1:
-        rows = "io" if turned else "oi"
         letters = (batch + "i" + places, rows + taps, batch + "o" + after)
         result = _multiply(trace, x, kernel, letters, shape)
-    elif groups == channels and not turned:
-        kernel = Flow(kernel.shape[:1], tuple(f for f in kernel.fields if f.axes == (0,)))
-        times = kernel.shape[0] // channels
-        wide = tuple(replace(f, atoms=_repeat(f, len(batch), times)) for f in x.fields)
-        before = list(range(len(batch) + 1))
-        spread = Flow((*x.shape[: len(batch)], kernel.shape[0]), wide)
-        result = trace.merge(
-            [(spread, before), (kernel, before[-1:])],
-            shape[: len(before)],
-            before,
-            product=True,
-            reason="a convolution of single channels",
-        )
-        result = Flow(tuple(shape), result.fields)
+    elif groups == x.shape[channel]:
         for found in weight.fields:
             if found.axes == (1,):
                 trace.untouchable.append((found.atoms, ""))
+        kernel = Flow(kernel.shape[:1], tuple(f for f in kernel.fields if f.axes == (0,)))
+        x = _repeated(Flow(x.shape[: channel + 1], x.fields), channel, kernel.shape[0])
+        axes = range(channel + 1)
+        result = trace.merge(
+            [(x, axes), (kernel, axes[-1:])],
+            x.shape,
+            axes,
+            product=True,
+            reason="a convolution of single channels",
+        )
+        result = Flow(tuple(shape), _repeated(result, channel, shape[channel]).fields)
     else:
-        trace.refuse([x, kernel], "a convolution in groups")
-        result = Flow(tuple(shape), ())
-        bias = args["bias"]
-        if bias is not None:
-            trace.refuse([bias], "a convolution in groups")
-        return result
-    return _plus(trace, result, args["bias"], len(batch))
+        reason = "a convolution in groups"
+        x, kernel = _one_block(trace, x, channel, groups), _one_block(trace, kernel, 0, groups)
+        sizes = (*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :])
+        letters = (batch + "gi" + places, "g" + rows + taps, batch + "go" + after)
+        result = trace.reshape(_multiply(trace, x, kernel, letters, sizes), shape, reason)
+    return _plus(trace, result, args["bias"], channel)
 
 
-def _repeat(found: Field, axis: int, times: int) -> Any:
-    """Atoms so many times one after another along an axis."""
-    if axis not in found.axes:
-        return found.atoms
-    return found.atoms.repeat(times, axis=found.axes.index(axis))
+def _repeated(flow: Flow, axis: int, size: int) -> Flow:
+    """Every entry of an axis as often, one after another, as gives it this size."""
+    fields = []
+    for f in flow.fields:
+        if axis in f.axes:
+            f = replace(f, atoms=f.atoms.repeat(size // flow.shape[axis], f.axes.index(axis)))
+        fields.append(f)
+    return Flow((*flow.shape[:axis], size, *flow.shape[axis + 1 :]), tuple(fields))
+
+
+def _one_block(trace: Trace, flow: Flow, axis: int, blocks: int) -> Flow:
+    """An axis parted into blocks, which go along a new axis before it; entries in the same place of
+    all blocks are one unit, so that blocks stay of one size.
+    """
+    parted = (*flow.shape[:axis], blocks, flow.shape[axis] // blocks, *flow.shape[axis + 1 :])
+    fields = []
+    for f in trace.reshape(flow, parted, "a convolution in groups").fields:
+        if axis in f.axes:
+            place = f.axes.index(axis)
+            axes = tuple(a for a in f.axes if a != axis) or (axis + 1,)
+            atoms = trace.along(f.atoms, [place])
+            f = replace(f, axes=axes, atoms=atoms.reshape(atoms.shape or (1,)))
+        fields.append(f)
+    return Flow(parted, tuple(fields))
 
 
 def _normalized(

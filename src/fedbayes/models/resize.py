@@ -11,9 +11,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from fedbayes.models.units import Axis, Group, evaluating
 from fedbayes.tensors import Tensors
@@ -136,6 +138,17 @@ def resized(module: nn.Module, units: Units) -> nn.Module:
     return with_weights(module, taken(weights, units))
 
 
+def is_depthwise(layer: nn.Module) -> TypeGuard[_ConvNd]:
+    """Whether a layer is a convolution of each channel by itself."""
+    return isinstance(layer, _ConvNd) and 1 < layer.groups == layer.in_channels
+
+
+def channels_by_weight(layer: _ConvNd) -> int:
+    """How many channels a depthwise convolution has, going by its weight."""
+    times = 1 if layer.transposed else layer.out_channels // layer.in_channels
+    return len(layer.weight) // times
+
+
 def _fit(layer: nn.Module) -> None:
     """Make a layer's attributes fit its weights."""
     match layer:
@@ -143,13 +156,11 @@ def _fit(layer: nn.Module) -> None:
             layer.out_features, layer.in_features = layer.weight.shape
         case nn.Embedding():
             layer.embedding_dim = layer.weight.shape[1]
-        case nn.ConvTranspose1d() | nn.ConvTranspose2d() | nn.ConvTranspose3d():
-            layer.in_channels, layer.out_channels = layer.weight.shape[:2]
-        case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
-            if layer.groups > 1 and layer.groups == layer.in_channels:  # of single channels
-                layer.groups = len(layer.weight) // (layer.out_channels // layer.in_channels)
-            layer.out_channels = len(layer.weight)
-            layer.in_channels = layer.weight.shape[1] * layer.groups
+        case _ConvNd():
+            if is_depthwise(layer):
+                layer.groups = channels_by_weight(layer)
+            sizes = len(layer.weight), layer.weight.shape[1] * layer.groups
+            layer.in_channels, layer.out_channels = sizes if layer.transposed else sizes[::-1]
         case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d() if layer.affine:
             layer.num_features = len(layer.weight)
         case nn.GroupNorm() if layer.affine:

@@ -257,9 +257,13 @@ def _rigid(node: Node) -> bool:
 
 
 def _plain(node: Node) -> list[Any]:
-    """An operation's constants, without numbers of groups."""
+    """An operation's constants, but how many channels are convolved each on its own."""
     given = _by_name(node, node.args, node.kwargs)
-    return [v for k, v in given.items() if k != "groups" and not isinstance(v, Node)]
+    if "groups" in given:
+        channel = 1 - given["weight"].meta["val"].ndim
+        if given["groups"] == given["input"].meta["val"].shape[channel]:
+            del given["groups"]
+    return [v for v in given.values() if not isinstance(v, Node)]
 
 
 def _by_name(node: Node, args: Any, kwargs: Any) -> dict[str, Any]:

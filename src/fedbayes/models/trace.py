@@ -16,7 +16,8 @@ that a rule that is missing costs units and never answers. Four more facts are n
 - units are *mixed* by layer normalization or an average over them: they can be permuted and
   zeroed, but their number counts;
 - *cells*: units can only be exchanged with those of the same cell, as a group normalization has
-  its groups;
+  its groups. So can units of several entries that are joined to one another in other ways, as
+  those of a stream to which it is added shuffled;
 - the *outputs* of the network.
 """
 
@@ -80,6 +81,8 @@ class Trace:
     outputs: list[Atoms] = field(default_factory=list)
     cells: list[tuple[Atoms, npt.NDArray[np.int64]]] = field(default_factory=list)
     """Atoms, and numbers that differ between cells."""
+    joined: list[tuple[Atoms, Atoms]] = field(default_factory=list)
+    """Of every time that atoms were made the same: these and those, entry by entry."""
     group_norms: list[tuple[Atoms, str]] = field(default_factory=list)
     """Atoms that a group normalization counts, and its module."""
     module: str = ""
@@ -111,7 +114,9 @@ class Trace:
     def same(self, one: Atoms, two: Atoms) -> Atoms:
         """Make atoms the same, entry by entry; a constant takes the other's place."""
         result, padded = one.copy(), np.zeros_like(one)
-        for at in np.flatnonzero(one.ravel() != two.ravel()).tolist():
+        differing = np.flatnonzero(one.ravel() != two.ravel())
+        self.joined.append((one.ravel()[differing], two.ravel()[differing]))
+        for at in differing.tolist():
             a, b = int(one.flat[at]), int(two.flat[at])
             if a >= 0 and b >= 0:
                 self._parents[self.find(b)] = self.find(a)
@@ -144,13 +149,12 @@ class Trace:
 
     def simple(self, found: Field) -> Field:
         """The field without axes along which its atoms do not differ."""
-        axes, atoms = list(found.axes), self.roots(found.atoms)
+        axes, atoms, roots = list(found.axes), found.atoms, self.roots(found.atoms)
         for place in range(len(axes) - 1, -1, -1):
             if len(axes) == 1:
                 break
-            first = atoms.take([0], axis=place)
-            if (atoms == first).all():
-                atoms = first.squeeze(place)
+            if (roots == roots.take([0], axis=place)).all():
+                atoms, roots = (np.moveaxis(part, place, 0)[0] for part in (atoms, roots))
                 del axes[place]
         return replace(found, axes=tuple(axes), atoms=atoms)
 

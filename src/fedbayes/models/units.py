@@ -250,14 +250,35 @@ class _Collected:
         for atoms, name in trace.group_norms:
             for atom in set(self._atoms(atoms)):
                 self.norms.setdefault(atom, []).append(name)
-        self.marks: dict[int, set[tuple[int, int]]] = {}
+        self.marks: dict[int, set[tuple[int, ...]]] = {}
+        places = self._places()
         for number, (atoms, marks) in enumerate(trace.cells):
-            for atom, mark in zip(
+            for root, atom, mark in zip(
                 trace.roots(atoms).ravel().tolist(),
+                atoms.ravel().tolist(),
                 np.broadcast_to(marks, atoms.shape).ravel().tolist(),
                 strict=True,
             ):
-                self.marks.setdefault(atom, set()).add((number, mark))
+                self.marks.setdefault(root, set()).add((number, places.get(atom, -1), mark))
+        for number, (one, two) in enumerate(trace.joined, len(trace.cells)):
+            for root, *pair in zip(
+                trace.roots(one).tolist(), one.tolist(), two.tolist(), strict=True
+            ):
+                at = (places.get(atom, -1) for atom in pair)
+                self.marks.setdefault(root, set()).add((number, *at))
+
+    def _places(self) -> dict[int, int]:
+        """Of every atom, a number for the axis that it was made on and for which of its unit's
+        entries there it is: the same number for every unit.
+        """
+        numbers: dict[tuple[tuple[str, int], int], int] = {}
+        places = {}
+        for key, atoms in self.trace.axes.items():
+            seen: dict[int, int] = {}
+            for atom, root in zip(atoms.tolist(), self.axes[key], strict=True):
+                rank = seen[root] = seen.get(root, -1) + 1
+                places[atom] = numbers.setdefault((key, rank), len(numbers))
+        return places
 
     def _atoms(self, atoms: np.ndarray) -> list[int]:
         return [atom for atom in self.trace.roots(atoms).ravel().tolist() if atom >= 0]
