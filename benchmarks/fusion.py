@@ -39,7 +39,8 @@ from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.models.resize import with_weights
 from fedbayes.models.units import find_units
-from fedbayes.papers.experiment import Results, fingerprint, finished, markdown, mean_and_std
+from fedbayes.papers.experiment import Results, fingerprint, finished, mean_and_std
+from fedbayes.papers.finding import markdown
 from fedbayes.runs.build import stored_data
 from fedbayes.tools.network_fusing import drawn
 from fedbayes.tools.silos import Seen, read_silos

@@ -1,0 +1,44 @@
+"""Benchmarks and examples, which no other test runs, fit the package that is here."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+from fedbayes import Config
+from fedbayes.tools.variants import settled, variants
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/**/*.py")])
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """What a program takes from this project, as `module:name`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (f"{alias.name}:" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}:{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_what_a_program_imports_from_the_project_exists(program):
+    ours = [
+        name
+        for name in imported(ast.parse(program.read_text()))
+        if name.split(":")[0].split(".")[0] in ("fedbayes", "tests", "benchmarks")
+    ]
+    for name in ours:
+        resolve_name(name)
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("benchmarks/*.toml")), ids=lambda path: path.stem)
+def test_a_config_or_a_list_of_methods_is_one(file):
+    text = file.read_text()
+    if "compare --methods" in text:
+        for variant in variants(str(file)):
+            settled(Config(), variant)
+    else:
+        Config.load(file)
