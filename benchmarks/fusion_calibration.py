@@ -1,13 +1,13 @@
 """How far the probabilities of a fused network can be trusted, as it is, with a temperature, and
-with a posterior of its last layer.
+with a posterior of its last layer or of all.
 
     python benchmarks/fusion_calibration.py --cases digits cancer --seeds 3 --epochs 10
 
 Five clients train alone (method `local`, Dirichlet shares of the classes), their networks are fused
 by class shares on drawn inputs (for the breast cancer table by the sums of all rows), and each way
 is tried on the clients' test samples: accuracy, negative log-likelihood, expected calibration
-error. The last columns are what was found: the prior precision of the posterior (seeds apart), and
-the nats from the teacher on held-out draws.
+error. The last columns are what was found: the nats from the teacher on held-out draws, and the
+prior precisions of posteriors (seeds apart).
 """
 
 import argparse
@@ -21,8 +21,10 @@ from rich.table import Table
 from sklearn.datasets import load_breast_cancer
 
 from fedbayes import Config, Simulation
-from fedbayes.fusion.draws import Kept
-from fedbayes.fusion.function import fuse_functions, teacher_of
+from fedbayes.fusion.calibration import calibrate
+from fedbayes.fusion.draws import CHUNK, Kept
+from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
+from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.inputs import Inputs, build_prior, sums_of
@@ -61,21 +63,37 @@ def one(case, seed, epochs, minutes):
     prior = build_prior("auto", seen.shape, sums=sums)
     inputs = Inputs(prior, torch.tensor(seen.mean) * unit, torch.tensor(seen.std) * unit, seed)
     timed = DistillationSettings(steps=10**9, minutes=minutes) if minutes else None
+    settings = FunctionSettings(distillation=timed)
     fusion = fuse_functions(
         silos.networks,
         silos.like,
         inputs,
         counts=counts,
         likelihood=silos.likelihood,
-        settings=FunctionSettings(distillation=timed, posterior="last-layer"),
+        settings=settings,
     )
-    teacher, _ = teacher_of(silos.networks, counts, silos.likelihood)
-    scale, found = Scale(teacher, Kept(inputs), test), fusion.calibration
+    teacher, samples = teacher_of(silos.networks, counts, silos.likelihood)
+    draws = Kept(inputs)
+    held_out = HeldOut(teacher, draws)
+    found = {
+        of: calibrate(
+            fusion.module,
+            teacher,
+            Kept(Seeker(draws, teacher, settings.seeking)),
+            settings.draws // CHUNK,
+            round(sum(samples)),
+            lambda network: held_out.likeness(held_out.outputs(network)).divergence,
+            of,
+        )
+        for of in ("last-layer", "kronecker")
+    }
+    scale, last = Scale(teacher, draws, test), found["last-layer"]
     ways = {
         "as it is": (fusion.module, fusion.likeness.divergence, ""),
-        "temperature": (found.cooled, found.divergence_cooled, ""),
-        "posterior": (found.module, found.divergence, f"{found.gaussian.precision:.1g}"),
+        "temperature": (last.cooled, last.divergence_cooled, ""),
     }
+    for of, one in found.items():
+        ways[of] = one.module, one.divergence, f"{one.gaussian.precision:.1g}"
     measured = {
         way: ([*scale.metrics(frozen(network)).values(), nats], precision)
         for way, (network, nats, precision) in ways.items()
