@@ -17,6 +17,7 @@ from fedbayes.fusion.kronecker import (
 from fedbayes.fusion.laplace import PRECISIONS, calibrated, expected, last_layer
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP
+from fedbayes.models.steps import Steps
 from fedbayes.targets import Target
 from tests.toy_models import residual
 
@@ -135,6 +136,8 @@ def test_predictions_are_those_of_brute_force_jacobians_exported_too(tmp_path):
     again = torch.export.load(tmp_path / "m.pt2").module()
     for n in (1, 5):
         torch.testing.assert_close(again(x[:n]), given[:n], rtol=1e-5, atol=1e-5)
+    with pytest.raises(ModelError, match="operations inside others"):
+        Steps(again, x, "it")
     assert module.scale.requires_grad  # what was given is as it was
 
 
@@ -228,5 +231,12 @@ def test_networks_that_have_none_are_refused():
         ModelError, match=r"Sorted has no gradients that can be exported.*last layer"
     ):
         check_layers(Sorted(), THREE, rows(0))
+
+    class Beside(nn.Linear):
+        def forward(self, x):
+            return super().forward(x - x.mean(0))
+
+    with pytest.raises(ModelError, match="by those beside it"):
+        check_layers(nn.Sequential(Beside(4, 4), nn.Linear(4, 3)), THREE, rows(0))
     with pytest.raises(ModelError, match="number of samples"):
         all_layers(MLP(4, [5], 3), THREE, rows, 1, 0)

@@ -136,7 +136,7 @@ def jacobians(
         g [n, K, T, o]: that of output k is Σ_t g_kt a_tᵀ [o, d]. Places T are of all its calls.
     """
     with torch.enable_grad(), recorded({n: module.get_submodule(n) for n in layers}) as calls:
-        outputs = module(x.repeat_interleave(width, 0)).unflatten(0, (len(x), width))
+        outputs: Tensor = module(x.repeat_interleave(width, 0)).reshape(len(x), width, width)
         gradients = torch.autograd.grad(
             outputs.diagonal(dim1=1, dim2=2).sum(),
             [call.outputs for call in calls],
@@ -144,7 +144,8 @@ def jacobians(
         )
     parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for call, gradient in zip(calls, gradients, strict=True):
-        g = places(call.layer, gradient).unflatten(0, (len(x), width))
+        g = places(call.layer, gradient)
+        g = g.reshape(len(x), width, *g.shape[1:])
         parts.setdefault(call.name, []).append((patches(call.layer, call.given[::width]), g))
     return outputs[:, 0].detach(), {
         name: (torch.cat([a for a, _ in both], 1), torch.cat([g for _, g in both], 2))
@@ -216,9 +217,14 @@ class Linearized(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [n, ...] to logits [n, K]."""
         if torch.compiler.is_exporting():
-            mapped: Tensor = each(lambda row: self.one(row[None]), x)
+            mapped: Tensor = each(self._of_one, x)
             return mapped
-        return torch.stack([self.one(row[None]) for row in x])
+        return torch.stack([self._of_one(row) for row in x])
+
+    def _of_one(self, row: Tensor, *_: object) -> Tensor:
+        """A sample to its logits [K]."""
+        logits: Tensor = self.one(row[None])
+        return logits
 
 
 def check_layers(module: nn.Module, likelihood: Likelihood, x: Tensor) -> None:
@@ -234,7 +240,13 @@ def check_layers(module: nn.Module, likelihood: Likelihood, x: Tensor) -> None:
     """
     names = list(_factors(module, likelihood, [x]))
     with torch.no_grad():
-        width = module.eval()(x).shape[-1]
+        together, alone = module.eval()(x), module(x[:1])
+    width = alone.shape[-1]
+    if not torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-3):
+        raise ModelError(
+            f"a {type(module).__name__} answers a sample by those beside it, and with a posterior "
+            "of all layers they are predicted one by one; leave it out"
+        )
 
     def gradients(network: nn.Module, x: Tensor) -> Mapping[str, tuple[Tensor, Tensor]]:
         return jacobians(network, names, width, x)[1]
@@ -256,15 +268,19 @@ def _operations(
             warnings.simplefilter("ignore")  # of how tensors are reached that are recorded
             found = make_fx(lambda x: function(network, x))(example[:1])
     except Exception as error:  # whatever a module of somebody's own may raise
-        line = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ModelError(
-            f"a {type(module).__name__} has no gradients that can be exported, which a posterior "
-            f"of all layers predicts by ({line}); take that of the last layer, or leave it out"
-        ) from None
+        raise _without_gradients(module, error) from None
     found.graph.eliminate_dead_code()
     found.recompile()
     found.requires_grad_(False)
     return found
+
+
+def _without_gradients(module: nn.Module, error: Exception) -> ModelError:
+    line = str(error).strip().partition("\n")[0] or type(error).__name__
+    return ModelError(
+        f"a {type(module).__name__} has no gradients that can be exported, which a posterior of "
+        f"all layers predicts by ({line}); take that of the last layer, or leave it out"
+    )
 
 
 def _factors(
@@ -273,9 +289,12 @@ def _factors(
     """Kronecker factors by layer.
 
     Raises:
-        ModelError: no layer has any.
+        ModelError: no layer has any, or they cannot be computed.
     """
-    factors = layer_factors(module, likelihood, batches)
+    try:
+        factors = layer_factors(module, likelihood, batches)
+    except RuntimeError as error:  # of a module of somebody's own
+        raise _without_gradients(module, error) from None
     if not factors:
         raise ModelError(
             f"a {type(module).__name__} has no dense layer or convolution with Kronecker factors, "
