@@ -119,7 +119,7 @@ def fuse(
         typer.Option(
             help="Predictions know how sure they are, by a Laplace approximation on the drawn "
             "inputs: last-layer, or kronecker (all dense layers and convolutions; a prediction "
-            "costs 20 and more); needs --counts, and a .pt2 to write."
+            "goes there and back for each class); needs --counts, and a .pt2 to write."
         ),
     ] = None,
     state: Annotated[

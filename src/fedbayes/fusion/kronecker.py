@@ -216,7 +216,7 @@ class Linearized(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [n, ...] to logits [n, K]."""
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_compiling():
             mapped: Tensor = each(self._of_one, x)
             return mapped
         return torch.stack([self._of_one(row) for row in x])
