@@ -47,7 +47,7 @@ class Steps:
         except Exception as error:  # whatever a module of somebody's own may raise
             line = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ModelError(f"{name} cannot be traced by torch.export: {line}") from None
-        if any(n.op == "get_attr" for n in self._program.graph.nodes):
+        if any(n.op == "get_attr" and n.users for n in self._program.graph.nodes):
             raise ModelError(
                 f"{name} has operations inside others, as a loop or a branch has them, and as a "
                 "program with a posterior of all layers; name another network for the fused one, "
