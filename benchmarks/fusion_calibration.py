@@ -1,13 +1,13 @@
 """How far the probabilities of a fused network can be trusted, as it is, with a temperature, and
-with a posterior of its last layer.
+with a posterior of its last layer or of all.
 
     python benchmarks/fusion_calibration.py --cases digits cancer --seeds 3 --epochs 10
 
 Five clients train alone (method `local`, Dirichlet shares of the classes), their networks are fused
 by class shares on drawn inputs (for the breast cancer table by the sums of all rows), and each way
 is tried on the clients' test samples: accuracy, negative log-likelihood, expected calibration
-error. The last columns are what was found: the prior precision of the posterior (seeds apart), and
-the nats from the teacher on held-out draws.
+error. Beside them stand the nats from the teacher on held-out draws, the multiplications of a
+prediction, and the prior precisions of posteriors (seeds apart).
 """
 
 import argparse
@@ -21,12 +21,14 @@ from rich.table import Table
 from sklearn.datasets import load_breast_cancer
 
 from fedbayes import Config, Simulation
-from fedbayes.fusion.draws import Kept
-from fedbayes.fusion.function import fuse_functions, teacher_of
+from fedbayes.fusion.calibration import calibrate
+from fedbayes.fusion.draws import CHUNK, Kept
+from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
+from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.inputs import Inputs, build_prior, sums_of
-from fedbayes.tools.frontier import Scale
+from fedbayes.tools.frontier import Scale, multiplications
 from fedbayes.tools.silos import Seen, read_silos
 
 ALPHA = {"digits": 0.3, "cancer": 0.5}
@@ -61,26 +63,47 @@ def one(case, seed, epochs, minutes):
     prior = build_prior("auto", seen.shape, sums=sums)
     inputs = Inputs(prior, torch.tensor(seen.mean) * unit, torch.tensor(seen.std) * unit, seed)
     timed = DistillationSettings(steps=10**9, minutes=minutes) if minutes else None
+    settings = FunctionSettings(distillation=timed)
     fusion = fuse_functions(
         silos.networks,
         silos.like,
         inputs,
         counts=counts,
         likelihood=silos.likelihood,
-        settings=FunctionSettings(distillation=timed, posterior="last-layer"),
+        settings=settings,
     )
-    teacher, _ = teacher_of(silos.networks, counts, silos.likelihood)
-    scale, found = Scale(teacher, Kept(inputs), test), fusion.calibration
+    teacher, samples = teacher_of(silos.networks, counts, silos.likelihood)
+    draws = Kept(inputs)
+    held_out = HeldOut(teacher, draws)
+    found = {
+        of: calibrate(
+            fusion.module,
+            teacher,
+            Kept(Seeker(draws, teacher, settings.seeking)),
+            settings.draws // CHUNK,
+            round(sum(samples)),
+            lambda network: held_out.likeness(held_out.outputs(network)).divergence,
+            of,
+        )
+        for of in ("last-layer", "kronecker")
+    }
+    scale, last = Scale(teacher, draws, test), found["last-layer"]
     ways = {
         "as it is": (fusion.module, fusion.likeness.divergence, ""),
-        "temperature": (found.cooled, found.divergence_cooled, ""),
-        "posterior": (found.module, found.divergence, f"{found.gaussian.precision:.1g}"),
+        "temperature": (last.cooled, last.divergence_cooled, ""),
     }
+    for of, one in found.items():
+        ways[of] = one.module, one.divergence, f"{one.gaussian.precision:.1g}"
     measured = {
-        way: ([*scale.metrics(frozen(network)).values(), nats], precision)
+        way: (
+            [*scale.metrics(frozen(network)).values(), nats],
+            multiplications(network, scale.example),
+            precision,
+        )
         for way, (network, nats, precision) in ways.items()
     }
-    return {"ensemble": ([*scale.metrics(teacher).values(), 0.0], ""), **measured}
+    cost = sum(multiplications(network, scale.example) for network in silos.networks.values())
+    return {"ensemble": ([*scale.metrics(teacher).values(), 0.0], cost, ""), **measured}
 
 
 def main():
@@ -92,13 +115,17 @@ def main():
     parser.add_argument("--minutes", type=float, default=0.0, help="of training end to end")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("case", "predictions", "accuracy", "NLL", "ECE", "nats", "precision")
+    table = Table(
+        "case", "predictions", "accuracy", "NLL", "ECE", "nats", "multiplications", "precision"
+    )
     for case in given.cases:
         rows = [one(case, seed, given.epochs, given.minutes) for seed in range(given.seeds)]
         for way in rows[0]:
-            means = map(statistics.fmean, zip(*(row[way][0] for row in rows), strict=True))
-            precisions = " ".join(row[way][1] for row in rows)
-            table.add_row(case, way, *(f"{value:.3f}" for value in means), precisions)
+            *metrics, nats = map(statistics.fmean, zip(*(row[way][0] for row in rows), strict=True))
+            cost = f"{max(row[way][1] for row in rows):,}"
+            precisions = " ".join(row[way][2] for row in rows)
+            shown = [f"{value:.3f}" for value in metrics]
+            table.add_row(case, way, *shown, f"{nats:.4f}", cost, precisions)
     Console(width=110).print(table)
 
 

@@ -1,4 +1,4 @@
-"""`fedbayes fuse --posterior last-layer`: how sure the fused network is."""
+"""`fedbayes fuse --posterior`: how sure the fused network is."""
 
 import json
 
@@ -134,11 +134,35 @@ def test_a_program_has_it_and_the_report_says_what_it_did(files, tmp_path):
     assert told["divergence"].keys() == told["test"].keys()
 
 
+def test_a_program_has_that_of_all_layers_and_predicts_by_it(files, tmp_path):
+    out, report, prior = tmp_path / "g.pt2", tmp_path / "r.json", "function.seeking.share=0"
+    wish = ("--posterior", "kronecker", "--report", report, "--json")
+    assert command("fuse", *files, "-o", out, *wish, "--seed", "3", "--set", prior) == 0
+    settings = WITH.model_copy(update={"posterior": "kronecker", "draws": 4096})
+    clients = networks()
+    fusion = fuse_functions(clients, clients["n0"], INPUTS, counts=COUNTS, settings=settings)
+    found, told = fusion.calibration, json.loads(report.read_text())["posterior"]
+    assert (told["kind"], told["layers"], told["fixed"]) == ("kronecker", ["1", "3"], [])
+    assert told["precision"] == pytest.approx(found.gaussian.precision)
+    assert told["divergence"]["posterior"] == pytest.approx(found.divergence, rel=1e-3)
+    assert told["multiplications"] > 3 * 65, "a pass for each class, at least"
+    x = INPUTS.batch(9, 7)
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    rows = tmp_path / "p.csv"
+    assert command("predict", out, tmp_path / "x.npz", "-o", rows) == 0
+    given = np.genfromtxt(rows, delimiter=",", skip_header=1)[:, :3]
+    with torch.no_grad():
+        wanted = found.module(x).softmax(-1).numpy()
+        plain = fusion.module(x).softmax(-1).numpy()
+    np.testing.assert_allclose(given, wanted, atol=1e-4)
+    assert abs(given - plain).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("-o", "g.pt", "--posterior", "last-layer"), "write a program, as in -o g.pt2"),
-        (("-o", "g.pt2", "--posterior", "all"), "--posterior all: there is last-layer"),
+        (("-o", "g.pt2", "--posterior", "all"), "--posterior all: there is last-layer, kronecker"),
         (("-o", "g.pt2", "--posterior", "last-layer", "--method", "gpi-fnm"), "no effect"),
     ],
 )

@@ -117,8 +117,9 @@ def fuse(
     posterior: Annotated[
         str | None,
         typer.Option(
-            help="last-layer: predictions know how sure they are, by a Laplace approximation on "
-            "the drawn inputs; needs --counts, and a .pt2 to write."
+            help="Predictions know how sure they are, by a Laplace approximation on the drawn "
+            "inputs: last-layer, or kronecker (all dense layers and convolutions; a prediction "
+            "goes there and back for each class); needs --counts, and a .pt2 to write."
         ),
     ] = None,
     state: Annotated[

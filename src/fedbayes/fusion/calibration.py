@@ -1,4 +1,4 @@
-"""How sure a fused network is, by a posterior of its last layer, beside a temperature alone."""
+"""How sure a fused network is, by a posterior of its weights, beside a temperature alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,15 @@ from torch.fx import GraphModule
 
 from fedbayes.errors import ModelError
 from fedbayes.fusion.draws import CHUNK, Draws
+from fedbayes.fusion.kronecker import (
+    AllLayers,
+    Linearized,
+    all_layers,
+    check_layers,
+    fitted_layers,
+)
 from fedbayes.fusion.laplace import LARGEST, LastLayer, calibrated, find_last, fitted, last_layer
+from fedbayes.fusion.settings import PosteriorOf
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.fusion.temperature import Cooled, temperature
 from fedbayes.likelihoods.categorical import Categorical
@@ -25,15 +33,20 @@ MEMORY = 512 * 2**20
 """Bytes that fitting a whole covariance may hold; larger ones are taken with factors."""
 NOTHING = 1e-4
 """Nats that make no difference."""
+NAMES: dict[PosteriorOf, str] = {
+    "last-layer": "a posterior of the last layer",
+    "kronecker": "a posterior of all layers",
+}
+"""What to call them."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fused network with a posterior of its last layer, and with a temperature alone."""
+    """A fused network with a posterior of its weights, and with a temperature alone."""
 
     module: nn.Module
     """The network whose logits know how sure they are, in evaluation mode."""
-    gaussian: LastLayer
+    gaussian: LastLayer | AllLayers
     """The posterior."""
     samples: int
     """Of the clients, all together."""
@@ -50,15 +63,16 @@ class Calibration:
         return self.divergence > self.divergence_cooled - NOTHING
 
 
-def calibrate_last_layer(
+def calibrate(
     module: nn.Module,
     teacher: Teacher,
     draws: Draws,
     batches: int,
     samples: int,
     measure: Callable[[nn.Module], float],
+    of: PosteriorOf = "last-layer",
 ) -> Calibration:
-    """A Laplace approximation of the last layer (`fusion.laplace`), as sure as the teacher is.
+    """A Laplace approximation (`fusion.laplace`, `fusion.kronecker`), as sure as the teacher is.
 
     Args:
         module: the fused network, of a logit for each class.
@@ -68,27 +82,32 @@ def calibrate_last_layer(
         batches: how many of the former.
         samples: that the clients trained on.
         measure: the divergence of a network from the teacher, on other draws.
+        of: which weights it is of.
 
     Raises:
-        ModelError: the network does not end with a linear layer.
+        ModelError: the network has no such posterior.
     """
+    example = draws.batch(0, CHUNK)
     with torch.no_grad():
-        kind = teacher.likelihood(teacher(draws.batch(0, CHUNK)[:2]).shape[-1])
+        kind = teacher.likelihood(teacher(example[:2]).shape[-1])
     assert isinstance(kind, Categorical)
-    found = last_layer(
-        module,
-        kind,
-        lambda number: draws.batch(number, CHUNK),
-        batches,
-        samples,
-        kind=_kind(module, draws.batch(0, CHUNK)),
-    )
     held_out = [draws.batch(-1 - FIRST - number, CHUNK) for number in range(FITTED)]
-    found, _ = fitted(found, module, teacher, lambda number: held_out[number], FITTED)
+
+    def draw(number: int) -> Tensor:
+        return draws.batch(number, CHUNK)
+
+    found: LastLayer | AllLayers
+    if of == "last-layer":
+        last = last_layer(module, kind, draw, batches, samples, kind=_kind(module, example))
+        found, _ = fitted(last, module, teacher, held_out.__getitem__, FITTED)
+        whole = calibrated(module, found).eval()
+    else:
+        layers = all_layers(module, kind, draw, batches, samples)
+        found, _ = fitted_layers(layers, module, teacher, held_out.__getitem__, FITTED)
+        whole = Linearized(module, found, example).eval()
     with torch.no_grad():
         own, said = (torch.cat([f(x) for x in held_out]) for f in (module.eval(), teacher))
     cooled = Cooled(module, temperature(own, said, kind)).eval()
-    whole = calibrated(module, found).eval()
     return Calibration(whole, found, samples, cooled, measure(whole), measure(cooled))
 
 
@@ -102,15 +121,20 @@ def _kind(module: nn.Module, x: Tensor) -> Literal["full", "kron"]:
 
 
 def check_calibration(
-    like: nn.Module, teacher: Teacher, samples: Sequence[float] | None, x: Tensor
+    like: nn.Module,
+    teacher: Teacher,
+    samples: Sequence[float] | None,
+    x: Tensor,
+    of: PosteriorOf = "last-layer",
 ) -> None:
-    """See that a network can have a posterior of its last layer, before anything is computed.
+    """See that a network can have a posterior, before anything is computed.
 
     Args:
         like: a network of the wanted graph.
         teacher: what the clients say together.
         samples: of each client; None if it is not known.
         x: inputs.
+        of: which weights it is of.
 
     Raises:
         ModelError: it cannot.
@@ -119,13 +143,13 @@ def check_calibration(
         kind = teacher.likelihood(teacher(x).shape[-1])
     if not isinstance(kind, Categorical):
         raise ModelError(
-            f"a posterior of the last layer is for a logit of each class (categorical), and these "
-            f"outputs are of the likelihood {kind.name}; leave it out"
+            f"{NAMES[of]} is for a logit of each class (categorical), and these outputs are of the "
+            f"likelihood {kind.name}; leave it out"
         )
     if kind.outputs > MOST_CLASSES:
         raise ModelError(
-            f"a posterior of the last layer is for up to {MOST_CLASSES} classes, and there are "
-            f"{kind.outputs}: a prediction needs the covariance of all; leave it out"
+            f"{NAMES[of]} is for up to {MOST_CLASSES} classes, and there are {kind.outputs}: a "
+            "prediction needs the covariance of all; leave it out"
         )
     if samples is None:
         raise ModelError(
@@ -134,7 +158,10 @@ def check_calibration(
         )
     if isinstance(like, GraphModule):
         raise ModelError(
-            "a posterior of the last layer needs a network whose layers are known, and programs "
-            "are graphs of operations; name the network of the fused one, with --model or --like"
+            f"{NAMES[of]} needs a network whose layers are known, and programs are graphs of "
+            "operations; name the network of the fused one, with --model or --like"
         )
-    find_last(like, x)
+    if of == "last-layer":
+        find_last(like, x)
+    else:
+        check_layers(like, kind, x)

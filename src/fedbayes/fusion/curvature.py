@@ -9,17 +9,15 @@ matrix is taken as E[Σ_t a_t a_tᵀ] ⊗ E[g gᵀ] (Martens and Grosse 2015; Gr
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from fedbayes import seeds
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.calls import Call, places, recorded
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import Factors, Posterior
 from fedbayes.likelihoods import Classes, Likelihood, Parametric
@@ -114,6 +112,36 @@ def curvature_at(
     """What a client's samples say of a network's weights, as `posterior` has it, on the CPU."""
     module = with_weights(network.module, network.whole(weights))
     return posterior(module, likelihood, samples.to("cpu"), settings)
+
+
+def layer_factors(
+    module: nn.Module,
+    likelihood: Likelihood,
+    batches: Iterable[Tensor],
+    settings: CurvatureSettings | None = None,
+) -> dict[str, Factors]:
+    """The Kronecker factors of a network's layers alone, as `posterior` has them.
+
+    Args:
+        module: the network; not changed.
+        likelihood: what its outputs mean.
+        batches: inputs [n, ...].
+        settings: how.
+
+    Raises:
+        ModelError: there are no inputs.
+        ConfigError: the likelihood has no distribution to draw from.
+    """
+    settings = settings or CurvatureSettings()
+    sums = _Sums(copy.deepcopy(module).eval(), settings.largest, diagonals=False)
+    rng, total = seeds.torch_rng(0, "curvature"), 0
+    for batch in batches:
+        for x in torch.split(batch, settings.batch_size):
+            sums.add(x, lambda f: scores(likelihood, f, settings.draws, rng))
+            total += len(x)
+    if not total:
+        raise ModelError("there are no inputs to find a network's curvature on")
+    return sums.result(total)[0]
 
 
 def factored_layers(network: Network, largest: int) -> dict[str, tuple[int, int]]:
@@ -228,27 +256,10 @@ def _targets(likelihood: Likelihood, f: Tensor, rng: torch.Generator) -> Tensor:
     )
 
 
-@dataclass
-class _Use:
-    """One call of a layer in a forward pass."""
-
-    name: str
-    layer: nn.Module
-    given: Tensor
-    """What the layer got."""
-    outputs: Tensor
-    """As the layer gave them."""
-
-    @property
-    def inputs(self) -> Tensor:
-        """The inputs a [n, places, d], 1 for the bias; made when asked for: patches are many."""
-        return _patches(self.layer, self.given)
-
-
 class _Sums:
-    """Factors and diagonals, summed over samples."""
+    """Factors, and diagonals if they are wanted, summed over samples."""
 
-    def __init__(self, module: nn.Module, largest: int) -> None:
+    def __init__(self, module: nn.Module, largest: int, diagonals: bool = True) -> None:
         self.module = module
         self.layers = {
             name: layer for name, layer in module.named_modules() if _factored(layer, largest)
@@ -259,20 +270,20 @@ class _Sums:
         self.diagonal = {
             name: torch.zeros(parameter.shape, dtype=torch.float64)
             for name, parameter in module.named_parameters()
-            if parameter.requires_grad
+            if parameter.requires_grad and diagonals
         }
         own = {id(parameter): name for name, parameter in module.named_parameters()}
         self.shared = {
             name: own[id(parameter)]
             for name, parameter in module.named_parameters(remove_duplicate=False)
-            if parameter.requires_grad
+            if parameter.requires_grad and diagonals
         }
         """Every name that a trained parameter has, and the first of them."""
         self.checked = False
 
     def add(self, x: Tensor, scores_of: Callable[[Tensor], Iterator[Tensor]]) -> None:
         """Add a batch of samples [n, ...]."""
-        with torch.enable_grad(), self._recorded() as uses:
+        with torch.enable_grad(), recorded(self.layers) as uses:
             f = self.module(x)
         if not self.checked:
             self._check(f, uses)
@@ -295,15 +306,15 @@ class _Sums:
         self.places = {}
         self.checked = True
 
-    def _add_gradients(self, uses: Sequence[_Use], found: Sequence[Tensor | None]) -> None:
+    def _add_gradients(self, uses: Sequence[Call], found: Sequence[Tensor | None]) -> None:
         """Outer products of the gradients, and squared gradients of samples."""
-        by_layer: dict[str, list[tuple[Tensor, _Use]]] = {}
+        by_layer: dict[str, list[tuple[Tensor, Call]]] = {}
         for use, gradient in zip(uses, found, strict=True):
             if gradient is not None:
-                g = _places(use.layer, gradient)
+                g = places(use.layer, gradient)
                 _add(self.outputs, use.name, g.flatten(0, 1).T @ g.flatten(0, 1))
                 by_layer.setdefault(use.name, []).append((g, use))
-        for name, calls in by_layer.items():
+        for name, calls in by_layer.items() if self.diagonal else ():
             squares = _squares([(g, use.inputs) for g, use in calls])
             weight = f"{name}.weight"
             columns = self.diagonal[weight][0].numel()
@@ -352,7 +363,7 @@ class _Sums:
         covered = {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
         return [name for name in self.diagonal if name not in covered]
 
-    def _check(self, f: Tensor, uses: Sequence[_Use]) -> None:
+    def _check(self, f: Tensor, uses: Sequence[Call]) -> None:
         """Keep those layers alone whose gradients are, sample by sample, the sums over their calls:
         a weight that is used elsewhere too, or by other code than the layer's, has more to it.
         """
@@ -380,32 +391,13 @@ class _Sums:
             if len(use.given) != len(f) or (gradient is not None and bool(gradient[1:].any())):
                 mixed.add(use.name)  # its first axis is not that of the samples
             elif gradient is not None:
-                g = _places(use.layer, gradient)
+                g = places(use.layer, gradient)
                 _add(own, use.name, g[0].T @ use.inputs[0])
         self.layers = {
             name: layer
             for name, layer in self.layers.items()
             if name in own and name not in mixed and _same(own[name], layer, name, whole)
         }
-
-    @contextmanager
-    def _recorded(self) -> Iterator[list[_Use]]:
-        """Note inputs and outputs of the layers in a forward pass."""
-        uses: list[_Use] = []
-
-        def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-            def hook(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-                uses.append(_Use(name, layer, given[0].detach(), out))
-                return out.clone()  # what comes next may write over it
-
-            return hook
-
-        handles = [layer.register_forward_hook(note(name)) for name, layer in self.layers.items()]
-        try:
-            yield uses
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _factored(layer: nn.Module, largest: int) -> bool:
@@ -421,28 +413,6 @@ def _factored(layer: nn.Module, largest: int) -> bool:
     return max(len(layer.weight), layer.weight[0].numel() + 1) <= largest
 
 
-def _patches(layer: nn.Module, x: Tensor) -> Tensor:
-    """What a layer multiplies its weight with, [n, places, d], with a 1 for its bias."""
-    if isinstance(layer, nn.Conv1d):
-        x = functional.unfold(
-            x[:, :, None],
-            (1, *layer.kernel_size),
-            (1, *layer.dilation),
-            (0, int(layer.padding[0])),
-            (1, *layer.stride),
-        ).transpose(1, 2)
-    elif isinstance(layer, nn.Conv2d):
-        assert not isinstance(layer.padding, str)  # such layers have no factors
-        x = functional.unfold(
-            x, layer.kernel_size, layer.dilation, layer.padding, layer.stride
-        ).transpose(1, 2)
-    else:
-        x = x.reshape(len(x), -1, x.shape[-1])
-    if layer.bias is None:
-        return x
-    return torch.cat([x, x.new_ones(*x.shape[:2], 1)], dim=2)
-
-
 def _same(own: Tensor, layer: nn.Module, name: str, whole: Mapping[str, Tensor | None]) -> bool:
     """Whether a gradient [o, d] by the calls of a layer is that of its weight and bias."""
     weight, bias = whole[f"{name}.weight"], whole.get(f"{name}.bias")
@@ -450,13 +420,6 @@ def _same(own: Tensor, layer: nn.Module, name: str, whole: Mapping[str, Tensor |
         return False
     wanted = weight.flatten(1) if bias is None else torch.cat([weight.flatten(1), bias[:, None]], 1)
     return bool((own - wanted).abs().max() <= 1e-3 * wanted.abs().max())
-
-
-def _places(layer: nn.Module, gradient: Tensor) -> Tensor:
-    """Gradients of a layer's outputs, [n, places, o]."""
-    if isinstance(layer, nn.Linear):
-        return gradient.reshape(len(gradient), -1, gradient.shape[-1])
-    return gradient.flatten(2).transpose(1, 2)
 
 
 def _squares(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fusion.calibration import Calibration, calibrate_last_layer, check_calibration
+from fedbayes.fusion.calibration import NAMES, Calibration, calibrate, check_calibration
 from fedbayes.fusion.distillation import Distilled, Progress, distill
 from fedbayes.fusion.draws import CHUNK, Draws, Kept
+from fedbayes.fusion.kronecker import AllLayers
 from fedbayes.fusion.regression import regress
 from fedbayes.fusion.reweighting import Balanced
 from fedbayes.fusion.seeking import Seeker
@@ -86,7 +87,7 @@ class FunctionFusion:
     ensemble: Agreement
     """Of the teacher with each client, and with itself."""
     calibration: Calibration | None
-    """What a posterior of its last layer does, where one was asked for."""
+    """What a posterior of its weights does, where one was asked for."""
     seconds: dict[str, float]
     """Time of `least squares`, `distillation` and `posterior`."""
     notes: tuple[str, ...] = field(default=())
@@ -135,7 +136,7 @@ def fuse_functions(
     teacher, samples = teacher_of(clients, counts, likelihood)
     kept = Kept(draws)
     if settings.posterior is not None:
-        check_calibration(like, teacher, samples, kept.batch(-1, CHUNK)[:2])
+        check_calibration(like, teacher, samples, kept.batch(-1, CHUNK)[:2], settings.posterior)
     sought = _seeking(teacher, kept, settings)
     if settings.balance:
         sought = Kept(_balanced(teacher, sought, counts))
@@ -173,18 +174,21 @@ def fuse_functions(
     if settings.posterior is not None and samples is not None:
         begin = perf_counter()
         say("finding how sure it is")
-        calibration = calibrate_last_layer(
+        calibration = calibrate(
             module,
             teacher,
             sought,
             batches,
             round(sum(samples)),
             lambda network: held_out.likeness(held_out.outputs(network)).divergence,
+            settings.posterior,
         )
         seconds["posterior"] = perf_counter() - begin
+        if isinstance(calibration.gaussian, AllLayers) and calibration.gaussian.fixed:
+            notes.append(_held(calibration.gaussian.fixed))
         if calibration.idle:
             notes.append(
-                "the posterior of the last layer brings the fused network no nearer to what the "
+                f"{NAMES[settings.posterior]} brings the fused network no nearer to what the "
                 "models say together than a temperature alone: they are as sure as it is"
             )
     return FunctionFusion(
@@ -199,6 +203,15 @@ def fuse_functions(
         calibration,
         seconds,
         tuple(notes),
+    )
+
+
+def _held(fixed: Sequence[str]) -> str:
+    """What to say of parameters that a posterior of all layers holds fixed."""
+    more = f" and {len(fixed) - 3} more" if len(fixed) > 3 else ""
+    return (
+        "the posterior is of dense layers and convolutions that have Kronecker factors; held fixed "
+        f"where they are: {', '.join(fixed[:3])}{more}"
     )
 
 

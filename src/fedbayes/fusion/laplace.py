@@ -19,10 +19,10 @@ held-out draws.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import exp, log, pi
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -252,27 +252,48 @@ def fitted(
         said.append(f.double())
     target, along, outputs = torch.cat(wanted), torch.cat(seen), torch.cat(said)
 
+    rows = max(1, PIECE // found.width**2)
+
+    def logits(precision: float) -> Tensor:
+        tried = replace(found, precision=precision)
+        pieces = zip(torch.split(outputs, rows), torch.split(along, rows), strict=True)
+        return torch.cat([expected(f, tried.covariance(a)) for f, a in pieces])
+
+    best = nearest(target, ((p, logits(p)) for p in PRECISIONS))
+    return replace(found, precision=best.precision, temperature=best.temperature), best.divergence
+
+
+class Nearest(NamedTuple):
+    """The predictions that are the nearest to a teacher's."""
+
+    divergence: float
+    """Mean KL divergence from the teacher, in nats."""
+    precision: float
+    """Of the prior."""
+    temperature: float
+    """What their logits are divided by."""
+
+
+def nearest(target: Tensor, tried: Iterable[tuple[float, Tensor]]) -> Nearest:
+    """Try prior precisions, each with the temperature that is the best for it.
+
+    Args:
+        target: log-probabilities of a teacher's [n, K].
+        tried: prior precisions, and logits [n, K] with each.
+    """
+
     def divergence(logits: Tensor) -> float:
         return float((target.exp() * (target - logits.log_softmax(-1))).sum(-1).mean())
 
-    rows = max(1, PIECE // found.width**2)
-    best: tuple[float, LastLayer] | None = None
-    for precision in PRECISIONS:
-        tried = replace(found, precision=precision, temperature=1.0)
-        logits = torch.cat(
-            [
-                expected(f, tried.covariance(a))
-                for f, a in zip(torch.split(outputs, rows), torch.split(along, rows), strict=True)
-            ]
-        )
-        low, high = (log(t) for t in _TEMPERATURES)
+    found = []
+    for precision, logits in tried:
         result = minimize_scalar(
-            lambda t, f=logits: divergence(f / exp(t)), bounds=(low, high), method="bounded"
+            lambda t, f=logits: divergence(f / exp(t)),
+            bounds=tuple(log(t) for t in _TEMPERATURES),
+            method="bounded",
         )
-        if best is None or result.fun < best[0]:
-            best = float(result.fun), replace(tried, temperature=exp(float(result.x)))
-    assert best is not None
-    return best[1], best[0]
+        found.append(Nearest(float(result.fun), precision, exp(float(result.x))))
+    return min(found, key=lambda one: one.divergence)
 
 
 def calibrated(module: nn.Module, found: LastLayer) -> nn.Module:

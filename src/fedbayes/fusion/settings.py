@@ -4,6 +4,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+PosteriorOf = Literal["last-layer", "kronecker"]
+"""What of a network a posterior is of."""
+
 
 class SeekingSettings(BaseModel):
     """How inputs are moved toward classes that a prior hardly draws."""
@@ -76,8 +79,9 @@ class FunctionSettings(BaseModel):
         default_factory=DistillationSettings,
         description="end to end from there; none: least squares alone",
     )
-    posterior: Literal["last-layer"] | None = Field(
+    posterior: PosteriorOf | None = Field(
         None,
-        description="last-layer: a Laplace approximation of it on the draws, so that predictions "
-        "know how sure they are; none: a temperature alone",
+        description="a Laplace approximation on the draws, so that predictions know how sure they "
+        "are: last-layer: of that; kronecker: of all dense layers and convolutions; none: a "
+        "temperature alone",
     )

@@ -37,7 +37,8 @@ class Steps:
         name: of the network, for errors.
 
     Raises:
-        ModelError: it cannot be recorded, or has not one output.
+        ModelError: it cannot be recorded, has not one output, or operations of its own inside an
+            operation, as a loop has.
     """
 
     def __init__(self, module: nn.Module, example: Tensor, name: str = "the network") -> None:
@@ -46,6 +47,12 @@ class Steps:
         except Exception as error:  # whatever a module of somebody's own may raise
             line = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ModelError(f"{name} cannot be traced by torch.export: {line}") from None
+        if any(n.op == "get_attr" and n.users for n in self._program.graph.nodes):
+            raise ModelError(
+                f"{name} has operations inside others, as a loop or a branch has them, and as a "
+                "program with a posterior of all layers; name another network for the fused one, "
+                "with --like or --model"
+            )
         self.shape = tuple(example.shape)
         signature = self._program.graph_signature
         named = {

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedbayes.errors import ConfigError
 from fedbayes.files import write_beside
 from fedbayes.fusion.function import Agreement, FunctionFusion, Likeness
+from fedbayes.fusion.laplace import LastLayer
 from fedbayes.inputs import InputPrior, Inputs
 from fedbayes.inputs.picture import draw_inputs
 from fedbayes.reports.fusion import render
@@ -131,14 +132,19 @@ def _size(network: nn.Module, outcome: Outcome) -> dict[str, int]:
 
 
 def _posterior(outcome: Outcome) -> dict[str, Any] | None:
-    """What the posterior of the last layer did."""
+    """What the posterior did."""
     found = outcome.fusion.calibration
     if found is None:
         return None
+    gaussian = found.gaussian
+    of: dict[str, Any]
+    if isinstance(gaussian, LastLayer):
+        of = {"kind": "last-layer", "layer": gaussian.layer, "factors": bool(gaussian.left.numel())}
+    else:
+        of = {"kind": "kronecker", "layers": list(gaussian.spectra), "fixed": list(gaussian.fixed)}
     return {
-        "kind": "last-layer",
-        "layer": found.gaussian.layer,
-        "factors": bool(found.gaussian.left.numel()),
+        **of,
+        "multiplications": multiplications(found.module, outcome.inputs.batch(-1, 1)),
         "samples": found.samples,
         "precision": found.gaussian.precision,
         "temperature": found.gaussian.temperature,

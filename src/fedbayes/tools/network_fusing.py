@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
@@ -21,6 +21,7 @@ from fedbayes.fusion.function import (
     fuse_functions,
     teacher_of,
 )
+from fedbayes.fusion.laplace import LastLayer
 from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import Cooled
@@ -34,7 +35,7 @@ from fedbayes.runs.card import (
 )
 from fedbayes.tools.client_sums import sums_of_clients
 from fedbayes.tools.export import program_file
-from fedbayes.tools.frontier import Mark, Scale, plot_frontier
+from fedbayes.tools.frontier import Mark, Scale, multiplications, plot_frontier
 from fedbayes.tools.fusion_report import PAGES, REPORTS, Outcome, write_report
 from fedbayes.tools.model_files import (
     WEIGHTS,
@@ -158,7 +159,7 @@ class NetworkFusionJob:
             marks,
             self._trust(fusions[chosen], scale),
             tuple(what for what, given in sent.items() if given),
-            (*notes, *prior.notes),
+            (*notes, *prior.notes, *_cost(fusions[chosen], scale.example)),
         )
         self._write(outcome, silos)
         return outcome
@@ -258,7 +259,7 @@ class NetworkFusionJob:
         method = {"name": "fuse function", "inputs": prior.name}
         answering: nn.Module | None = None
         if found is not None:
-            method["posterior"], answering = "last-layer", found.module
+            method["posterior"], answering = str(self.settings.posterior), found.module
         elif fusion.temperature != 1:
             answering = Cooled(fusion.module, fusion.temperature).eval()
         write_network(self.out, fusion.module, silos, method, answering)
@@ -328,6 +329,18 @@ def write_network(
     raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
     content = program_file(answering or network, silos.preprocessing, likelihood, card, raw)
     write_beside(path, content)
+
+
+def _cost(fusion: FunctionFusion, example: Tensor) -> tuple[str, ...]:
+    """What to say of what predictions with a posterior of all layers cost."""
+    found = fusion.calibration
+    if found is None or isinstance(found.gaussian, LastLayer):
+        return ()
+    each, alone = (multiplications(network, example) for network in (found.module, fusion.module))
+    return (
+        f"a prediction with the posterior takes {each:,} multiplications, the network alone "
+        f"{alone:,}: gradients of every class go through all layers",
+    )
 
 
 def _say(watch: Callable[[str], object], before: str, text: str) -> None:
