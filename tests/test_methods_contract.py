@@ -111,6 +111,7 @@ class TestFedSparseLogits(MethodContract):
     parameters: ClassVar = {"l0": 1e-2, "scale": "logits", "drift": 0.1}
 
 
+@pytest.mark.slow
 class TestFedSparseWeights(MethodContract):
     method = "fedsparse"
     parameters: ClassVar = {"gates": "weights", "output_gates": True, "scale": "logits", "l0": 0.3}

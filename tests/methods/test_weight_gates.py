@@ -245,7 +245,8 @@ def test_weights_of_networks_without_units_are_gated():
     with torch.random.fork_rng():
         module = rolled((64,), 10)
     assert {n: p.ndim for n, p in module.named_parameters()} == {
-        "body": 2,
+        "body.weight": 2,
+        "body.bias": 1,
         "head.weight": 2,
         "head.bias": 1,
     }
