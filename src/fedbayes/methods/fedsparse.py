@@ -421,7 +421,7 @@ class FedSparse(Gated[Server, Nothing]):
     """Hard EM on the spike-and-slab prior with gated groups (EM paper, section 3, Alg. 1, 2)."""
 
     name = "fedsparse"
-    summary = "units or weights gated, pruned and not sent: the spike-and-slab prior"
+    summary = "units or weights gated and pruned: the spike-and-slab prior"
     paper = "Louizos et al. 2021, section 3"
     server_state = Server
 
