@@ -93,7 +93,8 @@ def test_methods_are_compared_on_digits(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_gates_of_weights_on_digits(tmp_path):
+def test_gates_of_weights_on_digits(tmp_path, monkeypatch):
+    monkeypatch.setitem(weight_gates.ROUNDS, "small", 10)
     again = []
     text = str(reproduce("fedsparse-fig8-weights", tmp_path, datasets=["digits"], seeds=1))
     assert "| fedsparse | logits | 0.01 | live inputs |" in text
