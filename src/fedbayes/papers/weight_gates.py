@@ -318,21 +318,19 @@ def _claims(table: pd.DataFrame, share: float, rounds: int) -> tuple[Claim, ...]
             cause=SLOW,
         )
     )
-    passed = {
-        level: [_gone_at(row, share, level) for row in runs("logits").to_dict("records")]
-        for level in READ_AT
-    }
-    words, alone = [], []
-    for level, found_at in passed.items():
-        there = [gone for gone in found_at if gone is not None]
-        if there:
-            dead, alive = np.mean(there, axis=0)
-            words.append(f"at {level:.0%} {dead:.1%} of dead pixels' and {alive:.1%} of live ones'")
-        alone.append(bool(there) and alive < 0.1)
+    passed = {}
+    for level in READ_AT:
+        there = [_gone_at(row, share, level) for row in runs("logits").to_dict("records")]
+        if reached := [gone for gone in there if gone is not None]:
+            passed[level] = np.mean(reached, axis=0)
+    words = [
+        f"at {level:.0%} {dead:.1%} of dead pixels' and {alive:.1%} of live ones'"
+        for level, (dead, alive) in passed.items()
+    ]
     claims.append(
         Claim(
             text="where λ0 governs, a sparsity of 35 to 47 % is dead pixels alone",
-            seen=all(alone),
+            seen=len(passed) == len(READ_AT) and all(alive < 0.1 for _, alive in passed.values()),
             measured="; ".join(words) or "no run came so far",
             cause=IDLE,
         )
