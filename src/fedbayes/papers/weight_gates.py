@@ -6,10 +6,11 @@ here are weights of such inputs and of live ones, and beside it stand runs in wh
 live inputs alone have gates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -207,7 +208,7 @@ def figure8(request: Request) -> Finding:
     return request.found(parts, len(seeds), note)
 
 
-def _whole(row: Row, share: float) -> np.ndarray:
+def _whole(row: Mapping[Any, Any], share: float) -> np.ndarray:
     """Sparsity over rounds.
 
     Args:
@@ -218,7 +219,7 @@ def _whole(row: Row, share: float) -> np.ndarray:
     return whole
 
 
-def _gone_at(row: Row, share: float, level: float) -> tuple[float, float] | None:
+def _gone_at(row: Mapping[Any, Any], share: float, level: float) -> tuple[float, float] | None:
     """Shares of dead and of live weights that were gone as the sparsity passed a level."""
     whole = _whole(row, share)
     if whole[-1] < level:
@@ -234,12 +235,12 @@ def _gone_at(row: Row, share: float, level: float) -> tuple[float, float] | None
 def _rows(table: pd.DataFrame) -> pd.DataFrame:
     """A line for each kind of run."""
     base = table[table["method"] == "FedAvg"].set_index("seed")
+    ratios = {kind: table[kind] / table["seed"].map(base[kind]) for kind in ("bytes", "last")}
+    table = table.assign(**ratios)
     lines = []
     for (method, scale, price, gated), group in table.groupby(
         ["method", "scale", "price", "gated"], sort=False
     ):
-        sent = [row.bytes / base.loc[row.seed, "bytes"] for row in group.itertuples()]
-        last = [row.last / base.loc[row.seed, "last"] for row in group.itertuples()]
         lines.append(
             {
                 "method": method,
@@ -251,8 +252,8 @@ def _rows(table: pd.DataFrame) -> pd.DataFrame:
                 "of live": mean_and_std([c[-1] for c in group["live"]]) if scale else "",
                 "global": mean_and_std(group["global"].tolist()),
                 "local": mean_and_std(group["local"].tolist()),
-                "bytes to FedAvg's": mean_and_std(sent),
-                "a message's": mean_and_std(last),
+                "bytes to FedAvg's": mean_and_std(group["bytes"].tolist()),
+                "a message's": mean_and_std(group["last"].tolist()),
             }
         )
     return pd.DataFrame(lines)
@@ -373,7 +374,8 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
     dashes["fedsparse", "live"] = ":"
     for axes, (scale, price) in zip(panels, PRICES.items(), strict=True):
         shown = table[(table["scale"] == scale) & (table["price"] == price)]
-        for (method, gated), group in shown.groupby(["method", "gated"]):
+        for (method, gated), dash in dashes.items():
+            group = shown[(shown["method"] == method) & (shown["gated"] == gated)]
             for kind, colour in colours.items():
                 if gated == "live" and kind == "dead":
                     continue
@@ -382,7 +384,7 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
                     SHOWN_EVERY * np.arange(1, len(curve) + 1),
                     curve,
                     color=colour,
-                    linestyle=dashes[method, gated],
+                    linestyle=dash,
                     label=f"{kind} pixels, {method}" + (", gates there alone" * (gated == "live")),
                 )
         axes.axhspan(*READ_AT, color="0.9", zorder=0)
