@@ -12,6 +12,7 @@ import argparse
 import numpy as np
 
 from fedbayes.data import DataSettings, load_dataset
+from fedbayes.papers.weight_gates import lit
 
 
 def main() -> None:
@@ -19,11 +20,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", type=float, default=0.01)
     options = parser.parse_args()
-    dataset = load_dataset(DataSettings(name="mnist"))
-    lit = np.asarray(dataset.x).reshape(len(dataset.x), -1) > 0
-    labels = np.asarray(dataset.y).ravel()
-    dead = [float((lit[labels == k].mean(0) < options.share).mean()) for k in range(10)]
-    print(f"of all images: {(lit.mean(0) < options.share).mean():.3f}")
+    on = lit("mnist")
+    labels = np.asarray(load_dataset(DataSettings(name="mnist")).y).ravel()
+    dead = [float((on[labels == k].mean(0) < options.share).mean()) for k in range(10)]
+    print(f"of all images: {(on.mean(0) < options.share).mean():.3f}")
     print(f"of a class: {min(dead):.3f} to {max(dead):.3f}, mean {np.mean(dead):.3f}")
 
 

@@ -111,6 +111,19 @@ class TestFedSparseLogits(MethodContract):
     parameters: ClassVar = {"l0": 1e-2, "scale": "logits", "drift": 0.1}
 
 
+@pytest.mark.slow
+class TestFedSparseWeights(MethodContract):
+    method = "fedsparse"
+    parameters: ClassVar = {"gates": "weights", "output_gates": True, "scale": "logits", "l0": 0.3}
+
+
+@pytest.mark.slow
+class TestScaffoldFedSparseWeights(MethodContract):
+    method = "scaffold-fedsparse"
+    parameters: ClassVar = {"gates": "weights", "l0": 1e-3, "gate_lr": 3e-2, "damping": 0.5}
+    settings: ClassVar = {"model": {"name": "tests.toy_models:residual"}}
+
+
 class TestFedDrop(MethodContract):
     method = "feddrop"
 

@@ -5,11 +5,14 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 from fedbayes.errors import ConfigError, DataError, RunError
 from fedbayes.fusion.function import fuse_functions
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
-from fedbayes.papers import EXPERIMENTS, combined, em_view, gpi_fnm, reproduce
+from fedbayes.models import Network
+from fedbayes.papers import EXPERIMENTS, combined, em_view, gpi_fnm, reproduce, weight_gates
 from fedbayes.papers import lines as experiments
 from fedbayes.papers.experiment import Request, Results, finished, mean_and_std
 from fedbayes.papers.finding import Claim, Finding, Line, Part, markdown, overview, read_finding
@@ -87,6 +90,42 @@ def test_methods_are_compared_on_digits(name, tmp_path):
     again = []
     assert str(reproduce(name, tmp_path, datasets=["digits"], watch=again.append)) == text
     assert not again, "what was run is kept"
+
+
+@pytest.mark.slow
+def test_gates_of_weights_on_digits(tmp_path, monkeypatch):
+    monkeypatch.setitem(weight_gates.ROUNDS, "small", 10)
+    again = []
+    text = str(reproduce("fedsparse-fig8-weights", tmp_path, datasets=["digits"], seeds=1))
+    assert "| fedsparse | logits | 0.01 | live inputs |" in text
+    assert (tmp_path / "fedsparse-fig8-weights" / "figure-digits.png").exists()
+    request = {"datasets": ["digits"], "seeds": 1, "watch": again.append}
+    assert str(reproduce("fedsparse-fig8-weights", tmp_path, **request)) == text
+    assert not again, "what was run is kept"
+
+
+def test_regression_in_two_pieces_is_regression():
+    """The same start, outputs and slopes as one layer; gates of weights find the live piece."""
+    live, x = [0, 2, 3], torch.randn(5, 1, 6)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        whole = nn.Linear(6, 4)
+        torch.manual_seed(0)
+        pieces = weight_gates.live_regression((1, 6), 4, live)
+    torch.testing.assert_close(pieces(x), whole(x.flatten(1)))
+    for module in (whole, pieces):
+        module(x.flatten(1)).square().sum().backward()
+    torch.testing.assert_close(pieces.weight.grad, whole.weight.grad[:, live])
+    others = whole.weight.grad[:, [1, 4, 5]]
+    torch.testing.assert_close(pieces.rest.grad.reshape(4, 3), others)
+    assert [entry.tensor for entry in Network(pieces, shape=(1, 6)).entries] == ["weight"]
+
+
+def test_what_was_gone_as_a_sparsity_was_passed():
+    """Sparsities .0, .2, .6 of three quarters live inputs; .3 is a quarter of the way on."""
+    row = {"dead": [0.0, 0.2, 0.9], "live": [0.0, 0.2, 0.5]}
+    assert weight_gates._gone_at(row, 0.75, 0.3) == pytest.approx((0.375, 0.275))
+    assert weight_gates._gone_at(row, 0.75, 0.7) is None
 
 
 def test_bytes_by_hand():

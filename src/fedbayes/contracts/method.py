@@ -46,7 +46,7 @@ from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Problem, Solved
 from fedbayes.messages import Message, dense
 from fedbayes.models import Network
-from fedbayes.models.units import Group
+from fedbayes.models.units import Gateable
 from fedbayes.tensors import Samples, Tensors
 
 Info = dict[str, float]
@@ -374,7 +374,7 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         return single_draw(model, run.network)
 
 
-def units_remarks(name: str, network: Network, touched: Collection[Group]) -> list[str]:
+def units_remarks(name: str, network: Network, touched: Collection[Gateable]) -> list[str]:
     """What a method that leaves units out says of a network in which it cannot everywhere.
 
     Args:

@@ -1,4 +1,4 @@
-"""FedSparse: the spike-and-slab prior; whole units are gated, pruned and not sent."""
+"""FedSparse: the spike-and-slab prior; units or single weights are gated, pruned and not sent."""
 
 from dataclasses import dataclass, field, replace
 from math import log, sqrt
@@ -30,6 +30,7 @@ from fedbayes.contracts import (
 )
 from fedbayes.contracts.variates import Control, Variates
 from fedbayes.devices import placed
+from fedbayes.errors import ConfigError
 from fedbayes.inference import gates
 from fedbayes.inference.controls import (
     NORMS,
@@ -45,7 +46,7 @@ from fedbayes.inference.gate_scale import CLOSED, GateScale
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.messages import Masked, Message, dense
 from fedbayes.models import units
-from fedbayes.models.units import Group
+from fedbayes.models.units import Gateable
 from fedbayes.tensors import Samples, Tensors, named, part
 
 STRENGTHS = {"low": 5e-7, "mid": 5e-6, "high": 5e-5}
@@ -81,11 +82,17 @@ class Gated(
 
     A group g is a unit of a linear layer, or a filter, with its weights, its bias and its scale
     and shift in the normalization that follows; norms are over the weights. A unit of a residual
-    stream has all that adds into its place: one norm, one gate. The gate of a group
+    stream has all that adds into its place: one norm, one gate. With `gates = "weights"` every
+    entry of a weight is a group of its own, with its magnitude for a norm. The gate of a group
     is open with probability θ_g = sigmoid((‖w_g‖₂ − softplus(v_g))/T) at the server, and π_sg,
     the same of w_s and v_s, at a client; no gradient flows through the norm (Eq. 23).
     """
 
+    gates: Literal["units", "weights"] = Field(
+        "units",
+        description="what has a gate: a unit with all that it owns, or a single weight of a matrix "
+        "or filter; biases and scales then have none",
+    )
     l0: Literal["low", "mid", "high"] | float = Field(
         "mid",
         description="λ0, the price of an open gate per weight; low, mid, high are the paper's",
@@ -106,11 +113,12 @@ class Gated(
     update_rule: Literal["gradient", "average"] = Field(
         "gradient", description="M-step: gradient steps (Alg. 1), or the closed form (Eq. 21, 22)"
     )
-    prune: bool = Field(True, description="whether units are pruned in training, for good")
-    prune_below: float = Field(0.1, ge=0, lt=1, description="probability at which a unit is pruned")
+    prune: bool = Field(True, description="whether groups are pruned in training, for good")
+    prune_below: float = Field(
+        0.1, ge=0, lt=1, description="probability at which a group is pruned"
+    )
     output_gates: bool = Field(
-        False,
-        description="whether the units of the last layer are gated too; classes may then go",
+        False, description="whether the last layer is gated too; of units, classes may then go"
     )
 
     @property
@@ -118,16 +126,45 @@ class Gated(
         """λ0 as a number."""
         return STRENGTHS[self.l0] if isinstance(self.l0, str) else self.l0
 
+    def check(self, run: Run) -> None:
+        """What is zero counts as pruned: no layer may start so."""
+        if self.gates == "units":
+            return
+        weights = run.network.split()[0]
+        if dead := [u.tensor for u in run.network.entries if not weights[u.tensor].any()]:
+            raise ConfigError(
+                f"all of {', '.join(dead)} is zero at the start, and {self.name} with gates = "
+                "'weights' takes a weight of zero for pruned; start from others (model.init), or "
+                "gate units (method.gates = 'units')"
+            )
+
     def remarks(self, run: Run) -> list[str]:
-        """Layers that have no gates."""
-        return units_remarks(self.name, run.network, self._gated(run))
+        """Layers that have no gates, and gates that cannot start as open as they should."""
+        gated = self._gated(run)
+        if self.gates == "units":
+            return units_remarks(self.name, run.network, gated)
+        if not gated:
+            return [
+                f"{self.name} gates no weight of this network, which has but its last layer: "
+                "method.output_gates gates that"
+            ]
+        weights, thresholds = run.network.split()[0], self._init(run).thresholds
+        logits = torch.cat([self._logits(weights, thresholds, u) for u in gated])
+        less = int((torch.sigmoid(logits) < self.start - 1e-3).sum())
+        if not less:
+            return []
+        return [
+            f"{less:,} of {len(logits):,} gates start below {self.start}: these weights are too "
+            "small for a positive threshold; method.scale = 'logits' knows negative ones"
+        ]
 
     def prior(self, samples: int) -> Prior | None:
         """The slab, a Gaussian of precision λ N_s for weights whose gate is open."""
         return Prior("precision of the slab", self.drift * samples) if self.drift else None
 
-    def _gated(self, run: Run) -> tuple[Group, ...]:
-        return tuple(u for u in run.network.groups if self.output_gates or not u.output)
+    def _gated(self, run: Run) -> tuple[Gateable, ...]:
+        found = run.network.groups if self.gates == "units" else run.network.entries
+        return tuple(u for u in found if self.output_gates or not u.output)
 
     def _init(self, run: Run) -> Server:
         """The network's initialization, with thresholds that leave every gate open."""
@@ -139,7 +176,7 @@ class Gated(
         }
         return Server(weights, buffers, thresholds, {}, {})
 
-    def _logits(self, weights: Tensors, thresholds: Tensors, layer: Group) -> Tensor:
+    def _logits(self, weights: Tensors, thresholds: Tensors, layer: Gateable) -> Tensor:
         """Logits of a layer's gates; detached from the weights."""
         norms = units.row_norms(weights, layer).detach()
         return self.gate_logits(norms, thresholds[layer.layer])
@@ -236,10 +273,11 @@ class Gated(
             shifts.append((pi - prior).abs())
         weights = {n: t for n, t in ended.items() if not n.startswith("threshold/")}
         found = units.masks(gated, kept, readers=False)
-        read = {axis.tensor: axis.axis for layer in gated for axis in layer.readers}
-        for name, item in problem.message.items():
-            if isinstance(item, Masked) and (read.get(name),) in item.masks:
-                found.setdefault(name, {})[(read[name],)] = item.masks[(read[name],)]
+        read = {reader.tensor: reader.axis for layer in gated for reader in layer.readers}
+        for name, axis in read.items():
+            item = problem.message[name]
+            if isinstance(item, Masked) and (axis,) in item.masks:
+                found.setdefault(name, {})[(axis,)] = item.masks[(axis,)]
         info = solved.info
         if shifts:
             shift = torch.cat(shifts)
@@ -271,7 +309,7 @@ class Gated(
             found["gates"] = {u.layer: _opened(shares, u) - believed[u.layer] for u in gated}
         return found
 
-    def _believed(self, server: AnyServer, gated: tuple[Group, ...]) -> Tensors:
+    def _believed(self, server: AnyServer, gated: tuple[Gateable, ...]) -> Tensors:
         """θ, the server's probabilities of open gates, float64 by layer."""
         return {
             u.layer: torch.sigmoid(self._logits(server.weights, server.thresholds, u)).double()
@@ -346,7 +384,7 @@ class Gated(
         return Server(weights, buffers, thresholds, optimizer, gate_optimizer), info
 
     def _pruned(
-        self, weights: Tensors, thresholds: Tensors, gated: tuple[Group, ...]
+        self, weights: Tensors, thresholds: Tensors, gated: tuple[Gateable, ...]
     ) -> tuple[Tensors, Tensors]:
         """Zero the units that are too improbable, and what reads them.
 
@@ -383,7 +421,7 @@ class FedSparse(Gated[Server, Nothing]):
     """Hard EM on the spike-and-slab prior with gated groups (EM paper, section 3, Alg. 1, 2)."""
 
     name = "fedsparse"
-    summary = "units gated, pruned and not sent: the spike-and-slab prior"
+    summary = "units or weights gated and pruned: the spike-and-slab prior"
     paper = "Louizos et al. 2021, section 3"
     server_state = Server
 
@@ -427,6 +465,7 @@ class ScaffoldFedSparse(Variates[Controlled], Gated[Controlled, Control]):
 
     def check(self, run: Run) -> None:
         """Variates along the path need plain SGD."""
+        super().check(run)
         require_plain_sgd(run.training)
 
     def init(self, run: Run) -> Controlled:
@@ -497,18 +536,18 @@ def _held(item: Masked | Tensor) -> Tensor:
     return item.mask() if isinstance(item, Masked) else torch.ones_like(item, dtype=torch.bool)
 
 
-def _alive(weights: Tensors, gated: tuple[Group, ...]) -> dict[str, Tensor]:
-    """Units that the server still has: those with a weight that is not zero, [units] by layer."""
+def _alive(weights: Tensors, gated: tuple[Gateable, ...]) -> dict[str, Tensor]:
+    """Groups that the server still has: those with a weight that is not zero, [groups] by layer."""
     return {u.layer: units.row_norms(weights, u) > 0 for u in gated}
 
 
-def _opened(shares: Tensors, layer: Group) -> Tensor:
+def _opened(shares: Tensors, layer: Gateable) -> Tensor:
     """Share of the clients whose gate was open, of each unit."""
     rows = [axis.rows(shares[axis.tensor], layer.count) for axis in layer.made]
     return torch.cat(rows, dim=1).amax(dim=1)
 
 
-def _sizes(weights: Tensors, layer: Group) -> Tensor:
+def _sizes(weights: Tensors, layer: Gateable) -> Tensor:
     """Parameters of each group that are not pruned, [units]."""
     sizes = torch.zeros(layer.count, dtype=torch.int64, device=weights[layer.weight].device)
     for axis in layer.owned:

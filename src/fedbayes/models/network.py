@@ -14,6 +14,7 @@ from fedbayes.models.normalization import frozen_buffers
 from fedbayes.models.resize import channels_by_weight, is_depthwise
 from fedbayes.models.settings import Precision
 from fedbayes.models.units import (
+    Entries,
     Group,
     Groups,
     find_units,
@@ -162,6 +163,16 @@ class Network:
     def groups(self) -> tuple[Group, ...]:
         """Groups of units, inputs to outputs."""
         return self.traced.groups
+
+    @cached_property
+    def entries(self) -> tuple[Entries, ...]:
+        """Trained weights of two axes or more, entry by entry; biases and scales are none."""
+        outputs = {name for group in self.groups if group.output for name in group.producers}
+        return tuple(
+            Entries(name, tuple(tensor.shape), name in outputs)
+            for name, tensor in self.split()[0].items()
+            if tensor.ndim > 1
+        )
 
     @cached_property
     def narrowing(self) -> tuple[Group, ...]:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
+from math import gcd, prod
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -37,6 +37,11 @@ class Axis:
     axis: int
     units: tuple[int, ...]
     """The unit of every entry; -1 for entries of other groups."""
+
+    @property
+    def axes(self) -> tuple[int]:
+        """The axis, as masks have it."""
+        return (self.axis,)
 
     @cached_property
     def index(self) -> Tensor:
@@ -171,6 +176,69 @@ class Group:
         The largest number that divides the sizes of all cells.
         """
         return gcd(*(self.cells.count(cell) for cell in set(self.cells)))
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The entries of a weight, each on its own: a group of which every entry is a unit.
+
+    It is its own only axis. Nothing else belongs to an entry, and nothing is known to read it.
+    """
+
+    tensor: str
+    """Name of the weight."""
+    shape: tuple[int, ...]
+    output: bool
+    """Whether it makes outputs of the network."""
+    readers: tuple[Axis, ...] = ()
+    running: tuple[Axis, ...] = ()
+    zero_safe: bool = False
+
+    @property
+    def layer(self) -> str:
+        """Name of the layer; no other tensor has it."""
+        return self.tensor.removesuffix(".weight")
+
+    @property
+    def count(self) -> int:
+        """Number of entries."""
+        return prod(self.shape)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """All of them."""
+        return tuple(range(len(self.shape)))
+
+    @property
+    def owned(self) -> tuple["Entries", ...]:
+        """The weight itself."""
+        return (self,)
+
+    @property
+    def made(self) -> tuple["Entries", ...]:
+        """The weight itself."""
+        return (self,)
+
+    @property
+    def weight(self) -> str:
+        """Name of the weight."""
+        return self.tensor
+
+    def entries(self, values: Tensor, otherwise: float | bool = 1) -> Tensor:
+        """Values [count] in the shape of the weight; `otherwise` is for groups of other kinds."""
+        return values.reshape(self.shape)
+
+    def along(self, values: Tensor, like: Tensor, otherwise: float = 1) -> Tensor:
+        """`entries`."""
+        return self.entries(values)
+
+    def rows(self, tensor: Tensor, count: int) -> Tensor:
+        """The weight by entry, [count, 1]."""
+        return tensor.reshape(count, 1)
+
+
+Gateable = Group | Entries
+"""What can be left out part by part: units, or single weights."""
 
 
 @dataclass(frozen=True)
@@ -384,7 +452,7 @@ Masks = dict[str, dict[tuple[int, ...], Tensor]]
 
 
 def masks(
-    groups: Iterable[Group], alive: Alive, *, readers: bool = True, running: bool = False
+    groups: Iterable[Gateable], alive: Alive, *, readers: bool = True, running: bool = False
 ) -> Masks:
     """What remains of each tensor when only these units do.
 
@@ -400,14 +468,14 @@ def masks(
         keep = alive.get(group.layer)
         if keep is None:
             continue
-        touched = group.owned + (group.running if running else ())
+        touched: list[Axis | Entries] = [*group.owned, *(group.running if running else ())]
         if readers and group.zero_safe:
             touched += group.readers
         for axis in touched:
             of_tensor = found.setdefault(axis.tensor, {})
             kept = axis.entries(keep, True)
-            before = of_tensor.get((axis.axis,))
-            of_tensor[(axis.axis,)] = kept if before is None else before & kept
+            before = of_tensor.get(axis.axes)
+            of_tensor[axis.axes] = kept if before is None else before & kept
     return found
 
 
@@ -434,8 +502,8 @@ def zero(weights: Tensors, found: Masks) -> Tensors:
     result = dict(weights)
     for name, axes in found.items():
         tensor = result[name]
-        for (axis,), kept in axes.items():
-            shape = [-1 if index == axis else 1 for index in range(tensor.ndim)]
+        for covered, kept in axes.items():
+            shape = [size if axis in covered else 1 for axis, size in enumerate(tensor.shape)]
             tensor = tensor * kept.to(tensor.dtype).reshape(shape)
         result[name] = tensor
     return result
@@ -466,7 +534,7 @@ def permute(weights: Tensors, group: Group, order: Sequence[int]) -> Tensors:
     return result
 
 
-def row_norms(weights: Tensors, group: Group) -> Tensor:
+def row_norms(weights: Tensors, group: Gateable) -> Tensor:
     """‖w_g‖₂ of each unit's weights in the layers that make it, [count]."""
     made = [axis.rows(weights[axis.tensor], group.count) for axis in group.made]
     rows = made[0] if len(made) == 1 else torch.cat(made, dim=1)

@@ -12,11 +12,13 @@ from fedbayes.papers.finding import FILE, Finding, Line, Scale, read_finding
 from fedbayes.papers.gates import EXPERIMENTS as GATES
 from fedbayes.papers.gpi_fnm import EXPERIMENTS as GPI_FNM
 from fedbayes.papers.virtual import EXPERIMENTS as VIRTUAL
+from fedbayes.papers.weight_gates import EXPERIMENTS as WEIGHT_GATES
 
 __all__ = ["EXPERIMENTS", "Experiment", "Finding", "Scale", "lines", "reproduce"]
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*GPI_FNM, *VIRTUAL, *EM_VIEW, *GATES, *COMBINED)
+    experiment.name: experiment
+    for experiment in (*GPI_FNM, *VIRTUAL, *EM_VIEW, *WEIGHT_GATES, *GATES, *COMBINED)
 }
 """Every experiment by its name."""
 
