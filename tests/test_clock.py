@@ -28,7 +28,7 @@ class Table:
     def comes(self, client, time):
         return time
 
-    def ends(self, client, number, start):
+    def ends(self, client, number, start, lengths):
         return start + self._seconds[client]
 
     def first(self, time, clients):
@@ -194,9 +194,9 @@ def test_tables_of_seconds_and_spells(tmp_path):
     [
         ("client,seconds\na,1\nb,2\n", "says nothing of client c"),
         ("client,seconds\na,1\na,2\n", "line 3: client 'a' comes twice"),
-        ("client,seconds\na,0\n", "line 2: seconds are 0; they are above 0"),
-        ("client,seconds\na,fast\n", "line 2: seconds is 'fast', and no number"),
-        ("client,seconds\na\n", "line 2: seconds is 'None', and no number"),
+        ("client,seconds\na,0\n", "line 2: seconds: '0' is no time; seconds are above 0"),
+        ("client,seconds\na,fast\n", "line 2: seconds: 'fast' is no number"),
+        ("client,seconds\na\n", "line 2: seconds is missing"),
         ("client,seconds\nd,1\n", "line 2: no client is called 'd'"),
         ("client,time\na,1\n", "has no column seconds"),
         ("", "has no column client, seconds"),

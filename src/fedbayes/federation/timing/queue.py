@@ -1,12 +1,13 @@
 """Who starts when, from which state of the server, and whose report comes next."""
 
 import heapq
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedbayes import seeds
-from fedbayes.federation.timing.clock import Clock
+from fedbayes.federation.timing.clock import Clock, Lengths
 
 _TRIES = 32
 """Clients that are drawn for each that is wanted before all are looked at."""
@@ -67,8 +68,8 @@ class Queue:
     _busy: set[int] = field(default_factory=set, init=False)
 
     def synchronous(self, number: int, now: float) -> tuple[list[int], float]:
-        """The cohort of a synchronous round, drawn from the clients that are there, and its end:
-        when the slowest has reported. Where nobody is there, the round begins when someone comes.
+        """The cohort of a synchronous round, drawn from the clients that are there, and when it
+        begins: where nobody is there, when someone comes.
         """
         self._busy = set()
         rng = seeds.numpy_rng(self.seed, "cohort", round=number)
@@ -76,12 +77,21 @@ class Queue:
         if not cohort:
             now = self.clock.first(now, range(self.clock.clients))
             cohort = self._drawn(rng, self.concurrency, now)
-        cohort.sort()
-        return cohort, self.ended(cohort, number, now)
+        return sorted(cohort), now
 
-    def ended(self, cohort: list[int], number: int, now: float) -> float:
-        """When the slowest of a cohort has reported that starts now."""
-        return max((self.clock.ends(client, number, now) for client in cohort), default=now)
+    def ended(
+        self, cohort: list[int], number: int, now: float, lengths: Mapping[int, Lengths]
+    ) -> float:
+        """When the slowest of a cohort has reported that starts now.
+
+        Args:
+            cohort: the clients.
+            number: the round, from 1.
+            now: when it begins, in seconds of the clock.
+            lengths: of their messages.
+        """
+        ends = (self.clock.ends(client, number, now, lengths[client]) for client in cohort)
+        return max(ends, default=now)
 
     def buffer(
         self,
@@ -90,6 +100,7 @@ class Queue:
         under_way: tuple[UnderWay, ...],
         size: int,
         longest: int | None = None,
+        lengths: Callable[[int], Lengths] = lambda client: Lengths(),
     ) -> Turn:
         """The next reports, as many as an update takes.
 
@@ -103,6 +114,7 @@ class Queue:
             under_way: who is at work then.
             size: reports that the round takes.
             longest: the largest staleness of a report that is taken; None: any.
+            lengths: of the messages of a client that starts.
         """
         rng = seeds.numpy_rng(self.seed, "cohort", round=number)
         queue = sorted(under_way)
@@ -124,7 +136,7 @@ class Queue:
             started = sorted(self._drawn(rng, wanted, now)) if wanted > 0 else []
             for client in started:
                 self._busy.add(client)
-                ends = self.clock.ends(client, number, now)
+                ends = self.clock.ends(client, number, now, lengths(client))
                 heapq.heappush(queue, UnderWay(ends, number, client))
             starts += started
             now = self._next(queue, now, wanted - len(started))
