@@ -127,6 +127,34 @@ def test_free_clients_are_drawn_alike():
     assert np.abs(counts[36:] - 2000).max() < 130
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=7), st.integers(1, 2))
+def test_one_after_the_other_goes_round(seconds, size):
+    """With one client at work at any time, whatever they take."""
+    queue, now, under_way, first, starts = Queue(Table(seconds), 3, 1, cyclic=True), 0.0, (), 0, []
+    for number in range(1, 12):
+        turn = queue.buffer(number, now, under_way, size, first=first)
+        now, under_way, first = turn.now, turn.under_way, turn.first
+        starts += turn.starts
+    assert starts == [place % len(seconds) for place in range(11 * size)]
+    assert now == sum(seconds[client] for client in starts)
+
+
+def test_in_a_cycle_fast_clients_start_no_more_often_than_slow_ones():
+    """While nobody takes longer than a cycle: drawn at random, the fast ones report more often."""
+    seconds = [1] * 15 + [6] * 15
+    counts = {}
+    for cyclic in (True, False):
+        queue, now, under_way, first, starts = Queue(Table(seconds), 3, 6, cyclic), 0.0, (), 0, []
+        for number in range(1, 301):
+            turn = queue.buffer(number, now, under_way, 2, first=first)
+            now, under_way, first = turn.now, turn.under_way, turn.first
+            starts += turn.starts
+        counts[cyclic] = np.bincount(starts, minlength=30)
+    assert counts[True].max() - counts[True].min() <= 1
+    assert counts[False][:15].sum() > 1.1 * counts[False][15:].sum()
+
+
 def present(spells, period, time):
     inside = time % period
     return any(start <= inside < stop for start, stop in spells)
@@ -162,6 +190,28 @@ def test_a_share_of_the_time_is_that_share_of_it():
         assert there == pytest.approx(0.3, abs=0.003)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"available": 1e-300},
+        {"period": 1e-3, "seconds": 1e15},
+        {"available": 1e-6, "seconds": 1e17},
+    ],
+)
+def test_spells_that_are_too_short_to_tell_are_refused(changes):
+    """In place of a search for their ends that has none."""
+
+    def rounds():
+        table = ClockSettings(speeds="equal", availability="share", **changes)
+        queue, now, under_way = Queue(Clock(table, NAMES, np.ones(3), 0), 0, 2), 0.0, ()
+        for number in range(1, 4):
+            turn = queue.buffer(number, now, under_way, 1)
+            now, under_way = turn.now, turn.under_way
+
+    with pytest.raises(ConfigError, match=r"cannot tell any more when a spell of \S+ seconds ends"):
+        rounds()
+
+
 def test_seconds_are_what_the_settings_say():
     sizes = np.array([10, 20, 60])
     equal = Clock(ClockSettings(speeds="equal", seconds=4.0, by_samples=True), NAMES, sizes, 0)
@@ -194,8 +244,8 @@ def test_tables_of_seconds_and_spells(tmp_path):
     [
         ("client,seconds\na,1\nb,2\n", "says nothing of client c"),
         ("client,seconds\na,1\na,2\n", "line 3: client 'a' comes twice"),
-        ("client,seconds\na,0\n", "line 2: seconds: '0' is no time; seconds are above 0"),
-        ("client,seconds\na,fast\n", "line 2: seconds: 'fast' is no number"),
+        ("client,seconds\na,0\n", "line 2: seconds is '0'; a time is above 0"),
+        ("client,seconds\na,fast\n", "line 2: seconds is 'fast'; it must be a finite number"),
         ("client,seconds\na\n", "line 2: seconds is missing"),
         ("client,seconds\nd,1\n", "line 2: no client is called 'd'"),
         ("client,time\na,1\n", "has no column seconds"),

@@ -7,7 +7,7 @@ import pytest
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts import Report
-from fedbayes.errors import ConfigError, RunError
+from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.federation.client_runtime import NoReport
 from fedbayes.federation.compression import refusal
 from fedbayes.federation.engines.sequential import Sequential
@@ -98,18 +98,19 @@ def test_rates_are_bytes_a_second(said, bytes_a_second):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("0 MB/s", "'0 MB/s' carries nothing"),
-        (-3, "'-3' carries nothing"),
-        ("fast", "'fast' is no rate"),
-        ("", "is no rate"),
-        ("nan", "is no rate"),
-        ("inf MB/s", "is no rate"),
-        (float("nan"), "is no rate"),
-        ("1e400", "is no rate"),
-        (True, "is no rate"),
-        ([1], "is no rate"),
-        ("20 MB", "is no rate"),
-        ("20 mb/s", "has the unit mb/s, and known are B/s, kB/s, MB/s"),
+        ("0 MB/s", "a rate is 0.001 bytes a second or more"),
+        (1e-4, "a rate is 0.001 bytes a second or more"),
+        (-3, "a rate is 0.001 bytes a second or more"),
+        ("fast", "give bytes a second"),
+        ("", "give bytes a second"),
+        ("nan", "give bytes a second"),
+        ("inf MB/s", "give bytes a second"),
+        (float("nan"), "give bytes a second"),
+        ("1e400", "give bytes a second"),
+        (True, "give bytes a second"),
+        ([1], "give bytes a second"),
+        ("20 MB", "of units B/s, kB/s, MB/s"),
+        ("20 mb/s", "of units B/s, kB/s, MB/s"),
         ("file", "column of clock.file.*set clock.speeds = 'file'"),
         (1e300, "numbers are at most"),
     ],
@@ -153,13 +154,18 @@ def test_rates_of_a_file_stand_next_to_seconds(tmp_path):
     assert Clock(mixed, NAMES, np.ones(3), 0).seconds(2, 1, Lengths(1000, 6)) == 3 + 1 + 2
 
 
+def test_a_spread_of_no_rates_is_named():
+    with pytest.warns(FedbayesWarning, match=r"clock.rate_spread has no effect.* give none"):
+        Simulation(config(clock={"speeds": "equal", "rate_spread": 1.0})).close()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("client,seconds\na,1\n", "has no column upload"),
-        ("client,upload\na,0\n", "line 2: upload: a rate of '0' carries nothing"),
-        ("client,upload\na,slow\n", "line 2: upload: 'slow' is no rate"),
-        ("client,upload\na,1 furlong/s\n", "line 2: upload: .* has the unit furlong/s"),
+        ("client,upload\na,0\n", "line 2: upload is '0'; a rate is 0.001 bytes a second or more"),
+        ("client,upload\na,slow\n", "line 2: upload is 'slow'; give bytes a second"),
+        ("client,upload\na,1 furlong/s\n", "line 2: upload is '1 furlong/s'; of units"),
         ("client,upload\na,\n", "line 2: upload is missing"),
         ("client,upload\na,1,2\n", "line 2: it has more cells than there are columns"),
         ("client,upload,upload\na,1,2\n", "has the column upload twice"),

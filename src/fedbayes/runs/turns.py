@@ -80,7 +80,8 @@ class Turns:
         if clock_of(config, self.method):
             names, sizes = self.data.names[: self.data.clients], self.data.train_sizes()
             clock = Clock(config.clock, names, sizes, config.seed)
-            self._queue = Queue(clock, config.seed, self.run.cohort)
+            cyclic = config.sampling == "cyclic"
+            self._queue = Queue(clock, config.seed, self.run.cohort, cyclic)
             self._digest = clock.digest
 
     def take_up(self, progress: Progress) -> Timing:
@@ -150,13 +151,14 @@ class Turns:
             config.asynchronous.buffer,
             config.asynchronous.longest,
             self._foreseen(number, server),
+            timing.first,
         )
         if any(each.since == number for each in turn.under_way):
             self.versions.save(number, pack(server))
         since = {each.client: each.since for each in turn.reports if each.since != number}
         timed = config.clock.upload is not None
         past = Past(config.asynchronous, since, self.state, turn.starts, timed)
-        after = Timing.of(turn.now, turn.under_way, self._digest)
+        after = Timing.of(turn.now, turn.under_way, self._digest, turn.first)
         return Planned(turn.cohort, after, turn, past)
 
     def _foreseen(self, number: int, server: Any) -> Callable[[int], Lengths]:

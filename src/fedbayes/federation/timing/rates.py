@@ -4,8 +4,6 @@ import math
 import re
 from typing import Any
 
-from fedbayes.errors import quoted
-
 FROM_FILE = "file"
 """In place of a rate: clients' rates are in a file."""
 UNITS = {
@@ -18,11 +16,13 @@ UNITS = {
     "Gbit/s": 125e6,
 }
 """Bytes a second."""
-_TEXT = re.compile(r"\s*(\S+?)\s*([A-Za-z]+/s)?\s*")
+SLOWEST = 0.001
+"""Bytes a second."""
+_TEXT = re.compile(r"\s*([-+0-9.eE]+)\s*([A-Za-z/]*)\s*")
 
 
 def rate(value: Any) -> float:
-    """Bytes a second, above 0.
+    """Bytes a second, `SLOWEST` or more.
 
     Args:
         value: a number, or text such as `20 MB/s`; text without a unit is bytes a second.
@@ -30,18 +30,17 @@ def rate(value: Any) -> float:
     Raises:
         ValueError: it is no rate. The text says why.
     """
-    number, unit, told = value, "B/s", quoted(str(value))
-    if isinstance(value, str):
-        found = _TEXT.fullmatch(value)
-        number, unit = (found[1], found[2] or unit) if found else ("", unit)
-    if unit not in UNITS:
-        raise ValueError(f"{told} has the unit {unit}, and known are {', '.join(UNITS)}")
+    number, unit = value, ""
+    if isinstance(value, str) and (found := _TEXT.fullmatch(value)):
+        number, unit = found[1], found[2]
+    if unit and unit not in UNITS:
+        raise ValueError(f"of units {', '.join(UNITS)} are known")
     try:
-        each = math.nan if isinstance(number, bool) else float(number) * UNITS[unit]
+        each = math.nan if isinstance(number, bool) else float(number) * UNITS[unit or "B/s"]
     except (TypeError, ValueError, OverflowError):
         each = math.nan
     if not math.isfinite(each):
-        raise ValueError(f"{told} is no rate; give bytes a second, or text such as '20 MB/s'")
-    if each <= 0:
-        raise ValueError(f"a rate of {told} carries nothing; it is above 0")
+        raise ValueError("give bytes a second, or text such as '20 MB/s'")
+    if each < SLOWEST:
+        raise ValueError(f"a rate is {SLOWEST:g} bytes a second or more")
     return each

@@ -49,8 +49,8 @@ def _seconds(text: str) -> float:
     Raises:
         ValueError: it is none.
     """
-    if not (seconds := _number(text)) > 0:
-        raise ValueError(f"{quoted(text)} is no time; seconds are above 0")
+    if (seconds := _number(text)) <= 0:
+        raise ValueError("a time is above 0")
     return seconds
 
 
@@ -131,12 +131,12 @@ def _read(
     path: Path, line: int, column: str, text: str | None, read: Callable[[str], float]
 ) -> float:
     """The number in a cell."""
-    if not (text or "").strip():
+    if not text or text.isspace():
         raise ConfigError(f"{path}, line {line}: {column} is missing")
     try:
-        return read(text or "")
+        return read(text)
     except ValueError as error:
-        raise ConfigError(f"{path}, line {line}: {column}: {error}") from None
+        raise ConfigError(f"{path}, line {line}: {column} is {quoted(text)}; {error}") from None
 
 
 def _number(text: str) -> float:
@@ -150,7 +150,7 @@ def _number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{quoted(text)} is no number")
+        raise ValueError("it must be a finite number")
     return value
 
 
