@@ -234,6 +234,8 @@ def test_tables_of_seconds_and_spells(tmp_path):
     seconds, spells = tmp_path / "seconds.csv", tmp_path / "spells.csv"
     seconds.write_text("seconds,client\n2.5,b\n1,a\n7,c\n")
     assert read_seconds(seconds, NAMES).tolist() == [1.0, 2.5, 7.0]
+    seconds.write_text("\ufeffseconds, client\r\n2.5, b\r\n1, a\r\n7, c\r\n")  # a spreadsheet's
+    assert read_seconds(seconds, NAMES).tolist() == [1.0, 2.5, 7.0]
     spells.write_text("client,start,stop\na,5,9\na,0,2\nb,0,10\nc,3,4\n")
     found = read_spells(spells, NAMES, 10.0)
     assert found[0].tolist() == [[0, 2], [5, 9]]
@@ -245,7 +247,10 @@ def test_tables_of_seconds_and_spells(tmp_path):
         ("client,seconds\na,1\nb,2\n", "says nothing of client c"),
         ("client,seconds\na,1\na,2\n", "line 3: client 'a' comes twice"),
         ("client,seconds\na,0\n", "line 2: seconds is '0'; a time is above 0"),
-        ("client,seconds\na,fast\n", "line 2: seconds is 'fast'; it must be a finite number"),
+        ("client,seconds\na,fast\n", "line 2: seconds is 'fast'; it must be a number"),
+        ("client,seconds\na,nan\n", "line 2: seconds is 'nan'; it must be a number"),
+        ("client,seconds\na,1e16\n", "line 2: seconds is '1e16'; .* at most 1e\\+15"),
+        ("client,seconds\na,-1\n", "line 2: seconds is '-1'; a time is above 0"),
         ("client,seconds\na\n", "line 2: seconds is missing"),
         ("client,seconds\nd,1\n", "line 2: no client is called 'd'"),
         ("client,time\na,1\n", "has no column seconds"),

@@ -15,6 +15,9 @@ from fedbayes.federation.timing.availability import Times
 from fedbayes.federation.timing.rates import rate
 from fedbayes.files import read_text
 
+LONGEST = 1e15
+"""Seconds of a client: with more, a clock cannot tell seconds apart."""
+
 
 def read_seconds(path: Path, names: Sequence[str]) -> Times:
     """Seconds of every client, float64 [S].
@@ -105,7 +108,8 @@ def _rows(
 ) -> Iterator[tuple[int, int, list[float]]]:
     """Line, client and numbers of each row, each as its column is read."""
     try:
-        reader = csv.DictReader(io.StringIO(read_text(path)))
+        text = io.StringIO(read_text(path).removeprefix("\ufeff"))  # as spreadsheets begin theirs
+        reader = csv.DictReader(text, skipinitialspace=True)
         known = {name: client for client, name in enumerate(names)}
         header = list(reader.fieldnames or ())
         wanted = ("client", *columns)
@@ -140,17 +144,17 @@ def _read(
 
 
 def _number(text: str) -> float:
-    """A finite number.
+    """A number of seconds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or beyond `LONGEST`.
     """
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise ValueError("it must be a finite number")
+    if not abs(value) <= LONGEST:  # nor is NaN
+        raise ValueError(f"it must be a number, and at most {LONGEST:g}")
     return value
 
 
