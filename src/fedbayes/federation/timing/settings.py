@@ -68,7 +68,9 @@ class ClockSettings(BaseModel):
         description="standard deviation over clients of the logarithm of their seconds",
     )
     file: Annotated[Path | None, Only("speeds", "file")] = Field(
-        None, description="CSV of columns client (its name) and seconds, a row for every client"
+        None,
+        description="CSV of columns client (its name) and seconds, and of rates where download or "
+        "upload is file; a row for every client",
     )
     by_samples: Annotated[bool, _TICKING] = Field(
         False,
