@@ -2,10 +2,12 @@
 `docs/asynchronous.md`.
 
     python benchmarks/asynchronous.py [OUT.png] [--spread 1] [--by-samples]
+    python benchmarks/asynchronous.py --upload '20 kbit/s'
 
 On digits, 100 clients whose seconds are log-normal, 20 at work at any time: FedAvg that waits for
 all 20, and with buffers of 10, 5 and 2, until as many reports were taken. Three seeds; the picture
-shows synchronous rounds and a buffer of 5 under the first.
+shows synchronous rounds and a buffer of 5 under the first. With --upload clients send over a link
+of that rate, and rows are synchronous rounds and a buffer of 5, compressed and not.
 """
 
 import argparse
@@ -19,11 +21,15 @@ from fedbayes.reports import plot
 
 CLIENTS, AT_WORK, REPORTS, WANTED = 100, 20, 1200, 0.9
 
+COMPRESSED = {"none": {}, "int8": {"up": "int8"}, "top-k, 5 %": {"up": "top-k", "share": 0.05}}
 
-def settings(buffer, seed, options):
+
+def settings(buffer, compression, seed, options):
     """Those of a run; 0: synchronous rounds."""
     asynchronous = {"buffer": buffer, "staleness": options.staleness} if buffer else {}
     clock = {"speeds": "log-normal", "spread": options.spread, "by_samples": options.by_samples}
+    if options.upload:
+        clock["upload"] = options.upload
     return {
         "seed": seed,
         "rounds": REPORTS // (buffer or AT_WORK),
@@ -31,6 +37,7 @@ def settings(buffer, seed, options):
         "data": {"name": "digits", "clients": CLIENTS},
         "clock": clock,
         "asynchronous": asynchronous,
+        "compression": COMPRESSED[compression],
     }
 
 
@@ -54,19 +61,24 @@ def main():
     parser.add_argument("--by-samples", action="store_true")
     parser.add_argument("--staleness", default="polynomial")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--upload")
     options = parser.parse_args()
     folder, first = Path(tempfile.mkdtemp()), []
+    rows = [(buffer, "none") for buffer in (0, 10, 5, 2)]
+    if options.upload:
+        rows = [(buffer, compression) for buffer in (0, 5) for compression in COMPRESSED]
     try:
         print(
             f"| rounds | seconds to {WANTED:.0%} | seconds in all | accuracy, % | mean staleness |"
         )
         print("|---|---|---|---|---|")
-        for buffer in (0, 10, 5, 2):
+        for buffer, compression in rows:
             name = f"buffer of {buffer}" if buffer else "synchronous"
+            name += f", {compression}" if options.upload else ""
             lines, ends = [], []
             for seed in range(options.seeds):
                 path = folder / (name if not seed else f"{name} {seed}")
-                result = fedbayes.run(folder=path, **settings(buffer, seed, options))
+                result = fedbayes.run(folder=path, **settings(buffer, compression, seed, options))
                 lines.append(result.metrics)
                 ends.append(result.summary)
                 if not seed and buffer in (0, 5):

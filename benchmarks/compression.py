@@ -1,4 +1,4 @@
-"""Bytes to an accuracy, of FedAvg and FedSparse, with messages compressed and not.
+"""Bytes and seconds to an accuracy, of FedAvg and FedSparse, with messages compressed and not.
 
     python benchmarks/compression.py                 # digits
     python benchmarks/compression.py --data mnist    # needs MNIST
@@ -7,7 +7,8 @@
 seeds, which are printed. Both methods take Adam's steps at the server. Of every run it counts the
 encoded bytes, both ways, up to the first round whose global model has the accuracy; a row has the
 means over the seeds that came to it, and how many these are. The best accuracy and the bytes of all
-rounds are means over all seeds.
+rounds are means over all seeds. Seconds are those of a simulated clock: clients send over a slow
+link, and receive over a faster one.
 """
 
 import argparse
@@ -21,6 +22,13 @@ SEEDS = (0, 1, 2)
 DATA = {
     "digits": {"hidden": [100, 100], "rounds": 80, "limit": None, "accuracy": 0.9},
     "mnist": {"hidden": [200, 200], "rounds": 60, "limit": 12_000, "accuracy": 0.93},
+}
+CLOCK = {
+    "speeds": "log-normal",
+    "spread": 0.5,
+    "download": "10 Mbit/s",
+    "upload": "100 kbit/s",
+    "rate_spread": 0.5,
 }
 METHODS = {
     "fedavg (Adam at the server)": {"name": "fedadam", "server_lr": 0.01},
@@ -36,7 +44,9 @@ MESSAGES = {
 
 
 def run(data, method, messages, seed):
-    """Bytes up and down to the accuracy, or None; the best accuracy, and bytes of all rounds."""
+    """Rounds, bytes up and down and seconds to the accuracy, or None; the best accuracy, and bytes
+    of all rounds.
+    """
     given = DATA[data]
     config = Config.create(
         seed=seed,
@@ -52,6 +62,7 @@ def run(data, method, messages, seed):
         model={"hidden": given["hidden"]},
         method=method,
         compression=messages,
+        clock=CLOCK,
     )
     up = down = best = 0
     reached = None
@@ -60,7 +71,7 @@ def run(data, method, messages, seed):
             up, down = up + step.metrics["bytes_up"], down + step.metrics["bytes_down"]
             best = max(best, step.metrics["global_accuracy"])
             if reached is None and step.metrics["global_accuracy"] >= given["accuracy"]:
-                reached = step.number, up, down
+                reached = step.number, up, down, step.metrics["clock_seconds"]
     return reached, best, (up, down)
 
 
@@ -73,16 +84,19 @@ def main():
     warnings.simplefilter("ignore", FedbayesWarning)
     print(f"{data}, {given['rounds']} rounds, seeds {', '.join(map(str, SEEDS))}\n")
     wanted = f"to {given['accuracy']:.2f}"
-    print(f"| method | compression | rounds {wanted} | MB up | MB down | of | best | MB in all |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        f"| method | compression | rounds {wanted} | MB up | MB down | seconds | of | best "
+        "| MB in all |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, method in METHODS.items():
         for label, messages in MESSAGES.items():
             found = [run(data, method, messages, seed) for seed in SEEDS]
             there = [reached for reached, _, _ in found if reached is not None]
-            cells = ["–", "–", "–"]
+            cells = ["–", "–", "–", "–"]
             if there:
-                rounds, up, down = (mean(column) for column in zip(*there, strict=True))
-                cells = [f"{rounds:.0f}", f"{up / 1e6:.2f}", f"{down / 1e6:.2f}"]
+                rounds, up, down, took = (mean(column) for column in zip(*there, strict=True))
+                cells = [f"{rounds:.0f}", f"{up / 1e6:.2f}", f"{down / 1e6:.2f}", f"{took:.0f}"]
             cells += [f"{len(there)}/{len(SEEDS)}", f"{mean(best for _, best, _ in found):.3f}"]
             cells.append(f"{mean(sum(whole) for _, _, whole in found) / 1e6:.2f}")
             print(f"| {name} | {label} | {' | '.join(cells)} |", flush=True)

@@ -168,12 +168,20 @@ def test_a_lie_is_measured_from_where_the_client_started(sgd):
         np.testing.assert_allclose(found[-1][name].numpy(), past[-1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "pvi"])
-def test_equal_clients_that_are_all_awaited_are_the_synchronous_run(method):
+@pytest.mark.parametrize(
+    ("method", "sampling"),
+    [("fedavg", "uniform"), ("scaffold", "uniform"), ("pvi", "uniform"), ("fedavg", "cyclic")],
+)
+def test_equal_clients_that_are_all_awaited_are_the_synchronous_run(method, sampling):
     """K = M and equal speeds: the same bits, private states and metrics, in the same time."""
     equal = {"speeds": "equal", "seconds": 2.5}
     whole = {"buffer": 4, "staleness": "constant"}
-    changes = {"method": {"name": method}, "rounds": 3, "clock": equal}
+    changes = {
+        "method": {"name": method},
+        "sampling": sampling,
+        "rounds": 3,
+        "clock": equal,
+    }
     one = ended(**changes, asynchronous=whole)
     two = ended(**changes, asynchronous={})
     three = ended(**changes | {"clock": {}}, asynchronous={})
@@ -207,14 +215,18 @@ def test_a_synchronous_round_lasts_as_long_as_its_slowest_client(tmp_path):
     assert simulation.summary()["clock_seconds"] == wanted[-1]
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_run_goes_on_to_the_same_bits(tmp_path, every):
+@pytest.mark.parametrize(("every", "sampling"), [(1, "uniform"), (3, "cyclic")])
+def test_a_run_goes_on_to_the_same_bits(tmp_path, every, sampling):
     """Stopped with clients at work whose reports come rounds later, from states of long ago."""
-    whole = ended(tmp_path / "whole", method={"name": "scaffold"}, asynchronous=CONSTANT, rounds=8)
+    changes = {
+        "method": {"name": "scaffold"},
+        "asynchronous": CONSTANT,
+        "rounds": 8,
+        "sampling": sampling,
+    }
+    whole = ended(tmp_path / "whole", **changes)
     assert max(line["asynchronous"]["staleness_max"] for line in whole.folder.metrics()) > 1
-    parts = config(
-        method={"name": "scaffold"}, asynchronous=CONSTANT, rounds=8, checkpoint_every=every
-    )
+    parts = config(**changes, checkpoint_every=every)
     killed = Simulation(parts, tmp_path / "parts")
     for step in killed:
         if step.number == 5:
@@ -334,7 +346,7 @@ def test_what_reports_that_add_are_is_said_of_every_method():
         ({"clock": {}}, "needs a clock"),
         ({"asynchronous": {"buffer": 7}}, "but there are 6 clients"),
         ({"min_reports": 3}, "min_reports = 3, but a buffer has 2 reports"),
-        ({"sampling": "cyclic"}, "sampling = 'cyclic' says who is in which round"),
+        ({"engine": "flower", "sampling": "cyclic"}, "it is whoever is connected and free"),
         ({"sampling": "poisson"}, "keeps secret who is in a round"),
         (
             {

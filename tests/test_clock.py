@@ -28,7 +28,7 @@ class Table:
     def comes(self, client, time):
         return time
 
-    def ends(self, client, number, start):
+    def ends(self, client, number, start, lengths):
         return start + self._seconds[client]
 
     def first(self, time, clients):
@@ -127,6 +127,34 @@ def test_free_clients_are_drawn_alike():
     assert np.abs(counts[36:] - 2000).max() < 130
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=7), st.integers(1, 2))
+def test_one_after_the_other_goes_round(seconds, size):
+    """With one client at work at any time, whatever they take."""
+    queue, now, under_way, first, starts = Queue(Table(seconds), 3, 1, cyclic=True), 0.0, (), 0, []
+    for number in range(1, 12):
+        turn = queue.buffer(number, now, under_way, size, first=first)
+        now, under_way, first = turn.now, turn.under_way, turn.first
+        starts += turn.starts
+    assert starts == [place % len(seconds) for place in range(11 * size)]
+    assert now == sum(seconds[client] for client in starts)
+
+
+def test_in_a_cycle_fast_clients_start_no_more_often_than_slow_ones():
+    """While nobody takes longer than a cycle: drawn at random, the fast ones report more often."""
+    seconds = [1] * 15 + [6] * 15
+    counts = {}
+    for cyclic in (True, False):
+        queue, now, under_way, first, starts = Queue(Table(seconds), 3, 6, cyclic), 0.0, (), 0, []
+        for number in range(1, 301):
+            turn = queue.buffer(number, now, under_way, 2, first=first)
+            now, under_way, first = turn.now, turn.under_way, turn.first
+            starts += turn.starts
+        counts[cyclic] = np.bincount(starts, minlength=30)
+    assert counts[True].max() - counts[True].min() <= 1
+    assert counts[False][:15].sum() > 1.1 * counts[False][15:].sum()
+
+
 def present(spells, period, time):
     inside = time % period
     return any(start <= inside < stop for start, stop in spells)
@@ -162,6 +190,28 @@ def test_a_share_of_the_time_is_that_share_of_it():
         assert there == pytest.approx(0.3, abs=0.003)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"available": 1e-300},
+        {"period": 1e-3, "seconds": 1e15},
+        {"available": 1e-6, "seconds": 1e17},
+    ],
+)
+def test_spells_that_are_too_short_to_tell_are_refused(changes):
+    """In place of a search for their ends that has none."""
+
+    def rounds():
+        table = ClockSettings(speeds="equal", availability="share", **changes)
+        queue, now, under_way = Queue(Clock(table, NAMES, np.ones(3), 0), 0, 2), 0.0, ()
+        for number in range(1, 4):
+            turn = queue.buffer(number, now, under_way, 1)
+            now, under_way = turn.now, turn.under_way
+
+    with pytest.raises(ConfigError, match=r"cannot tell any more when a spell of \S+ seconds ends"):
+        rounds()
+
+
 def test_seconds_are_what_the_settings_say():
     sizes = np.array([10, 20, 60])
     equal = Clock(ClockSettings(speeds="equal", seconds=4.0, by_samples=True), NAMES, sizes, 0)
@@ -184,6 +234,8 @@ def test_tables_of_seconds_and_spells(tmp_path):
     seconds, spells = tmp_path / "seconds.csv", tmp_path / "spells.csv"
     seconds.write_text("seconds,client\n2.5,b\n1,a\n7,c\n")
     assert read_seconds(seconds, NAMES).tolist() == [1.0, 2.5, 7.0]
+    seconds.write_text("\ufeffseconds, client\r\n2.5, b\r\n1, a\r\n7, c\r\n")  # a spreadsheet's
+    assert read_seconds(seconds, NAMES).tolist() == [1.0, 2.5, 7.0]
     spells.write_text("client,start,stop\na,5,9\na,0,2\nb,0,10\nc,3,4\n")
     found = read_spells(spells, NAMES, 10.0)
     assert found[0].tolist() == [[0, 2], [5, 9]]
@@ -194,9 +246,12 @@ def test_tables_of_seconds_and_spells(tmp_path):
     [
         ("client,seconds\na,1\nb,2\n", "says nothing of client c"),
         ("client,seconds\na,1\na,2\n", "line 3: client 'a' comes twice"),
-        ("client,seconds\na,0\n", "line 2: seconds are 0; they are above 0"),
-        ("client,seconds\na,fast\n", "line 2: seconds is 'fast', and no number"),
-        ("client,seconds\na\n", "line 2: seconds is 'None', and no number"),
+        ("client,seconds\na,0\n", "line 2: seconds is '0'; a time is above 0"),
+        ("client,seconds\na,fast\n", "line 2: seconds is 'fast'; it must be a number"),
+        ("client,seconds\na,nan\n", "line 2: seconds is 'nan'; it must be a number"),
+        ("client,seconds\na,1e16\n", "line 2: seconds is '1e16'; .* at most 1e\\+15"),
+        ("client,seconds\na,-1\n", "line 2: seconds is '-1'; a time is above 0"),
+        ("client,seconds\na\n", "line 2: seconds is missing"),
         ("client,seconds\nd,1\n", "line 2: no client is called 'd'"),
         ("client,time\na,1\n", "has no column seconds"),
         ("", "has no column client, seconds"),

@@ -224,6 +224,56 @@ def test_the_federations_variate_stays_the_mean_of_the_clients(up):
             assert common.any()
 
 
+@pytest.mark.parametrize(
+    ("method", "up"),
+    [
+        *(({"name": "fedlap", "covariance": "none"}, up) for up in ("int8", "top-k")),
+        *(({"name": "ivon-admm", "rate": 0.0, "rho": 0.3}, up) for up in ("bf16", "random-k")),
+    ],
+)
+def test_duals_of_clients_with_fixed_precisions_add_to_the_servers(method, up):
+    """Clients keep what arrived: the server's shifts are the sum of theirs."""
+    config = asked(method, rounds=3, compression={"up": up})
+    with Simulation(config) as simulation:
+        steps = list(simulation)
+        assert not any(step.metrics["refused"] for step in steps)
+        assert sum(step.metrics["spared_up"] for step in steps)
+        server, cpu = simulation.server, torch.device("cpu")
+        kept = [
+            read_state(simulation.states[c], simulation.method, cpu)[0]
+            for c in range(4)
+            if c in simulation.states
+        ]
+        assert len(kept) >= 3
+        ivon = method["name"] == "ivon-admm"
+        whole = server.dual.shift if ivon else server.posterior.shift
+        for name, common in whole.items():
+            own = sum((each.dual if ivon else each.factor).shift[name].double() for each in kept)
+            torch.testing.assert_close(own, common, rtol=1e-5, atol=1e-6)
+            assert common.any()
+
+
+def test_compressed_duals_come_to_the_point_that_whole_ones_come_to():
+    """FedLap without covariances on a linear network, whose fixed point is the pool's mode: errors
+    shrink with the changes.
+    """
+    found = []
+    for compression in ({}, {"up": "int8"}):
+        config = asked(
+            {"name": "fedlap", "covariance": "none", "prior_std": 0.3, "damping": 0.5},
+            rounds=12,
+            cohort=4,
+            model={"hidden": []},
+            training={"epochs": 3, "lr": 0.05},
+            compression=compression,
+        )
+        with Simulation(config) as simulation:
+            list(simulation)
+            found.append(simulation.server.posterior.mean)
+    for name, mean in found[0].items():
+        assert (found[1][name] - mean).norm() < 0.02 * mean.norm()
+
+
 def test_a_client_whose_report_is_refused_keeps_what_it_had_in_mind():
     config = asked(rounds=3, cohort=4, compression={"up": "top-k"})
     with Simulation(config) as simulation:
@@ -501,6 +551,17 @@ def test_methods_take_part_or_say_why_not(name):
                 "compression": {"up": "int8"},
             },
             "aggregation.clip and compression.up",
+        ),
+        (
+            {"method": {"name": "fedlap"}, "compression": {"up": "bf16"}},
+            "with method.covariance = 'none' there is none",
+        ),
+        (
+            {
+                "method": {"name": "fedlap", "covariance": "none"},
+                "compression": {"up": "bf16", "down": "bf16"},
+            },
+            "compression.down is not for fedlap",
         ),
         ({"compression": {"up": "zip"}}, "compression.up is 'zip'"),
         ({"compression": {"up": "top-k", "share": 0}}, "compression.share is 0"),

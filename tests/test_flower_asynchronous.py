@@ -74,8 +74,8 @@ def told(simulation):
     """Run the rounds; what came in each, and the server's states."""
     turns, states, ended = [], [simulation.server], simulation._turns.ended
 
-    def note(planned, server):
-        planned = ended(planned, server)
+    def note(planned, server, result):
+        planned = ended(planned, server, result)
         turns.append(planned.turn)
         return planned
 
@@ -141,8 +141,8 @@ def test_a_slow_client_reports_in_a_later_round(tmp_path):
     with Simulation(config, tmp_path / "run", engine=engine) as simulation:
         turns, states, ended = [], [simulation.server], simulation._turns.ended
 
-        def note(planned, server):
-            planned = ended(planned, server)
+        def note(planned, server, result):
+            planned = ended(planned, server, result)
             turns.append(planned.turn)
             if turns[-1].number == 5:
                 grid[0]._held = None

@@ -252,6 +252,10 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return client
 
+    def incompressible(self) -> str:
+        """As `uncompressed`, for a method with these settings."""
+        return self.uncompressed
+
     def accept(self, server: ServerState, report: Report, run: Run) -> None:
         """Refuse a report with finite but invalid values, such as no honest client can have.
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.method import Info, Sampler
-from fedbayes.contracts.natural import is_unlearnt, means_and_stds, sampler
+from fedbayes.contracts.natural import is_unlearnt, means_and_stds, sampler, shifted
 from fedbayes.contracts.product import Product
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run, nll
@@ -76,6 +76,10 @@ class Moments(Product[Client]):
     def join(self, at: At) -> Client:
         """An empty factor, which the first refinement fills."""
         return Client(Gaussian({}, {}))
+
+    def acknowledged(self, client: Client, missed: Tensors) -> Client:
+        """The factor changes by what arrived, so that the posterior stays the factors' product."""
+        return Client(shifted(client.factor, part(missed, "shift"), -1.0))
 
     def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
         """Descend the energy of the tilted posterior from the posterior's mean, or from the

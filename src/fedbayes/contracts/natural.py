@@ -42,9 +42,10 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
     adds = True
     stale_reports = "whole"
     report_range = 65536.0
+    remembered_parts = ("shift",)
     uncompressed = (
-        "an error that is small beside the largest precision can be all of a small one, by which a "
-        "mean is divided"
+        "an error of a precision moves a mean, which is divided by it, and an error that is small "
+        "beside the largest precision can be all of a small one"
     )
 
     prior_std: float = Field(
@@ -86,6 +87,10 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
     def reference(self, message: Message, run: Run) -> Tensors:
         """Changes are measured from none."""
         return {n: torch.zeros_like(t) for n, t in dense(self.expected(message, run)).items()}
+
+    def incompressible(self) -> str:
+        """Nothing where precisions are fixed: means are shifts by a constant then, and add."""
+        return "" if self.fixed_precision else self.uncompressed
 
     def reported(
         self, change: Gaussian, own: Gaussian, mean: Tensors, at: At
@@ -183,6 +188,12 @@ def positive(after: Gaussian, before: Gaussian) -> Gaussian:
         precision[name] = torch.where(gone, bound, after.precision[name])
         shift[name] = torch.where(gone, bound * before.mean[name], after.shift[name])
     return Gaussian(precision, shift)
+
+
+def shifted(gaussian: Gaussian, shift: Tensors, factor: float) -> Gaussian:
+    """A Gaussian to whose shifts a multiple of others is added."""
+    moved = {n: h + factor * shift[n].to(h) if n in shift else h for n, h in gaussian.shift.items()}
+    return Gaussian(gaussian.precision, moved)
 
 
 def mean_precision(posterior: Gaussian) -> float:

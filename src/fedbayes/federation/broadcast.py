@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedbayes.contracts import AnyMethod, At, Run
-from fedbayes.federation.checks import longest_report
+from fedbayes.contracts import AnyMethod, At, Report, Run
+from fedbayes.errors import ConfigError
+from fedbayes.federation.checks import encode_report, longest_report
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.passage import Link, Passage
 from fedbayes.federation.settings import AS_IT_IS, Compression
+from fedbayes.federation.timing.clock import Lengths
 from fedbayes.messages import Message, encode, payload
 
 
@@ -34,6 +36,8 @@ class Broadcast:
     _data: bytes = b""
     _spared: int = 0
     _passage: Passage | None = None
+    _reports: dict[bool, int] = field(default_factory=dict)
+    """Encoded bytes of an answer to the message, by whether its weight is said."""
 
     def tasks(self, cohort: list[int], states: Mapping[int, bytes]) -> Iterator[Task]:
         """The task of each client of the cohort, with its private state if it has one."""
@@ -50,6 +54,34 @@ class Broadcast:
     def length(self, client: int) -> tuple[int, int]:
         """Encoded bytes of what a client is sent, and by how many compression made them less."""
         return len(self._encoded(self.message(client))), self._spared
+
+    def lengths(self, client: int, weight: float) -> Lengths:
+        """Of what a client is sent, and of a report of this weight that is as its pattern says:
+        names, shapes and masks are all that its length depends on.
+        """
+        message = self.message(client)
+        down, said = len(self._encoded(message)), weight != 1.0
+        if said not in self._reports:
+            report = Report(dict(self.method.expected(message, self.run)), weight)
+            way = self._way(client)
+            data = encode_report(report) if way is None else way.write(report, {}).data
+            self._reports[said] = len(data)
+        return Lengths(down, self._reports[said])
+
+    def require_foreseen(self, client: int, length: int) -> None:
+        """See that a report is as long as the clock took it to be before it came.
+
+        Raises:
+            ConfigError: it is not; the text says what to do.
+        """
+        foreseen = [self.lengths(client, weight).up for weight in (1.0, 2.0)]
+        if length not in foreseen:
+            raise ConfigError(
+                f"clock.upload needs to know in asynchronous rounds how long a report is before "
+                f"its client has trained: that of client {client} has {length:,} bytes, and "
+                f"{self.method.name}'s pattern (Method.expected) says {foreseen[-1]:,}. Leave "
+                "clock.upload out, or wait for the cohort (no asynchronous.buffer)"
+            )
 
     def message(self, client: int) -> Message:
         """What a client is sent."""
@@ -80,6 +112,7 @@ class Broadcast:
             link = Link(self.compression, self.method, self.run)
             sent = link.sent(message)
             self._message, self._data = message, encode(sent)
+            self._reports.clear()
             self._spared = payload(message) - payload(sent)
             if self.compression.active:
                 self._passage = link.passage(message, At(self.run, self.number))

@@ -296,10 +296,8 @@ class ClientRuntime:
 
     def _set_aside(self, samples: Samples, client: int) -> tuple[Samples, Samples | None]:
         """What a client trains on, and what its early stopping watches: the same every round."""
-        share = self.run.training.validation
-        if not share or len(samples.y) < 2:
+        if not (count := set_aside(len(samples.y), self.run.training.validation)):
             return samples, None
-        count = min(max(1, round(share * len(samples.y))), len(samples.y) - 1)
         rng = seeds.torch_rng(self.run.seed, "validation", client=client)
         order = torch.randperm(len(samples.y), generator=rng).to(samples.y.device)
         watched, kept = order[:count], order[count:].sort().values
@@ -307,6 +305,13 @@ class ClientRuntime:
             Samples(samples.x[kept], samples.y[kept]),
             Samples(samples.x[watched], samples.y[watched]),
         )
+
+
+def set_aside(count: int, share: float) -> int:
+    """How many of so many training samples early stopping watches, at this share."""
+    if not share or count < 2:
+        return 0
+    return min(max(1, round(share * count)), count - 1)
 
 
 def _varies(error: RuntimeError) -> str:

@@ -36,6 +36,11 @@ def check(
             f"compression is not for {method.name}: {reason}. It is for {able}; leave "
             "compression.up and compression.down out, or choose another method.name"
         )
+    if method.uncompressed and settings.down != "none":
+        raise ConfigError(
+            f"compression.down is not for {method.name}, of whose messages only what clients "
+            "report can be compressed; leave it out"
+        )
     if secure.enabled:
         raise ConfigError(
             "compression and secure.enabled do not go together: under masks numbers add as whole "
@@ -65,8 +70,9 @@ def refusal(method: AnyMethod | type[AnyMethod]) -> str:
     """Why messages of a method cannot be compressed, in words; empty if they can."""
     if method.centralized:
         return "it sends no messages"
-    if method.uncompressed:
-        return method.uncompressed
+    exact = method.uncompressed if isinstance(method, type) else method.incompressible()
+    if exact:
+        return exact
     if method.reduction is Gathered:
         return "its reports do not add, so that errors in them would not average out"
     kind = method if isinstance(method, type) else type(method)

@@ -16,8 +16,8 @@ from fedbayes.messages import Message, dense
 class Ledger:
     """What came of the cohort's tasks, entered one by one."""
 
-    bytes_up: int = 0
-    """Encoded bytes from the clients to the server."""
+    up: dict[int, int] = field(default_factory=dict)
+    """Encoded bytes from each client to the server, of those that a report came of."""
     spared_up: int = 0
     """Bytes by which compression made that less, of the reports that could be read."""
     link_down: int = 0
@@ -37,6 +37,11 @@ class Ledger:
     weights: Weights = field(default_factory=lambda: Weights(weighted=True))
     """What reports weigh."""
     _missing: int = field(default=0, init=False)
+
+    @property
+    def bytes_up(self) -> int:
+        """Encoded bytes from the clients to the server."""
+        return sum(self.up.values())
 
     def enter(
         self, client: int, outcome: Outcome | NoReport, broadcast: Broadcast, method: AnyMethod
@@ -61,7 +66,7 @@ class Ledger:
             if not outcome.link_down:
                 broadcast.sent[client] = broadcast.spared[client] = 0
             return None
-        self.bytes_up += outcome.sent or len(outcome.report)
+        self.up[client] = outcome.sent or len(outcome.report)
         if outcome.exact:
             expected = _exact(expected)
         try:

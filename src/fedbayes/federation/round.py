@@ -18,6 +18,7 @@ from fedbayes.federation.ledger import Ledger
 from fedbayes.federation.privacy.mechanism import Mechanism, Private
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.settings import AS_IT_IS, Compression
+from fedbayes.federation.timing.clock import Lengths
 from fedbayes.federation.timing.stale import Past, as_of_now
 from fedbayes.federation.weights import Weights
 from fedbayes.tensors import pack
@@ -39,6 +40,8 @@ class Round:
     """Encoded bytes from the server to the clients."""
     bytes_up: int = 0
     """Encoded bytes from the clients to the server."""
+    lengths: dict[int, Lengths] = field(default_factory=dict)
+    """The same of each client of a cohort that starts together."""
     spared_down: int = 0
     """Bytes by which compression made the former less."""
     spared_up: int = 0
@@ -143,6 +146,8 @@ def run_round(
         had.answered(client)
         if report is None or isinstance(outcome, NoReport):
             continue
+        if past and past.timed:
+            then.require_foreseen(client, ledger.up[client])
         if past and then is not broadcast:
             share = past.settings.weight(number - then.number)
             report = as_of_now(report, method, run, then=then.server, now=server, weight=share)
@@ -175,6 +180,10 @@ def run_round(
         ledger=ledger,
         bytes_down=0 if method.centralized else bytes_down,
         bytes_up=0 if method.centralized else ledger.bytes_up,
+        lengths={
+            client: Lengths(broadcast.sent.get(client, 0), ledger.up.get(client, 0))
+            for client in (() if past else cohort)
+        },
         spared_down=spared_down,
         spared_up=ledger.spared_up,
         skipped=skipped or bool(undone),

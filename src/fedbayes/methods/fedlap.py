@@ -57,6 +57,7 @@ class FedLap(Moments):
     name = "fedlap"
     summary = "Laplace at every client, with a dual for each"
     paper = "Swaroop, Khan and Doshi 2025"
+    uncompressed = f"{Moments.uncompressed}; with method.covariance = 'none' there is none"
 
     covariance: Literal["none", "diagonal", "kronecker"] = Field(
         "diagonal",

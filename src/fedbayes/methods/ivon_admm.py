@@ -29,6 +29,7 @@ from fedbayes.contracts.natural import (
     norms,
     positive,
     sampler,
+    shifted,
 )
 from fedbayes.fields import Only
 from fedbayes.inference.gaussian import Gaussian, standard
@@ -79,6 +80,7 @@ class IvonAdmm(Natural[Server, Dual]):
     paper = "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024"
     server_state = Server
     client_state = Dual
+    uncompressed = f"{Natural.uncompressed}; with method.rate = 0 there is none"
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
@@ -193,6 +195,10 @@ class IvonAdmm(Natural[Server, Dual]):
         report, change = self.reported(own / posterior, posterior**0.0, posterior.mean, at)
         dual = Gaussian(**problem.given["dual"]) * change**self.rho
         return report, Dual(dual), solved.info
+
+    def acknowledged(self, client: Dual, missed: Tensors) -> Dual:
+        """The dual variable changes by what arrived, as the server's sum of them does."""
+        return Dual(shifted(client.dual, part(missed, "shift"), -self.rho))
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters; or those that a newcomer starts with."""

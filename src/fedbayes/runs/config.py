@@ -52,8 +52,9 @@ class Config(BaseModel):
     )
     sampling: Literal["uniform", "cyclic", "poisson"] = Field(
         "uniform",
-        description="who is in a round: so many, drawn anew; all in a fixed cycle; or poisson, a "
-        "coin for every client, so that `cohort` is what to expect",
+        description="who is in a round: so many, drawn anew; all in a fixed cycle, in asynchronous "
+        "rounds as far as they are free; or poisson, a coin for every client, so that `cohort` is "
+        "what to expect",
     )
     min_reports: int = Field(1, ge=1, description="good reports that an update needs")
     engine: Annotated[str, OneOf(ENGINES)] = Field(

@@ -232,12 +232,12 @@ class RunFolder:
         Raises:
             RunError: a setting differs that changes what is computed; says which.
         """
-        changed = self.config_changes()
-        if not all(map(is_free, changed)):
+        bound = [how for key, how in self.config_changes().items() if not is_free(key)]
+        if bound:
             raise RunError(
                 f"{self.config_file} is not what the run was made with, as "
-                f"{self.checkpoints.newest_name} has it: {'; '.join(changed.values())}. Take it "
-                "back, or start a new run with it"
+                f"{self.checkpoints.newest_name} has it: {'; '.join(bound)}. Take it back, or "
+                "start a new run with it"
             )
 
     def note_changed_config(self) -> None:

@@ -33,16 +33,19 @@ class Timing:
     ends: Tensor = field(default_factory=lambda: _nobody(torch.float64))
     """When their reports come, in seconds of the clock, float64 [n]."""
     clock: str = ""
-    """Digest of clients' seconds and spells; empty without a clock."""
+    """Digest of clients' seconds, rates and spells; empty without a clock."""
+    first: int = 0
+    """Whose turn it is to start, where clients of asynchronous rounds start in a cycle."""
 
     @classmethod
-    def of(cls, now: float, under_way: Iterable[UnderWay], clock: str) -> "Timing":
+    def of(cls, now: float, under_way: Iterable[UnderWay], clock: str, first: int = 0) -> "Timing":
         """The time, with clients at work.
 
         Args:
             now: seconds of the clock so far.
             under_way: who is at work.
             clock: digest of it.
+            first: whose turn it is to start.
         """
         each = list(under_way)
         return cls(
@@ -51,6 +54,7 @@ class Timing:
             torch.tensor([one.since for one in each], dtype=torch.int64),
             torch.tensor([one.ends for one in each], dtype=torch.float64),
             clock,
+            first,
         )
 
     @property

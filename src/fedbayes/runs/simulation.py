@@ -399,7 +399,7 @@ class Simulation:
             number, self.progress.timing, before, self.cohort_of, lambda: self.engine
         )
         result = self._run_round(number, planned)
-        planned = self._turns.ended(planned, before)
+        planned = self._turns.ended(planned, before, result)
         packed = pack(result.server)
         # As it would be after a resume, down to the order of the names.
         self.server = unpack(self.method.server_state, packed)

@@ -8,9 +8,12 @@ from typing import Any
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import FederatedData
 from fedbayes.errors import RunError
+from fedbayes.federation.broadcast import Broadcast
+from fedbayes.federation.client_runtime import set_aside
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.federation.engines import Arriving, Engine
-from fedbayes.federation.timing.clock import Clock
+from fedbayes.federation.round import Round
+from fedbayes.federation.timing.clock import Clock, Lengths
 from fedbayes.federation.timing.live import Live
 from fedbayes.federation.timing.queue import Queue, Turn
 from fedbayes.federation.timing.stale import Past
@@ -28,7 +31,7 @@ class Planned:
     cohort: list[int]
     """The clients whose reports the round takes."""
     timing: Timing
-    """Simulated time after it."""
+    """Simulated time after it; of a synchronous round before it went, when it begins."""
     turn: Turn | None = None
     """What happens in it by the clock, where it is asynchronous."""
     past: Past | None = None
@@ -77,7 +80,8 @@ class Turns:
         if clock_of(config, self.method):
             names, sizes = self.data.names[: self.data.clients], self.data.train_sizes()
             clock = Clock(config.clock, names, sizes, config.seed)
-            self._queue = Queue(clock, config.seed, self.run.cohort)
+            cyclic = config.sampling == "cyclic"
+            self._queue = Queue(clock, config.seed, self.run.cohort, cyclic)
             self._digest = clock.digest
 
     def take_up(self, progress: Progress) -> Timing:
@@ -90,8 +94,9 @@ class Turns:
         timing = progress.timing
         if timing.clock and self._queue is not None and timing.clock != self._digest:
             raise RunError(
-                "the clock is not the one that the run began with: clients' seconds or spells in "
-                "clock.file or clock.spells have changed; put them back, or start a new run"
+                "the clock is not the one that the run began with: clients' seconds, rates or "
+                "spells in clock.file or clock.spells have changed; put them back, or start a new "
+                "run"
             )
         needed = states_needed(timing)
         self.versions.remove_strays(
@@ -130,38 +135,64 @@ class Turns:
                 self.run.cohort,
                 timing.under_way,
             )
-            past = Past(config.asynchronous, live.since, self.state, live.starts, live)
+            past = Past(config.asynchronous, live.since, self.state, live.starts, live=live)
             return Planned([], timing, None, past)
         if queue is None:
             return Planned(cohort_of(number), timing)
         if config.asynchronous.buffer is None:
             if config.clock.availability == "always":
-                cohort = cohort_of(number)
-                now = queue.ended(cohort, number, timing.now)
-            else:
-                cohort, now = queue.synchronous(number, timing.now)
-            return Planned(cohort, Timing.of(now, (), self._digest))
+                return Planned(cohort_of(number), timing)
+            cohort, begins = queue.synchronous(number, timing.now)
+            return Planned(cohort, Timing.of(begins, (), self._digest))
         turn = queue.buffer(
             number,
             timing.now,
             timing.under_way,
             config.asynchronous.buffer,
             config.asynchronous.longest,
+            self._foreseen(number, server),
+            timing.first,
         )
         if any(each.since == number for each in turn.under_way):
             self.versions.save(number, pack(server))
         since = {each.client: each.since for each in turn.reports if each.since != number}
-        past = Past(config.asynchronous, since, self.state, turn.starts)
-        after = Timing.of(turn.now, turn.under_way, self._digest)
+        timed = config.clock.upload is not None
+        past = Past(config.asynchronous, since, self.state, turn.starts, timed)
+        after = Timing.of(turn.now, turn.under_way, self._digest, turn.first)
         return Planned(turn.cohort, after, turn, past)
 
-    def ended(self, planned: Planned, server: Any) -> Planned:
+    def _foreseen(self, number: int, server: Any) -> Callable[[int], Lengths]:
+        """Of the messages of a client that starts in an asynchronous round, before it has trained.
+
+        Reports of methods for such rounds are of a form that what clients learn does not change.
+        """
+        if not self.config.clock.carries:
+            return lambda client: Lengths()
+        config, weighted = self.config, self.method.weighted
+        sent = Broadcast(self.run, self.method, server, number, config.compression)
+        # How many samples clients of a generator have is not known before they are asked.
+        sizes = None if config.data.generator else self.data.train_sizes()
+
+        def lengths(client: int) -> Lengths:
+            count = 2 if sizes is None else int(sizes[client])
+            kept = count - set_aside(count, config.training.validation)
+            return sent.lengths(client, float(kept) if weighted else 1.0)
+
+        return lengths
+
+    def ended(self, planned: Planned, server: Any, result: Round) -> Planned:
         """A round as it went, where that was not known before; as planned, where it was.
 
         Args:
             planned: the round.
             server: the server's state before it; kept on disk as in `plan`.
+            result: what the round did.
         """
+        if planned.past is None and self._queue is not None:
+            now = self._queue.ended(
+                planned.cohort, result.number, planned.timing.now, result.lengths
+            )
+            return replace(planned, timing=Timing.of(now, (), self._digest))
         if planned.past is None or planned.past.live is None:
             return planned
         turn = planned.past.live.turn()

@@ -1,12 +1,18 @@
 """When clients are there: spells that come again with a period."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbayes.errors import ConfigError
+
 Times = NDArray[np.float64]
+
+_STEPS = 100
+"""Moments that a clock tells apart in the shortest spell, at least."""
 
 
 class Availability(Protocol):
@@ -47,10 +53,15 @@ class Spells:
         period: seconds after which spells come again.
         of: a client's spells in a period, float64 [n, 2] of starts and stops, ascending and apart,
             in [0, period].
+        shortest: seconds of the shortest of all spells.
+
+    A time at which numbers are too coarse to tell when a spell ends is a ConfigError, here and in
+    all that takes a time.
     """
 
-    def __init__(self, period: float, of: Callable[[int], Times]) -> None:
-        self._period, self._of = period, of
+    def __init__(self, period: float, of: Callable[[int], Times], shortest: float) -> None:
+        self._period, self._of, self._shortest = period, of, shortest
+        self._begun(period)
 
     def here(self, client: int, time: float) -> bool:
         """Whether one of its spells holds this moment; not its very end."""
@@ -85,6 +96,12 @@ class Spells:
 
     def _begun(self, time: float) -> float:
         """Where the period began that holds this moment."""
+        if _STEPS * math.ulp(time) > self._shortest:
+            raise ConfigError(
+                f"after {time:g} seconds the clock cannot tell any more when a spell of "
+                f"{self._shortest:g} seconds ends; set shorter clock.seconds, or a longer "
+                "clock.period or clock.available"
+            )
         return float(np.floor(time / self._period) * self._period)
 
 
@@ -105,9 +122,10 @@ def shares(period: float, available: float, phases: Times) -> Spells:
             return np.array([[first, last]])
         return np.array([[0.0, last - period], [first, period]])
 
-    return Spells(period, of)
+    return Spells(period, of, length)
 
 
 def listed(period: float, spells: Mapping[int, Times]) -> Spells:
     """The spells of a list, by client."""
-    return Spells(period, spells.__getitem__)
+    shortest = min(float(np.diff(each).min()) for each in spells.values())
+    return Spells(period, spells.__getitem__, shortest)

@@ -1,12 +1,13 @@
 """Who starts when, from which state of the server, and whose report comes next."""
 
 import heapq
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedbayes import seeds
-from fedbayes.federation.timing.clock import Clock
+from fedbayes.federation.timing.clock import Clock, Lengths
 
 _TRIES = 32
 """Clients that are drawn for each that is wanted before all are looked at."""
@@ -39,6 +40,8 @@ class Turn:
     """Whose reports came too late to be taken."""
     under_way: tuple[UnderWay, ...] = ()
     """Who is at work at its end."""
+    first: int = 0
+    """Whose turn it is then to start, where clients start in a cycle."""
 
     @property
     def cohort(self) -> list[int]:
@@ -59,16 +62,19 @@ class Queue:
         clock: how long they take.
         seed: of the run.
         concurrency: clients at work at any time, as far as there are so many.
+        cyclic: whether clients of asynchronous rounds start one after the other, and are not drawn.
     """
 
     clock: Clock
     seed: int
     concurrency: int
+    cyclic: bool = False
     _busy: set[int] = field(default_factory=set, init=False)
+    _first: int = field(default=0, init=False)
 
     def synchronous(self, number: int, now: float) -> tuple[list[int], float]:
-        """The cohort of a synchronous round, drawn from the clients that are there, and its end:
-        when the slowest has reported. Where nobody is there, the round begins when someone comes.
+        """The cohort of a synchronous round, drawn from the clients that are there, and when it
+        begins: where nobody is there, when someone comes.
         """
         self._busy = set()
         rng = seeds.numpy_rng(self.seed, "cohort", round=number)
@@ -76,12 +82,21 @@ class Queue:
         if not cohort:
             now = self.clock.first(now, range(self.clock.clients))
             cohort = self._drawn(rng, self.concurrency, now)
-        cohort.sort()
-        return cohort, self.ended(cohort, number, now)
+        return sorted(cohort), now
 
-    def ended(self, cohort: list[int], number: int, now: float) -> float:
-        """When the slowest of a cohort has reported that starts now."""
-        return max((self.clock.ends(client, number, now) for client in cohort), default=now)
+    def ended(
+        self, cohort: list[int], number: int, now: float, lengths: Mapping[int, Lengths]
+    ) -> float:
+        """When the slowest of a cohort has reported that starts now.
+
+        Args:
+            cohort: the clients.
+            number: the round, from 1.
+            now: when it begins, in seconds of the clock.
+            lengths: of their messages.
+        """
+        ends = (self.clock.ends(client, number, now, lengths[client]) for client in cohort)
+        return max(ends, default=now)
 
     def buffer(
         self,
@@ -90,6 +105,8 @@ class Queue:
         under_way: tuple[UnderWay, ...],
         size: int,
         longest: int | None = None,
+        lengths: Callable[[int], Lengths] = lambda client: Lengths(),
+        first: int = 0,
     ) -> Turn:
         """The next reports, as many as an update takes.
 
@@ -103,10 +120,12 @@ class Queue:
             under_way: who is at work then.
             size: reports that the round takes.
             longest: the largest staleness of a report that is taken; None: any.
+            lengths: of the messages of a client that starts.
+            first: whose turn it is to start, where clients start in a cycle.
         """
         rng = seeds.numpy_rng(self.seed, "cohort", round=number)
         queue = sorted(under_way)
-        self._busy = {each.client for each in queue}
+        self._busy, self._first = {each.client for each in queue}, first
         starts: list[int] = []
         taken: list[UnderWay] = []
         refused: list[UnderWay] = []
@@ -121,16 +140,25 @@ class Queue:
             if len(taken) == size:
                 break
             wanted = self.concurrency - len(queue)
-            started = sorted(self._drawn(rng, wanted, now)) if wanted > 0 else []
+            chosen = self._in_turn(wanted, now) if self.cyclic else self._drawn(rng, wanted, now)
+            started = sorted(chosen)
             for client in started:
                 self._busy.add(client)
-                ends = self.clock.ends(client, number, now)
+                ends = self.clock.ends(client, number, now, lengths(client))
                 heapq.heappush(queue, UnderWay(ends, number, client))
             starts += started
             now = self._next(queue, now, wanted - len(started))
         order = {client: place for place, client in enumerate(starts)}
         taken.sort(key=lambda each: (each.since, order.get(each.client, each.client)))
-        return Turn(number, now, tuple(starts), tuple(taken), tuple(refused), tuple(sorted(queue)))
+        return Turn(
+            number,
+            now,
+            tuple(starts),
+            tuple(taken),
+            tuple(refused),
+            tuple(sorted(queue)),
+            self._first,
+        )
 
     def _next(self, queue: list[UnderWay], now: float, lacking: int) -> float:
         """The next moment at which something happens: a report comes, or a client does where fewer
@@ -142,12 +170,27 @@ class Queue:
             moments.append(self.clock.first(now, idle))
         return max(now, min(moments))
 
+    def _in_turn(self, wanted: int, now: float) -> list[int]:
+        """So many clients that are there and not busy, or as many as there are, in the order of
+        their turns. Whose turn comes while it is busy or away waits for the next one.
+        """
+        found: list[int] = []
+        clients, first = self.clock.clients, self._first
+        for place in range(clients):
+            if len(found) >= wanted:
+                break
+            client = (first + place) % clients
+            if self._may_start(client, now):
+                found.append(client)
+                self._first = (client + 1) % clients
+        return found
+
     def _drawn(self, rng: np.random.Generator, wanted: int, now: float) -> list[int]:
         """So many clients that are there and not busy, or as many as there are; uniformly, at a
         cost that does not grow with the number of clients while few of them are not.
         """
         clients = self.clock.clients
-        wanted = min(wanted, clients)
+        wanted = max(0, min(wanted, clients))
         first = rng.choice(clients, wanted, replace=False, shuffle=False).tolist()
         found = {client: None for client in first if self._may_start(client, now)}
         for _ in range(_TRIES * (wanted - len(found))):

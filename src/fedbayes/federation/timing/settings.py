@@ -1,12 +1,15 @@
 """The `[asynchronous]` and `[clock]` tables of a config."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from fedbayes.federation.timing.rates import FROM_FILE, rate
 from fedbayes.fields import Only
 
+WIDEST = 10.0
+"""Largest standard deviation of a logarithm: beyond, times are no numbers any more."""
 _TICKING = Only("speeds", "equal", "log-normal", "file")
 
 
@@ -59,10 +62,15 @@ class ClockSettings(BaseModel):
         1.0, gt=0, description="seconds of a client for a round; of log-normal ones, the median"
     )
     spread: Annotated[float, Only("speeds", "log-normal")] = Field(
-        1.0, ge=0, description="standard deviation over clients of the logarithm of their seconds"
+        1.0,
+        ge=0,
+        le=WIDEST,
+        description="standard deviation over clients of the logarithm of their seconds",
     )
     file: Annotated[Path | None, Only("speeds", "file")] = Field(
-        None, description="CSV of columns client (its name) and seconds, a row for every client"
+        None,
+        description="CSV of columns client (its name) and seconds, and of rates where download or "
+        "upload is file; a row for every client",
     )
     by_samples: Annotated[bool, _TICKING] = Field(
         False,
@@ -72,7 +80,27 @@ class ClockSettings(BaseModel):
     jitter: Annotated[float, _TICKING] = Field(
         0.0,
         ge=0,
+        le=WIDEST,
         description="standard deviation of the logarithm of a client's seconds from round to round",
+    )
+    download: Annotated[float | str | None, _TICKING] = Field(
+        None,
+        description="bytes a second that a client receives: a number, text such as 20 MB/s or 8 "
+        "Mbit/s, or file: the column download of clock.file; unset: receiving takes no time",
+        examples=["20 MB/s", FROM_FILE],
+    )
+    upload: Annotated[float | str | None, _TICKING] = Field(
+        None,
+        description="bytes a second that a client sends, as clock.download; of rates that are "
+        "spread, both are medians",
+        examples=["1 MB/s", FROM_FILE],
+    )
+    rate_spread: Annotated[float, _TICKING] = Field(
+        0.0,
+        ge=0,
+        le=WIDEST,
+        description="standard deviation over clients of the logarithm of their rates, down and up "
+        "alike",
     )
     availability: Annotated[Literal["always", "share", "file"], _TICKING] = Field(
         "always",
@@ -98,7 +126,28 @@ class ClockSettings(BaseModel):
         "a row for every spell, and at least one for every client",
     )
 
+    @field_validator("download", "upload", mode="before")
+    @classmethod
+    def _read_rate(cls, value: Any) -> float | str | None:
+        return value if value is None or value == FROM_FILE else rate(value)
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> Self:
+        told = {"download": self.download, "upload": self.upload}
+        if FROM_FILE in told.values() and self.speeds != "file":
+            key = next(key for key, value in told.items() if value == FROM_FILE)
+            raise ValueError(
+                f"{key} = 'file' is a column of clock.file, beside that of seconds: set "
+                "clock.speeds = 'file', or give a rate such as '20 MB/s'"
+            )
+        return self
+
     @property
     def ticks(self) -> bool:
         """Whether time is simulated."""
         return self.speeds != "none"
+
+    @property
+    def carries(self) -> bool:
+        """Whether messages take time."""
+        return self.ticks and (self.download is not None or self.upload is not None)

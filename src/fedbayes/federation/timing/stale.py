@@ -31,6 +31,8 @@ class Past:
     """The server's state before a round."""
     starts: Sequence[int]
     """Clients that start from the server's state before this round, whenever they report."""
+    timed: bool = False
+    """Whether reports take the time of so many bytes as were foreseen of them."""
     live: Live | None = None
     """Who finds out whose reports come; None where the cohort is known."""
 
@@ -105,7 +107,8 @@ def check(
             "sampling = 'poisson' keeps secret who is in a round, and the seconds of the clock "
             "would tell; leave clock.speeds out"
         )
-    if clock.ticks and clock.availability != "always" and sampling != "uniform":
+    away = clock.ticks and clock.availability != "always"
+    if away and sampling != "uniform" and not settings.active:
         raise ConfigError(
             f"sampling = {sampling!r} says who is in a round whether or not they are there; "
             "clock.availability is for sampling = 'uniform'"
@@ -141,10 +144,11 @@ def check(
             f"min_reports = {min_reports}, but a buffer has {size} reports (asynchronous.buffer): "
             "no update would be made"
         )
-    if sampling != "uniform":
+    if sampling != "uniform" and not clocked:
         raise ConfigError(
-            f"sampling = {sampling!r} says who is in which round; in asynchronous rounds whoever "
-            "is free is drawn when another ends: set sampling = 'uniform'"
+            f"sampling = {sampling!r} says who is in which round; over a network, in asynchronous "
+            "rounds, it is whoever is connected and free when another ends: set sampling = "
+            "'uniform'"
         )
     if secure:
         raise ConfigError(
@@ -180,6 +184,11 @@ def remarks(
     notes = []
     if clock.ticks and not clocked:
         notes.append("clock has no effect: clients on other machines take the time that they take")
+    if clock.rate_spread and not any(isinstance(r, float) for r in (clock.download, clock.upload)):
+        notes.append(
+            "clock.rate_spread has no effect: it is of a rate that is drawn, and clock.download "
+            "and clock.upload give none"
+        )
     size = settings.buffer or 0
     if settings.active and cohort + size - 1 > clients:
         notes.append(

@@ -1,9 +1,9 @@
-"""Clients' seconds and spells from files."""
+"""Clients' seconds, rates and spells from files."""
 
 import csv
 import io
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +12,11 @@ import numpy as np
 from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, quoted
 from fedbayes.federation.timing.availability import Times
+from fedbayes.federation.timing.rates import rate
 from fedbayes.files import read_text
+
+LONGEST = 1e15
+"""Seconds of a client: with more, a clock cannot tell seconds apart."""
 
 
 def read_seconds(path: Path, names: Sequence[str]) -> Times:
@@ -25,13 +29,43 @@ def read_seconds(path: Path, names: Sequence[str]) -> Times:
     Raises:
         ConfigError: the file cannot be read, or a row is wrong or lacks; says which.
     """
+    return _by_client(path, names, "seconds", _seconds)
+
+
+def read_rates(path: Path, names: Sequence[str], column: str) -> Times:
+    """Bytes a second of every client, float64 [S].
+
+    Args:
+        path: a CSV file of the column `client` and one of rates, as numbers or as `20 MB/s`.
+        names: of the clients.
+        column: `download` or `upload`.
+
+    Raises:
+        ConfigError: the file cannot be read, or a row is wrong or lacks; says which.
+    """
+    return _by_client(path, names, column, rate)
+
+
+def _seconds(text: str) -> float:
+    """A time above 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if (seconds := _number(text)) <= 0:
+        raise ValueError("a time is above 0")
+    return seconds
+
+
+def _by_client(
+    path: Path, names: Sequence[str], column: str, read: Callable[[str], float]
+) -> Times:
+    """A number of every client, float64 [S]."""
     found: dict[int, float] = {}
-    for line, client, (seconds,) in _rows("clock.file", path, names, ("seconds",)):
+    for line, client, (value,) in _rows("clock.file", path, names, {column: read}):
         if client in found:
             raise ConfigError(f"{path}, line {line}: client {quoted(names[client])} comes twice")
-        if not seconds > 0:
-            raise ConfigError(f"{path}, line {line}: seconds are {seconds:g}; they are above 0")
-        found[client] = seconds
+        found[client] = value
     _require_all("clock.file", path, names, found)
     return np.array([found[client] for client in range(len(names))])
 
@@ -48,7 +82,8 @@ def read_spells(path: Path, names: Sequence[str], period: float) -> dict[int, Ti
         ConfigError: the file cannot be read, or a row is wrong or lacks; says which.
     """
     found: dict[int, list[tuple[float, float]]] = {}
-    for line, client, (start, stop) in _rows("clock.spells", path, names, ("start", "stop")):
+    columns = {"start": _number, "stop": _number}
+    for line, client, (start, stop) in _rows("clock.spells", path, names, columns):
         if not 0 <= start < stop <= period:
             raise ConfigError(
                 f"{path}, line {line}: a spell from {start:g} to {stop:g}; it begins before it "
@@ -69,15 +104,19 @@ def read_spells(path: Path, names: Sequence[str], period: float) -> dict[int, Ti
 
 
 def _rows(
-    key: str, path: Path, names: Sequence[str], columns: tuple[str, ...]
+    key: str, path: Path, names: Sequence[str], columns: Mapping[str, Callable[[str], float]]
 ) -> Iterator[tuple[int, int, list[float]]]:
-    """Line, client and numbers of each row."""
+    """Line, client and numbers of each row, each as its column is read."""
     try:
-        reader = csv.DictReader(io.StringIO(read_text(path)))
+        text = io.StringIO(read_text(path).removeprefix("\ufeff"))  # as spreadsheets begin theirs
+        reader = csv.DictReader(text, skipinitialspace=True)
         known = {name: client for client, name in enumerate(names)}
-        missing = {"client", *columns} - set(reader.fieldnames or ())
-        if missing:
-            raise ConfigError(f"{key} = {path} has no column {listed(sorted(missing))}")
+        header = list(reader.fieldnames or ())
+        wanted = ("client", *columns)
+        if missing := sorted(set(wanted) - set(header)):
+            raise ConfigError(f"{key} = {path} has no column {listed(missing)}")
+        if twice := [column for column in wanted if header.count(column) > 1]:
+            raise ConfigError(f"{key} = {path} has the column {twice[0]} twice")
         for row in reader:
             line = reader.line_num
             if (name := row["client"]) not in known:
@@ -85,18 +124,37 @@ def _rows(
                     f"{path}, line {line}: no client is called {quoted(str(name))}; there are "
                     f"{listed(names, 5)}"
                 )
-            yield line, known[name], [_number(path, line, c, row[c]) for c in columns]
+            if None in row:
+                raise ConfigError(f"{path}, line {line}: it has more cells than there are columns")
+            yield line, known[name], [_read(path, line, c, row[c], columns[c]) for c in columns]
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"cannot read {key} = {path}: {error}") from None
 
 
-def _number(path: Path, line: int, column: str, text: str | None) -> float:
+def _read(
+    path: Path, line: int, column: str, text: str | None, read: Callable[[str], float]
+) -> float:
+    """The number in a cell."""
+    if not text or text.isspace():
+        raise ConfigError(f"{path}, line {line}: {column} is missing")
     try:
-        value = float(text or "")
+        return read(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}, line {line}: {column} is {quoted(text)}; {error}") from None
+
+
+def _number(text: str) -> float:
+    """A number of seconds.
+
+    Raises:
+        ValueError: it is none, or beyond `LONGEST`.
+    """
+    try:
+        value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"{path}, line {line}: {column} is {quoted(str(text))}, and no number")
+    if not abs(value) <= LONGEST:  # nor is NaN
+        raise ValueError(f"it must be a number, and at most {LONGEST:g}")
     return value
 
 
