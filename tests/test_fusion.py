@@ -352,6 +352,19 @@ def test_an_input_is_never_overwritten(files, capsys):
     assert Path(paths[0]).read_bytes() == before
 
 
+@pytest.mark.parametrize("method", ["gpi-fnm", "match", "function"])
+def test_counts_are_never_overwritten_by_a_report(files, tmp_path, capsys, method):
+    _, paths = files
+    counts = tmp_path / "counts.json"
+    counts.write_text(json.dumps([[5] * 10] * len(paths)))
+    before = counts.read_bytes()
+    options = ("--method", method, "--counts", counts, "--report", counts)
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt", *options) == 2
+    assert "would replace one of the inputs" in " ".join(capsys.readouterr().err.split())
+    assert counts.read_bytes() == before
+    assert not (tmp_path / "g.pt").exists()
+
+
 def test_every_setting_of_a_fusion_is_an_option_with_its_words_and_default(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert command("fuse", "--help") == 0

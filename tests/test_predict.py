@@ -437,6 +437,11 @@ def test_the_command(tmp_path, classes, place, monkeypatch, capsys):
     assert code == 2
     assert "is there already" in err
     assert cli(monkeypatch, capsys, *arguments, "--overwrite")[0] == 0
+    rows = tmp_path / "rows.csv"
+    rows.write_bytes((place / "patients.csv").read_bytes())
+    onto = ("predict", place / "classes", rows, "-o", rows, "--overwrite")
+    assert "would replace one of the inputs" in cli(monkeypatch, capsys, *onto)[2]
+    assert rows.read_bytes() == (place / "patients.csv").read_bytes()
     code, _, err = cli(monkeypatch, capsys, *arguments, "--overwrite", "--level", "0.8")
     assert code == 2
     assert "a level is of intervals of numbers" in err

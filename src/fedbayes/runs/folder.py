@@ -28,7 +28,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -71,17 +71,20 @@ Metrics = dict[str, Any]
 """A line of `metrics.jsonl`."""
 
 
-def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
+def writable(
+    path: Path, what: str, formats: Sequence[str] = (), inputs: Iterable[Path | None] = ()
+) -> None:
     """Make sure early that a file can be written, so that no work is lost.
 
     Args:
         path: the file.
         what: is to be written, for messages.
         formats: suffixes of the formats that there are; any by default.
+        inputs: files that are read, which it must not take the place of.
 
     Raises:
         RunError: its suffix is of no format that there is, its folder is absent or closed, or the
-            path is a folder.
+            path is a folder or one of the inputs.
     """
     if path.is_dir():
         raise RunError(f"{what} {path} is a folder; name a file")
@@ -94,6 +97,8 @@ def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
         raise RunError(f"{what} {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise RunError(f"{what} {path}: cannot write into {path.parent}")
+    if path.resolve() in {given.resolve() for given in inputs if given is not None}:
+        raise RunError(f"{what} {path} would replace one of the inputs; name another file")
 
 
 class RunFolder:

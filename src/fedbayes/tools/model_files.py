@@ -137,15 +137,12 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files that weights are written to."""
 
 
-def check_models(models: Sequence[Path], out: Path) -> None:
-    """See that there is something to fuse, and that it is not written over.
+def require_several(models: Sequence[Path]) -> None:
+    """See that there is something to fuse.
 
     Raises:
-        RunError: the output is one of the models.
-        ModelError: there are fewer than two.
+        ModelError: there are fewer than two models.
     """
-    if out.resolve() in {path.resolve() for path in models}:
-        raise RunError(f"the model {out} is one of the inputs; name another file")
     if len(models) < 2:
         raise ModelError("there is one model, and nothing to fuse it with; name two or more")
 
