@@ -54,6 +54,26 @@ def read_text(path: Path) -> str:
         raise ValueError("it is no text in UTF-8") from None
 
 
+def open_npz(source: Path | BinaryIO) -> Any:
+    """The arrays of an NPZ file, of which none is unpickled; to be used in a `with` statement.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none.
+    """
+    import numpy as np
+
+    try:
+        found = np.load(source, allow_pickle=False)
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise ValueError("it is no .npz, as numpy.savez writes it") from None
+    if isinstance(found, np.ndarray):
+        raise ValueError("it is one array without a name; numpy.savez writes arrays by name")
+    return found
+
+
 def parse_json(text: str | bytes) -> Any:
     """What JSON says.
 
