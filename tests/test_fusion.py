@@ -91,6 +91,15 @@ def test_fusion_beats_its_inputs(silos):
         assert len(set(places[0].tolist())) == len(weights["1.bias"])
 
 
+def test_models_that_are_no_state_dicts_are_refused_with_the_way_out(files):
+    _, paths = files
+    for models, kind in ((paths, "str"), ([nn.Linear(2, 2)] * 2, "Linear")):
+        with pytest.raises(ModelError, match=f"model 0 is of type {kind}; .*state_dict"):
+            fedbayes.fuse(models)
+    read = [fedbayes.models.read_model(Path(path))[0] for path in paths]
+    assert fedbayes.fuse(read).sizes
+
+
 def test_fused_neurons_are_means_of_their_members(silos):
     """The report can be checked by hand: θ = Σ w / (1 + n) on the inputs, with σ = σ0 = 1."""
     models, counts, _ = silos
