@@ -353,6 +353,15 @@ def test_one_model_is_nothing_to_fuse(files, capsys):
     assert "two or more" in capsys.readouterr().err
 
 
+def test_an_unknown_method_is_told_with_all_that_there_are(files, capsys):
+    folder, paths = files
+    assert command("fuse", *paths, "-o", folder / "no.pt", "--method", "fischer") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "did you mean 'fisher'" in said
+    for method in ("function", "match", "gpi-fnm", "regmean", "kfac", "permute", "average"):
+        assert method in said
+
+
 def test_an_input_is_never_overwritten(files, capsys):
     _, paths = files
     before = Path(paths[0]).read_bytes()

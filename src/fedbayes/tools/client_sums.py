@@ -106,10 +106,13 @@ class SumsJob:
                 "rows; counts of them would say the rows' values, so leave out --category for it"
             )
         if once:
+            way = "leave out --category"
+            if name not in self.categories:  # a feature that says that a value is missing
+                way = "leave the feature out with --set data.missing=impute"
             warnings.warn(
                 f"{self.data}: {once:,} of the {len(counts):,} values of '{name}' "
                 f"{'is' if once == 1 else 'are'} of one row each, and the file will say so; join "
-                "rare values to others first, or leave out --category",
+                f"rare values to others first, or {way}",
                 FedbayesWarning,
                 stacklevel=4,
             )
