@@ -449,3 +449,10 @@ def test_no_warnings_of_libraries(cancer):
         glm(parted(cancer, 3), "many", ["age"], family="binomial")
         cox(parted(cancer, 3), "time", "cens", ["age", "pnodes"])
         kaplan_meier(parted(cancer, 3), "time", "cens").frame()
+
+
+def test_clients_that_are_no_tables_by_name_are_refused_with_the_way_out():
+    table = pd.DataFrame({"site": ["a", "b"] * 4, "x": range(8), "y": [0, 1, 1, 0, 2, 3, 1, 4]})
+    with pytest.raises(DataError, match=r"type DataFrame; .*table.groupby\('site'\)"):
+        glm(table, "y", ["x"])
+    assert glm(dict(list(table.groupby("site"))), "y", ["x"]).names == ("intercept", "x")

@@ -144,6 +144,20 @@ def test_a_value_of_one_row_is_told_of(silos, capsys):
     assert "1 of the 4 values of 'grade' is of one row each" in said
 
 
+def test_the_way_out_of_a_single_gap_is_one_that_was_not_asked_for(silos, capsys):
+    frame = pd.read_csv("0.csv")
+    frame.loc[0, "dose"] = np.nan
+    frame.to_csv("0.csv", index=False)
+    asked = ("sums", "--data", "0.csv", "-o", "a.json", "--set", "data.label=sick")
+    assert command(*asked) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "'dose (missing)' is of one row" in said
+    assert "--category" not in said
+    assert command(*asked, "--set", "data.missing=impute") == 0
+    assert "of one row" not in " ".join(capsys.readouterr().err.split())
+    assert read_sums(_path("a")).features == ("age", "grade", "dose")
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

@@ -147,6 +147,10 @@ def test_mistakes_are_told(tmp_path, capsys):
     assert not out.exists()
     assert "nowhere" in told(tmp_path / "nowhere", "-o", out)
     assert "there is no folder" in told(folder, "-o", tmp_path / "no" / "model.pt")
+    model = folder / "model.safetensors"
+    before = model.read_bytes()
+    assert "would replace one of the inputs" in told(folder, "-o", model)
+    assert model.read_bytes() == before
     assert command("export", folder, "-o", out) == 0
     assert {name[:2] for name in read_weights(out)} == {"0/", "1/"}
 

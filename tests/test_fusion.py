@@ -82,6 +82,15 @@ def test_fusion_beats_its_inputs(silos):
         assert len(set(places[0].tolist())) == len(weights["1.bias"])
 
 
+def test_models_that_are_no_state_dicts_are_refused_with_the_way_out(files):
+    _, paths = files
+    for models, kind in ((paths, "str"), ([nn.Linear(2, 2)] * 2, "Linear")):
+        with pytest.raises(ModelError, match=f"model 0 is of type {kind}; .*state_dict"):
+            fedbayes.fuse(models)
+    read = [fedbayes.models.read_model(Path(path))[0] for path in paths]
+    assert fedbayes.fuse(read).sizes
+
+
 def test_fused_neurons_are_means_of_their_members(silos):
     """The report can be checked by hand: θ = Σ w / (1 + n) on the inputs, with σ = σ0 = 1."""
     models, counts, _ = silos
@@ -335,12 +344,34 @@ def test_one_model_is_nothing_to_fuse(files, capsys):
     assert "two or more" in capsys.readouterr().err
 
 
+def test_an_unknown_method_is_told_with_all_that_there_are(files, capsys):
+    folder, paths = files
+    assert command("fuse", *paths, "-o", folder / "no.pt", "--method", "fischer") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "did you mean 'fisher'" in said
+    for method in ("function", "match", "gpi-fnm", "regmean", "kfac", "permute", "average"):
+        assert method in said
+
+
 def test_an_input_is_never_overwritten(files, capsys):
     _, paths = files
     before = Path(paths[0]).read_bytes()
     assert command("fuse", *paths, "-o", paths[0]) == 2
     assert "one of the inputs" in capsys.readouterr().err
     assert Path(paths[0]).read_bytes() == before
+
+
+@pytest.mark.parametrize("method", ["gpi-fnm", "match", "function"])
+def test_counts_are_never_overwritten_by_a_report(files, tmp_path, capsys, method):
+    _, paths = files
+    counts = tmp_path / "counts.json"
+    counts.write_text(json.dumps([[5] * 10] * len(paths)))
+    before = counts.read_bytes()
+    options = ("--method", method, "--counts", counts, "--report", counts)
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt", *options) == 2
+    assert "would replace one of the inputs" in " ".join(capsys.readouterr().err.split())
+    assert counts.read_bytes() == before
+    assert not (tmp_path / "g.pt").exists()
 
 
 def test_every_setting_of_a_fusion_is_an_option_with_its_words_and_default(capsys, monkeypatch):

@@ -371,8 +371,9 @@ def test_sums_of_no_rows_are_refused(tmp_path, change, said):
 def test_a_file_of_no_sums_is_refused(tmp_path, text):
     path = tmp_path / "sums.json"
     path.write_text(text)
-    with pytest.raises(DataError, match="holds no sums"):
+    with pytest.raises(DataError, match="holds no sums") as error:
         read_sums(path)
+    assert "_File" not in str(error.value)
     with pytest.raises(DataError, match="cannot read"):
         read_sums(tmp_path / "none.json")
 

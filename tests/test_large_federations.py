@@ -297,12 +297,14 @@ def test_a_function_that_has_changed_is_noticed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("raises", "the function failed: KeyError: 'no such shard'"),
+        ("raises", r"the function failed: KeyError: 'no such shard' \(toy_clients.py, line \d+\)"),
+        ("ends", "the function failed: SystemExit: no shard"),
         ("nothing", r"it gave a NoneType; wanted is a pair \(x, y\)"),
         ("NaN", r"x is NaN in sample 3 at \(0,\)"),
         ("narrow", "x of a sample has the shape 3, and of client .* 4; all clients' are alike"),
         ("bytes", "x of a sample has the shape 1 x 4 x 4"),
         ("outside", r"the label 7 of sample 5 is none of 0 to 1 \(the classes 0, 1\)"),
+        ("negative", "the label -1 of sample 5 is negative; classes are whole numbers from 0 on"),
         ("fractions", "y holds real numbers, and that of client .* whole numbers"),
         ("words", "y is of type .*, and holds no numbers"),
         ("unequal", "8 samples and 7 targets"),
@@ -318,6 +320,22 @@ def test_what_a_function_gives_is_refused_by_client_and_function(how, why):
     data.train(odd + 1)
     with pytest.raises(DataError, match=f"^tests.toy_clients:spoilt, client {odd}: {why}"):
         data.train(odd)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("negative", ", client 7: the label -1 of sample 5 is negative"),
+        (
+            "huge",
+            ": the largest label is 500000, and of the 500,001 classes .* 3 occur",
+        ),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_before_a_network_is_built(how, why):
+    few = {"clients": 20, "test_clients": 20, "arguments": {"odd": 7, "how": how}}
+    with pytest.raises(DataError, match=f"^tests.toy_clients:spoilt{why}"):
+        build_data(config(function="spoilt", data=few))
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,21 @@ def test_a_parameter_of_another_method_is_told(monkeypatch, capsys):
     assert "--method fedprox" in told
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("method.fedprx", "'fedprx' no method (did you mean 'fedprox'?)"),
+        ("task.gauss", "'gauss' no likelihood (did you mean 'gaussian'?)"),
+        ("task.noise", "task.noise is a setting of gaussian, student-t, quantile"),
+    ],
+)
+def test_a_misspelt_method_or_likelihood_is_guessed(monkeypatch, capsys, key, words):
+    monkeypatch.setattr("sys.argv", ["fedbayes", "settings", key])
+    with pytest.raises(SystemExit):
+        main()
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
 def test_help_tells_choices_and_defaults(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = " ".join(cli("run", "--help").replace("│", " ").split())

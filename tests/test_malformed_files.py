@@ -196,3 +196,22 @@ def test_plain_text_stays_as_it_is():
     text = "Größe\t1\n—✓ 漢字"
     assert plain(text) == text
     assert plain("a\x1b[0m\x9bz\r") == "a\ufffd[0m\ufffdz\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("{}['a']", "KeyError: 'a'"),
+        ("raise SystemExit(1)", "SystemExit: 1"),
+    ],
+)
+def test_a_module_that_fails_is_named_with_its_line(tmp_path, monkeypatch, capsys, text, said):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken.py").write_text(f'"""Mine."""\n\n{text}\n')
+    for setting in ("method.name", "model.name", "data.name", "task.likelihood", "attack.kind"):
+        arguments = ["run", "--set", f"{setting}=broken:Mine", "-o", tmp_path / "run"]
+        assert command(*arguments, monkeypatch=monkeypatch) == 2
+        words = " ".join(capsys.readouterr().err.split())
+        assert f"broken cannot be imported: {said} (broken.py, line 3)" in words
+        assert not (tmp_path / "run").exists()

@@ -437,6 +437,11 @@ def test_the_command(tmp_path, classes, place, monkeypatch, capsys):
     assert code == 2
     assert "is there already" in err
     assert cli(monkeypatch, capsys, *arguments, "--overwrite")[0] == 0
+    rows = tmp_path / "rows.csv"
+    rows.write_bytes((place / "patients.csv").read_bytes())
+    onto = ("predict", place / "classes", rows, "-o", rows, "--overwrite")
+    assert "would replace one of the inputs" in cli(monkeypatch, capsys, *onto)[2]
+    assert rows.read_bytes() == (place / "patients.csv").read_bytes()
     code, _, err = cli(monkeypatch, capsys, *arguments, "--overwrite", "--level", "0.8")
     assert code == 2
     assert "a level is of intervals of numbers" in err
@@ -498,7 +503,7 @@ def test_what_training_did_not_have_is_told_once(mixed, tmp_path, monkeypatch, c
     assert code == 0, err
     said = " ".join(err.split())
     assert "column 'sex' has a category, as in no training row, in 3 rows (first in row 8)" in said
-    assert "column 'seen' is empty, as in no training row, in 1 row (first in row 13)" in said
+    assert "column 'seen' is empty in 1 row (first in row 13), and no feature says so" in said
     new.loc[33, "seen"] = "soon"
     new.to_csv(tmp_path / "new.csv", index=False)
     code, _, err = cli(monkeypatch, capsys, *arguments, "--chunk", 10, "--overwrite")

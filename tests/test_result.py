@@ -25,6 +25,12 @@ def run(tmp_path_factory):
     return fedbayes.run(**SMALL, folder=tmp_path_factory.mktemp("runs") / "first")
 
 
+def test_where_no_run_is_it_is_said(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(RunError, match=r"holds no run: there is no config\.toml"):
+            fedbayes.Result(folder)
+
+
 def test_a_frame_has_what_the_lines_have(run):
     frame = run.frame()
     assert frame.index.tolist() == [1, 2, 3]

@@ -9,8 +9,9 @@ import sys
 import pytest
 from rich.console import Console
 
+import fedbayes
 from fedbayes import Config, Simulation
-from fedbayes.errors import RunError
+from fedbayes.errors import ConfigError, RunError
 from fedbayes.start import drive
 
 SMALL = {"rounds": 3, "data": {"clients": 3, "partition": "iid"}, "model": {"hidden": [4]}}
@@ -23,6 +24,20 @@ def begin(folder, **changes):
 
 def console():
     return Console(file=io.StringIO(), width=200)
+
+
+def test_a_config_may_be_a_file_and_has_no_keys_beside_it(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("rounds = 1\n[data]\nclients = 3\n[model]\nhidden = [4]\n")
+    for run in (fedbayes.run, lambda *given, **more: fedbayes.run_seeds(*given, seeds=1, **more)):
+        for config in (file, str(file), Config.load(file)):
+            with pytest.raises(ConfigError, match=r"^rounds beside a config"):
+                run(config, rounds=2)
+        with pytest.raises(ConfigError, match="config is of type dict"):
+            run({"rounds": 1})
+        with pytest.raises(ConfigError, match="there is no config file"):
+            run(tmp_path / "none.toml")
+    assert fedbayes.run(str(file)).summary["clients"] == fedbayes.run(file).summary["clients"] == 3
 
 
 def test_every_round_is_shown_and_listened_to(tmp_path):

@@ -548,3 +548,13 @@ def test_a_node_that_says_secure_sums_alone(patients):
                 glm(nodes, "died", ["age"], family="binomial")
         finally:
             nodes.close()
+
+
+@pytest.mark.parametrize("study", ["glm", "survival km"])
+def test_a_result_never_takes_the_place_of_the_table(file, capsys, study):
+    asked = FIT if study == "glm" else ["--time", "days", "--event", "died"]
+    before = file.read_bytes()
+    for given in ([file.name, "--group", "hospital"], ["--set", f"data.path={file.name}"]):
+        assert command(*study.split(), *given, *asked, "--out", file) == 2
+        assert "would replace one of the inputs" in " ".join(capsys.readouterr().err.split())
+        assert file.read_bytes() == before

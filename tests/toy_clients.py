@@ -47,6 +47,8 @@ def spoilt(client, seed, odd, how):
         "narrow": lambda: (x[:, :3], y),
         "bytes": lambda: (np.zeros((8, 4, 4), np.uint8), y),
         "outside": lambda: (x, np.where(np.arange(8) == 5, 7, y)),
+        "negative": lambda: (x, np.where(np.arange(8) == 5, -1, y)),
+        "huge": lambda: (x, y * 500_000),
         "fractions": lambda: (x, y + 0.5),
         "words": lambda: (x, y.astype(str)),
         "unequal": lambda: (x, y[:-1]),
@@ -56,6 +58,8 @@ def spoilt(client, seed, odd, how):
     }
     if how == "raises":
         raise KeyError("no such shard")
+    if how == "ends":
+        raise SystemExit("no shard")
     return spoil[how]()
 
 

@@ -114,8 +114,8 @@ def idle(
             beside = (resolved or {}).get(key, getattr(table, mark.other))
             if not mark.holds(beside):
                 yield (
-                    f"{prefix}{name} has no effect: {key} is {_word(beside)}, and it is for "
-                    f"{mark.wanted}"
+                    f"{prefix}{name} has no effect: {key} is {_word(beside)}, and has to be "
+                    f"{mark.wanted} for it"
                 )
 
 

@@ -8,7 +8,7 @@ import struct
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EINVAL
 from pathlib import Path
@@ -56,6 +56,26 @@ def read_text(path: Path) -> str:
         raise ValueError("it is no text in UTF-8") from None
 
 
+def open_npz(source: Path | BinaryIO) -> Any:
+    """The arrays of an NPZ file, of which none is unpickled; to be used in a `with` statement.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none.
+    """
+    import numpy as np
+
+    try:
+        found = np.load(source, allow_pickle=False)
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise ValueError("it is no .npz, as numpy.savez writes it") from None
+    if isinstance(found, np.ndarray):
+        raise ValueError("it is one array without a name; numpy.savez writes arrays by name")
+    return found
+
+
 def parse_json(text: str | bytes) -> Any:
     """What JSON says.
 
@@ -90,17 +110,20 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise
 
 
-def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
+def writable(
+    path: Path, what: str, formats: Sequence[str] = (), inputs: Iterable[Path | None] = ()
+) -> None:
     """Make sure early that a file can be written, so that no work is lost.
 
     Args:
         path: the file.
         what: is to be written, for messages.
         formats: suffixes of the formats that there are; any by default.
+        inputs: files that are read, which it must not take the place of.
 
     Raises:
         RunError: its suffix is of no format that there is, its folder is absent or closed, or the
-            path is a folder.
+            path is a folder or one of the inputs.
     """
     if path.is_dir():
         raise RunError(f"{what} {path} is a folder; name a file")
@@ -113,6 +136,8 @@ def writable(path: Path, what: str, formats: Sequence[str] = ()) -> None:
         raise RunError(f"{what} {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise RunError(f"{what} {path}: cannot write into {path.parent}")
+    if path.resolve() in {given.resolve() for given in inputs if given is not None}:
+        raise RunError(f"{what} {path} would replace one of the inputs; name another file")
 
 
 def flush(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Packages whose names are imported when they are asked for: PyTorch takes a second or two."""
 
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -84,8 +85,28 @@ def own(place: str) -> Any:
         raise ImportError("it is written as package.module:name")
     try:
         return resolve_name(place)
-    except (AttributeError, ValueError, TypeError, SyntaxError) as error:
+    except ImportError:
+        raise
+    except (AttributeError, SyntaxError) as error:
         raise ImportError(str(error)) from None
+    except (Exception, SystemExit) as error:  # whatever a module of somebody's own may raise
+        raise ImportError(f"{module} cannot be imported: {raised(error, place)}") from error
+
+
+def raised(error: BaseException, place: str) -> str:
+    """What somebody's own code raised, in words: of which class, and in which line of theirs.
+
+    Args:
+        error: what was caught.
+        place: `package.module:name` of the code.
+    """
+    package = place.partition(":")[0].partition(".")[0]
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == package:
+            where = f" ({Path(frame.f_code.co_filename).name}, line {line})"
+    said = str(error).strip()
+    return f"{type(error).__name__}{': ' * bool(said)}{said}{where}"
 
 
 def own_class(place: str, base: Any, what: str) -> Any:

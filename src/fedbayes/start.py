@@ -25,7 +25,7 @@ Listener = Callable[["Simulation", "Step"], None]
 
 
 def run(
-    config: "Config | None" = None,
+    config: "Config | Path | str | None" = None,
     folder: Path | str | None = None,
     *,
     listener: Listener | None = None,
@@ -36,8 +36,8 @@ def run(
     """Run a config to its end.
 
     Args:
-        config: the settings, or give them as keyword arguments: `run(rounds=5,
-            method={"name": "fedprox", "proximal": 0.1})`.
+        config: the settings, or the TOML file that has them; or give them as keyword arguments:
+            `run(rounds=5, method={"name": "fedprox", "proximal": 0.1})`.
         folder: the run folder, which must not hold a run; a temporary one if None.
         listener: is called after every round with the simulation and the round.
         track: names of trackers that log the rounds; see `fedbayes.runs.tracking`.
@@ -52,7 +52,7 @@ def run(
     from fedbayes.runs.tracking import check
 
     check(track)
-    settled = config or Config.create(**settings)
+    settled = Config.given(config, settings)
     return complete(
         lambda notify: Simulation(settled, folder, notify=notify), listener, track, progress
     )

@@ -7,7 +7,7 @@ from small_files import pool
 
 from fedbayes.data import DataSettings, FederatedData, load_dataset, partition
 from fedbayes.data.dataset import build_dataset, moments
-from fedbayes.errors import DataError
+from fedbayes.errors import DataError, FedbayesWarning
 
 
 def federate(dataset, seed=0, **asked):
@@ -82,7 +82,8 @@ def test_missing_values_become_the_mean_of_the_training_rows():
     x[:, 2] = np.nan
     x[np.random.default_rng(1).random(400) < 0.3, 1] = np.nan
     dataset = build_dataset("table", x, base.y, base.classes, features=("a", "b", "c"))
-    data = federate(dataset, partition="iid", clients=4)
+    with pytest.warns(FedbayesWarning, match="no training row has a value of 'c', so nothing"):
+        data = federate(dataset, partition="iid", clients=4)
     train = x[np.sort(data.partition.train)].astype(np.float64)
     mean, std = np.nanmean(train[:, :2], 0), np.nanstd(train[:, :2], 0)
     for client in range(4):
@@ -91,6 +92,14 @@ def test_missing_values_become_the_mean_of_the_training_rows():
         got = data.test(client).x.numpy()
         assert got[:, :2] == pytest.approx((filled - mean) / std, abs=1e-4)
         assert (got[:, 2] == 0).all()
+
+
+def test_gaps_that_are_imputed_are_not_said_to_be_of_no_training_row(tmp_path):
+    rows = [f"{'' if k % 3 else k},{'xyz'[k % 3]},{k % 2}" for k in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,site,label", *rows]))
+    asked = {"path": tmp_path / "t.csv", "missing": "impute", "partition": "iid", "clients": 2}
+    with pytest.warns(FedbayesWarning, match="column 'a' is empty in 40 rows, and no feature"):
+        federate(load_dataset(DataSettings(**asked)), **asked)
 
 
 def test_statistics_survive_a_large_offset():

@@ -1,5 +1,7 @@
 """The user's own tables and arrays."""
 
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +9,10 @@ from pydantic import ValidationError
 from small_files import encode
 
 from fedbayes.data import DataSettings, load_dataset
+from fedbayes.data.sources.streams import Rows
 from fedbayes.errors import DataError
+from fedbayes.inputs import build_prior
+from fedbayes.tools.model_files import read_samples
 
 
 @pytest.fixture
@@ -146,6 +151,24 @@ def test_damaged_files_are_named(tmp_path, name):
             load_dataset(DataSettings(path=file))
 
 
+def test_no_file_of_samples_advises_to_unpickle(tmp_path):
+    file = tmp_path / "d.npz"
+    bare = io.BytesIO()
+    np.save(bare, np.zeros((4, 2)))
+    readers = (
+        lambda: load_dataset(DataSettings(path=file)),
+        lambda: list(Rows(file, (), size=9)),
+        lambda: build_prior(str(file), (2,)),
+        lambda: read_samples(file),
+    )
+    for content, words in ((b"text", "it is no .npz"), (bare.getvalue(), "without a name")):
+        file.write_bytes(content)
+        for read in readers:
+            with pytest.raises(DataError, match=words) as refused:
+                read()
+            assert "pickle" not in str(refused.value)
+
+
 def test_arrays_that_do_not_fit(tmp_path):
     file = tmp_path / "d.npz"
     x, y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
@@ -157,6 +180,8 @@ def test_arrays_that_do_not_fit(tmp_path):
         ({"x": np.array([{}] * 4), "y": y}, r"d\.npz"),
         ({"x": x, "y": y, "groups": y[:2]}, "differ in number"),
         ({"x": x, "y": np.array([0, 1, np.nan, 1])}, "no label"),
+        ({"x": x[:0], "y": y[:0]}, "d.npz has no samples"),
+        ({"x": x, "y": y[:0]}, "differ in number"),
     ):
         np.savez(file, **arrays)
         with pytest.raises(DataError, match=says):

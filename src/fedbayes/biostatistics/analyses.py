@@ -284,9 +284,18 @@ def _own_fit(name: str, answer: Packet) -> _OwnFit:
 
 
 def carrier(clients: Clients, least: int = 0) -> Carrier:
-    """The way to clients: their DataFrames in this process, or what is a way already."""
+    """The way to clients: their DataFrames in this process, or what is a way already.
+
+    Raises:
+        DataError: it is neither.
+    """
     if isinstance(clients, Mapping):
         return LocalClients({str(name): Client(table, least) for name, table in clients.items()})
+    if not hasattr(clients, "ask"):
+        raise DataError(
+            f"clients is of type {type(clients).__name__}; give a DataFrame for each client by its "
+            "name, as in dict(list(table.groupby('site'))), or client_tables(files).tables"
+        )
     return clients
 
 

@@ -92,7 +92,7 @@ def settings(
     ] = False,
 ) -> None:
     """List what can be set in a config or with --set: type, default and meaning."""
-    from fedbayes.errors import ConfigError
+    from fedbayes.errors import ConfigError, did_you_mean
     from fedbayes.likelihoods import LIKELIHOODS
     from fedbayes.methods import METHODS
     from fedbayes.runs import config
@@ -115,6 +115,9 @@ def settings(
     known = config.settings(None if table not in ("", "method") else method, likelihood)
     found = find(known, key) if key else known
     if not found and key:
+        what, names = {"task": ("likelihood", LIKELIHOODS)}.get(table, (table, METHODS))
+        if table in ("method", "task") and (close := did_you_mean(rest, names)):
+            raise ConfigError(f"{key} is no setting, and {rest!r} no {what}{close}")
         raise ConfigError(config.no_setting(key, known, method, likelihood))
     if as_json:
         from dataclasses import asdict

@@ -118,14 +118,15 @@ class Unknown:
             where: what the rows are of.
             numbered: whether rows are in an order that a user knows.
         """
-        what = "is empty" if self.empty else "has a category"
         first = f" (first in row {self.first + 1:,})" if numbered else ""
-        then = "0 in all features of the column"
-        if self.empty and self.column.measured:
-            then = "the mean"
+        rows = f"in {self.rows:,} {'row' if self.rows == 1 else 'rows'}{first}"
+        column = f"{where}{': ' if where else ''}column '{self.column.name}'"
+        if self.empty and self.column.measured:  # training rows may have been, under "impute"
+            return f"{column} is empty {rows}, and no feature says so; taken as the mean"
+        what = "is empty" if self.empty else "has a category"
         return (
-            f"{where}{': ' if where else ''}column '{self.column.name}' {what}, as in no training "
-            f"row, in {self.rows:,} {'row' if self.rows == 1 else 'rows'}{first}; taken as {then}"
+            f"{column} {what}, as in no training row, {rows}; taken as 0 in all features of the "
+            "column"
         )
 
 

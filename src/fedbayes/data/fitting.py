@@ -1,11 +1,15 @@
 """What a network is to see of a data set, by the rows that it trains on."""
 
+import warnings
+
 import numpy as np
 
 from fedbayes.data.columns import Column, features_of, plain
-from fedbayes.data.dataset import Array, Dataset, Rows, moments
+from fedbayes.data.dataset import CHUNK, Array, Dataset, Rows, moments
 from fedbayes.data.encoding import Unknown, encode, fit, recode, spread, unknown
 from fedbayes.data.preprocessing import Preprocessing
+from fedbayes.data.wording import listed
+from fedbayes.errors import FedbayesWarning
 from fedbayes.targets import Target
 
 
@@ -32,6 +36,7 @@ def fitted(
         columns = fit(dataset.columns, dataset.x, rows)
         columns = () if plain(columns) else columns
         statistics = _statistics(dataset, rows, columns)
+        _tell_empty(dataset, rows)
     features = features_of(columns or ()) or dataset.features
     mean, std = (np.asarray(numbers, np.float32) for numbers in statistics)
     return Preprocessing(
@@ -59,6 +64,25 @@ def _statistics(dataset: Dataset, rows: Rows, columns: tuple[Column, ...]) -> tu
     if not columns:
         return mean, std
     return spread(mean, columns, 0.0), spread(std, columns, 1.0)
+
+
+def _tell_empty(dataset: Dataset, rows: Rows) -> None:
+    """Say of which features no training row has a value: a network sees nothing of them."""
+    if dataset.x.dtype.kind != "f" or len(dataset.shape) != 1:
+        return
+    empty = np.ones(dataset.shape, bool)
+    for start in range(0, len(rows), CHUNK):
+        empty &= np.isnan(dataset.x[rows[start : start + CHUNK]]).all(0)
+        if not empty.any():
+            return
+    names = [column.name for column in dataset.columns] or dataset.features
+    which = [f"'{names[k]}'" if names else f"feature {k}" for k in np.flatnonzero(empty)]
+    warnings.warn(
+        f"{dataset.name}: no training row has a value of {listed(which)}, so nothing can be learnt "
+        "of that; leave it out" + (" with data.drop" if names else ""),
+        FedbayesWarning,
+        stacklevel=4,
+    )
 
 
 def raw(dataset: Dataset, rows: Rows | slice, seen: Preprocessing) -> Array:

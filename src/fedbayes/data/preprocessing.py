@@ -189,7 +189,8 @@ class Preprocessing:
         if raw.ndim > 1 and shape in (self.shape, (prod(self.shape),), _flat_grey(self.shape)):
             return raw.reshape(-1, *self.shape)
         raise DataError(
-            f"the samples are of shape {tuple(raw.shape)}; this model wants {('n', *self.shape)}"
+            f"the samples are of shape {tuple(raw.shape)}; this model wants "
+            f"({', '.join(map(str, ('n', *self.shape)))})"
             f"{', or a DataFrame with its features as columns' if self.features else ''}"
         )
 

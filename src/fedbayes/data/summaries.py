@@ -137,7 +137,8 @@ def read_summary(path: Path) -> TableSummary:
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        raise DataError(f"{path} holds no summary of a table: {place} {problem['msg']}") from None
+        said = f"{place}: {problem['msg']}" if place else "it is no JSON object"
+        raise DataError(f"{path} holds no summary of a table: {said}") from None
     except ValueError as error:
         raise DataError(f"{path} holds no summary of a table: {error}") from None
 

@@ -91,6 +91,12 @@ def fuse(
     """
     if not isinstance(models, Mapping):
         models = {str(index): weights for index, weights in enumerate(models)}
+    for name, weights in models.items():
+        if not isinstance(weights, Mapping):
+            raise ModelError(
+                f"model {name} is of type {type(weights).__name__}; give the state_dict of each, "
+                "as module.state_dict() or fedbayes.models.read_model(path)[0] has it"
+            )
     layers = {name: dense_layers(weights, name) for name, weights in models.items()}
     return fuse_layers(
         layers,

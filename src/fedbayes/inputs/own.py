@@ -10,7 +10,7 @@ from torch import Tensor
 from fedbayes.data.wording import size
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.inputs.prior import InputPrior
-from fedbayes.lazy import own
+from fedbayes.lazy import own, raised
 
 
 class OwnPrior(InputPrior):
@@ -50,9 +50,9 @@ class OwnPrior(InputPrior):
         """
         try:
             drawn = self._function(count, rng, shape=self.shape)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever a function of one's own may raise
             raise DataError(
-                f"the input prior {self.name} failed: {type(error).__name__}: {error}"
+                f"the input prior {self.name} failed: {raised(error, self.name)}"
             ) from error
         return self._checked(drawn, count)
 

@@ -28,6 +28,7 @@ from fedbayes.data.sources.rows import holds_pictures
 from fedbayes.data.sources.tables import read_tables
 from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError, did_you_mean
+from fedbayes.files import open_npz
 from fedbayes.inputs.prior import InputPrior
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -103,7 +104,7 @@ def _read(
 
 
 def _array(file: Path, shape: tuple[int, ...]) -> Array:
-    with reading(file), np.load(file, allow_pickle=False) as arrays:
+    with reading(file), open_npz(file) as arrays:
         name = "x" if "x" in arrays.files or len(arrays.files) != 1 else arrays.files[0]
         if name not in arrays.files:
             raise DataError(

@@ -187,7 +187,8 @@ def read_sums(path: Path) -> Sums:
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        raise DataError(f"{path} holds no sums: {place or 'it'}: {problem['msg']}") from None
+        said = f"{place}: {problem['msg']}" if place else "it is no JSON object"
+        raise DataError(f"{path} holds no sums: {said}") from None
     except ValueError as error:
         raise DataError(f"{path} holds no sums: {error}") from None
     if file.format != FORMAT:

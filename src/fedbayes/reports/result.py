@@ -47,6 +47,7 @@ class Result:
     def __init__(self, folder: Path | str, keep: object = None) -> None:
         self.folder = RunFolder(Path(folder))
         self._keep = keep  # a temporary folder lives as long as the run that is in it
+        self.folder.require_run()
         self.summary = self.folder.summary()
         self.metrics = self.folder.metrics()
 

@@ -260,6 +260,29 @@ class Config(BaseModel):
         return cls._changed(_read(file) if file is not None else {}, overrides)
 
     @classmethod
+    def given(cls, config: "Config | Path | str | None", settings: Mapping[str, Any]) -> "Config":
+        """The settings of a call from Python: a config, a TOML file, or keys of one.
+
+        Raises:
+            ConfigError: it is none of them, or there are keys beside it; or as for `create`.
+        """
+        if config is None:
+            return cls.create(**settings)
+        if settings:
+            raise ConfigError(
+                f"{', '.join(settings)} beside a config: it has all settings. Give keys alone, or "
+                "change those of a file by Config.load(file, ['rounds=5', 'training.lr=0.05'])"
+            )
+        if isinstance(config, str | Path):
+            return cls.load(Path(config))
+        if not isinstance(config, Config):
+            raise ConfigError(
+                f"config is of type {type(config).__name__}; give a Config, a TOML file, or keys "
+                "as in rounds=5, training={'lr': 0.05}"
+            )
+        return config
+
+    @classmethod
     def stored(cls, file: Path, overrides: Iterable[str] = ()) -> Self:
         """As `load`, of the settings that a run left, which may be an older version's."""
         return cls._changed(renewed(_read(file)), overrides)

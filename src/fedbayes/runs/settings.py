@@ -173,8 +173,9 @@ def unknown(key: str, settings: Sequence[Row]) -> str:
     place = f"{table}." if table else ""
     known = {k[len(place) :].split(".")[0]: None for k in keys if k.startswith(place)}
     elsewhere = [k for k in keys if k.rpartition(".")[2] == last]
-    close = [place + word for word in get_close_matches(last, known, n=1)]
-    if guesses := elsewhere or close or get_close_matches(key, keys, n=1):
+    like = get_close_matches(last, known, n=1) or [w for w in known if len(last) > 3 and last in w]
+    close = [place + word for word in like]
+    if guesses := elsewhere or close or (not known and get_close_matches(key, keys, n=1)):
         return f"{key} is no setting (did you mean {' or '.join(map(repr, guesses))}?)"
     there = "there is" if len(known) == 1 else "there are"
     return f"{key} is no setting; here {there} {', '.join(known) or 'none'}"

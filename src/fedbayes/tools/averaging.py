@@ -18,7 +18,13 @@ from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.models import ModelSettings
 from fedbayes.models.units import find_units
 from fedbayes.tensors import Tensors, parameter_count
-from fedbayes.tools.model_files import WEIGHTS, ModelFiles, check_models, read_counts, write_model
+from fedbayes.tools.model_files import (
+    WEIGHTS,
+    ModelFiles,
+    read_counts,
+    require_several,
+    write_model,
+)
 from fedbayes.tools.posterior_files import read_posterior
 from fedbayes.tools.silos import Seen, read_silos
 
@@ -52,8 +58,8 @@ class AveragingJob:
         Raises:
             FedbayesError: what is wrong with an option or a file.
         """
-        writable(self.out, "the model", WEIGHTS)
-        check_models(self.models, self.out)
+        writable(self.out, "the model", WEIGHTS, [*self.models, self.counts])
+        require_several(self.models)
         if self.method in BY_POSTERIORS and self.counts is not None:
             raise ConfigError(f"--counts has no effect on {self.method}: posteriors say their own")
         begin = perf_counter()

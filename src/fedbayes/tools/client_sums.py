@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbayes.data.columns import flags
 from fedbayes.data.wording import size
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning
 from fedbayes.files import writable
 from fedbayes.inputs import Sums, add_sums, read_sums, sums_of, write_sums
 from fedbayes.tools.evaluation_set import find_training
@@ -43,10 +43,7 @@ class SumsJob:
         Raises:
             FedbayesError: what is wrong with an option or a file; or there are too few rows.
         """
-        writable(self.out, "the sums", (".json",))
-        inputs = [self.data, *([self.model] if self.model is not None else [])]
-        if self.out.resolve() in {path.resolve() for path in inputs}:
-            raise RunError(f"the sums {self.out} are one of the inputs; name another file")
+        writable(self.out, "the sums", (".json",), [self.data, self.model])
         if self.least < 1:
             raise ConfigError("--min-rows is 1 or more")
         sums = self._sums()
@@ -109,10 +106,13 @@ class SumsJob:
                 "rows; counts of them would say the rows' values, so leave out --category for it"
             )
         if once:
+            way = "leave out --category"
+            if name not in self.categories:  # a feature that says that a value is missing
+                way = "leave the feature out with --set data.missing=impute"
             warnings.warn(
                 f"{self.data}: {once:,} of the {len(counts):,} values of '{name}' "
                 f"{'is' if once == 1 else 'are'} of one row each, and the file will say so; join "
-                "rare values to others first, or leave out --category",
+                f"rare values to others first, or {way}",
                 FedbayesWarning,
                 stacklevel=4,
             )

@@ -79,13 +79,13 @@ def export(
 
     Raises:
         RunError: the run has not ended, its model is not one network (an ensemble, say) but must
-            be, it has no such model, or the path cannot be written.
+            be, it has no such model, or the path cannot be written or is a file of the run's own.
     """
-    writable(path, "the model", FORMATS)
+    run = RunFolder(folder)
+    writable(path, "the model", FORMATS, [run.model_file, *folder.glob("start.*")])
     suffix = path.suffix.lower()
     if suffix == ".onnx":
         _require_onnx()
-    run = RunFolder(folder)
     run.require_run()
     rounds = run.best_round() or run.summary()["rounds"]
     run.refuse_changed_config()  # before anything that it names is imported

@@ -30,10 +30,10 @@ from fedbayes.tensors import Samples
 from fedbayes.tools.model_files import (
     WEIGHTS,
     ModelFiles,
-    check_models,
     read_counts,
     read_models,
     read_samples,
+    require_several,
     write_model,
 )
 
@@ -85,10 +85,11 @@ class FusionJob:
             "the report": (self.report, (".json",)),
             "the picture": (self.picture, PICTURES),
         }
+        inputs = [*self.models, self.counts, self.held_out]
         for what, (path, formats) in outputs.items():
             if path is not None:
-                writable(path, what, formats)
-        check_models(self.models, self.out)
+                writable(path, what, formats, inputs)
+        require_several(self.models)
         models = read_models(self.models, self.files)
         card = self.files.card(self.models)
         target = None if card is None else card.preprocessing.target

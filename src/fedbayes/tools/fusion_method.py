@@ -3,9 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, did_you_mean
+from fedbayes.fusion import FusionMethod
 from fedbayes.tools.averaging import BY_POSTERIORS
 from fedbayes.tools.evaluation_set import is_program
 from fedbayes.tools.graph_fusing import all_dense
@@ -15,6 +16,8 @@ from fedbayes.tools.network_fusing import PROGRAM
 Way = Literal["function", "average", "graph", "layers"]
 """In function space; networks averaged as they are, or matched on their graph; fully connected
 layers matched or combined."""
+METHODS = ("function", "match", *get_args(FusionMethod), *BY_POSTERIORS, "permute")
+"""What `--method` may be."""
 OF_NETWORK = ("--model", "--shape", "--classes", "--mean", "--std", "--set")
 """Options that say which network files are of."""
 SELECTING = ("--select", "--grid", "--max-neurons", "--alpha", "--c")
@@ -38,10 +41,15 @@ class Given:
         """The method, in whose place the files decide where none is named, and its way.
 
         Raises:
-            ConfigError: an option was given that has no effect on it.
+            ConfigError: there is no such method, or an option was given that has no effect on it.
             ModelError: a file cannot be read.
         """
         method = method or self._default(models, files)
+        if method not in METHODS:
+            raise ConfigError(
+                f"no fusion is called {method!r}{did_you_mean(method, METHODS)}; choose "
+                f"{', '.join(METHODS)}"
+            )
         if method == "function":
             _refuse(self.matching, method, "they are of matching, or of a combination")
             return Choice(method, "function")

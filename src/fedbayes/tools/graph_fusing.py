@@ -18,7 +18,7 @@ from fedbayes.matching import MatchingSettings
 from fedbayes.models import ModelSettings, dense_layers
 from fedbayes.tools.evaluation_set import is_program
 from fedbayes.tools.fusing import plot_matching
-from fedbayes.tools.model_files import WEIGHTS, ModelFiles, check_models
+from fedbayes.tools.model_files import WEIGHTS, ModelFiles, require_several
 from fedbayes.tools.network_fusing import PROGRAM, counts_of, write_network
 from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
 
@@ -60,10 +60,11 @@ class GraphFusionJob:
             "the report": (self.report, (".json",)),
             "the picture": (self.picture, PICTURES),
         }
+        inputs = [*self.models, self.counts]
         for what, (path, formats) in outputs.items():
             if path is not None:
-                writable(path, what, formats)
-        check_models(self.models, self.out)
+                writable(path, what, formats, inputs)
+        require_several(self.models)
         silos = read_silos(self.models, self.network, self.seen, files=self.files)
         if silos.programs and self.out.suffix.lower() != PROGRAM:
             raise ModelError(

@@ -14,7 +14,7 @@ import torch
 from fedbayes.data import Preprocessing
 from fedbayes.errors import DataError, FedbayesWarning, ModelError, RunError
 from fedbayes.federation.engine_table import ENGINES
-from fedbayes.files import NPZ_ERRORS, parse_json, read_bytes, read_text, write_beside
+from fedbayes.files import NPZ_ERRORS, open_npz, parse_json, read_bytes, read_text, write_beside
 from fedbayes.models import CARD, DenseLayer, dense_layers, read_model
 from fedbayes.runs.build import stored_run
 from fedbayes.runs.card import Card
@@ -137,15 +137,12 @@ WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files that weights are written to."""
 
 
-def check_models(models: Sequence[Path], out: Path) -> None:
-    """See that there is something to fuse, and that it is not written over.
+def require_several(models: Sequence[Path]) -> None:
+    """See that there is something to fuse.
 
     Raises:
-        RunError: the output is one of the models.
-        ModelError: there are fewer than two.
+        ModelError: there are fewer than two models.
     """
-    if out.resolve() in {path.resolve() for path in models}:
-        raise RunError(f"the model {out} is one of the inputs; name another file")
     if len(models) < 2:
         raise ModelError("there is one model, and nothing to fuse it with; name two or more")
 
@@ -249,7 +246,7 @@ def read_samples(
             than those that the networks were trained on.
     """
     try:
-        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as content:
+        with open_npz(io.BytesIO(read_bytes(path))) as content:
             arrays = {name: content[name] for name in content.files}
     except NPZ_ERRORS as error:
         raise DataError(f"cannot read the samples {path}: {error}") from None

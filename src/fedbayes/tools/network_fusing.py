@@ -40,9 +40,9 @@ from fedbayes.tools.fusion_report import PAGES, REPORTS, Outcome, write_report
 from fedbayes.tools.model_files import (
     WEIGHTS,
     ModelFiles,
-    check_models,
     read_counts,
     read_samples,
+    require_several,
     write_model,
 )
 from fedbayes.tools.posterior_files import sent_counts
@@ -243,10 +243,11 @@ class NetworkFusionJob:
             "the picture": (self.picture, PICTURES),
             "the picture of inputs": (self.show_inputs, PICTURES),
         }
+        inputs = [*self.models, self.counts, *self.sums, self.test, self.like]
         for what, (path, formats) in outputs.items():
             if path is not None:
-                writable(path, what, formats)
-        check_models(self.models, self.out)
+                writable(path, what, formats, inputs)
+        require_several(self.models)
 
     def _write(self, outcome: "Outcome", silos: Silos) -> None:
         fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration

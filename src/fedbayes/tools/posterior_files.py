@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.data import Preprocessing
-from fedbayes.errors import ConfigError, FedbayesWarning, MessageError, ModelError, RunError
+from fedbayes.errors import ConfigError, FedbayesWarning, MessageError, ModelError
 from fedbayes.files import read_bytes, writable, write_beside
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.posterior_settings import CurvatureSettings
@@ -71,9 +71,7 @@ class PosteriorJob:
         Raises:
             FedbayesError: what is wrong with an option or a file.
         """
-        writable(self.out, "the posterior", FORMATS)
-        if self.out.resolve() in {self.model.resolve(), self.data.resolve()}:
-            raise RunError(f"the posterior {self.out} is one of the inputs; name another file")
+        writable(self.out, "the posterior", FORMATS, [self.model, self.data])
         of_network = [entry for entry in self.given if entry.strip().startswith("model.")]
         chosen = Config.load(None, of_network).model if of_network else None
         found = find_training(self.model, self.data, self.given)

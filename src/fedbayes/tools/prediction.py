@@ -82,7 +82,7 @@ def predict_file(
         FedbayesError: a file cannot be read or written, or does not fit the model.
     """
     out = Path(out)
-    writable(out, "the predictions", OUTPUTS)
+    writable(out, "the predictions", OUTPUTS, [] if query else [Path(inputs)])
     if out.exists() and not overwrite:
         raise RunError(f"{out} is there already; name another file, or add --overwrite")
     if rows < 1:

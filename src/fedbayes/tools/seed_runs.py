@@ -263,7 +263,7 @@ class SeedRuns:
 
 
 def run_seeds(
-    config: Config | None = None,
+    config: Config | Path | str | None = None,
     seeds: int | Sequence[int] = 5,
     folder: Path | str | None = None,
     *,
@@ -293,7 +293,7 @@ def run_seeds(
     """
     check(track)
     return _to_the_end(
-        SeedRuns(config or Config.create(**settings), seeds, folder), listener, track, progress
+        SeedRuns(Config.given(config, settings), seeds, folder), listener, track, progress
     )
 
 

@@ -89,7 +89,7 @@ class Study:
         if not 0 < self.level < 1:
             raise ConfigError(f"--level is {self.level:g}; it lies between 0 and 1, as 0.95 does")
         if self.out is not None:
-            writable(self.out, "the result", TABLES)
+            writable(self.out, "the result", TABLES, self.place.files)
         if self.figure is not None:
             from fedbayes.data.plot import PICTURES
 
@@ -210,6 +210,8 @@ class Study:
                 "name the clients' tables: one file with --group, a file for each client, or a "
                 "config with a [data] table"
             )
+        if self.out is not None:
+            writable(self.out, "the result", TABLES, [settled.data.path])
         return client_tables(files, settled.data, settled.seed)
 
     def _written(self, found: Regression | Survival | MetaAnalysis) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedbayes.data import load_dataset, partition
 from fedbayes.data.summaries import TableSummary, summarize
-from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning
 from fedbayes.files import writable
 from fedbayes.runs.config import Config
 
@@ -34,12 +34,10 @@ class SummaryJob:
         Raises:
             FedbayesError: the table cannot be read, or has too few rows.
         """
-        writable(self.out, "the summary", (".json",))
         source = self.config.data
+        writable(self.out, "the summary", (".json",), [source.path])
         if source.name != "own":
             raise ConfigError("name a table of your own: fedbayes data summarize FILE -o OUT.json")
-        if source.path is not None and self.out.resolve() == source.path.resolve():
-            raise RunError(f"the summary {self.out} is the table itself; name another file")
         settings = source.model_copy(
             update={"clients": 1, "partition": "iid", "limit": None, "group": None}
         )

@@ -15,7 +15,7 @@ from fedbayes.data.sources.spool import spool
 from fedbayes.data.tokens import Tokens
 from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError
-from fedbayes.lazy import own
+from fedbayes.lazy import own, raised
 
 BATCH = 512
 _FORM = (
@@ -114,10 +114,10 @@ def _called(settings: DataSettings) -> Any:
         return factory(**settings.arguments)
     except DataError:
         raise
-    except Exception as error:  # whatever a function of somebody's own may raise
+    except (Exception, SystemExit) as error:  # whatever a function of somebody's own may raise
         raise DataError(
-            f"{name}(**arguments) failed: {type(error).__name__}: {error}; its arguments are those "
-            "of data.arguments"
+            f"{name}(**arguments) failed: {raised(error, name)}; its arguments are those of "
+            "data.arguments"
         ) from error
 
 
@@ -186,10 +186,9 @@ def _made(data: Any, client: str, reading: _Reading) -> Any:
     make: Callable[[], Any] = data
     try:
         return make()
-    except Exception as error:  # whatever a function of somebody's own may raise
-        raise DataError(
-            f"{_who(reading, client)}: its function failed: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:  # whatever a function of somebody's own may raise
+        failed = raised(error, reading.settings.name)
+        raise DataError(f"{_who(reading, client)}: its function failed: {failed}") from error
 
 
 def _samples(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array, Array]]:
@@ -229,7 +228,7 @@ def _of_torch(data: Any, client: str, reading: _Reading) -> Iterator[tuple[Array
         except Exception as error:  # whatever a data set of somebody's own may raise
             raise DataError(
                 f"{_who(reading, client)}: samples {start:,} and on cannot be read: "
-                f"{type(error).__name__}: {error}; data[i] is to be a pair (x, y)"
+                f"{raised(error, reading.settings.name)}; data[i] is to be a pair (x, y)"
             ) from error
         yield _array(list(xs), client, reading), _plain(list(ys))
 

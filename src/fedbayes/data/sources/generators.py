@@ -15,9 +15,11 @@ from fedbayes.data.sources.labels import as_target, read_target
 from fedbayes.data.sources.own import as_pictures
 from fedbayes.data.wording import describe, size
 from fedbayes.errors import DataError
-from fedbayes.lazy import own
+from fedbayes.lazy import own, raised
 from fedbayes.targets import Target
 
+_FEW_CLASSES, _PER_CLASS = 1000, 100
+"""Up to so many classes, or so many for each that occurs, labels are believed to be classes."""
 _FORM = "a pair (x, y) of NumPy arrays or tensors: samples [n, ...] and their targets [n] or [n, T]"
 
 
@@ -116,10 +118,8 @@ class Generator:
             given = self.function(client, self.seed, **arguments)
         except DataError:
             raise
-        except Exception as error:  # whatever a function of somebody's own may raise
-            raise DataError(
-                f"{who}: the function failed: {type(error).__name__}: {error}"
-            ) from error
+        except (Exception, SystemExit) as error:  # whatever a function of one's own may raise
+            raise DataError(f"{who}: the function failed: {raised(error, self.name)}") from error
         if not isinstance(given, tuple | list) or len(given) != 2:
             raise DataError(f"{who}: it gave a {type(given).__name__}; wanted is {_FORM}")
         x, y = (_array(values, what, who) for values, what in zip(given, ("x", "y"), strict=True))
@@ -208,7 +208,7 @@ class Generator:
         found = [self.drawn(client) for client in clients.tolist()]
         self._require_same(int(clients[0]), found[0])
         notes: list[str] = []
-        y, target = self._target(np.concatenate([one.y for one in found]), kinds, notes)
+        y, target = self._target(clients, [one.y for one in found], kinds, notes)
         starts = np.cumsum([0, *(len(one.y) for one in found)])[:-1]
         parts = [self.split(client) for client in clients.tolist()]
         train, test = (
@@ -255,19 +255,23 @@ class Generator:
                 "rng = numpy.random.default_rng([seed, client])"
             )
 
-    def _target(self, y: Array, kinds: Sequence[str], notes: list[str]) -> tuple[Array, Target]:
-        """What is to be predicted, and targets as that.
+    def _target(
+        self, clients: Rows, each: Sequence[Array], kinds: Sequence[str], notes: list[str]
+    ) -> tuple[Array, Target]:
+        """What is to be predicted, and targets as that, those of each client after another.
 
         Whole numbers are classes, unless the likelihood takes none; all else is as in tables.
 
         Raises:
             DataError: they are nothing that the likelihood takes.
         """
+        y = np.concatenate(each)
         classes, whole = self.settings.classes, y.dtype.kind == "i" and y.shape[1] == 1
         if classes or "class" in kinds or (whole and not kinds):
-            named = classes or [str(number) for number in range(int(y.max()) + 1)]
-            target = Target("class", tuple(named))
-            return self._classes(y, target, self.name), target
+            target = Target("class", tuple(classes or self._counted(y)))
+            whose = map(self.who, clients.tolist())
+            read = [self._classes(one, target, who) for one, who in zip(each, whose, strict=True)]
+            return np.concatenate(read), target
         import pandas as pd
 
         labels = self.settings.label
@@ -285,12 +289,33 @@ class Generator:
             return self._classes(y, target, self.who(client))
         return as_target(y.astype(np.float64), target, self.who(client))
 
+    def _counted(self, y: Array) -> list[str]:
+        """Names of classes from 0 to the largest label.
+
+        Raises:
+            DataError: nearly none of them occurs, so that labels are no classes' numbers.
+        """
+        count, seen = int(y.max(initial=0)) + 1, len(np.unique(y))
+        if count > max(_FEW_CLASSES, _PER_CLASS * seen):
+            raise DataError(
+                f"{self.name}: the largest label is {count - 1}, and of the {count:,} classes from "
+                f"0 to that {seen:,} occur; number them from 0 on without gaps, or name all with "
+                "data.classes"
+            )
+        return [str(number) for number in range(count)]
+
     def _classes(self, y: Array, target: Target, who: str) -> Rows:
         if y.shape[1] != 1 or y.dtype.kind != "i":
             raise DataError(
                 f"{who}: y is {_kind(y)} [n, {y.shape[1]}]; classes are whole numbers from 0, [n]"
             )
-        odd = (y < 0) | (y >= target.classes)
+        if (y < 0).any():
+            row = int((y < 0)[:, 0].argmax())
+            raise DataError(
+                f"{who}: the label {y[row, 0]} of sample {row} is negative; classes are whole "
+                "numbers from 0 on"
+            )
+        odd = y >= target.classes
         if odd.any():
             row = int(odd[:, 0].argmax())
             raise DataError(

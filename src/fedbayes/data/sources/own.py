@@ -20,6 +20,7 @@ from fedbayes.data.sources.tables import TABLES, is_table, read_tables
 from fedbayes.data.tokens import Tokens
 from fedbayes.data.wording import size
 from fedbayes.errors import DataError, did_you_mean
+from fedbayes.files import open_npz
 
 SUFFIXES = (*TABLES, ".npz")
 _OF_COLUMNS = (
@@ -150,7 +151,7 @@ def _read_arrays(
     for part, paths in files.items():
         if len(paths) > 1:
             raise DataError(f"{paths[0].parent} has several {part} files; one .npz is read")
-        with reading(paths[0]), np.load(paths[0], allow_pickle=False) as file:
+        with reading(paths[0]), open_npz(paths[0]) as file:
             ending = "_test" if part == "test" else ""
             arrays |= {f"{name}{ending}": plain_array(file, name, paths[0]) for name in file.files}
     for name in ("x", "y"):
@@ -177,12 +178,14 @@ def _read_arrays(
     import pandas as pd
 
     y = np.atleast_1d(np.asarray(y))
+    if not len(x) and not len(y):
+        raise DataError(f"{where} has no samples")
     if y.ndim > 2 and y.size != len(y):
         raise DataError(
             f"{where}: y has {size(y.shape[1:])} values for each sample; give y [N], or y [N, T] "
             "with a column for each target"
         )
-    y = y.reshape(len(y), -1)
+    y = y.reshape(len(y), int(np.prod(y.shape[1:])))
     names = ["y"] if y.shape[1] == 1 else [f"y{column}" for column in range(y.shape[1])]
     labels = pd.DataFrame(y, columns=names)
     parted = testing if "x_test" in arrays else None

@@ -9,8 +9,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import numpy as np
-
 from fedbayes.data.columns import Column
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
@@ -26,6 +24,7 @@ from fedbayes.data.sources.tables import (
 )
 from fedbayes.data.wording import listed
 from fedbayes.errors import ColumnError, DataError, did_you_mean
+from fedbayes.files import open_npz
 
 FORMATS = (*TABLES, ".npz")
 """Suffixes of the files that can be read so."""
@@ -237,7 +236,7 @@ def _arrays(rows: Rows) -> _Parts:
     import pandas as pd
 
     path = rows.path
-    with np.load(path, allow_pickle=False) as file:
+    with open_npz(path) as file:
         arrays = {name: plain_array(file, name, path) for name in file.files}
     if "x" not in arrays:
         raise DataError(f"{path} has no array 'x' with the samples; there are {listed(arrays)}")
