@@ -39,6 +39,7 @@ def nothing_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ResourceWarning)  # temporary folders of runs elsewhere
+        warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)  # PyTorch's own
         yield
 
 
