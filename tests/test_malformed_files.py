@@ -211,7 +211,7 @@ def test_a_module_that_fails_is_named_with_its_line(tmp_path, monkeypatch, capsy
     (tmp_path / "broken.py").write_text(f'"""Mine."""\n\n{text}\n')
     for setting in ("method.name", "model.name", "data.name", "task.likelihood", "attack.kind"):
         arguments = ["run", "--set", f"{setting}=broken:Mine", "-o", tmp_path / "run"]
-        assert command(*arguments, monkeypatch=monkeypatch) == 2
+        assert command(*arguments) == 2
         words = " ".join(capsys.readouterr().err.split())
         assert f"broken cannot be imported: {said} (broken.py, line 3)" in words
         assert not (tmp_path / "run").exists()
