@@ -3,7 +3,9 @@
 No GPU is at hand where these run: the ways of the code are tried on the CPU, by several names.
 """
 
+import platform
 import re
+import subprocess
 import sys
 from collections import Counter, OrderedDict
 
@@ -295,3 +297,24 @@ def test_no_step_of_training_waits_for_the_device(method):
             next(iter(simulation))
         read.append(count.count)
     assert read[0] == read[1]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are as they are")
+def test_memory_that_a_step_frees_is_kept_for_the_next():
+    """A process that computes on the CPU takes the pages of an entry of 4 MB but once."""
+    code = (
+        "import resource, sys, torch\n"
+        "from fedbayes.devices import choose_device\n"
+        "if sys.argv[1] == 'started': choose_device('cpu')\n"
+        "x = torch.ones(1 << 20)\n"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "def steps(n):\n"
+        "    for _ in range(n): kept = [x + i for i in range(8)]; del kept\n"
+        "steps(20); before = faults(); steps(20); print(faults() - before)\n"
+    )
+    taken = {}
+    for how in ("started", "as it is"):
+        command = [sys.executable, "-c", code, how]
+        taken[how] = int(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert taken["started"] < 50
+    assert taken["as it is"] > 20 * 1024  # the pages of an entry, in every step

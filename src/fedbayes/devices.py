@@ -1,7 +1,9 @@
 """Devices that networks compute on: by name, copies to them, and the same numbers on every run."""
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -37,6 +39,8 @@ def choose_device(name: str) -> torch.device:
         ConfigError: there is no such device, or it cannot be used.
     """
     device = _find(name)[0]
+    if device.type == "cpu":
+        _keep_freed_memory()
     try:
         torch.zeros(1, device=device).item()  # of `meta`, there are no values
     except torch.OutOfMemoryError:
@@ -47,6 +51,23 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {_first_line(error)}") from None
     return device
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Have glibc keep up to 256 MiB of freed memory for the next step.
+
+    Else it returns an entry of a network to the system in every step, and takes it back page by
+    page. Elsewhere there is nothing to be set.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 1 << 28)
+        mallopt(_MMAP_THRESHOLD, 1 << 25)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Of `mallopt(3)`: freed bytes at the end of the heap, and bytes from which a block is mapped."""
 
 
 def _find(name: str) -> list[torch.device]:

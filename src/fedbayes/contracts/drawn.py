@@ -80,7 +80,7 @@ def expected_loss(
     count = len(next(iter(noise.values())))
     total: Tensor = torch.zeros(())
     for sample in range(count):
-        weights = {name: m + std[name] * noise[name][sample] for name, m in mean.items()}
+        weights = {n: torch.addcmul(m, std[n], noise[n][sample]) for n, m in mean.items()}
         outputs = run.network(weights, batch.x, training=training)
         total = total.to(outputs) + fit(outputs, batch.y) / count
     return total

@@ -2,13 +2,12 @@
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedbayes.contracts.natural import is_unlearnt, norms
 from fedbayes.contracts.product import FactorState, Posterior, Product, Split
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
-from fedbayes.inference.gaussian import Gaussian, kl
+from fedbayes.inference.gaussian import Gaussian
 from fedbayes.inference.problem import Solved, Tree
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors, part
@@ -94,12 +93,6 @@ class Factors(Product[FactorState]):
         newcomer starts with.
         """
         return norms(server.posterior, self.start_std, run)
-
-
-def complexity(parameters: Tensors, given: Tree) -> Tensor:
-    """KL(s_new ‖ s/s_i · p(θ)^(1/K)) in nats, a scalar."""
-    precision = precisions(parameters, given["rest"])
-    return kl(part(parameters, "mean"), precision, Gaussian(**given["prior"]))
 
 
 def precisions(parameters: Tensors, rest: Tensors) -> Tensors:

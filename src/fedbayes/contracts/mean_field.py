@@ -8,13 +8,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedbayes.contracts.drawn import Fit, expected_loss, weight_noise
-from fedbayes.contracts.factors import Factors, complexity, precisions
+from fedbayes.contracts.factors import Factors, precisions
 from fedbayes.contracts.method import Info, Sampler
 from fedbayes.contracts.natural import means_and_stds, sampler
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
 from fedbayes.fields import Only
-from fedbayes.inference.gaussian import Gaussian, renyi
+from fedbayes.inference.gaussian import Gaussian, kl, renyi
 from fedbayes.inference.problem import Loss, Problem, Solved, Tree
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors, part
@@ -85,19 +85,17 @@ class MeanField(Factors[Client]):
             total = expected_loss(fit, run, mean, std, batch, noise, training=training)
             if not training:
                 return total
-            energy: Tensor = (
-                total + self.kl_weight * self._complexity(parameters, given) / given["count"]
-            )
+            apart = self._divergence(mean, precision, Gaussian(**given["prior"]))
+            energy: Tensor = total + self.kl_weight * apart / given["count"]
             return energy
 
         return loss
 
-    def _complexity(self, parameters: Tensors, given: Tree) -> Tensor:
+    def _divergence(self, mean: Tensors, precision: Tensors, prior: Gaussian) -> Tensor:
         """D(s_new ‖ s/s_i · p(θ)^(1/K)) in nats, a scalar."""
         if self.divergence == "kl":
-            return complexity(parameters, given)
-        precision = precisions(parameters, given["rest"])
-        return renyi(part(parameters, "mean"), precision, Gaussian(**given["prior"]), self.alpha)
+            return kl(mean, precision, prior)
+        return renyi(mean, precision, prior, self.alpha)
 
     def report(
         self, solved: Solved, problem: Problem, client: Client, at: At

@@ -22,7 +22,7 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
-from fedbayes.contracts.factors import Factors, complexity, precisions
+from fedbayes.contracts.factors import Factors, precisions
 from fedbayes.contracts.natural import is_unlearnt, means_and_stds
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
@@ -224,14 +224,8 @@ class Virtual(Factors[Client]):
 
     def _free_energy(self, run: Run, *, training: bool) -> Loss:
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
-            cost = complexity(parameters, given)
             precision = precisions(parameters, given["rest"])
             shared, own = _shared_weights(parameters, precision), self._own(parameters)
-            if own is not None:
-                first = next(iter(own.mean.values()))
-                private = standard(own.mean, self.prior_std).to(first.device, first.dtype)
-                inverse = {n: d.pow(-2) for n, d in own.std.items()}
-                cost = cost + kl(own.mean, inverse, private)
             source = Given(noise["draws"])
             outputs, common = self._outputs(
                 run, shared, own, parameters, batch.x, source, training=training
@@ -242,6 +236,12 @@ class Virtual(Factors[Client]):
                 nll = nll + self.server_likelihood * run.likelihood.nll(common, y)
             if not training:
                 return nll
+            cost = kl(shared.mean, precision, Gaussian(**given["prior"]))
+            if own is not None:
+                first = next(iter(own.mean.values()))
+                private = standard(own.mean, self.prior_std).to(first.device, first.dtype)
+                inverse = {n: d.pow(-2) for n, d in own.std.items()}
+                cost = cost + kl(own.mean, inverse, private)
             energy: Tensor = nll + self.kl_weight * cost / given["count"]
             return energy
 

@@ -21,7 +21,6 @@ from fedbayes.federation.engines.ray_actor import Answer, Clients, Place
 from fedbayes.federation.engines.ray_cluster import connect
 from fedbayes.federation.engines.ray_room import free_words, how_many, room, spare, there_is
 from fedbayes.federation.engines.ray_seats import Job, Seats
-from fedbayes.federation.engines.workers import ALLOCATOR
 from fedbayes.federation.ray_settings import RaySettings
 from fedbayes.messages import decode_file
 from fedbayes.tensors import Tensors
@@ -227,7 +226,6 @@ def _options(needs: Mapping[str, float], threads: int) -> dict[str, Any]:
         "max_task_retries": 0,
         "runtime_env": {
             "env_vars": {
-                **ALLOCATOR,
                 **CUBLAS,
                 "OMP_NUM_THREADS": str(threads),
                 "PYTHONPATH": os.pathsep.join(_own_places()),

@@ -38,11 +38,6 @@ TRIES = 3
 """How often a task is given to a fresh worker before the engine gives up."""
 
 
-ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
-"""Keeps freed memory for the next step, in place of returning it to the system every time. On
-glibc it takes about 15 % off a round of small networks; elsewhere it means nothing."""
-
-
 _PIPE = 1 << 20
 """Bytes that a pipe holds, so that a report is handed over at once (Linux; else ignored)."""
 
@@ -79,7 +74,6 @@ def environment(threads: int) -> dict[str, str]:
         threads: that it computes with.
     """
     return {
-        **ALLOCATOR,
         **CUBLAS,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
