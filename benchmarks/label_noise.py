@@ -6,11 +6,12 @@
 
 A tenth of the training labels is replaced by other classes (`data.label_noise = 0.1`); clients get
 images at random, and all of them are in every round. The network has one hidden layer of 200, as
-in the paper (Mildner et al. 2025), with its prior (deviation 1) and start (deviation 0.03), its batch of
-256, its generalized cross-entropy with δ = 0.8 and its Rényi divergence with α = 2.5. Every method
-has 12 rounds of 10 passes over each client's data, FedAvg by SGD in batches of 64, the others by
-Adam. The paper has 25 rounds of up to 2,500 passes, so what is compared are methods at the same,
-smaller budget; `--rounds` and `--passes` give another, for which settings are chosen anew.
+in the paper (Mildner et al. 2025), with its prior (deviation 1) and start (deviation 0.03), its
+batch of 256, its generalized cross-entropy with δ = 0.8 and its Rényi divergence with α = 2.5.
+Each method has 12 rounds of 10 passes over each client's data, FedAvg by SGD in batches of 64, the
+others by Adam. The paper has 25 rounds of up to 2,500 passes, so what is compared are methods at
+the same, smaller budget; `--rounds` and `--passes` give another, for which settings are chosen
+anew.
 
 Learning rates, and the weight of the divergence for PVI and FedGVI, are chosen by `--choose`: each
 client of 10 keeps a sixth of its training images for validation, with their labels as they are,

@@ -301,7 +301,7 @@ def test_no_step_of_training_waits_for_the_device(method):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are as they are")
 def test_memory_that_a_step_frees_is_kept_for_the_next():
-    """A process that computes on the CPU takes the pages of an entry of 4 MB but once."""
+    """Steps that hold eight entries of 4 MB, of 1,024 pages each, take hardly a page."""
     code = (
         "import resource, sys, torch\n"
         "from fedbayes.devices import choose_device\n"
@@ -316,5 +316,5 @@ def test_memory_that_a_step_frees_is_kept_for_the_next():
     for how in ("started", "as it is"):
         command = [sys.executable, "-c", code, how]
         taken[how] = int(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert taken["started"] < 50
-    assert taken["as it is"] > 20 * 1024  # the pages of an entry, in every step
+    assert taken["started"] <= 2 * 1024
+    assert taken["as it is"] > 20 * 1024
