@@ -39,7 +39,7 @@ CLIENTS = (10, 3)
 PUBLISHED = {"FedAvg": (96.6, 96.3), "PVI": (95.6, 96.7), "FedGVI": (97.5, 98.1)}
 BUDGET = {"rounds": 12, "passes": 10}
 
-TRIED = [(0.003, 0.01), (0.003, 0.001), (0.001, 0.01), (0.001, 0.001)]
+TRIED = [(0.01, 0.001), (0.003, 0.01), (0.003, 0.001), (0.001, 0.1), (0.001, 0.01), (0.001, 0.001)]
 """Learning rates and weights of the divergence that PVI and FedGVI are tried with."""
 
 
@@ -49,15 +49,15 @@ def words(lr, weight):
 
 FEDGVI = {"name": "fedgvi", "divergence": "renyi"}
 CANDIDATES = {
-    "FedAvg": {f"learning rate {lr}": (lr, {"name": "fedavg"}) for lr in (0.02, 0.05)},
+    "FedAvg": {f"learning rate {lr}": (lr, {"name": "fedavg"}) for lr in (0.01, 0.02, 0.05)},
     "PVI": {words(lr, w): (lr, {"name": "pvi", "kl_weight": w}) for lr, w in TRIED},
     "FedGVI": {words(lr, w): (lr, FEDGVI | {"kl_weight": w}) for lr, w in TRIED},
 }
 """Learning rate and `[method]` of the runs that `--choose` compares, by name."""
 CHOSEN = {
-    "FedAvg": "learning rate 0.2",
-    "PVI": words(0.003, 0.01),
-    "FedGVI": words(0.01, 0.001),
+    "FedAvg": "learning rate 0.02",
+    "PVI": words(0.001, 0.01),
+    "FedGVI": words(0.003, 0.001),
 }
 """Those that were best."""
 
