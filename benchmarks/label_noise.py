@@ -39,24 +39,27 @@ CLIENTS = (10, 3)
 PUBLISHED = {"FedAvg": (96.6, 96.3), "PVI": (95.6, 96.7), "FedGVI": (97.5, 98.1)}
 BUDGET = {"rounds": 12, "passes": 10}
 
-TRIED = [(0.01, 0.001), (0.003, 0.01), (0.003, 0.001), (0.001, 0.1), (0.001, 0.01), (0.001, 0.001)]
-"""Learning rates and weights of the divergence that PVI and FedGVI are tried with."""
+PVI = [(0.003, 0.01), (0.003, 0.001), (0.001, 1.0), (0.001, 0.1), (0.001, 0.01)]
+FEDGVI = [(0.01, 0.001), (0.003, 0.001), (0.001, 0.01), (0.001, 0.001)]
+"""Learning rates and weights of the divergence that a method is tried with."""
 
 
 def words(lr, weight):
     return f"learning rate {lr}, kl_weight {weight}"
 
 
-FEDGVI = {"name": "fedgvi", "divergence": "renyi"}
 CANDIDATES = {
     "FedAvg": {f"learning rate {lr}": (lr, {"name": "fedavg"}) for lr in (0.01, 0.02, 0.05)},
-    "PVI": {words(lr, w): (lr, {"name": "pvi", "kl_weight": w}) for lr, w in TRIED},
-    "FedGVI": {words(lr, w): (lr, FEDGVI | {"kl_weight": w}) for lr, w in TRIED},
+    "PVI": {words(lr, w): (lr, {"name": "pvi", "kl_weight": w}) for lr, w in PVI},
+    "FedGVI": {
+        words(lr, w): (lr, {"name": "fedgvi", "divergence": "renyi", "kl_weight": w})
+        for lr, w in FEDGVI
+    },
 }
 """Learning rate and `[method]` of the runs that `--choose` compares, by name."""
 CHOSEN = {
     "FedAvg": "learning rate 0.02",
-    "PVI": words(0.001, 0.01),
+    "PVI": words(0.001, 0.1),
     "FedGVI": words(0.003, 0.001),
 }
 """Those that were best."""
