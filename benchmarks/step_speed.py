@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedbayes.contracts import AnyMethod, At, Run
 from fedbayes.data.preprocessing import Preprocessing
+from fedbayes.devices import choose_device
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedavg import FedAvg
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
+    choose_device("cpu")  # with the allocator as every run has it
     print(f"FedSparse step / FedAvg step, LeNet-5: {fedsparse(repeats):.2f}")
     print("step of one Monte-Carlo sample / FedAvg step, MLP and LeNet-5:")
     for name, (mlp, lenet) in mean_field(repeats).items():
