@@ -17,8 +17,21 @@ def secrets_of_tests(tmp_path_factory):
         yield
 
 
+ENGINES_AGREE = {
+    *("TestFedAvg", "TestScaffold", "TestMixture", "TestFedSparse", "TestFedDrop", "TestFedFuse"),
+    *("TestPfnm", "TestVirtual", "TestPvi", "TestFedLap", "TestPFedBayes"),
+}
+"""Methods of each kind of message, state and server step, whose engines are compared by default;
+those of the others are, like all that is long, among the slow tests."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests of the real data are skipped where these are not."""
+    """Tests of the real data are skipped where these are not; engines of some methods are slow."""
+    for item in items:
+        kind = getattr(item.cls, "__name__", None)
+        if item.name == "test_engines_agree" and kind and kind not in ENGINES_AGREE:
+            item.add_marker(pytest.mark.slow)
     place = os.environ.get("FEDBAYES_DATA")
     if place and Path(place).is_dir():
         return

@@ -127,6 +127,7 @@ def test_a_reply_that_is_too_long_is_not_fetched(said, grid):
     assert not link.asked["confirm-message-received"]
 
 
+@pytest.mark.slow
 def test_one_object_that_is_too_long_is_not_read(grid):
     words = RecordDict({"about": ConfigRecord({"ticket": bytes(50 * MB)})})
     link = SuperLink(reply(words))

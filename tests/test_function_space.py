@@ -316,7 +316,8 @@ class Stiff(nn.Module):
         return self.two(self.one(x).relu().view(-1, 6))
 
 
-@pytest.mark.parametrize("memory", [0, pytest.param(300_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [0, 300_000])
 def test_memory_does_not_grow_with_the_number_of_batches(memory):
     """Bytes of all tensors whenever a batch is drawn, beside what may be kept."""
     make = lambda: MLP(6, [60, 50], 4)  # noqa: E731

@@ -150,7 +150,8 @@ def test_your_own_module_in_the_current_folder(tmp_path, engine, monkeypatch):
 LONG = ["--rounds", "150", *SMALL, "--cohort", "2", "--method", "local"]
 
 
-@pytest.mark.parametrize("engine", ["sequential", pytest.param("workers", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sequential", "workers"])
 def test_killed_at_random_moments_it_ends_the_same(tmp_path, engine):
     """Kill with SIGKILL again and again, resume each time, compare with an unbroken run."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -35,6 +35,7 @@ def test_mnist_among_many_clients():
     assert float(pooled.std()) == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_cifar10():
     cifar = load_dataset(DataSettings(name="cifar10"))
     assert cifar.x.shape == (60_000, 3, 32, 32)

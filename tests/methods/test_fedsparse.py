@@ -431,6 +431,7 @@ def test_sparsity_and_bytes_of_mid_on_cifar10(tmp_path):
     assert gate_shifts[-1] < 0.02 < gate_shifts[0]
 
 
+@pytest.mark.slow
 def test_all_classes_are_predicted_after_many_rounds():
     """Outputs are not gated unless asked for: no class may go."""
     run = fedbayes.run(method={"name": "fedsparse"}, rounds=60)

@@ -124,6 +124,7 @@ def test_without_correction_it_is_fedavg(tmp_path):
     assert one.summary["bytes_down"] > 1.9 * two.summary["bytes_down"]
 
 
+@pytest.mark.slow
 def test_clients_that_drift_apart_reach_the_common_optimum(tmp_path):
     """Full batches on a convex problem: FedAvg stops beside the optimum, SCAFFOLD at it."""
     shared = {

@@ -262,7 +262,9 @@ def regression(seed, count=40):
     return Samples(x, y[:, None])
 
 
-@pytest.mark.parametrize("mode", ["one client", "sequential", "side by side"])
+@pytest.mark.parametrize(
+    "mode", ["one client", "sequential", pytest.param("side by side", marks=pytest.mark.slow)]
+)
 def test_refinement_reaches_the_exact_posterior(mode):
     """Of linear regression with noise variance 1/4, prior N(0, 1) and orthogonal inputs."""
     net = Network(nn.Sequential(nn.Linear(3, 1, bias=False)))
