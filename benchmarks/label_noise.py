@@ -38,6 +38,8 @@ HERE = Path(__file__).parent / ".label_noise"
 CLIENTS = (10, 3)
 PUBLISHED = {"FedAvg": (96.6, 96.3), "PVI": (95.6, 96.7), "FedGVI": (97.5, 98.1)}
 BUDGET = {"rounds": 12, "passes": 10}
+HELD_OUT = 1 / 6
+"""Share of each client's training images that settings are chosen on."""
 
 PVI = [(0.003, 0.01), (0.003, 0.001), (0.001, 1.0), (0.001, 0.1), (0.001, 0.01)]
 FEDGVI = [(0.01, 0.001), (0.003, 0.001), (0.001, 0.01), (0.001, 0.001)]
@@ -111,7 +113,7 @@ def measured(results, keys, out, jobs):
     for key in results.missing(keys) if jobs else ():
         data = {"name": "mnist"}
         if key["what"] == "choose":
-            data = {"path": str(training_images(out)), "test": 1 / 6}
+            data = {"path": str(training_images(out)), "test": HELD_OUT}
         told = settings(key["method"], key["candidate"], key["clients"], key["seed"], data)
         todo.append(delayed(row_of)(key, told))
     for row in Parallel(jobs or 1, return_as="generator_unordered")(todo):
@@ -121,7 +123,8 @@ def measured(results, keys, out, jobs):
 
 
 def key_of(what, method, candidate, clients, seed):
-    own = fingerprint(settings(method, candidate, clients, seed, {"what": what}))
+    images = {"test": HELD_OUT} if what == "choose" else {"name": "mnist"}
+    own = fingerprint(settings(method, candidate, clients, seed, images))
     return {
         "what": what,
         "method": method,

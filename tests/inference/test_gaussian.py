@@ -96,6 +96,26 @@ def test_renyi_tends_to_kl(mean, variance, other_mean, other):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(0, 1000),
+    st.one_of(st.none(), st.floats(0.1, 0.9), st.floats(1.1, 4.0)),
+)
+def test_gradients_are_those_of_differences(seed, alpha):
+    """Of both divergences, in means and log-precisions, also where Rényi's is infinite."""
+    rng = torch.Generator().manual_seed(seed)
+    mean, log_precision, log_other, shift = torch.randn(4, 6, generator=rng, dtype=torch.float64)
+    prior = Gaussian({"w": log_other.exp()}, {"w": shift})
+
+    def divergence(m, p):
+        if alpha is None:
+            return kl({"w": m}, {"w": p.exp()}, prior)
+        return renyi({"w": m}, {"w": p.exp()}, prior, alpha)
+
+    at = (mean.requires_grad_(), log_precision.requires_grad_())
+    assert torch.autograd.gradcheck(divergence, at, eps=1e-7, atol=1e-3, rtol=1e-4)
+
+
 def test_renyi_leads_back_where_it_is_infinite():
     """Of order 3 a q that is three times as wide as the prior is out of bounds."""
     log_precision = torch.tensor([1 / 9]).double().log().requires_grad_()
