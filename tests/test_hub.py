@@ -122,6 +122,8 @@ def test_what_a_hub_needs_is_said_before_it_starts(tmp_path, capsys):
     assert host_and_port("--nodes", "[::]:9092") == ("::", 9092)
     assert command("federate", "hub", str(tmp_path / "keys"), "--nodes", "9092") == 2
     assert "--nodes 9092: write HOST:PORT" in capsys.readouterr().err
+    assert command("federate", "hub", str(tmp_path)) == 2
+    assert "nodes with an admitted key come" not in capsys.readouterr().err
 
 
 def test_a_taken_address_is_a_plain_error():

@@ -163,6 +163,15 @@ def test_files_that_are_no_models(tmp_path):
         read_weights(tmp_path / "whole.pt")
 
 
+def test_of_a_folder_its_models_are_named(tmp_path):
+    with pytest.raises(ModelError, match=r"is a folder; name .*none ends in .safetensors"):
+        read_weights(tmp_path)
+    save_file(MLP(4, [6], 3).state_dict(), tmp_path / "model.safetensors")
+    for read in (read_weights, read_program):
+        with pytest.raises(ModelError, match=r"is a folder; name .*/model\.safetensors\)"):
+            read(tmp_path)
+
+
 def test_what_is_unlike_a_network_is_told_with_names_and_shapes():
     wanted = MLP(4, [5], 3).state_dict()
     foreign = {f"fc{name}": tensor for name, tensor in wanted.items()}

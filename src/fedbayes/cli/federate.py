@@ -155,13 +155,12 @@ def federate_hub(
     at = host_and_port("--nodes", nodes)
     from fedbayes.flower.hub import serve
 
-    Console(stderr=True).print(
+    told = (
         f"nodes with an admitted key come at {nodes}; fedbayes federate run, admit and nodes at "
-        f"localhost:{port}, from this machine alone",
-        highlight=False,
-        soft_wrap=True,
+        f"localhost:{port}, from this machine alone"
     )
-    serve(folder, at, port)
+    say = Console(stderr=True).print
+    serve(folder, at, port, lambda: say(told, highlight=False, soft_wrap=True))
 
 
 @federate_app.command("node")

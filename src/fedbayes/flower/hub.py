@@ -71,7 +71,9 @@ async def _refuse(send: Send, status: int) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def serve(folder: Path, nodes: tuple[str, int], port: int) -> None:
+def serve(
+    folder: Path, nodes: tuple[str, int], port: int, ready: Callable[[], object] = lambda: None
+) -> None:
     """Run a SuperLink until it is told to end.
 
     Nodes need an admitted key, runs the secret in `superexec.key`. What is going on is kept in
@@ -81,6 +83,7 @@ def serve(folder: Path, nodes: tuple[str, int], port: int) -> None:
         folder: the folder of `federate keys`.
         nodes: host and port at which nodes come.
         port: at which everything else is, on loopback.
+        ready: is called when both addresses are had and the keys are read.
 
     Raises:
         RunError: the folder lacks keys.
@@ -112,6 +115,7 @@ def serve(folder: Path, nodes: tuple[str, int], port: int) -> None:
                 f"{folder / 'server.pem'} and {folder / 'server.key'} are no certificate and its "
                 f"key: {error.reason}"
             ) from None
+        ready()
         uvicorn.Server(config).run(sockets)
 
 

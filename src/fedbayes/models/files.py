@@ -98,7 +98,7 @@ def read_model(path: Path) -> tuple[Tensors, str]:
             check_seal(data)
             content = decode_file(data, plain=True)
     except OSError as error:
-        raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
+        raise ModelError(_unread(path, error)) from None
     except (MessageError, UnpicklingError, *_UNREADABLE) as error:
         raise ModelError(_unreadable(path, str(error) or type(error).__name__)) from None
     content = _state_dict(content)
@@ -147,6 +147,8 @@ _UNREADABLE = (
     *(ArithmeticError, MemoryError, AssertionError, BadZipFile, zlib.error),
 )
 """What PyTorch's reader raises on invalid bytes."""
+_NAMED = 3
+"""Files of a folder that are named, at most."""
 _ROOM = 64 << 20
 """Bytes that a file may hold beyond what its length justifies."""
 
@@ -197,6 +199,15 @@ def _state_dict(content: object) -> object:
     return content
 
 
+def _unread(path: Path, error: OSError) -> str:
+    """Why a file of a model was not had from the disk."""
+    if isinstance(error, IsADirectoryError):
+        models = sorted(path.glob("*.safetensors"))
+        which = ", ".join(map(str, models[:_NAMED])) or "none ends in .safetensors"
+        return f"{path} is a folder; name a model's file in it ({which})"
+    return f"cannot read the model {path}: {error.strerror or error}"
+
+
 def _unreadable(path: Path, reason: str) -> str:
     """What to say of a file that could not be read."""
     foreign = re.search(r"GLOBAL (\S+)", reason)
@@ -235,7 +246,7 @@ def read_program(path: Path) -> tuple[nn.Module, str]:
     try:
         data = read_bytes(path)
     except OSError as error:
-        raise ModelError(f"cannot read the model {path}: {error.strerror or error}") from None
+        raise ModelError(_unread(path, error)) from None
     try:
         _refuse_pickles(data)
         extra = {f"{CARD}.json": ""}
