@@ -7,10 +7,10 @@ import pytest
 import fedbayes
 from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
-from fedbayes.errors import ConfigError, RunError
+from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.messages import decode, dense
 from fedbayes.runs import flusher
-from fedbayes.runs.standing import Standing
+from fedbayes.runs.standing import Standing, divergence
 from fedbayes.testing import assert_identical
 from tests.cut_off import cut_off_at_every_write
 
@@ -324,3 +324,38 @@ def test_means_over_other_clients_do_not_compare():
     assert Standing("local", "accuracy").after_all(lines[:3]).best_round == 3
     told = [{**line, "global_accuracy": line["local_accuracy"]} for line in lines]
     assert Standing("global", "accuracy").after_all(told).best_round == 1
+
+
+# ---- the end, beside what was
+
+
+def told(*values, whose="global"):
+    """Lines of rounds with these mean negative log-likelihoods; None: not evaluated."""
+    return [
+        {"round": number, **({} if value is None else {"metrics": {whose: {"nll": value}}})}
+        for number, value in enumerate(values, 1)
+    ]
+
+
+@pytest.mark.parametrize("end", [12.6, 1e25, float("inf")])
+@pytest.mark.parametrize("whose", ["global", "local"])
+def test_a_model_that_ends_far_worse_than_it_was_is_told_of(end, whose):
+    said = divergence(told(3.0, 2.5, None, end, whose=whose))
+    assert f"of {end:.4g} at the end, and had 2.5 after round 2" in said
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(), (None,), (3.0,), (3.0, 12.9), (800.0, 1500.0), (-30.0, -20.5), (float("inf"), 1e25)],
+)
+def test_other_ends_are_not(values):
+    assert divergence(told(*values)) == ""
+
+
+def test_a_run_that_diverged_says_so(tmp_path):
+    settings = {"data": {"clients": 3}, "model": {"hidden": [8]}, "metrics": []}
+    config = Config.create(rounds=3, method={"name": "ivon-admm"}, training={"lr": 5.0}, **settings)
+    simulation = Simulation(config, tmp_path / "r")
+    list(simulation)
+    with pytest.warns(FedbayesWarning, match="training diverged: .* at the end, and had"):
+        simulation.require_an_update()

@@ -55,7 +55,7 @@ from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_o
 from fedbayes.runs.private_states import ClientStates
 from fedbayes.runs.progress import Progress, first_progress
 from fedbayes.runs.scores import GlobalEvaluation
-from fedbayes.runs.standing import Standing
+from fedbayes.runs.standing import Standing, divergence
 from fedbayes.runs.summary import summarize
 from fedbayes.runs.turns import Planned, Turns, states_needed
 from fedbayes.runs.versions import Versions
@@ -330,7 +330,7 @@ class Simulation:
 
     def require_an_update(self) -> None:
         """See that a run that has ended had an update, and say so if most rounds had none, or
-        one of noise alone.
+        one of noise alone, or if training diverged.
 
         Raises:
             RunError: no round had one, so that the model is the untrained start.
@@ -346,6 +346,8 @@ class Simulation:
                 FedbayesWarning,
                 stacklevel=2,
             )
+        if diverged := divergence(metrics):
+            warnings.warn(f"{self.folder.path}: {diverged}", FedbayesWarning, stacklevel=2)
         skipped = sum(line["skipped"] for line in metrics)
         if skipped < len(metrics):
             if 2 * skipped > len(metrics):

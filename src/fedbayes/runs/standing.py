@@ -25,6 +25,8 @@ OURS = frozenset(
     )
 )
 """Entries of a line that are no figures of clients or methods."""
+_DIVERGED = 10.0
+"""Nats by which the mean negative log-likelihood may rise."""
 _BEGINNINGS = ("global_", "local_", "best_", "reported_", "update_")
 
 
@@ -98,3 +100,30 @@ class Standing:
         for line in lines:
             standing = standing.after(line)
         return standing
+
+
+def divergence(lines: Iterable[dict[str, Any]]) -> str:
+    """What to say of a run whose model ends far worse than it was; nothing of others.
+
+    Far worse: the mean negative log-likelihood of test samples has left its least by more than
+    `_DIVERGED` nats, and by more than that least itself. Judged is the
+    global model where there is one, else the clients' own.
+    """
+    told = [(line["round"], flat(line)) for line in lines]
+    for whose, model in (("global", "the global model"), ("local", "clients' own models")):
+        found = [
+            (float(line[f"{whose}_nll"]), number)
+            for number, line in told
+            if line.get(f"{whose}_nll") is not None
+        ]
+        finite = [one for one in found if math.isfinite(one[0])]
+        if finite:
+            (least, at), (last, _) = min(finite), found[-1]
+            if last - least <= max(_DIVERGED, abs(least)):
+                return ""
+            return (
+                f"training diverged: under {model} test samples have a mean negative "
+                f"log-likelihood of {last:.4g} at the end, and had {least:.4g} after round {at}; a "
+                "smaller training.lr, or fewer steps a round, may do"
+            )
+    return ""
