@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
+from fedbayes.matching import network as matched
 from fedbayes.targets import Target
 
 Function = Callable[[Tensor], Tensor]
@@ -174,8 +175,7 @@ def class_shares(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> 
         raise ModelError(f"counts are of {len(table)} clients; there are {clients}")
     if not torch.isfinite(table).all() or (table < 0).any() or not table.any():
         raise ModelError("counts of samples must be at least 0, and not all of them 0")
-    totals = table.sum(0)
-    return torch.where(totals > 0, table / totals.clamp(min=1e-300), 1 / len(table)).float()
+    return torch.from_numpy(matched.class_shares(table.numpy(), *table.shape)).float()
 
 
 def frozen(module: nn.Module, name: str = "the network") -> Function:
