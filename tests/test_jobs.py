@@ -117,7 +117,15 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("likelihood", TASKS)
+# What is left to the slow tests differs little from another: Student's t from the Gaussian, and
+# the Bernoulli from the multilabel of which it is one column.
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("student-t", "bernoulli") else ())
+        for name in TASKS
+    ],
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_every_likelihood(table, method, likelihood):
     chosen, task = {"name": method}, {"likelihood": likelihood}
