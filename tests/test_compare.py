@@ -342,6 +342,58 @@ def test_from_python(tmp_path):
         fedbayes.compare("fedavg", tmp_path, method={"name": "pvi"})
 
 
+def test_seeds_may_be_named(tmp_path):
+    given = {"data": {"limit": 300, "clients": 3}, "model": {"hidden": [8]}, "rounds": 1}
+    found = fedbayes.compare("fedavg", tmp_path, seeds=[3, 0], **given)
+    assert found.summary["methods"][0]["seeds"] == (3, 0)
+    alone = fedbayes.run(seed=3, folder=tmp_path / "alone", **given).summary
+    frame = found.frame()
+    assert frame.loc["digits", "fedavg", 3]["global_accuracy"] == alone["global_accuracy"]
+    with pytest.raises(ConfigError, match="jobs is 0"):
+        fedbayes.compare("fedavg", tmp_path, jobs=0, **given)
+
+
+def test_where_the_best_is_kept_all_figures_are_of_that_model(tmp_path):
+    """Also where its round is not the last, whose summary has other figures."""
+    overrides = [*SMALL, "rounds=6", "training.lr=0.9", "keep_checkpoints=best", "metrics=auroc"]
+    runs = grid(tmp_path, "fedavg", overrides, seeds=6)
+    outcomes, tables, _ = finish(runs)
+    assert "global_auroc" in tables[0].columns
+    assert any("flattered" in line for line in notes(runs, tables))
+    earlier = [o for o in outcomes if o.summary["model_round"] < 6]
+    assert earlier
+    for outcome in earlier:
+        line = outcome.lines[outcome.summary["model_round"] - 1]
+        for name in ("accuracy", "nll", "ece"):
+            assert outcome.values[f"global_{name}"] == line[f"global_{name}"]
+        assert outcome.values["global_brier"] == outcome.trial.metrics["brier"]
+        assert outcome.summary["best_global_accuracy"] == outcome.values["global_accuracy"]
+
+
+def test_what_methods_have_the_same_is_what_they_have_the_same(tmp_path):
+    for methods, same in {
+        "fedavg,fedprox": "partition, cohorts and initialization of the network.",
+        "fedavg,half=fedavg:cohort=1": "partition and initialization of the network.",
+        "fedavg,init=fedavg:model.init=xavier": "partition and cohorts.",
+        "fedavg,both=fedavg:cohort=1:model.hidden=[4]": "partition.",
+    }.items():
+        assert notes(grid(tmp_path, methods), [])[0].endswith(f"the same {same}")
+
+
+def test_another_file_of_foreign_inputs_is_tried_anew(tmp_path):
+    rng, file = np.random.default_rng(0), tmp_path / "ood.npz"
+    found = []
+    for scale in (1.0, 100.0):
+        np.savez(file, x=(scale * rng.random((50, 1, 8, 8))).astype(np.float32))
+        runs = grid(tmp_path / "runs", "fedavg", foreign=str(file), seeds=1)
+        assert len(runs.missing) == 1
+        outcomes, _, _ = finish(runs)
+        found.append(outcomes[0].values["ood_auroc"])
+        again = grid(tmp_path / "runs", "fedavg", foreign=str(file), seeds=1)
+        assert not again.missing
+    assert found[0] != found[1]
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

@@ -133,6 +133,11 @@ def test_average():
     fusion = fedbayes.fuse(models, method="average")
     for name, tensor in fusion.weights.items():
         torch.testing.assert_close(tensor, torch.stack([m[name] for m in models]).mean(0))
+    counts = [[3, 0, 1], [2, 0, 0], [0, 1, 3]]
+    fusion = fedbayes.fuse(models, method="average", counts=counts)
+    for name, tensor in fusion.weights.items():
+        wanted = np.average([m[name].numpy() for m in models], axis=0, weights=[4, 2, 4])
+        np.testing.assert_allclose(tensor.numpy(), wanted, rtol=1e-5, atol=1e-7)
     with pytest.raises(ModelError, match="no average"):
         fedbayes.fuse([models[0], MLP(6, [4], 3).state_dict()], method="average")
 

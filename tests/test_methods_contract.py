@@ -355,3 +355,11 @@ def test_matching_says_what_a_regression_must_do_without(
 def test_every_method_is_under_contract(name):
     covered = {kind.method for kind in MethodContract.__subclasses__()}
     assert name in covered
+
+
+@pytest.mark.parametrize("method", ["pvi", "fedgvi", "virtual", "pfedbayes", "fedlap", "fedep"])
+def test_methods_with_a_prior_of_their_own_take_no_weight_decay(method):
+    """It would pull logarithms of stds and precisions to 0."""
+    training = {"weight_decay": 1e-4}
+    with pytest.raises(ConfigError, match="has a prior of its own"):
+        fedbayes.Simulation(fedbayes.Config.create(method={"name": method}, training=training))

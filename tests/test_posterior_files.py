@@ -16,6 +16,7 @@ from fedbayes.models import MLP, read_model
 from fedbayes.seals import sealed
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
+from fedbayes.testing import assert_identical
 from fedbayes.tools.posterior_files import read_posterior, write_posterior
 from tests.command_line import command
 from tests.toy_models import residual
@@ -75,6 +76,36 @@ def test_such_files_can_be_fused_by_their_weights(client):
     assert command("fuse", *files, "-o", out, "--method", "average") == 0
     for key, tensor in load_file(out).items():
         torch.testing.assert_close(tensor, (module.state_dict()[key] + other.state_dict()[key]) / 2)
+
+
+@pytest.mark.parametrize("network", [[], ["--model", "mlp", "--set", "model.hidden=[5]"]])
+@pytest.mark.parametrize("method", ["average", "match", "permute"])
+def test_counts_in_them_are_used_as_those_of_a_file_and_that_is_said(
+    client, method, network, capsys
+):
+    folder, _, samples = client
+    numbers, plain, told = [], [], []
+    for name, rows in (("a", 30), ("b", 10)):
+        own = MLP(6, [5], 3)
+        seen = Samples(samples.x[:rows], samples.y[:rows])
+        told.append(folder / f"{name}.safetensors")
+        plain.append(folder / f"plain-{name}.safetensors")
+        write_posterior(told[-1], posterior(own, THREE, seen))
+        save_file(own.state_dict(), plain[-1])
+        numbers.append(torch.bincount(seen.y, minlength=3).tolist())
+    (folder / "counts.json").write_text(json.dumps(numbers))
+    options = ["--method", method, *network, "--shape", "6", "--classes", "3"]
+    options = options if network or method == "permute" else options[:2]
+    counted = ["--counts", folder / "counts.json"]
+    results = []
+    for number, asked in enumerate(([*told], [*plain, *counted], [*plain])):
+        out = folder / f"g{number}.safetensors"
+        assert command("fuse", *asked, "-o", out, *options) == 0
+        printed = "".join(capsys.readouterr())
+        assert ("counts of samples are those in the files" in printed) == (number == 0)
+        results.append(load_file(out))
+    assert_identical(results[0], results[1])
+    assert any(not torch.equal(results[0][key], results[2][key]) for key in results[0])
 
 
 def test_counts_in_them_are_heard_in_function_space(client):

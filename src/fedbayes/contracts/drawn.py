@@ -34,6 +34,24 @@ def require_weights_alone(name: str, run: Run) -> None:
         )
 
 
+def refuse_weight_decay(name: str, run: Run) -> None:
+    """See that the prior is all that draws the trained parameters.
+
+    Args:
+        name: of the method.
+        run: the run.
+
+    Raises:
+        ConfigError: training has weight decay, which would draw the logarithms of stds and
+            precisions to 0 as well.
+    """
+    if run.training.weight_decay:
+        raise ConfigError(
+            f"{name} has a prior of its own; training.weight_decay would be another, of which the "
+            "server knows nothing: leave it 0"
+        )
+
+
 def weight_noise(run: Run, samples: int) -> Noise:
     """Standard normal noise for each weight, `samples` times in every step.
 

@@ -8,12 +8,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.method import Info, Sampler
 from fedbayes.contracts.natural import is_unlearnt, means_and_stds, sampler, shifted
 from fedbayes.contracts.product import Product
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run, nll
-from fedbayes.errors import ConfigError
 from fedbayes.inference.gaussian import Gaussian
 from fedbayes.inference.problem import Loss, Problem, Projection, Solved, Tree
 from fedbayes.messages import Message
@@ -67,11 +67,7 @@ class Moments(Product[Client]):
             ConfigError: it is to compute in bf16, or with weight decay.
         """
         super().check(run)
-        if run.training.weight_decay:
-            raise ConfigError(
-                f"{self.name} has a prior, method.prior_std; training.weight_decay would be another"
-                ", of which the server knows nothing: leave it 0"
-            )
+        refuse_weight_decay(self.name, run)
 
     def join(self, at: At) -> Client:
         """An empty factor, which the first refinement fills."""

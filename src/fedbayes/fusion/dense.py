@@ -79,7 +79,7 @@ def fuse(
         method: `gpi-fnm`, `pfnm` (ε = 0), or, weight by weight, `average` or `combined`.
         counts: training samples of each model and class [S, K], in the order of the models; a
             model says nothing of classes that it never saw, and has the share of its samples in
-            a combination. Equal shares by default.
+            a combination; the mean is weighted by these. Equal shares by default.
         seed: of the order of models in sweeps.
         watch: called with what is being done.
         settings: of the matching (see `fedbayes.matching.MatchingSettings`), or of the
@@ -151,7 +151,9 @@ def fuse_layers(
         samples = np.ones(len(models)) if counts is None else counts.sum(axis=1)
         if len(samples) != len(models) or not samples.sum() > 0:
             raise ModelError(f"the counts are of {len(samples)} models; there are {len(models)}")
-        alpha = factors(settings.alpha, settings.c, samples, normalized=settings.normalized)
+        alpha = samples / samples.sum()
+        if settings.alpha != "mean":
+            alpha = factors(settings.alpha, settings.c, samples, normalized=settings.normalized)
         combined = combination(list(models.values()), alpha.tolist())
         if combined is None:
             raise ModelError("the models differ in their shapes, so they have no average")

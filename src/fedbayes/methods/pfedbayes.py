@@ -10,6 +10,7 @@ from torch import Tensor
 from fedbayes.contracts import At, Info, Loss, Method, Problem, Report, Run, Sampler, Solved, Sum
 from fedbayes.contracts.drawn import (
     expected_loss,
+    refuse_weight_decay,
     require_weights_alone,
     sampler_of,
     weight_noise,
@@ -91,9 +92,10 @@ class PFedBayes(Method[Server, Client, Sum]):
 
         Raises:
             ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16.
+            ConfigError: it is to compute in bf16, or with weight decay.
         """
         require_weights_alone(self.name, run)
+        refuse_weight_decay(self.name, run)
 
     def init(self, run: Run) -> Server:
         """Narrow Gaussians around the network's initialization."""

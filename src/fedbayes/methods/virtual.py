@@ -22,6 +22,7 @@ from fedbayes.contracts import (
     Solved,
     Tree,
 )
+from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.factors import Factors, precisions
 from fedbayes.contracts.natural import is_unlearnt, means_and_stds
 from fedbayes.errors import ConfigError, ModelError
@@ -111,8 +112,10 @@ class Virtual(Factors[Client]):
 
         Raises:
             ModelError: the network has buffers, or layers without a variational form.
-            ConfigError: it is to compute in bf16, or predictions cannot be mixed.
+            ConfigError: it is to compute in bf16 or with weight decay, or predictions cannot be
+                mixed.
         """
+        refuse_weight_decay(self.name, run)
         network = run.network
         if network.precision != "float32":
             raise ConfigError("virtual computes in float32; leave precision as it is")

@@ -1,5 +1,6 @@
 """Networks of one graph averaged, by posteriors or with their units in one order; from files."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.files import writable
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.permutation import permuted_average
@@ -25,7 +26,7 @@ from fedbayes.tools.model_files import (
     require_several,
     write_model,
 )
-from fedbayes.tools.posterior_files import read_posterior
+from fedbayes.tools.posterior_files import FROM_FILES, read_posterior, sent_counts
 from fedbayes.tools.silos import Seen, read_silos
 
 AveragingMethod = Literal["average", "regmean", "fisher", "kfac", "permute"]
@@ -44,7 +45,7 @@ class AveragingJob:
     """Of files that do not say theirs; `permute` asks which network it is."""
     seen: Seen = field(default_factory=Seen)
     counts: Path | None = None
-    """Samples of each model and class; posteriors bring their own."""
+    """Samples of each model and class; where there are none, those that posteriors bring."""
     settings: AveragingSettings = field(default_factory=AveragingSettings)
     files: ModelFiles = field(default_factory=ModelFiles)
     """Those that were read before."""
@@ -99,8 +100,12 @@ class AveragingJob:
             )
         networks = list(silos.networks.values())
         samples = np.ones(len(networks))
+        sent = sent_counts(self.models, self.files, by_class=False)
         if self.counts is not None:
             samples = read_counts(self.counts, self.models).sum(1).astype(np.float64)
+        elif sent is not None:
+            samples = sent[:, 0].astype(np.float64)
+            warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
         alpha = (samples / samples.sum()).tolist()
         states = [dict(network.state_dict()) for network in networks]
         told: dict[str, Any] = {}

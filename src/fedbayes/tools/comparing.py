@@ -61,7 +61,7 @@ def compare(
     folder: Path | str = "compared",
     *,
     configs: Sequence[Path | str] = (),
-    seeds: int = 5,
+    seeds: int | Sequence[int] = 5,
     jobs: int = 1,
     foreign: str = AUTO,
     track: Sequence[str] = (),
@@ -76,7 +76,7 @@ def compare(
             if None.
         folder: of the runs and the tables. Runs that ended there are kept.
         configs: TOML files with settings, a table for each.
-        seeds: how many, from each config's own on.
+        seeds: how many, from each config's own on, or which: `seeds=[0, 3]`.
         jobs: runs at a time, each in a process of its own if there are several.
         foreign: inputs of which models should be unsure (`--ood`).
         track: names of trackers.

@@ -99,7 +99,9 @@ def _compared(grid: MethodGrid, task: str, outcomes: Sequence[Outcome]) -> Compa
     ended = [outcome for outcome in own if outcome.summary]
     metric = ended[0].summary["headline"].partition("_")[2] if ended else "accuracy"
     names = list(dict.fromkeys(name for outcome in ended for name in outcome.values))
-    first = [f"global_{metric}", f"local_{metric}", *(f"global_{name}" for name in SHOWN), *BEHIND]
+    asked = [m for (own, _), config in grid.settings.items() if own == task for m in config.metrics]
+    of_models = dict.fromkeys(f"global_{name}" for name in (*SHOWN, *asked))
+    first = [f"global_{metric}", f"local_{metric}", *of_models, *BEHIND]
     higher = ended[0].higher_is_better if ended else True
     figures = {
         label: _figures([o for o in own if o.cell.label == label], names) for label in labels
@@ -187,7 +189,21 @@ def paired(one: Sequence[float | None], other: Sequence[float | None]) -> float 
     return float(ttest_1samp(gaps, 0.0).pvalue)
 
 
-_SAME = "all methods have the same partition, cohorts and initialization of the network"
+def _same(grid: MethodGrid) -> str:
+    """What all methods have the same of under one seed."""
+    first = {task: grid.settings[task, label] for task, label in reversed(grid.settings)}
+
+    def alike(*names: str) -> bool:
+        return all(
+            getattr(config, name) == getattr(first[task], name)
+            for (task, _), config in grid.settings.items()
+            for name in names
+        )
+
+    cohorts = alike("cohort", "sampling", "asynchronous", "clock")
+    start = " and initialization of the network" if alike("model") else ""
+    joint = ", cohorts" if start else " and cohorts"
+    return f"all methods have the same partition{joint if cohorts else ''}{start}"
 
 
 def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
@@ -202,10 +218,16 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
         )
     foreign = dict.fromkeys(table.foreign for table in tables if table.foreign)
     odd = {table.task: grid.partitions_differ(table.task) for table in tables}
+    same = _same(grid)
     return [
-        f"Mean ± standard deviation over seeds. Under one seed {_SAME}."
+        f"Mean ± standard deviation over seeds. Under one seed {same}."
         if several
-        else f"One seed says nothing of chance: the best may not be better. Here {_SAME}.",
+        else f"One seed says nothing of chance: the best may not be better. Here {same}.",
+        *(
+            [_KEPT_BEST]
+            if any(config.keep_checkpoints == "best" for config in grid.settings.values())
+            else []
+        ),
         *([f"{best}."] if any(f.best for _, row in rows for f in row.figures.values()) else []),
         *(f"Out of distribution: {what}." for what in foreign),
         *(
@@ -222,6 +244,12 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
         ),
         *(f"{table.task}, {line}" for table, row in rows for line in _failures(row)),
     ]
+
+
+_KEPT_BEST = (
+    "keep_checkpoints = 'best': figures of a global model are of the best round of each run, which "
+    "was chosen by the test samples' headline metric and is flattered by it."
+)
 
 
 def _failures(row: Row) -> list[str]:

@@ -12,6 +12,7 @@ from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_datas
 from fedbayes.data.known import KNOWN
 from fedbayes.data.sources.streams import FORMATS, Rows
 from fedbayes.errors import ConfigError, DataError, did_you_mean
+from fedbayes.files import digest, read_bytes
 
 KINDS = {
     "permuted": "the test images, their pixels in one other order, the same for all",
@@ -59,6 +60,14 @@ def check_foreign(asked: str) -> None:
         f"--ood {asked} is none{did_you_mean(asked, known)}; there are {', '.join(known)}, or a "
         f"file ({', '.join(FORMATS)})"
     )
+
+
+def foreign_file(asked: str) -> str:
+    """Digest of the file that was asked for; empty if that is a name, or there is no such file."""
+    path = Path(asked)
+    if asked in (AUTO, NONE, *KINDS, *KNOWN) or not path.is_file():
+        return ""
+    return digest(read_bytes(path))
 
 
 def foreign_inputs(data: FederatedData, settings: DataSettings, asked: str) -> Foreign | None:

@@ -36,6 +36,7 @@ from fedbayes.tools.model_files import (
     require_several,
     write_model,
 )
+from fedbayes.tools.posterior_files import FROM_FILES, sent_counts
 
 GRID: dict[str, tuple[float, ...]] = {
     "sigma": (1.0,),
@@ -98,9 +99,7 @@ class FusionJob:
                 f"counts are samples of each class, and the models are of {describe(target)}; "
                 "leave --counts out: the models then have equal shares"
             )
-        counts = None
-        if self.counts is not None:
-            counts = read_counts(self.counts, self.models).astype(np.float64)
+        counts = self._counts(by_class=isinstance(settings, MatchingSettings))
         trials: list[Trial] = []
         if self.held_out is None:
             fusion = fuse_layers(models, settings, counts=counts, seed=self.seed, watch=watch)
@@ -126,6 +125,16 @@ class FusionJob:
             card = replace(card, model={}, method={"name": f"fuse {fusion.method}"}, client="")
         write_model(self.out, fusion.weights, card)
         return fusion, trials
+
+    def _counts(self, *, by_class: bool) -> npt.NDArray[np.float64] | None:
+        """Samples of each model and class, from the file of counts or else from the models'."""
+        if self.counts is not None:
+            return read_counts(self.counts, self.models).astype(np.float64)
+        sent = sent_counts(self.models, self.files, by_class=by_class)
+        if sent is None:
+            return None
+        warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
+        return sent.astype(np.float64)
 
     def _samples(self, path: Path, models: Mapping[str, Layers], card: Card | None) -> Samples:
         """The held-out samples as the networks see them; it is told what they were taken for."""

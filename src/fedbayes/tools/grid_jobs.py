@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Protocol
 
-from fedbayes.errors import FedbayesWarning
+from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation.engines.workers import affordable, environment
 from fedbayes.tools.grid_worker import in_words
 from fedbayes.tools.method_grid import Cell, MethodGrid, run_cell
@@ -48,11 +48,14 @@ def run_grid(
         What was wrong with the runs that failed.
 
     Raises:
+        ConfigError: jobs are not at least 1.
         RunError: the folder holds runs with other settings.
         KeyboardInterrupt: it was stopped; the same call goes on.
     """
     cells = grid.missing
     threads = max((grid.settings[c.task, c.label].threads for c in cells), default=1)
+    if jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; give 1 run at a time or more")
     jobs = min(affordable(jobs, threads) if jobs > 1 else 1, max(len(cells), 1))
     run = _side_by_side if jobs > 1 else _one_by_one
     return run(grid, cells, watch, jobs, track)

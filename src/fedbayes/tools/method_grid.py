@@ -25,7 +25,7 @@ from fedbayes.runs.simulation import Simulation, Step
 from fedbayes.runs.standing import flat
 from fedbayes.runs.tracking import check
 from fedbayes.start import drive
-from fedbayes.tools.foreign_inputs import AUTO, check_foreign, foreign_inputs
+from fedbayes.tools.foreign_inputs import AUTO, check_foreign, foreign_file, foreign_inputs
 from fedbayes.tools.seed_runs import SeedRuns, seed_metrics
 from fedbayes.tools.trial import Trial, stored_trial, try_model
 from fedbayes.tools.variants import Variant, folder_name, own_settings, settled
@@ -70,7 +70,7 @@ class MethodGrid:
         folder: where they are.
         methods: as `variants` gives them; the method of each config if None.
         configs: TOML files with settings; none for the defaults.
-        seeds: how many, from each config's own on.
+        seeds: how many, from each config's own on, or which.
         overrides: changes of all settings, as `key=value`; those of `method.*` are for the methods
             that have such a parameter.
         foreign: what tells whether models know what they do not know, as `foreign_inputs` takes it.
@@ -85,7 +85,7 @@ class MethodGrid:
         folder: Path,
         methods: Sequence[Variant] | None = None,
         configs: Sequence[Path] = (),
-        seeds: int = 5,
+        seeds: int | Sequence[int] = 5,
         overrides: Sequence[str] = (),
         foreign: str = AUTO,
     ) -> None:
@@ -110,7 +110,9 @@ class MethodGrid:
             self._add(config, methods, seeds, overrides)
         self.tasks = list(dict.fromkeys(task for task, _ in self.members))
         """Names of the configs."""
-        every = [(number, key) for key, runs in self.members.items() for number in range(seeds)]
+        every = [
+            (number, key) for key, runs in self.members.items() for number in range(len(runs.seeds))
+        ]
         every.sort(key=lambda pair: pair[0])  # a broken-off comparison has all methods
         self.cells = [Cell(*key, self.members[key].seeds[number]) for number, key in every]
         """Every run, in the order in which they are run."""
@@ -119,7 +121,7 @@ class MethodGrid:
         self,
         config: Path | None,
         methods: Sequence[Variant] | None,
-        seeds: int,
+        seeds: int | Sequence[int],
         overrides: Sequence[str],
     ) -> None:
         first = Config.load(config, [o for o in overrides if not _of_method(o)])
@@ -164,10 +166,15 @@ class MethodGrid:
     def _done(self, cell: Cell) -> bool:
         ended = self.members[cell.task, cell.label].ended(cell.seed)
         known = stored_trial(RunFolder(self.place(cell)))
-        return ended and known is not None and known.asked == self.foreign
+        asked = (self.foreign, self._foreign_file)
+        return ended and known is not None and (known.asked, known.file) == asked
+
+    @cached_property
+    def _foreign_file(self) -> str:
+        return foreign_file(self.foreign)
 
     def outcome(self, cell: Cell, trouble: str = "") -> Outcome:
-        """What the folder of a cell tells.
+        """What the folder of a cell tells: of the model that it keeps, where that is global.
 
         Args:
             cell: whose.
@@ -176,14 +183,19 @@ class MethodGrid:
         folder = RunFolder(self.place(cell))
         if trouble or not self.members[cell.task, cell.label].ended(cell.seed):
             return Outcome(cell, trouble=trouble or "it has not been run")
-        summary = folder.summary()
+        summary, lines = folder.summary(), tuple(flat(line) for line in folder.metrics())
         values: dict[str, float | None] = dict(seed_metrics(summary))
+        if (kept := summary.get("model_round", summary["rounds"])) != summary["rounds"]:
+            line = next(line for line in lines if line["round"] == kept)
+            of_models = [name for name in values if name.startswith(("global_", "local_"))]
+            values |= {name: line.get(name) for name in of_models}
         values["bytes"] = summary["bytes_down"] + summary["bytes_up"]
         values["parameters"] = summary["model_parameters"]
         trial = stored_trial(folder)
         for name, value in (trial.metrics if trial is not None else {}).items():
             key = name if "_" in name or name == "aurc" else f"global_{name}"
-            values.setdefault(key, value)
+            if values.get(key) is None:
+                values[key] = value
         task = self.settings[cell.task, cell.label].task["likelihood"]
         likelihood = find_likelihood(task if ":" in task else summary["likelihood"])
         return Outcome(
@@ -191,7 +203,7 @@ class MethodGrid:
             summary,
             values,
             trial,
-            tuple(flat(line) for line in folder.metrics()),
+            lines,
             likelihood.higher_is_better,
         )
 

@@ -45,7 +45,7 @@ from fedbayes.tools.model_files import (
     require_several,
     write_model,
 )
-from fedbayes.tools.posterior_files import sent_counts
+from fedbayes.tools.posterior_files import FROM_FILES, sent_counts
 from fedbayes.tools.silos import Seen, Silos, names_of, read_silos
 
 PROGRAM = ".pt2"
@@ -283,7 +283,7 @@ def counts_of(
     """
     if path is None:
         sent = sent_counts(models, files)
-        return sent, () if sent is None else ("counts of classes are those in the files",)
+        return sent, () if sent is None else (FROM_FILES,)
     counts, known = read_counts(path, models), silos.likelihood.target.classes
     if counts.shape[1] in (1, known):
         return counts, ()

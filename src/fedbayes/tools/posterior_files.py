@@ -294,19 +294,30 @@ def read_posterior(path: Path, files: ModelFiles | None = None) -> tuple[Posteri
     return Posterior(weights, int(samples), counts, factors, diagonal), card
 
 
-def sent_counts(paths: Sequence[Path], files: ModelFiles) -> npt.NDArray[np.int64] | None:
+FROM_FILES = "counts of samples are those in the files"
+"""What is said where they are taken from there."""
+
+
+def sent_counts(
+    paths: Sequence[Path], files: ModelFiles, *, by_class: bool = True
+) -> npt.NDArray[np.int64] | None:
     """Samples of each client and class [S, K], where all files are posteriors that say so.
 
     Args:
         paths: the files.
         files: those whose weights were read before.
+        by_class: whether they are wanted by class; else they are [S, 1], and all posteriors say
+            them.
 
     Raises:
         ModelError: a file is damaged, or they count other classes.
     """
     if any(is_program(path) or not is_posterior(path) for path in paths):
         return None
-    counts = [read_posterior(path, files)[0].counts for path in paths]
+    posteriors = [read_posterior(path, files)[0] for path in paths]
+    if not by_class:
+        return np.array([[posterior.samples] for posterior in posteriors])
+    counts = [posterior.counts for posterior in posteriors]
     found = [table.numpy() for table in counts if table is not None]
     if len(found) < len(paths):
         return None

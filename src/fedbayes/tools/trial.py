@@ -24,7 +24,7 @@ from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.scores import test_parts
 from fedbayes.tensors import Tensors, to
-from fedbayes.tools.foreign_inputs import foreign_inputs
+from fedbayes.tools.foreign_inputs import foreign_file, foreign_inputs
 
 FORMAT = "fedbayes-trial-1"
 _POINTS = 101
@@ -39,6 +39,8 @@ class Trial:
     """The foreign inputs that were asked for."""
     model: str = ""
     """Digest of the model; empty where there is no global one."""
+    file: str = ""
+    """Digest of the file of foreign inputs; empty if they are none of a file."""
     foreign: str = ""
     """What the foreign inputs are, in words; empty if there are none."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -72,9 +74,10 @@ def try_model(folder: Path, asked: str) -> Trial:
     method = config.build_method()
     model = calibrated_model(place, personal=False) if method.has_global_model else ""
     known = stored_trial(place)
-    if known is not None and (known.asked, known.model) == (asked, model):
+    file = foreign_file(asked)
+    if known is not None and (known.asked, known.model, known.file) == (asked, model, file):
         return known
-    found = Trial(asked, model)
+    found = Trial(asked, model, file)
     data = stored_data(config, place, changed="refuse")
     # Asked for inputs that do not suit the samples are refused for methods without a model too.
     foreign = foreign_inputs(data, config.data, asked)
@@ -91,6 +94,7 @@ def try_model(folder: Path, asked: str) -> Trial:
         found = Trial(
             asked,
             model,
+            file,
             foreign.what if foreign is not None and other else "",
             _defined(_metrics(trust, other)),
             _reliability(trust),
