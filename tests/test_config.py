@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -389,6 +390,16 @@ for arguments in sys.argv[1:]:
         ({"training": {"min_improvement": 0.5}}, "training.patience is unset"),
         ({"workers": 7}, "workers has no effect: engine is sequential"),
         ({"method": {"name": "laplace", "server_lr": 0.5}}, "method.server_lr has no effect"),
+        (
+            {"method": {"name": "fedlap", "covariance": "none", "predictions": 3}},
+            "method.predictions has no effect",
+        ),
+        ({"aggregation": {"rule": "median"}}, "of 2 reports a round it is their mean"),
+        ({"training": {"patience": 2, "epochs": 3}}, "it may after epoch 3, and training.epochs"),
+        (
+            {"training": {"patience": 1, "validation": 0.2}},
+            "training.epochs is 1, and what training.validation sets aside is trained on by nobody",
+        ),
     ],
 )
 def test_a_setting_without_effect_is_told(settings, words):
@@ -405,5 +416,12 @@ def test_settings_that_have_an_effect_are_not_told(tmp_path):
     training = {"schedule": "step", "decay": 0.5, "decay_every": 3, "epochs": 2}
     config = Config.create(data=own, training=training, model={"hidden": 3})
     assert list(idle(config, resolved={"data.partition": "natural"})) == []
+    acting = {"patience": 1, "epochs": 3}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "training.patience|aggregation.rule")
+        for training in (acting, acting | {"patience": 9, "validation": 0.2}):
+            rule = {"rule": "median"}
+            whole = Config.create(data=own, training=training, aggregation=rule)
+            Simulation(whole).close()
     with pytest.warns(FedbayesWarning, match="data.partition is natural"):
         Simulation(Config.create(data={**own, "alpha": 0.1})).close()

@@ -399,6 +399,10 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
     with pytest.raises(ConfigError, match="share of 1"):
         calibrate_conformal(run, share=1.0)
     calibrate_conformal(run, 0.9, share=0.01)
+    calibrate_conformal(run, 0.985, share=0.01)
+    with pytest.warns(UserWarning, match=r"rows are too few for a level of 98\.5%"):
+        fedbayes.load(run).predict_frame(frame)
+    calibrate_conformal(run, 0.9, share=0.01)
     with pytest.warns(UserWarning, match="rows are too few for a level of 90%"):
         sets = fedbayes.load(run).predict_frame(frame)["set"]
     assert all(len(names) == 2 for names in sets)

@@ -344,7 +344,7 @@ def test_a_width_is_free_within_a_bound(tmp_path, capsys):
     assert not (tmp_path / "i.pt").exists()
 
 
-def test_the_frontier_has_the_sizes_of_networks_and_of_their_ensemble(tmp_path, inputs):
+def test_the_frontier_has_the_sizes_of_networks_and_of_their_ensemble(tmp_path, inputs, capsys):
     clients = networks(2, 7)
     paths = []
     for name, network in clients.items():
@@ -355,10 +355,12 @@ def test_the_frontier_has_the_sizes_of_networks_and_of_their_ensemble(tmp_path, 
     report, picture = tmp_path / "r.json", tmp_path / "f.png"
     options = ("--frontier", "1,2", "--test", tmp_path / "test.npz", "--method", "function")
     pictures = ("--picture", picture, "--report", report)
-    assert command("fuse", *paths, "-o", tmp_path / "g.pt", *options, *pictures, *SMALL) == 0
-    marks = {
-        mark["name"].split(" (")[0]: mark for mark in json.loads(report.read_text())["frontier"]
-    }
+    asked = ("fuse", *paths, "-o", tmp_path / "g.pt", *options, *pictures, *SMALL, "--json")
+    assert command(*asked) == 0
+    told = json.loads(report.read_text())
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["frontier"], printed["notes"]) == (told["frontier"], told["notes"])
+    marks = {mark["name"].split(" (")[0]: mark for mark in told["frontier"]}
     single = 6 * 7 + 7 + 7 * 3 + 3
     assert marks["fused, width 1"]["parameters"] == single
     assert marks["fused, width 2"]["multiplications"] == 14 * 6 + 14 * 3
@@ -369,6 +371,9 @@ def test_the_frontier_has_the_sizes_of_networks_and_of_their_ensemble(tmp_path, 
     y = torch.from_numpy(np.load(tmp_path / "test.npz")["y"])
     with torch.no_grad():
         mean = sum(n(x).softmax(-1) for n in clients.values())
+        alone = [float((n(x).argmax(1) == y).float().mean()) for n in clients.values()]
+    assert alone[0] != alone[1]
+    assert marks["best member"]["accuracy"] == pytest.approx(max(alone))
     assert marks["ensemble"]["accuracy"] == pytest.approx(
         float((mean.argmax(1) == y).float().mean())
     )

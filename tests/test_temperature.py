@@ -29,6 +29,7 @@ from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.personal import own_models
 from fedbayes.runs.temperature import read_temperature
 from fedbayes.targets import Target
+from fedbayes.tools.calibration import trust
 from fedbayes.tools.export import export
 from fedbayes.tools.held_out import divided
 from fedbayes.tools.temperature import calibrate_temperature
@@ -198,6 +199,8 @@ def test_the_temperature_of_a_run_is_that_of_its_counted_rows_together(ended, na
     )
     assert read_temperature(folder, personal=personal) == done.temperature
     assert read_temperature(folder, personal=not personal) is None
+    with pytest.warns(FedbayesWarning, match="has a temperature, and these are figures without"):
+        trust(folder.path, personal=personal)
 
 
 def test_a_temperature_of_another_model_is_not_used(ended, recwarn):

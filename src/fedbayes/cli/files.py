@@ -212,13 +212,13 @@ def _spelled(name: str) -> str:
     for start, form in _SPELLED.items():
         if kind.startswith(start):
             level = kind.removeprefix(start)
-            said = form.format(f"{float(level):.0%}" if level else "")
+            said = form.format(f"{100 * float(level):g}%" if level else "")
             return said + (f": {column}" if column else "")
     return name.replace("_", " ")
 
 
 _SPELLED = {
-    "coverage_error": "mean distance from these",
+    "coverage_error": "mean distance from the level, of all levels",
     "coverage_": "inside the {} interval",
     "width_": "width of the {} interval, median",
     "accuracy_at_": "accuracy of the surest {}",

@@ -255,8 +255,8 @@ def conformal(
     Console().print(table)
     if short := [name for name, one in found.clients.items() if not one.bounded]:
         warnings.warn(
-            f"too few rows for a level of {level:.0%}, so that sets hold all classes and intervals "
-            f"are endless: {', '.join(short[:5])}{' …' if short[5:] else ''}",
+            f"too few rows for a level of {100 * level:g}%, so that sets hold all classes and "
+            f"intervals are endless: {', '.join(short[:5])}{' …' if short[5:] else ''}",
             FedbayesWarning,
             stacklevel=2,
         )

@@ -129,7 +129,7 @@ def choose_score(likelihood: Likelihood, level: float, asked: str = "auto") -> S
             return kind
     why = ""
     if asked == "quantile" and kinds == ("residual",):
-        why = f": the model learnt no quantiles for an interval of {level:.0%}"
+        why = f": the model learnt no quantiles for an interval of {100 * level:g}%"
     raise ConfigError(
         f"the score {asked!r} is none of the likelihood {likelihood.name}{why}; there are "
         f"{', '.join(kinds)}"

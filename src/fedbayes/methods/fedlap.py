@@ -76,6 +76,19 @@ class FedLap(Moments):
         """With Kronecker products states and messages are others."""
         return Kronecker(of=self) if self.covariance == "kronecker" else self
 
+    def remarks(self, run: Run) -> list[str]:
+        """Of settings of draws where there is nothing to draw."""
+        names = ("predictions", "predictive") if self.fixed_precision else ()
+        fields = type(self).model_fields
+        return [
+            *super().remarks(run),
+            *(
+                f"method.{name} has no effect: with covariance = 'none' the posterior is a point"
+                for name in names
+                if getattr(self, name) != fields[name].default
+            ),
+        ]
+
     @property
     def fixed_precision(self) -> bool:
         """Without covariances."""

@@ -108,7 +108,7 @@ def plot_forest(found: Regression | MetaAnalysis, path: Path, level: float = 0.9
     for text, (_, values, _) in zip(axes.get_yticklabels(), rows, strict=True):
         text.set_fontweight("bold" if values is None else "normal")
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_xlabel(f"{RATIOS.get(found.ratio, 'coefficient')} ({level:.0%} interval)")
+    axes.set_xlabel(f"{RATIOS.get(found.ratio, 'coefficient')} ({100 * level:g}% interval)")
     _save(figure, path)
 
 

@@ -16,6 +16,7 @@ from fedbayes.federation.engine_table import ENGINES, require_package, takers
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.federation.timing import stale
 from fedbayes.fields import idle
+from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models.others import TextNetwork
 from fedbayes.models.settings import NAMES
@@ -303,6 +304,13 @@ def remarks(
     if config.data.limit_test is not None and data.dataset.official_train is None:
         notes.append("data.limit_test has no effect: there is no official test part")
     notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
+    notes += _of_patience(config.training)
+    reports = config.asynchronous.buffer or run.cohort
+    if config.aggregation.rule == "median" and reports < 3:
+        notes.append(
+            f"aggregation.rule = 'median' protects from nobody: of {reports} reports a round it is "
+            "their mean"
+        )
     notes += compression.remarks(config.compression)
     if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
@@ -345,6 +353,18 @@ def remarks(
         *idle(config, resolved={"data.partition": scheme}),
         *idle(method, "method."),
         *method.remarks(run),
+    ]
+
+
+def _of_patience(training: LocalTraining) -> list[str]:
+    """That patience ends nothing: the first epoch is always better than none before it."""
+    patience, epochs = training.patience, training.epochs
+    if patience is None or patience < epochs - 1 or (training.validation and epochs > 1):
+        return []
+    aside = ", and what training.validation sets aside is trained on by nobody"
+    return [
+        f"training.patience = {patience} ends nothing early: it may after epoch {patience + 1}, "
+        f"and training.epochs is {epochs}{aside if training.validation else ''}"
     ]
 
 

@@ -249,8 +249,9 @@ class TrainedModel:
                     "or leave the calibration out with --no-conformal (conformal=False)"
                 )
             if None in self.conformal.threshold:
+                level = f"{100 * self.conformal.level:g}%"
                 self._note(
-                    f"{_why_endless(self.conformal)} for a level of {self.conformal.level:.0%}: "
+                    f"{_why_endless(self.conformal)} for a level of {level}: "
                     "sets hold all classes, intervals are endless"
                 )
             return self.conformal.level

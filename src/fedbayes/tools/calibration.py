@@ -1,12 +1,13 @@
 """How far the predictions of a run's model can be trusted."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from fedbayes.data.plot import save_figure
-from fedbayes.errors import DataError, RunError
+from fedbayes.errors import DataError, FedbayesWarning, RunError
 from fedbayes.likelihoods.measures import AUTO, check_names, fitting
 from fedbayes.likelihoods.trust import Trust, examine
 from fedbayes.reports.charts import coverage_curve, diagram
@@ -15,6 +16,7 @@ from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.personal import own_models, require_global
 from fedbayes.runs.scores import test_parts
+from fedbayes.runs.temperature import read_temperature
 from fedbayes.tensors import to
 
 
@@ -55,9 +57,16 @@ def trust(
         ) from None
     if not data.test_total:
         raise RunError(f"the clients of {folder} hold no test samples")
+    own = personal or chosen is not None
+    if read_temperature(folder_of_run, personal=own) not in (None, 1.0):
+        warnings.warn(
+            f"{folder} has a temperature, and these are figures without it; predict divides by it",
+            FedbayesWarning,
+            stacklevel=2,
+        )
     run = stored_run(folder_of_run, config, data.preprocessing)
     device = run.network.device
-    if personal or chosen is not None:
+    if own:
         models = own_models(folder_of_run, method, run, chosen)
         pairs = [(model, data.test(number)) for number, model in models]
     else:

@@ -16,7 +16,7 @@ from fedbayes.fusion.combining import combine
 from fedbayes.fusion.draws import Draws
 from fedbayes.fusion.function import FunctionFusion, HeldOut, Likeness
 from fedbayes.fusion.teacher import Function, Teacher, frozen
-from fedbayes.likelihoods import Classes, evaluate, total
+from fedbayes.likelihoods import Classes, Likelihood, evaluate, total
 from fedbayes.metrics import calibrate
 from fedbayes.models.resize import with_weights
 from fedbayes.runs.readable import words
@@ -72,14 +72,20 @@ class Scale:
         return self._mark(f"fused, width {width:g}", fusion.module, fusion.likeness, width)
 
     def clients(self, networks: Mapping[str, nn.Module]) -> list[Mark]:
-        """Of the clients: the best member, the average where there is one, and the ensemble."""
+        """Of the clients: the best member on the test samples, or without these the nearest to
+        what all say; the average where there is one, and the ensemble.
+        """
         held_out = HeldOut(self.teacher, self.draws)
         marks = [
             self._mark(name, network, held_out.likeness(outputs))
             for (name, network), outputs in zip(networks.items(), held_out.clients, strict=True)
         ]
-        best = min(marks, key=lambda mark: mark.likeness.divergence)
-        found = [replace(best, name=f"best member ({best.name})")]
+        nearest = min(marks, key=lambda mark: mark.likeness.divergence)
+        found = [replace(nearest, name=f"nearest member ({nearest.name})")]
+        if self.test is not None:
+            sign = -1 if self._likelihood().higher_is_better else 1
+            best = min(marks, key=lambda mark: sign * next(iter(mark.metrics.values())))
+            found = [replace(best, name=f"best member ({best.name})")]
         if (mean := average(list(networks.values()))) is not None:
             found.append(self._mark("average", mean, held_out.likeness(held_out.outputs(mean))))
         return [
@@ -88,7 +94,7 @@ class Scale:
                 "ensemble",
                 sum(mark.parameters for mark in marks),
                 sum(mark.multiplications for mark in marks),
-                Likeness(0.0, 1.0 if not math.isnan(best.likeness.agreement) else math.nan),
+                Likeness(0.0, 1.0 if not math.isnan(nearest.likeness.agreement) else math.nan),
                 self.metrics(self.teacher),
             ),
         ]
@@ -105,6 +111,11 @@ class Scale:
             width,
         )
 
+    def _likelihood(self) -> Likelihood:
+        """Of the clients' outputs."""
+        with torch.no_grad():
+            return self.teacher.likelihood(self.teacher(self.example).shape[-1])
+
     def metrics(self, function: Function) -> dict[str, float]:
         """On test samples, the headline first, of classes with the calibration error; empty
         without samples.
@@ -115,8 +126,8 @@ class Scale:
         def draw(x: Tensor) -> Tensor:
             return function(x)[None]
 
+        kind = self._likelihood()
         with torch.no_grad():
-            kind = self.teacher.likelihood(function(self.example).shape[-1])
             terms = evaluate(kind, draw, self.test)
             found = kind.metrics(total(terms))
             if isinstance(kind, Classes):

@@ -105,9 +105,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         },
         "clients": {name: _shown(likeness) for name, likeness in fusion.clients.items()},
         "with_each_client": _with_each([*fusion.clients, "ensemble"], fusion),
-        "frontier": [mark.record() for mark in outcome.marks],
         "seconds": fusion.seconds,
-        "notes": [*outcome.told, *fusion.notes],
     }
 
 
@@ -120,6 +118,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "parameters": fusion.parameters,
         **_shown(fusion.likeness),
         "seconds_in_all": sum(fusion.seconds.values()),
+        "frontier": [mark.record() for mark in outcome.marks],
+        "notes": [*outcome.told, *fusion.notes],
     }
 
 

@@ -269,7 +269,7 @@ def _trust(found: Facts) -> str:
             "none: too few rows" if end is None else f"{end:.6g}" for end in conformal["threshold"]
         ]
         parts.append(
-            f"Conformal, for {conformal['level']:.0%} of new rows like the clients': {how} "
+            f"Conformal, for {100 * conformal['level']:g}% of new rows like the clients': {how} "
             f"({', '.join(ends)}; {SCORES[conformal['score']]}), from {conformal['rows']:,} "
             "held-out rows."
         )
