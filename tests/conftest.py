@@ -18,8 +18,8 @@ def secrets_of_tests(tmp_path_factory):
 
 
 ENGINES_AGREE = {
-    *("TestFedAvg", "TestScaffold", "TestMixture", "TestFedSparse", "TestFedDrop", "TestFedFuse"),
-    *("TestPfnm", "TestVirtual", "TestPvi", "TestFedLap", "TestPFedBayes"),
+    *("TestFedAvg", "TestScaffold", "TestFedSparse", "TestFedFuse", "TestPfnm", "TestVirtual"),
+    "TestPvi",
 }
 """Methods of each kind of message, state and server step, whose engines are compared by default;
 those of the others are, like all that is long, among the slow tests."""

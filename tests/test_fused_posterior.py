@@ -134,6 +134,7 @@ def test_a_program_has_it_and_the_report_says_what_it_did(files, tmp_path):
     assert told["divergence"].keys() == told["test"].keys()
 
 
+@pytest.mark.slow
 def test_a_program_has_that_of_all_layers_and_predicts_by_it(files, tmp_path):
     out, report, prior = tmp_path / "g.pt2", tmp_path / "r.json", "function.seeking.share=0"
     wish = ("--posterior", "kronecker", "--report", report, "--json")

@@ -117,14 +117,14 @@ TASKS = {
 }
 
 
-# What is left to the slow tests differs little from another: Student's t from the Gaussian, and
-# the Bernoulli from the multilabel of which it is one column.
+CLOSE = ("student-t", "bernoulli", "poisson")
+"""Left to the slow tests, for they differ little from others: Student's t from the Gaussian, the
+Bernoulli from the multilabel of which it is one column, rates from means."""
+
+
 @pytest.mark.parametrize(
     "likelihood",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("student-t", "bernoulli") else ())
-        for name in TASKS
-    ],
+    [pytest.param(name, marks=pytest.mark.slow if name in CLOSE else ()) for name in TASKS],
 )
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_every_likelihood(table, method, likelihood):

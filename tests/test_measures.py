@@ -356,6 +356,7 @@ def timeless(run):
     return [{k: v for k, v in line.items() if k != "seconds"} for line in run.metrics]
 
 
+@pytest.mark.slow
 def test_engines_and_resumes_tell_the_same(asked, table, tmp_path):
     workers = fedbayes.run(**settings(table, engine="workers"), folder=tmp_path / "workers")
     assert timeless(workers) == timeless(asked)

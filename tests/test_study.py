@@ -455,6 +455,7 @@ def test_secure_sums_give_the_same_fits_and_curves(file, capsys):
     assert pair[0]["curves"] == pair[1]["curves"]
 
 
+@pytest.mark.slow
 def test_under_secure_sums_no_client_s_sums_are_seen(patients, monkeypatch):
     """Of each client a vector comes that is uniform, and every answer that is read is the sum."""
     pytest.importorskip("flwr")

@@ -114,6 +114,7 @@ def test_a_dead_worker_is_replaced_and_nothing_changes(tmp_path):
     assert_identical(run(config("Slow", "sequential"), tmp_path / "calm").model, model)
 
 
+@pytest.mark.slow
 def test_a_deadly_task_ends_the_run_with_its_name(tmp_path):
     with (
         Simulation(config("Suicidal"), tmp_path) as simulation,

@@ -589,6 +589,7 @@ def test_one_sample_at_least_is_watched_and_one_trained_on(share):
     assert runtime._set_aside(samples(1), 0)[1] is None
 
 
+@pytest.mark.slow
 def test_a_client_stops_early_by_its_validation_loss():
     """What is watched is the likelihood on samples set aside, not the falling KL term."""
     run = fedbayes.run(
