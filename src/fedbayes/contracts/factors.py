@@ -3,7 +3,6 @@
 import torch
 from pydantic import Field
 
-from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.natural import is_unlearnt, norms
 from fedbayes.contracts.product import FactorState, Posterior, Product, Split
 from fedbayes.contracts.reports import Report
@@ -23,16 +22,6 @@ class Factors(Product[FactorState]):
     start_std: float = Field(
         0.03, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
-
-    def check(self, run: Run) -> None:
-        """Weights alone are inferred, and the prior is all that draws them.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16, or with weight decay.
-        """
-        super().check(run)
-        refuse_weight_decay(self.name, run)
 
     def remarks(self, run: Run) -> list[str]:
         """Plain gradient steps on means and log-precisions at once mostly lead nowhere."""

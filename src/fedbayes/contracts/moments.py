@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.method import Info, Sampler
 from fedbayes.contracts.natural import is_unlearnt, means_and_stds, sampler, shifted
 from fedbayes.contracts.product import Product
@@ -58,16 +57,6 @@ class Moments(Product[Client]):
         description="network under a draw: linear in its weights around their means, as Laplace's "
         "approximation takes it, or as it is, which needs stds that are small",
     )
-
-    def check(self, run: Run) -> None:
-        """Weights alone are inferred, and the prior is all that draws them.
-
-        Raises:
-            ModelError: the network has buffers, such as running means.
-            ConfigError: it is to compute in bf16, or with weight decay.
-        """
-        super().check(run)
-        refuse_weight_decay(self.name, run)
 
     def join(self, at: At) -> Client:
         """An empty factor, which the first refinement fills."""

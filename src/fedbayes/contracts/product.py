@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 
 from fedbayes.contracts.changes import norm
+from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.method import Info
 from fedbayes.contracts.natural import Natural, least, mean_precision, positive
 from fedbayes.contracts.reports import Report, Sum
@@ -69,6 +70,16 @@ class Product(Natural[Posterior, FactorState]):
         description="share of a factor's change that is made in a round; none: 1 by the number "
         "of clients in it, since each assumes that the others stand still",
     )
+
+    def check(self, run: Run) -> None:
+        """Weights alone are inferred, and the prior is all that draws them.
+
+        Raises:
+            ModelError: the network has buffers, such as running means.
+            ConfigError: it is to compute in bf16, or with weight decay.
+        """
+        super().check(run)
+        refuse_weight_decay(self.name, run)
 
     def init(self, run: Run) -> Posterior:
         """The product of the factors p(θ)^{1/K}: the prior."""
