@@ -106,8 +106,8 @@ def divergence(lines: Iterable[dict[str, Any]]) -> str:
     """What to say of a run whose model ends far worse than it was; nothing of others.
 
     Far worse: the mean negative log-likelihood of test samples has left its least by more than
-    `_DIVERGED` nats, and by more than that least itself. Judged is the
-    global model where there is one, else the clients' own.
+    `_DIVERGED` nats, and by more than that least itself. Judged is the global model where there is
+    one, else the clients' own.
     """
     told = [(line["round"], flat(line)) for line in lines]
     for whose, model in (("global", "the global model"), ("local", "clients' own models")):

@@ -100,10 +100,9 @@ class AveragingJob:
             )
         networks = list(silos.networks.values())
         samples = np.ones(len(networks))
-        sent = sent_counts(self.models, self.files, by_class=False)
         if self.counts is not None:
             samples = read_counts(self.counts, self.models).sum(1).astype(np.float64)
-        elif sent is not None:
+        elif (sent := sent_counts(self.models, self.files, by_class=False)) is not None:
             samples = sent[:, 0].astype(np.float64)
             warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
         alpha = (samples / samples.sum()).tolist()

@@ -186,7 +186,7 @@ class MethodGrid:
         summary, lines = folder.summary(), tuple(flat(line) for line in folder.metrics())
         values: dict[str, float | None] = dict(seed_metrics(summary))
         if (kept := summary.get("model_round", summary["rounds"])) != summary["rounds"]:
-            line = next(line for line in lines if line["round"] == kept)
+            line = next((line for line in lines if line["round"] == kept), {})
             of_models = [name for name in values if name.startswith(("global_", "local_"))]
             values |= {name: line.get(name) for name in of_models}
         values["bytes"] = summary["bytes_down"] + summary["bytes_up"]
