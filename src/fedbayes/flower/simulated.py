@@ -7,11 +7,13 @@ else must be installed and the numbers are those of the sequential engine.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
+from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import PARTITION_ID_KEY, SUPERLINK_NODE_ID
 from flwr.proto.task_pb2 import Task as FlowerTask
@@ -28,6 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
+from fedbayes.errors import EngineError
 from fedbayes.federation.client_runtime import ClientRuntime
 from fedbayes.flower.apps import client_app, flower, state_store
 from fedbayes.flower.engine import Flower
@@ -35,14 +38,52 @@ from fedbayes.flower.node import Node
 from fedbayes.runs.config import Config
 
 
+class _Stop(threading.Event):
+    """Flower's event that ends a simulation, on which it also waits, 0.1 s, before it looks for
+    messages again: `awake` has it look at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awake = threading.Event()
+
+    def set(self) -> None:
+        super().set()
+        self.awake.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.awake.wait(timeout)
+        self.awake.clear()
+        return self.is_set()
+
+
+class _Grid(InMemoryGrid):
+    """Flower's grid, whose messages are on their way at once."""
+
+    def __init__(self, factory: LinkStateFactory, stop: _Stop) -> None:
+        super().__init__(factory)
+        self._stop = stop
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        taken = super().push_messages(messages)
+        self._stop.awake.set()
+        return taken
+
+
 class _InProcess(Backend):
-    """Runs the ClientApp in the thread that asks, one message at a time."""
+    """Runs the ClientApp in the thread that asks, one message at a time, until the stop.
+
+    Args:
+        stop: after it nothing more is answered.
+    """
 
     num_workers = 1
 
-    def __init__(self) -> None:
+    def __init__(self, stop: threading.Event) -> None:
         super().__init__({})
         self._app: ClientApp | None = None
+        self._stop = stop
+        self.at_work = threading.Lock()
 
     def build(self, app_fn: Callable[[], ClientApp]) -> None:
         self._app = app_fn()
@@ -54,8 +95,20 @@ class _InProcess(Backend):
         self._app = None
 
     def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
-        assert self._app is not None
-        return self._app(message, context), context
+        """Answer a message of the node's own, as over a network: the server counts the bytes of
+        what it sent while Flower's mods take entries out of what they got.
+        """
+        with self.at_work:
+            if self._app is None or self._stop.is_set():
+                raise EngineError("the simulation has ended")
+            return self._app(_own(message), context), context
+
+
+def _own(message: Message) -> Message:
+    """The same message, with records and metadata of its own."""
+    records: dict[str, Any] = dict(message.content)
+    own = RecordDict({name: type(record)(dict(record)) for name, record in records.items()})
+    return make_message(copy(message.metadata), own)  # Flower writes into it
 
 
 def simulated(config: Config, runtime: ClientRuntime, clients: int, folder: Path) -> Flower:
@@ -103,15 +156,15 @@ def simulated_grid(app: ClientApp, clients: int) -> tuple[Grid, Callable[[], Non
     state.task_store[run.primary_task_id] = FlowerTask(task_id=1, run_id=run.run_id)
     TaskIdentity.task_id, TaskIdentity.run_id = 1, run.run_id
     TaskIdentity.node_id = SUPERLINK_NODE_ID
-    grid = InMemoryGrid(factory)
+    stop = _Stop()
+    grid, backend = _Grid(factory, stop), _InProcess(stop)
     grid.set_run(run)
     nodes = vce_api._register_nodes(clients, factory)
-    stop = threading.Event()
     thread = threading.Thread(
         target=vce_api.run_api,
         args=(
             lambda: app,
-            _InProcess,
+            lambda: backend,
             nodes,
             factory,
             vce_api._register_node_info_stores(nodes, run),
@@ -125,7 +178,8 @@ def simulated_grid(app: ClientApp, clients: int) -> tuple[Grid, Callable[[], Non
 
     def close() -> None:
         stop.set()
-        thread.join()
+        with backend.at_work:  # Flower's threads notice within a second: nobody waits for them
+            return
 
     return grid, close
 
