@@ -152,7 +152,9 @@ def test_confidence_is_the_largest_probability():
     assert float(confidence[1]) == 0.0
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mixture", "virtual"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "mixture", pytest.param("virtual", marks=pytest.mark.slow)]
+)
 def test_the_command(method, tmp_path, capsys):
     run = fedbayes.run(
         method={"name": method},

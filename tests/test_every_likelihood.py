@@ -37,6 +37,8 @@ TASKS = {
     "cox": (["days", "died"], {}),
 }
 """Of each likelihood, columns of targets and settings."""
+_ALIKE = ("student-t", "poisson", "bernoulli", "categorical")
+"""Whose programs go the way of another's."""
 
 
 def table():
@@ -110,7 +112,10 @@ def test_metrics_are_those_of_scikit_learn(runs, name):
         assert metrics["r2"] == pytest.approx(sk.r2_score(y, p), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in _ALIKE else ()) for name in TASKS],
+)
 def test_exported_programs_answer_in_the_unit_of_the_target(runs, name, tmp_path, capsys):
     run = runs[name]
     x, _ = samples_of(run)

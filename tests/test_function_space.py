@@ -208,7 +208,10 @@ def test_filters_of_single_channels_are_least_squares_channel_by_channel():
     assert len(units_of) == 3
 
 
-@pytest.mark.parametrize("name", ["separable", "grouped", "decoder", "channel shuffle"])
+@pytest.mark.parametrize(
+    "name",
+    ["separable", "grouped", pytest.param("decoder", marks=pytest.mark.slow), "channel shuffle"],
+)
 def test_blocks_and_single_channels_of_other_widths(name):
     make, example = ARCHITECTURES[name][0], ARCHITECTURES[name][1]()
     modules = [trained_like(make, seed) for seed in (1, 2)]

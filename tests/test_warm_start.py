@@ -43,7 +43,9 @@ def test_a_run_goes_on_from_the_model_of_another(first, tmp_path):
     assert whole.predictor()(torch.zeros(2, 1, 8, 8)).shape == (2, 10), "without the first file"
 
 
-@pytest.mark.parametrize("engine", ["workers", "flower-simulation"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("workers", marks=pytest.mark.slow), "flower-simulation"]
+)
 def test_engines_start_alike(first, engine):
     if engine.startswith("flower"):
         pytest.importorskip("flwr")

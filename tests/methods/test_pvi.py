@@ -36,7 +36,7 @@ def test_it_is_virtual_without_networks_of_clients():
         torch.testing.assert_close(own.precision[name], other.precision[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("cohort", [1, 2])
+@pytest.mark.parametrize("cohort", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_linear_regression_has_the_posterior_of_the_pooled_rows(cohort):
     """y = x w + noise of deviation 1 with orthogonal columns: Λ = 1 + Σ x², Λ μ = Σ x y.
 

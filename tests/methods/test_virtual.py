@@ -263,7 +263,12 @@ def regression(seed, count=40):
 
 
 @pytest.mark.parametrize(
-    "mode", ["one client", "sequential", pytest.param("side by side", marks=pytest.mark.slow)]
+    "mode",
+    [
+        "one client",
+        pytest.param("sequential", marks=pytest.mark.slow),
+        pytest.param("side by side", marks=pytest.mark.slow),
+    ],
 )
 def test_refinement_reaches_the_exact_posterior(mode):
     """Of linear regression with noise variance 1/4, prior N(0, 1) and orthogonal inputs."""
