@@ -58,7 +58,7 @@ def exactly(site, dual, posterior, rho):
 def rounds(method, run, parts, count, cohort=None):
     """Posteriors of the server, and its and the clients' duals, with E-steps in closed form."""
     server, states = method.init(run), [method.join(at(run)) for _ in parts]
-    found = []
+    found, rho = [], method.penalty(run)
     for number in range(1, count + 1):
         reports = Sum()
         for client in cohort(number) if cohort else range(len(parts)):
@@ -67,9 +67,9 @@ def rounds(method, run, parts, count, cohort=None):
             problem = method.problem(message, states[client], parts[client], here)
             own = exactly(
                 sites(parts)[client],
-                states[client].dual,
+                states[client].reported ** rho,
                 Gaussian(**problem.given["posterior"]),
-                method.rho,
+                rho,
             )
             ended = named("posterior/mean", own.mean) | named(
                 "posterior/log_precision", {n: p.log() for n, p in own.precision.items()}
@@ -80,7 +80,7 @@ def rounds(method, run, parts, count, cohort=None):
             reports.add(client, report)
         server, _ = method.update(server, reports, at(run, round=number))
         found.append(server.posterior)
-    return found, server.dual, [state.dual for state in states]
+    return found, server.dual, [state.reported**rho for state in states]
 
 
 def pooled(parts):
@@ -100,7 +100,7 @@ def apart(one, other):
 
 @pytest.mark.parametrize("clients", [1, 2, 5])
 def test_one_round_is_enough_on_quadratic_losses(clients):
-    parts, method = rows(clients), IvonAdmm(rho=1 / clients)
+    parts, method = rows(clients), IvonAdmm()
     found, total, duals = rounds(method, regression(clients), parts, 3)
     assert all(apart(one, pooled(parts)) < 1e-5 for one in found)
     # Dual variables are what each client's data say, and the server knows their sum.
@@ -196,3 +196,5 @@ def test_networks_and_settings_that_it_has_no_use_for():
     (note,) = IvonAdmm().remarks(run_of(network(), optimizer="adam"))
     assert "training.optimizer = 'adam' has no effect" in note
     assert IvonAdmm().remarks(run_of(network())) == []
+    (note,) = IvonAdmm(rho=0.05).remarks(run_of(network(), clients=10))
+    assert "method.rho = 0.05 is less than 1/10" in note

@@ -51,13 +51,15 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Dual:
-    """What never leaves a client: its dual variable η_k, float64. Empty before its first round."""
+class Client:
+    """What never leaves a client: the sum of what it reported, float64, of which its dual variable
+    η_k is ρ times. Empty before its first round.
+    """
 
-    dual: Gaussian
+    reported: Gaussian
 
 
-class IvonAdmm(Natural[Server, Dual]):
+class IvonAdmm(Natural[Server, Client]):
     """ADMM over Gaussians in place of points (Möllenhoff et al. 2025), solved by IVON.
 
     With natural parameters λ of q and expectations μ a client minimizes
@@ -79,27 +81,31 @@ class IvonAdmm(Natural[Server, Dual]):
     summary = "clients' posteriors agree by dual variables, as in ADMM"
     paper = "Möllenhoff et al. 2025; Swaroop et al. 2025; Shen et al. 2024"
     server_state = Server
-    client_state = Dual
+    client_state = Client
     uncompressed = f"{Natural.uncompressed}; with method.rate = 0 there is none"
 
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
-    rho: float = Field(
-        1.0,
+    rho: float | None = Field(
+        None,
         gt=0,
-        description="penalty ρ of the distance to the server's posterior; 1/K is exact at once "
-        "where losses are quadratic, and unstable on networks",
+        description="penalty ρ of the distance to the server's posterior; unset: 1/K, exact at "
+        "once where losses are quadratic; less than that is unstable, and where clients have few "
+        "classes each more is better, such as 1",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="of gradients of the means")
     rate: float = Field(
-        0.03,
+        1e-3,
         ge=0,
         le=1,
-        description="share of the precisions that a step renews; 0: they stay the "
-        "prior's, and are not sent",
+        description="share of the precisions that a step renews; many times more and they follow "
+        "the noise of single batches; 0: they stay the prior's, and are not sent",
     )
     start_std: Annotated[float, Only("rate")] = Field(
-        0.05, gt=0, description="of the weights where training starts; small, or nothing is learnt"
+        0.05,
+        gt=0,
+        description="of the weights where training starts, whose square times training.lr n "
+        "/ kl_weight is the rate of gradient descent that first steps have",
     )
 
     @property
@@ -107,9 +113,18 @@ class IvonAdmm(Natural[Server, Dual]):
         """Whether precisions stay those of the prior: then they are not sent."""
         return self.rate == 0
 
+    def penalty(self, run: Run) -> float:
+        """ρ."""
+        return self.rho or 1 / run.clients
+
     def remarks(self, run: Run) -> list[str]:
-        """Settings of other optimizers."""
+        """Settings of other optimizers, and a penalty with which nothing converges."""
         training, notes = run.training, []
+        if self.penalty(run) < 1 / run.clients:
+            notes.append(
+                f"method.rho = {self.rho:g} is less than 1/{run.clients}, with which posteriors "
+                "tend to fall apart; leave it unset"
+            )
         for setting in ("optimizer", "momentum", "weight_decay"):
             value = getattr(training, setting)
             if value != type(training).model_fields[setting].default:
@@ -124,15 +139,16 @@ class IvonAdmm(Natural[Server, Dual]):
         prior = standard(run.network.initial, self.prior_std)
         return Server(prior, prior**0.0)
 
-    def join(self, at: At) -> Dual:
+    def join(self, at: At) -> Client:
         """No dual variable yet."""
-        return Dual(Gaussian({}, {}))
+        return Client(Gaussian({}, {}))
 
-    def problem(self, message: Message, client: Dual, samples: Samples, at: At) -> Problem:
+    def problem(self, message: Message, client: Client, samples: Samples, at: At) -> Problem:
         """Start from the server's posterior, or the initialization if there is none yet."""
         run, posterior = at.run, self.posterior_of(message)
         device, kind = run.network.device, next(iter(run.network.initial.values())).dtype
-        dual = client.dual if client.dual.precision else posterior**0.0
+        rho = self.penalty(run)
+        reported = client.reported if client.reported.precision else posterior**0.0
         mean, unlearnt = posterior.mean, is_unlearnt(posterior.mean)
         start: Tensors = {}
         for name, m in mean.items():
@@ -144,12 +160,12 @@ class IvonAdmm(Natural[Server, Dual]):
             start[f"{_TRAINED}/log_precision/{name}"] = precision.log().to(device, kind)
         given: Tree = {
             "posterior": vars(posterior),
-            "dual": vars(dual),
-            "pull": vars((posterior / dual ** (1 / self.rho)).to(device, kind)),
+            "reported": vars(reported),
+            "pull": vars((posterior / reported).to(device, kind)),  # η_k/ρ is what was reported
             "constant": constant(posterior).to(device, kind),
             "count": torch.tensor(len(samples.y), device=device),
         }
-        scale = len(samples.y) / (self.kl_weight * self.rho)
+        scale = len(samples.y) / (self.kl_weight * rho)
         groups = {f"{_TRAINED}/": partial(self._optimizer, lr=at.lr, scale=scale)}
         noise = weight_noise(run, self.samples)
         return Problem(start, given=given, noise=noise, param_groups=groups)
@@ -168,6 +184,8 @@ class IvonAdmm(Natural[Server, Dual]):
         return self._lagrangian(run, training=False)
 
     def _lagrangian(self, run: Run, *, training: bool) -> Loss:
+        factor = self.kl_weight * self.penalty(run)
+
         def loss(parameters: Tensors, batch: Samples, given: Tree, noise: Tree) -> Tensor:
             mean = part(parameters, f"{_TRAINED}/mean")
             log_precision = part(parameters, f"{_TRAINED}/log_precision")
@@ -176,15 +194,15 @@ class IvonAdmm(Natural[Server, Dual]):
             if not training:
                 return nll
             pull = away(mean, log_precision, Gaussian(**given["pull"])) + given["constant"]
-            total: Tensor = nll + self.kl_weight * self.rho * pull / given["count"]
+            total: Tensor = nll + factor * pull / given["count"]
             return total
 
         return loss
 
     def report(
-        self, solved: Solved, problem: Problem, client: Dual, at: At
-    ) -> tuple[Report, Dual, Info]:
-        """Report λ_k − λ; add ρ times it to the dual variable."""
+        self, solved: Solved, problem: Problem, client: Client, at: At
+    ) -> tuple[Report, Client, Info]:
+        """Report λ_k − λ; ρ times it is added to the dual variable."""
         ended, posterior = solved.parameters, Gaussian(**problem.given["posterior"])
         mean = {n: t.double() for n, t in part(ended, f"{_TRAINED}/mean").items()}
         log_precision = part(ended, f"{_TRAINED}/log_precision")
@@ -192,13 +210,13 @@ class IvonAdmm(Natural[Server, Dual]):
         if self.fixed_precision:  # without the rounding of its logarithm
             precision = posterior.precision
         own = Gaussian(precision, {n: precision[n] * m for n, m in mean.items()})
-        report, change = self.reported(own / posterior, posterior**0.0, posterior.mean, at)
-        dual = Gaussian(**problem.given["dual"]) * change**self.rho
-        return report, Dual(dual), solved.info
+        before = Gaussian(**problem.given["reported"])
+        report, after = self.reported(own / posterior, before, posterior.mean, at)
+        return report, Client(after), solved.info
 
-    def acknowledged(self, client: Dual, missed: Tensors) -> Dual:
-        """The dual variable changes by what arrived, as the server's sum of them does."""
-        return Dual(shifted(client.dual, part(missed, "shift"), -self.rho))
+    def acknowledged(self, client: Client, missed: Tensors) -> Client:
+        """What was reported is what arrived, as in the server's sum."""
+        return Client(shifted(client.reported, part(missed, "shift"), -1.0))
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
         """The posterior's own natural parameters; or those that a newcomer starts with."""
@@ -208,15 +226,16 @@ class IvonAdmm(Natural[Server, Dual]):
         """Add to the dual variables; the posterior is between what they and the clients say."""
         before, run = server.posterior, at.run
         total = self.changed_by(reports.tensors)
-        dual = server.dual * total**self.rho
-        share = 1 / (1 + self.rho * run.clients)
+        rho = self.penalty(run)
+        dual = server.dual * total**rho
+        share = 1 / (1 + rho * run.clients)
         prior = standard(before.precision, self.prior_std)
         mean = before * total ** (1 / reports.clients)
         after = positive((prior * dual) ** share * mean ** (1 - share), before)
         return Server(after, dual), {"mean_precision": mean_precision(after)}
 
     def personal_model(
-        self, message: Message, report: Report | None, client: Dual, run: Run
+        self, message: Message, report: Report | None, client: Client, run: Run
     ) -> Tensors | None:
         """The client's posterior q_k; between rounds there is none of its own."""
         if report is None:
