@@ -24,6 +24,7 @@ NEEDS_FOLDER = (
     "ray",
     "threads",
     "evaluate_every",
+    "evaluate_local_every",
     "evaluate_at",
     "checkpoint_every",
     "keep_checkpoints",

@@ -119,6 +119,11 @@ class Data(Protocol):
         """Rows of the union of all clients' test samples."""
 
 
+def due(number: int, every: int, rounds: int) -> bool:
+    """Whether models are evaluated in a round: every so many, and in the last; 0: in the last."""
+    return number >= rounds or (every > 0 and number % every == 0)
+
+
 @dataclass(frozen=True)
 class ClientRuntime:
     """The clients of a federation as far as they live in this process."""
@@ -132,6 +137,8 @@ class ClientRuntime:
     """Who trains on poisoned data, and what for; None in an honest run."""
     figures: bool = True
     """Whether clients send metrics, scores and numbers of samples beside what they learnt."""
+    evaluate_every: int = 1
+    """Rounds between evaluations of clients' own models, as `due` has it."""
     compression: Compression = AS_IT_IS
     """In how many bytes numbers are sent."""
     data_cache: int = 0
@@ -203,7 +210,7 @@ class ClientRuntime:
         scores: Scores = {}
         if not self.figures:
             report, info = replace(report, weight=1.0), {}
-        elif not self.method.centralized:
+        elif not self.method.centralized and due(task.round, self.evaluate_every, run.rounds):
             model = self.method.personal_model(message, report, state, run)
             test = self._test(task.client)
             if model is not None and len(test.y):

@@ -291,6 +291,7 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
         data=data,
         adversary=Adversary.of(config.attack, config.seed, data.clients),
         figures=not config.privacy.noise or config.privacy.metrics == "on",
+        evaluate_every=config.evaluate_local_every,
         compression=config.compression,
         data_cache=config.data_cache_bytes(shared.device.type),
     )

@@ -233,6 +233,11 @@ def _check_headline(config: Config, method: AnyMethod, data: FederatedData) -> N
             f"{name} compares metrics of the global model, but with evaluate_every = 0 only "
             "the last round is evaluated; set evaluate_every to 1 or more"
         )
+    if method.headline == "local" and not config.evaluate_local_every:
+        raise ConfigError(
+            f"{name} compares metrics of the clients' own models, but with evaluate_local_every = "
+            "0 only the last round is evaluated; set evaluate_local_every to 1 or more"
+        )
 
 
 def _check_evaluation(config: Config, method: AnyMethod) -> None:
@@ -332,6 +337,8 @@ def remarks(
     )
     if not method.has_global_model and config.evaluate_every != 1:
         notes.append(f"evaluate_every has no effect: {method.name} has no global model")
+    if config.evaluate_local_every != 1 and method.centralized:
+        notes.append(f"evaluate_local_every has no effect: {method.name} has no clients' models")
     if not ENGINES[config.engine].exact:
         notes.append(
             f"engine {config.engine!r} does not round as the others do: on them this config "

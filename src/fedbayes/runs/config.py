@@ -88,6 +88,13 @@ class Config(BaseModel):
     evaluate_every: int = Field(
         1, ge=0, description="rounds between evaluations of the global model; 0: the last alone"
     )
+    evaluate_local_every: int = Field(
+        1,
+        ge=0,
+        description="rounds between evaluations of clients' own models, each on its own test "
+        "samples; 0: the last alone. In between nothing is told of them, and who is in no such "
+        "round has no metrics",
+    )
     evaluate_at: Annotated[Literal["server", "clients"], Only("engine", *takers("evaluate_at"))] = (
         Field(
             "server",

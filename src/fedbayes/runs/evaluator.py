@@ -7,8 +7,9 @@ import torch
 
 from fedbayes.contracts import AnyMethod, Run
 from fedbayes.data import FederatedData
-from fedbayes.federation.client_runtime import Evaluation
+from fedbayes.federation.client_runtime import Evaluation, due
 from fedbayes.federation.engines import Engine, TriesAtClients
+from fedbayes.federation.round import Round
 from fedbayes.likelihoods.measures import AUTO, default_measures
 from fedbayes.messages import encode
 from fedbayes.runs.config import Config
@@ -38,9 +39,13 @@ class Evaluator:
         self._config, self._method, self._run, self._data = config, method, run, data
 
     def due(self, number: int) -> bool:
-        """Whether the model is evaluated after a round that is not the last."""
-        every = self._config.evaluate_every
-        return every > 0 and number % every == 0
+        """Whether the model is evaluated after a round."""
+        return due(number, self._config.evaluate_every, self._config.rounds)
+
+    def tells_local(self, number: int, result: Round) -> bool:
+        """Whether a round tells of the clients' own models, as far as they were evaluated."""
+        own = due(number, self._config.evaluate_local_every, self._config.rounds)
+        return own or self._method.centralized or any(result.ledger.scores.values())
 
     def measures(self, last: bool) -> tuple[str, ...] | None:
         """Metrics beside the likelihood's own that a round tells of the global model; None where

@@ -22,6 +22,7 @@ FREE = (
     "data_cache",
     "round_timeout",
     "evaluate_every",
+    "evaluate_local_every",
     "evaluate_at",
     "checkpoint_every",
     "keep_checkpoints",

@@ -54,7 +54,7 @@ from fedbayes.runs.lines import (
 from fedbayes.runs.privacy import identified, mechanism, round_summary, secret_of
 from fedbayes.runs.private_states import ClientStates
 from fedbayes.runs.progress import Progress, first_progress
-from fedbayes.runs.scores import GlobalEvaluation
+from fedbayes.runs.scores import ClientScores, GlobalEvaluation
 from fedbayes.runs.standing import Standing, divergence
 from fedbayes.runs.summary import summarize
 from fedbayes.runs.turns import Planned, Turns, states_needed
@@ -413,7 +413,9 @@ class Simulation:
         evaluated = self._evaluated(model, number, told) if evaluates else None
         if evaluated and self.method.centralized:
             clients = evaluated.clients
-        line = {**evaluation_line(self.likelihood, evaluated, clients), "round": number}
+        local = self._evaluator.tells_local(number, result)
+        own = clients if local else ClientScores()
+        line = {**evaluation_line(self.likelihood, evaluated, own), "round": number}
         if not last and self._stands_still(line):
             last = True
             self.stopped = (
@@ -458,7 +460,7 @@ class Simulation:
         evaluation = evaluation_line(
             self.likelihood,
             evaluated,
-            clients,
+            clients if local or last else ClientScores(),
             between=self.data.clients if told is not None else 0,
             recent=result.ledger.scores,
         )

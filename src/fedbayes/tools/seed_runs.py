@@ -38,7 +38,13 @@ if TYPE_CHECKING:
 COSTS = ("rounds", "bytes_down", "bytes_up", "seconds")
 """What a summary has beside its metrics of which there are mean and standard deviation."""
 
-_FREE = set(FREE) - {"stop_after", "stop_min_improvement", "evaluate_every", "keep_checkpoints"}
+_FREE = set(FREE) - {
+    "stop_after",
+    "stop_min_improvement",
+    "evaluate_every",
+    "evaluate_local_every",
+    "keep_checkpoints",
+}
 """Settings that runs which enter one mean need not share while they are run; rounds grow only."""
 
 
