@@ -31,6 +31,8 @@ FEW_CLASSES = 20
 """Classes up to which the expectation over y is exact by default."""
 _ROOM = 1 << 24
 """Numbers that gradients of single samples may take at a time."""
+_KEPT = 1 << 26
+"""Numbers that layers' inputs may take that are kept for all vectors that are drawn back."""
 
 
 def posterior(
@@ -41,6 +43,7 @@ def posterior(
     *,
     seed: int = 0,
     watch: Callable[[int, int], None] | None = None,
+    factors: bool = True,
 ) -> Posterior:
     """The weights of a network, and what its client's samples say of them.
 
@@ -54,6 +57,7 @@ def posterior(
         settings: how.
         seed: of targets that are drawn.
         watch: called with samples done and of all.
+        factors: whether Kronecker factors are wanted beside the diagonal.
 
     Raises:
         ModelError: there are no samples, or something is not finite.
@@ -65,7 +69,7 @@ def posterior(
         raise ModelError("there are no samples to compute a posterior on")
     module = copy.deepcopy(module).eval()
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-    sums = _Sums(module, settings.largest)
+    sums = _Sums(module, settings.largest, factors=factors)
     rng = seeds.torch_rng(seed, "curvature")
     done = 0
     for x in torch.split(samples.x, settings.batch_size):
@@ -98,7 +102,7 @@ def summed_diagonal(
     Returns:
         By name, float32 on the CPU; with the random numbers of one seed where targets are drawn.
     """
-    found = curvature_at(network, likelihood, weights, samples)
+    found = curvature_at(network, likelihood, weights, samples, factors=False)
     return {name: found.samples * found.diagonal[name] for name in weights}
 
 
@@ -108,10 +112,12 @@ def curvature_at(
     weights: Tensors,
     samples: Samples,
     settings: CurvatureSettings | None = None,
+    *,
+    factors: bool = True,
 ) -> Posterior:
     """What a client's samples say of a network's weights, as `posterior` has it, on the CPU."""
     module = with_weights(network.module, network.whole(weights))
-    return posterior(module, likelihood, samples.to("cpu"), settings)
+    return posterior(module, likelihood, samples.to("cpu"), settings, factors=factors)
 
 
 def layer_factors(
@@ -257,10 +263,12 @@ def _targets(likelihood: Likelihood, f: Tensor, rng: torch.Generator) -> Tensor:
 
 
 class _Sums:
-    """Factors, and diagonals if they are wanted, summed over samples."""
+    """Factors, and diagonals, as far as they are wanted, summed over samples."""
 
-    def __init__(self, module: nn.Module, largest: int, diagonals: bool = True) -> None:
-        self.module = module
+    def __init__(
+        self, module: nn.Module, largest: int, *, diagonals: bool = True, factors: bool = True
+    ) -> None:
+        self.module, self.factors = module, factors
         self.layers = {
             name: layer for name, layer in module.named_modules() if _factored(layer, largest)
         }
@@ -288,17 +296,21 @@ class _Sums:
         if not self.checked:
             self._check(f, uses)
             uses = [use for use in uses if use.name in self.layers]
-        for use in uses:
+        kept, room = dict[int, Tensor](), _KEPT
+        for number, use in enumerate(uses):
             a = use.inputs
-            _add(self.inputs, use.name, a.flatten(0, 1).T @ a.flatten(0, 1))
+            if self.factors:
+                _add(self.inputs, use.name, a.flatten(0, 1).T @ a.flatten(0, 1))
             self.places[use.name] = self.places.get(use.name, 0) + a.shape[1]
+            if a.numel() <= room:
+                kept[number], room = a, room - a.numel()
         each_sample = self._others()
         for v in scores_of(f):
             if uses:
                 found = torch.autograd.grad(
                     f, [use.outputs for use in uses], v, retain_graph=True, allow_unused=True
                 )
-                self._add_gradients(uses, found)
+                self._add_gradients(uses, found, kept)
             if each_sample:
                 self._add_each(x, v, each_sample)
         if not self.checked:
@@ -306,16 +318,25 @@ class _Sums:
         self.places = {}
         self.checked = True
 
-    def _add_gradients(self, uses: Sequence[Call], found: Sequence[Tensor | None]) -> None:
-        """Outer products of the gradients, and squared gradients of samples."""
-        by_layer: dict[str, list[tuple[Tensor, Call]]] = {}
-        for use, gradient in zip(uses, found, strict=True):
+    def _add_gradients(
+        self, uses: Sequence[Call], found: Sequence[Tensor | None], kept: Mapping[int, Tensor]
+    ) -> None:
+        """Outer products of the gradients, and squared gradients of samples.
+
+        Args:
+            uses: calls of layers.
+            found: gradients of their outputs.
+            kept: inputs of some calls, by their number; those of others are made again.
+        """
+        by_layer: dict[str, list[tuple[Tensor, int]]] = {}
+        for number, (use, gradient) in enumerate(zip(uses, found, strict=True)):
             if gradient is not None:
                 g = places(use.layer, gradient)
-                _add(self.outputs, use.name, g.flatten(0, 1).T @ g.flatten(0, 1))
-                by_layer.setdefault(use.name, []).append((g, use))
+                if self.factors:
+                    _add(self.outputs, use.name, g.flatten(0, 1).T @ g.flatten(0, 1))
+                by_layer.setdefault(use.name, []).append((g, number))
         for name, calls in by_layer.items() if self.diagonal else ():
-            squares = _squares([(g, use.inputs) for g, use in calls])
+            squares = _squares([(g, kept[n] if n in kept else uses[n].inputs) for g, n in calls])
             weight = f"{name}.weight"
             columns = self.diagonal[weight][0].numel()
             self.diagonal[weight] += squares[:, :columns].reshape(self.diagonal[weight].shape)
@@ -436,7 +457,8 @@ def _squares(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     for first in range(0, len(g), some):
         part = slice(first, first + some)
         gradients = [g[part].transpose(1, 2) @ a[part] for g, a in pairs]
-        total += torch.stack(gradients).sum(0).square().sum(0)
+        whole = gradients[0] if len(gradients) == 1 else torch.stack(gradients).sum(0)
+        total += whole.square_().sum(0)
     return total
 
 
