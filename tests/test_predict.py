@@ -79,7 +79,7 @@ def text(path):
 
 def predict(tmp_path, model, inputs, name="out.csv", **options):
     out = tmp_path / name
-    fedbayes.predict_file(fedbayes.load(model), inputs, out, **options)
+    fedbayes.predict_file(model, inputs, out, **options)
     return text(out) if name.endswith((".csv", ".gz")) else pd.read_parquet(out)
 
 

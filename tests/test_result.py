@@ -115,7 +115,7 @@ def test_figures_are_those_of_the_command_and_notebooks_draw_them(run, tmp_path)
     with pytest.raises(RunError, match="no figure 'headlin'"):
         run.plot("headlin")
     with pytest.raises(RunError, match="there are 1 names of 2 runs"):
-        run.plot("loss", other, names=["a"])
+        run.plot("loss", other.folder.path, names=["a"])
     with pytest.raises(RunError, match="named twice"):
         run.plot("loss", run)
 

@@ -111,7 +111,7 @@ class Result:
         return {"local": {names[client]: found for client, found in each.items()}} if each else {}
 
     def plot(
-        self, figure: str = "headline", *others: "Result", names: Sequence[str] = ()
+        self, figure: str = "headline", *others: "Result | Path | str", names: Sequence[str] = ()
     ) -> "Figure":
         """Draw one figure of the run, or of several together, as `fedbayes plot` does.
 
@@ -119,7 +119,7 @@ class Result:
 
         Args:
             figure: a name in `fedbayes.reports.figures.FIGURES`, or of any column of `frame()`.
-            *others: runs to compare with.
+            *others: runs to compare with, or their folders.
             names: of this run and the others; their methods if these differ, else the ends of
                 their folders.
 
@@ -134,7 +134,7 @@ class Result:
         from fedbayes.reports.figures import charts
         from fedbayes.reports.gather import gather
 
-        results = (self, *others)
+        results = [self, *(o if isinstance(o, Result) else Result(o) for o in others)]
         records = gather([result.folder.path for result in results])
         methods = [result.summary["method"] for result in results]
         if len(set(methods)) < len(methods):

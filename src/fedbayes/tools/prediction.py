@@ -22,6 +22,7 @@ from fedbayes.files import writable, written_whole
 from fedbayes.likelihoods.answers import Answers
 from fedbayes.runs.trained import TrainedModel
 from fedbayes.tools.evaluation_set import absent_feature
+from fedbayes.tools.trained_models import load
 
 OUTPUTS = (".csv", ".csv.gz", ".parquet")
 """Suffixes of files of predictions."""
@@ -46,7 +47,7 @@ class Predicted:
 
 
 def predict_file(
-    model: TrainedModel,
+    model: TrainedModel | Path | str,
     inputs: Path | str,
     out: Path | str,
     *,
@@ -63,7 +64,7 @@ def predict_file(
     are, before the predictions; see `fedbayes.likelihoods.answers` for these.
 
     Args:
-        model: as `fedbayes.load` gives it.
+        model: as `fedbayes.load` gives it, or the run folder or file that it takes.
         inputs: a `.csv`, `.csv.gz`, `.parquet` or `.xlsx` with the columns that the model reads,
             or a `.npz` with an array `x` [n, ...], of which other arrays [n] are kept; a picture,
             or a folder of pictures at any depth, of which the path below it is kept as `file`, and
@@ -87,6 +88,8 @@ def predict_file(
         raise RunError(f"{out} is there already; name another file, or add --overwrite")
     if rows < 1:
         raise RunError(f"{rows} rows cannot be read at a time; give 1 or more")
+    if not isinstance(model, TrainedModel):
+        model = load(model)
     read = _read(model, inputs, query, rows)
     if keep_inputs and not model.table:
         raise RunError(
