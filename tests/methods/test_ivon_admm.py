@@ -189,6 +189,14 @@ def test_what_is_minimized_is_kl_and_the_dual_term():
     torch.testing.assert_close(rho * found, wanted)
 
 
+def test_its_gradients_are_those_of_automatic_differentiation():
+    rng = torch.Generator().manual_seed(4)
+    h, p, mean, log = torch.randn(4, 3, 2, generator=rng, dtype=torch.float64)
+    leaves = mean.requires_grad_(), log.requires_grad_()
+    other = Gaussian({NAME: p}, {NAME: h})  # which need not be normalizable
+    assert torch.autograd.gradcheck(lambda m, ell: away({NAME: m}, {NAME: ell}, other), leaves)
+
+
 def test_networks_and_settings_that_it_has_no_use_for():
     stack = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     with pytest.raises(ModelError, match="running"):

@@ -90,7 +90,7 @@ def kl(mean: Tensors, precision: Tensors, prior: Gaussian) -> Tensor:
             terms = (ratio - 1).sub_(ratio.log()).add_(gap.square().div_(other))
             slope = (1 - ratio).div_(own).mul_(0.5)
             value = 0.5 * terms.sum()
-        total = total.to(m) + _differentiated(value, gap, slope, m, own)
+        total = total.to(m) + differentiated(value, gap, slope, m, own)
     return total
 
 
@@ -125,7 +125,7 @@ def renyi(mean: Tensors, precision: Tensors, prior: Gaussian, alpha: float) -> T
             value = 0.5 * (logs.sum() / (alpha * (alpha - 1)) + distance.sum())
             pull = distance.mul_(ratio).masked_fill_(past < 0, 0.0).mul_(alpha * (1 - alpha))
             slope = (inside - ratio).add_(pull).div_(inside * own).mul_(0.5 / alpha)
-        total = total.to(m) + _differentiated(value, steep, slope, m, own)
+        total = total.to(m) + differentiated(value, steep, slope, m, own)
     return total
 
 
@@ -155,5 +155,5 @@ class _Differentiated(torch.autograd.Function):
         return None, None, None, gradient * first, gradient * second
 
 
-_differentiated: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = _Differentiated.apply
+differentiated: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = _Differentiated.apply
 """(value, its gradient in x, its gradient in y, x, y) → value, a function of x and y."""

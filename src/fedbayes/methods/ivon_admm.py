@@ -32,7 +32,7 @@ from fedbayes.contracts.natural import (
     shifted,
 )
 from fedbayes.fields import Only
-from fedbayes.inference.gaussian import Gaussian, standard
+from fedbayes.inference.gaussian import Gaussian, differentiated, standard
 from fedbayes.inference.ivon import Ivon
 from fedbayes.messages import Message
 from fedbayes.tensors import Samples, Tensors, part
@@ -251,14 +251,17 @@ def away(mean: Tensors, log_precision: Tensors, other: Gaussian) -> Tensor:
     """E_q[log q(θ) − log r(θ)] up to a constant of r, which need not be normalizable; a scalar.
 
     With Λ', h' of r it is ½ Σ [log Λ + Λ' (m² + 1/Λ)] − Σ h' m. Of KL(q ‖ p) + ⟨η, μ⟩/ρ that is
-    with r = p/η^(1/ρ).
+    with r = p/η^(1/ρ). Gradients are those of means and log-precisions.
     """
     total = torch.zeros(())
     for name, m in mean.items():
-        log, precision = log_precision[name], other.precision[name]
-        second = torch.addcmul((-log).exp(), m, m)
-        linear = (other.shift[name] * m).sum()
-        total = total.to(m) + 0.5 * (log.sum() + (precision * second).sum()) - linear
+        log, precision, shift = log_precision[name], other.precision[name], other.shift[name]
+        with torch.no_grad():
+            pull, wide = precision * m, (-log).exp_().mul_(precision)
+            linear = (shift * m).sum()
+            value = 0.5 * (log.sum() + (pull * m).add_(wide).sum()) - linear
+            slope = pull.sub_(shift), torch.rsub(wide, 1).mul_(0.5)
+        total = total.to(m) + differentiated(value, *slope, m, log)
     return total
 
 
