@@ -7,10 +7,9 @@ Federated averaging with one epoch of SGD: MNIST with an MLP of 100 units (100 c
 batches of 32), CIFAR-10 with LeNet-5 (likewise, batches of 64) and with the CNN of pfl's own
 benchmarks (1,000 clients of 50 images, 50 a round, batches of 10). Both train as many clients on
 the same samples with the same network. pfl has one process with as many threads as there are cores,
-which is its way, and evaluates nothing; `workers` has two processes with one thread each, tries
-each client's model on its own test set and writes a checkpoint every round. Both keep the samples
-of clients that they had before ready in memory. Rounds of both
-alternate, so that a noisy machine disturbs them alike, and medians are compared. Where other
+which is its way; `workers` has two processes with one thread each, and writes a checkpoint every
+round. Neither evaluates anything. Both keep the samples of clients that they had before ready in
+memory. Rounds of both alternate, so that a noisy machine disturbs them alike, and medians are compared. Where other
 programs hold the cores, seconds say little: then the processor's time is what to look at, of which
 `workers` uses two cores at once. Needs the data (FEDBAYES_DATA, or the hub).
 """
@@ -165,6 +164,7 @@ def settings(case, precision, rounds):
         engine="workers",
         workers=2,
         evaluate_every=0,
+        evaluate_local_every=0,
         precision=precision,
         data_cache=512,
         training={"batch_size": CASES[case]["batch_size"], "lr": RATE},

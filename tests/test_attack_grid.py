@@ -63,6 +63,12 @@ def test_a_grid_of_which_nothing_runs_is_an_error(tmp_path):
         grid(tmp_path, ["nan"], methods=["pfnm"], rules=["median"]).run()
 
 
+def test_a_grid_without_an_attack_that_begins_is_an_error(tmp_path):
+    with pytest.raises(RunError, match=r"no run was attacked: .*is 7, but there are 6 clients"):
+        grid(tmp_path, ["nan:clients=7", "huge:clients=7"]).run()
+    assert grid(tmp_path, ["nan:clients=7", "nan"]).run()[-1].value is not None
+
+
 def hostile(runs, rule, attack):
     config = runs._configs[Cell("fedavg", rule, attack)]
     return config.aggregation.hostile, config.min_reports, config.attack.clients

@@ -353,7 +353,9 @@ def test_the_frontier_has_the_sizes_of_networks_and_of_their_ensemble(tmp_path, 
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "test.npz", x=rng.normal(size=(40, 6)), y=rng.integers(3, size=40))
     report, picture = tmp_path / "r.json", tmp_path / "f.png"
+    (tmp_path / "c.json").write_text("[[30], [10]]")
     options = ("--frontier", "1,2", "--test", tmp_path / "test.npz", "--method", "function")
+    options += ("--counts", tmp_path / "c.json")
     pictures = ("--picture", picture, "--report", report)
     asked = ("fuse", *paths, "-o", tmp_path / "g.pt", *options, *pictures, *SMALL, "--json")
     assert command(*asked) == 0
@@ -370,10 +372,14 @@ def test_the_frontier_has_the_sizes_of_networks_and_of_their_ensemble(tmp_path, 
     x = torch.from_numpy(np.load(tmp_path / "test.npz")["x"]).float()
     y = torch.from_numpy(np.load(tmp_path / "test.npz")["y"])
     with torch.no_grad():
-        mean = sum(n(x).softmax(-1) for n in clients.values())
+        shares = dict(zip(clients, (0.75, 0.25), strict=True))
+        mean = sum(shares[name] * n(x).softmax(-1) for name, n in clients.items())
+        middle = average(list(clients.values()), [3, 1])
+        together = float((middle(x).argmax(1) == y).float().mean())
         alone = [float((n(x).argmax(1) == y).float().mean()) for n in clients.values()]
     assert alone[0] != alone[1]
     assert marks["best member"]["accuracy"] == pytest.approx(max(alone))
+    assert marks["average"]["accuracy"] == pytest.approx(together)
     assert marks["ensemble"]["accuracy"] == pytest.approx(
         float((mean.argmax(1) == y).float().mean())
     )
@@ -402,6 +408,10 @@ def test_average_and_multiplications(inputs):
         wanted = torch.stack([n.state_dict()[name] for n in (one, two, three)]).mean(0)
         torch.testing.assert_close(tensor, wanted)
     assert average([one, MLP(6, [3], 3)]) is None
+    weighted = average([one, two, three], [30, 10, 0])
+    for name, tensor in weighted.state_dict().items():
+        wanted = 0.75 * one.state_dict()[name] + 0.25 * two.state_dict()[name]
+        torch.testing.assert_close(tensor, wanted)
     conv = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 64, 5))
     assert multiplications(conv, torch.zeros(1, 3, 8, 8)) == 64 * 4 * 27 + 4 * 64 * 5
     blocks = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 12, 1, groups=4))

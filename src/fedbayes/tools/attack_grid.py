@@ -146,7 +146,8 @@ class AttackGrid:
             What came of each cell, in their order.
 
         Raises:
-            RunError: the folder holds runs with other settings, or no run came to anything.
+            RunError: the folder holds runs with other settings, or no run came to anything, or no
+                attacked one began.
         """
         missing = [cell for cell in self.cells if not self._ended(cell)]
         troubles: dict[Cell, str] = {}
@@ -159,7 +160,13 @@ class AttackGrid:
         outcomes = [self._outcome(cell, troubles.get(cell, "")) for cell in self.cells]
         if all(outcome.value is None for outcome in outcomes):
             raise RunError(outcomes[0].trouble)
+        attacked = [outcome for outcome in outcomes if outcome.cell.attack != HONEST]
+        if attacked and not any(self._began(outcome.cell) for outcome in attacked):
+            raise RunError(f"no run was attacked: {attacked[0].trouble}")
         return outcomes
+
+    def _began(self, cell: Cell) -> bool:
+        return RunFolder(cell.place(self.folder)).config_file.exists()
 
     def _ended(self, cell: Cell) -> bool:
         run = RunFolder(cell.place(self.folder))

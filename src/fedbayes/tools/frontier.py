@@ -71,9 +71,16 @@ class Scale:
         """Of a fused network."""
         return self._mark(f"fused, width {width:g}", fusion.module, fusion.likeness, width)
 
-    def clients(self, networks: Mapping[str, nn.Module]) -> list[Mark]:
+    def clients(
+        self, networks: Mapping[str, nn.Module], sizes: Sequence[float] | None = None
+    ) -> list[Mark]:
         """Of the clients: the best member on the test samples, or without these the nearest to
         what all say; the average where there is one, and the ensemble.
+
+        Args:
+            networks: theirs, by name.
+            sizes: numbers of samples, in their order, by which the average is weighted; equal if
+                None.
         """
         held_out = HeldOut(self.teacher, self.draws)
         marks = [
@@ -86,7 +93,7 @@ class Scale:
             sign = -1 if self._likelihood().higher_is_better else 1
             best = min(marks, key=lambda mark: sign * next(iter(mark.metrics.values())))
             found = [replace(best, name=f"best member ({best.name})")]
-        if (mean := average(list(networks.values()))) is not None:
+        if (mean := average(list(networks.values()), sizes)) is not None:
             found.append(self._mark("average", mean, held_out.likeness(held_out.outputs(mean))))
         return [
             *found,
@@ -135,11 +142,19 @@ class Scale:
             return found
 
 
-def average(networks: Sequence[nn.Module]) -> nn.Module | None:
-    """The mean of networks weight by weight; None where they have other tensors."""
+def average(
+    networks: Sequence[nn.Module], sizes: Sequence[float] | None = None
+) -> nn.Module | None:
+    """The mean of networks weight by weight; None where they have other tensors.
+
+    Args:
+        networks: of clients.
+        sizes: numbers of samples, by which it is weighted; equal if None.
+    """
     states = [dict(network.state_dict()) for network in networks]
+    sizes = [1.0] * len(states) if sizes is None else sizes
     try:
-        mean = combine(states, [1 / len(states)] * len(states))
+        mean = combine(states, [size / sum(sizes) for size in sizes])
     except ModelError:
         return None
     return with_weights(networks[0], mean)

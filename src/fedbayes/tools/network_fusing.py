@@ -143,7 +143,8 @@ class NetworkFusionJob:
         if len(fusions) > 1 or test is not None or self.picture is not None or page:
             watch("comparing")
             marks = [scale.fused(fusion, width) for width, fusion in fusions.items()]
-            marks += scale.clients(networks)
+            sizes = None if counts is None else counts.reshape(len(networks), -1).sum(1).tolist()
+            marks += scale.clients(networks, sizes)
         sent = {
             "their weights": True,
             "counts of samples": counts is not None,
