@@ -9,9 +9,9 @@ benchmarks (1,000 clients of 50 images, 50 a round, batches of 10). Both train a
 the same samples with the same network. pfl has one process with as many threads as there are cores,
 which is its way; `workers` has two processes with one thread each, and writes a checkpoint every
 round. Neither evaluates anything. Both keep the samples of clients that they had before ready in
-memory. Rounds of both alternate, so that a noisy machine disturbs them alike, and medians are compared. Where other
-programs hold the cores, seconds say little: then the processor's time is what to look at, of which
-`workers` uses two cores at once. Needs the data (FEDBAYES_DATA, or the hub).
+memory. Rounds of both alternate, so that a noisy machine disturbs them alike, and medians are
+compared. Where other programs hold the cores, seconds say little: then the processor's time is what
+to look at, of which `workers` uses two cores at once. Needs the data (FEDBAYES_DATA, or the hub).
 """
 
 import argparse
