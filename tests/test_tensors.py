@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 
 from fedbayes.errors import MessageError
 from fedbayes.messages import decode, dense, encode
-from fedbayes.tensors import Tensors, named, pack, parameter_count, part, sparsity, unpack
+from fedbayes.tensors import (
+    Tensors,
+    add_to,
+    all_finite,
+    named,
+    pack,
+    parameter_count,
+    part,
+    sparsity,
+    unpack,
+)
 
 
 @dataclass(frozen=True)
@@ -139,3 +149,37 @@ def test_sparsity_counts_zeros():
     assert sparsity(tensors) == 0.75
     assert parameter_count(tensors) == 4
     assert sparsity({}) == 0.0
+
+
+@pytest.mark.parametrize("count", [0, 1, 65_535, 65_536, 200_003])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool])
+def test_what_is_added_in_pieces_has_the_bits_of_one_addition(
+    count: int, dtype: torch.dtype
+) -> None:
+    rng = torch.Generator().manual_seed(count)
+    total = torch.randn(count, generator=rng, dtype=torch.float64)
+    values = torch.randn(count, generator=rng).to(dtype)
+    expected = torch.add(total, values, alpha=37.3)
+    add_to(total, values, 37.3)
+    assert torch.equal(total, expected)
+
+
+def test_a_total_that_is_not_contiguous_is_added_to_in_place() -> None:
+    whole = torch.zeros(3, 4, dtype=torch.float64)
+    add_to(whole.mT, torch.arange(12.0).reshape(4, 3), 2.0)
+    assert torch.equal(whole, 2 * torch.arange(12.0).reshape(4, 3).mT.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_values_whose_sum_overflows_are_finite_and_hidden_infinities_are_not(
+    dtype: torch.dtype,
+) -> None:
+    values = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
+    assert all_finite(values) and all_finite(-values) and all_finite(values[:0])
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for place in (0, 500, 999):
+            spoilt = values.clone()
+            spoilt[place] = bad
+            assert not all_finite(spoilt)
+    values[3], values[700] = torch.inf, -torch.inf
+    assert not all_finite(values)

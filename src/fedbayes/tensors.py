@@ -5,6 +5,7 @@ server or a client is a frozen dataclass of such things; `pack` and `unpack` tur
 flat dict and back, so that every state of every method is stored in one way.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, get_type_hints
@@ -48,6 +49,35 @@ def part(tensors: Mapping[str, Value], prefix: str) -> dict[str, Value]:
 def named(prefix: str, tensors: Mapping[str, Value]) -> dict[str, Value]:
     """The tensors with `prefix/` before their names; the inverse of `part`."""
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+_PIECE = 1 << 16
+"""Entries that are added at once: what is made of them stays in the processor's cache."""
+
+
+def add_to(total: Tensor, values: Tensor, weight: float) -> None:
+    """Total += weight · values, as `Tensor.add_` does it, to the bit.
+
+    Values of another type than the total are not copied whole, which takes several times as long
+    as adding them.
+
+    Args:
+        total: changed in place.
+        values: of the same shape.
+        weight: a factor.
+    """
+    if values.dtype == total.dtype or not total.is_contiguous():
+        total.add_(values, alpha=weight)
+        return
+    pieces = (torch.split(flat, _PIECE) for flat in (total.view(-1), values.reshape(-1)))
+    for own, more in zip(*pieces, strict=True):
+        own.add_(more, alpha=weight)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite; in one pass where, as almost always, all are."""
+    # A NaN or an infinity makes the sum non-finite. So may an overflow, hence the second look.
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
 def parameter_count(tensors: Tensors) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.messages import Masked, Message, dense, dtype_of
 from fedbayes.models import Network
-from fedbayes.tensors import Tensors
+from fedbayes.tensors import Tensors, add_to
 
 Changes = dict[str, Tensors]
 """By part (`weights`, `buffers`, `control`, …) and name, float64; NaN: a report says nothing."""
@@ -48,7 +48,7 @@ class Total:
                     sums[name] = torch.zeros_like(change)
                 if bool(silent.any()):
                     before = torch.full_like(change, self.weight)
-                    counts.setdefault(name, before).add_(~silent, alpha=weight)
+                    add_to(counts.setdefault(name, before), ~silent, weight)
                     change = change.nan_to_num(nan=0.0)
                 elif name in counts:
                     counts[name].add_(weight)

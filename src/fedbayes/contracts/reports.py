@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.messages import Masked, Message, dtype_of, shape_of
-from fedbayes.tensors import Tensors
+from fedbayes.tensors import Tensors, add_to
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Sum:
                 self.dtypes[name] = dtype_of(item)
             if isinstance(item, Masked):
                 whole = torch.full_like(self.tensors[name], self.weight)
-                self.present.setdefault(name, whole).add_(item.mask(), alpha=report.weight)
+                add_to(self.present.setdefault(name, whole), item.mask(), report.weight)
                 item = item.dense()
             elif name in self.present:
                 self.present[name].add_(report.weight)
-            self.tensors[name].add_(item, alpha=report.weight)
+            add_to(self.tensors[name], item, report.weight)
         self.weight += report.weight
         self.clients += 1
 

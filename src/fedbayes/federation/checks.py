@@ -13,6 +13,7 @@ from fedbayes.likelihoods import Likelihood, Scores, score_names
 from fedbayes.likelihoods.base import ROUNDING
 from fedbayes.likelihoods.measures import MEASURES, SCORE, split
 from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of, encode, shape_of
+from fedbayes.tensors import all_finite
 
 _WEIGHT = "/weight"
 """Name of a report's weight among its tensors; no tensor of a network is called so."""
@@ -233,11 +234,3 @@ def most_values(expected: Message) -> int:
         entries = math.prod(shape)
         total += entries * dtype_of(pattern).itemsize + entries // 8 + 8 * (3 + len(shape))
     return total
-
-
-def all_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or infinite; in one pass where, as almost always, all are."""
-    # A NaN or an infinity makes the sum non-finite. So may an overflow, hence the second look.
-    return math.isfinite(values.sum(dtype=torch.float64).item()) or bool(
-        torch.isfinite(values).all()
-    )

@@ -9,7 +9,6 @@ from fedbayes.contracts import AnyMethod, At, Info, Run
 from fedbayes.federation.aggregation import Aggregation, fold
 from fedbayes.federation.bounds import Intake
 from fedbayes.federation.broadcast import Broadcast, Broadcasts
-from fedbayes.federation.checks import all_finite
 from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.engines import Engine
 from fedbayes.federation.fold import Fold, Way
@@ -21,7 +20,7 @@ from fedbayes.federation.settings import AS_IT_IS, Compression
 from fedbayes.federation.timing.clock import Lengths
 from fedbayes.federation.timing.stale import Past, as_of_now
 from fedbayes.federation.weights import Weights
-from fedbayes.tensors import pack
+from fedbayes.tensors import all_finite, pack
 
 
 @dataclass(frozen=True)
