@@ -175,7 +175,7 @@ def test_values_whose_sum_overflows_are_finite_and_hidden_infinities_are_not(
     dtype: torch.dtype,
 ) -> None:
     values = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
-    assert all_finite(values) and all_finite(-values) and all_finite(values[:0])
+    assert all(all_finite(held) for held in (values, -values, values[:0]))
     for bad in (torch.nan, torch.inf, -torch.inf):
         for place in (0, 500, 999):
             spoilt = values.clone()

@@ -411,8 +411,22 @@ def test_a_long_prediction_of_convolutions_is_the_same_in_pieces(monkeypatch):
     )
     x = torch.randn(7, 1, 16, 16)
     whole = sampled(structure, shared, None, {}, 3, 0.0, x)
-    monkeypatch.setattr("fedbayes.methods.virtual._MAPS", 6)
+    monkeypatch.setattr("fedbayes.methods.virtual._IMAGES", 2)
     torch.testing.assert_close(sampled(structure, shared, None, {}, 3, 0.0, x), whole)
+
+
+@pytest.mark.parametrize("module", [LeNet5(1, 16, 16, 4), nn.Sequential(nn.Linear(5, 3))])
+def test_predictions_are_the_networks_outputs_under_draws_one_after_the_other(module):
+    means = {n: p.detach() for n, p in module.named_parameters()}
+    spread = {n: torch.rand_like(t) for n, t in means.items()}
+    x = torch.randn(4, 1, 16, 16) if isinstance(module, LeNet5) else torch.randn(4, 5)
+    weights = GaussianWeights(means, spread)
+    found = sampled(stack(module), weights, None, {}, 3, 0.0, x)
+    rng = torch.Generator().manual_seed(0)
+    for outputs in found:
+        drawn = {n: m + spread[n] * torch.randn(m.shape, generator=rng) for n, m in means.items()}
+        expected = torch.func.functional_call(module, drawn, x)
+        torch.testing.assert_close(outputs, expected.detach(), rtol=1e-3, atol=1e-3)
 
 
 def free_energy(method, place, share, start, data, *, training=True):

@@ -30,12 +30,14 @@ from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.messages import Message
 from fedbayes.models import Network, variational
+from fedbayes.models.layout import channels_last
 from fedbayes.models.variational import (
     Drawn,
     Estimator,
     GaussianWeights,
     Given,
     Perturbation,
+    Repeated,
     Requests,
     Source,
     Stack,
@@ -215,6 +217,8 @@ class Virtual(Factors[Client]):
         noise = Perturbation(self.samples, self.estimator, source)
         network = variational.stack(run.network.module)
         x, gates = variational.repeat(x, self.samples), part(parameters, "gate")
+        if network.convolutional:
+            x = channels_last(x)
         return _beside(network, shared, own, gates, x, noise, training=training)
 
     def loss(self, run: Run) -> Loss:
@@ -330,22 +334,24 @@ def sampled(
     the server's, with weight `trust`. The draws are the same on every call.
     """
     if network.convolutional:
-        # Maps of every draw at once would fill the memory.
-        rows = max(1, _MAPS // samples)
-        if len(x) > rows:
-            pieces = [
-                sampled(network, shared, own, gates, samples, trust, part)
-                for part in torch.split(x, rows)
-            ]
-            return torch.cat(pieces, dim=1)
-    noise = Perturbation(samples, "reparametrization", Drawn(torch.Generator().manual_seed(0)))
-    x = variational.repeat(x, samples)
-    predicted, common = _beside(network, shared, own, gates, x, noise)
-    if trust:
-        predicted = torch.log_softmax(predicted, dim=-1)
-        other = torch.log_softmax(common, dim=-1) + log(trust)
-        predicted = torch.logaddexp(predicted, other) - log(1 + trust)
-    return predicted.reshape(samples, len(x) // samples, -1)
+        x = channels_last(x)
+    pieces = torch.split(x, _IMAGES if network.convolutional else max(1, len(x)))
+    source = Drawn(torch.Generator().manual_seed(0))
+    found = []
+    for _ in range(samples):
+        draw = Repeated(source)
+        outputs = []
+        for piece in pieces:
+            noise = Perturbation(1, "reparametrization", draw)
+            predicted, common = _beside(network, shared, own, gates, piece, noise)
+            if trust:
+                predicted = torch.log_softmax(predicted, dim=-1)
+                other = torch.log_softmax(common, dim=-1) + log(trust)
+                predicted = torch.logaddexp(predicted, other) - log(1 + trust)
+            outputs.append(predicted)
+            draw.again()
+        found.append(torch.cat(outputs))
+    return torch.stack(found)
 
 
 def _beside(
@@ -402,5 +408,5 @@ def _newcomer(at: At) -> tuple[Tensors, Tensors]:
 _UNIT_TO_UNIT = nn.Linear(1, 1, device="meta")
 _PIXEL_BY_PIXEL = nn.Conv2d(1, 1, 1, device="meta")
 """Which map V and U of a stage are, without weights: in a convolution pixel by pixel."""
-_MAPS = 1000
-"""Images times draws that convolutions see at once in a prediction."""
+_IMAGES = 200
+"""That convolutions see at once in a prediction, so that their maps do not fill the memory."""

@@ -1,15 +1,15 @@
 """A network as a pure function of its weights."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ModelError
+from fedbayes.models.layout import channels_last, gradient_channels_last
 from fedbayes.models.normalization import frozen_buffers
 from fedbayes.models.resize import channels_by_weight, is_depthwise
 from fedbayes.models.settings import Precision
@@ -304,7 +304,7 @@ class Network:
         if self.module.training != training:
             self.module.train(training)
         if self._channels_last and x.ndim == 4:
-            x = _channels_last(x)
+            x = channels_last(x)
         hooks = [pool.register_forward_hook(_relaid) for pool in self._pools] if training else ()
         try:
             self._bind(weights)
@@ -331,54 +331,6 @@ class Network:
         return outputs
 
 
-class _ChannelsLast(torch.autograd.Function):
-    """Images laid out channels last; as they are where `torch.func.vmap` has one more axis."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
-        return x, in_dims[0]
-
-
-_channels_last: Callable[[Tensor], Tensor] = _ChannelsLast.apply
-
-
-class _GradientChannelsLast(torch.autograd.Function):
-    """Pooled images as they are, whose gradient is laid out like them. What flattens them gives it
-    in the other layout, and pooling would then copy all of its inputs' gradient there and back.
-    """
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _channels_last(gradient) if gradient.ndim == 4 else gradient
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
-        return x, in_dims[0]
-
-
-_gradient_channels_last: Callable[[Tensor], Tensor] = _GradientChannelsLast.apply
-
-
 def _relaid(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
     """What a layer that pools gives, in training."""
-    return _gradient_channels_last(output)
+    return gradient_channels_last(output)

@@ -9,7 +9,7 @@ sample. Two estimators give every sample its own noise (`Estimator`):
 - `reparametrization` draws the weights of each sample, and shares them between its rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ from torch.nn import functional
 from fedbayes.devices import placed
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods.noise import LearntNoise
+from fedbayes.models.layout import gradient_channels_last
 from fedbayes.tensors import Tensors
 
 Estimator = Literal["flipout", "reparametrization"]
@@ -168,6 +169,37 @@ class Given:
     signs = normal
 
 
+class Repeated:
+    """Random numbers that are drawn once, and come again in the same order.
+
+    Args:
+        source: where they come from at first.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._drawn: list[Tensor] = []
+        self._place = 0
+
+    def again(self) -> None:
+        """From the first number on."""
+        self._place = 0
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal draws."""
+        return self._next(self._source.normal, shape)
+
+    def signs(self, shape: tuple[int, ...]) -> Tensor:
+        """Draws of -1 and 1."""
+        return self._next(self._source.signs, shape)
+
+    def _next(self, draw: Callable[[tuple[int, ...]], Tensor], shape: tuple[int, ...]) -> Tensor:
+        if self._place == len(self._drawn):
+            self._drawn.append(draw(shape))
+        self._place += 1
+        return self._drawn[self._place - 1]
+
+
 class Perturbation(NamedTuple):
     """How weights are perturbed in one pass."""
 
@@ -210,23 +242,38 @@ def affine(
         delta = spread * noise.normal(*weight.shape, like=weight)
         rows, extra = len(x), [1] * (x.ndim - 2)
         incoming = noise.signs(rows, x.shape[1], x).reshape(rows, -1, *extra)
-        y = _apply(layer, x, weight)
         other = _apply(layer, x * incoming, delta)
-        y = y + other * noise.signs(rows, y.shape[1], y).reshape(rows, -1, *extra)
+        signs = noise.signs(rows, other.shape[1], other).reshape(rows, -1, *extra)
+        own = _bias(bias, bias_spread, noise)
+        shared = own[0] if own is not None and noise.samples == 1 else None
+        y = torch.addcmul(_apply(layer, x, weight, shared), other, signs)
+        if shared is not None:
+            return y
     else:
         drawn = weight + spread * noise.normal(noise.samples, *weight.shape, like=weight)
+        own = _bias(bias, bias_spread, noise)
+        if noise.samples == 1:
+            return _apply(layer, x, drawn[0], None if own is None else own[0])
         y = _each(layer, x, drawn)
-    if bias is not None and bias_spread is not None:
-        own = bias + bias_spread * noise.normal(noise.samples, *bias.shape, like=bias)
+    if own is not None:
         own = own.repeat_interleave(len(x) // noise.samples, dim=0)
         y = y + own.reshape(*own.shape, *[1] * (y.ndim - 2))
     return y
 
 
-def _apply(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
+def _bias(mean: Tensor | None, std: Tensor | None, noise: Perturbation) -> Tensor | None:
+    """Biases of each sample, [samples, width], if there are any."""
+    if mean is None or std is None:
+        return None
+    return mean + std * noise.normal(noise.samples, *mean.shape, like=mean)
+
+
+def _apply(
+    layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     if isinstance(layer, nn.Linear):
-        return functional.linear(x, weight)
-    return functional.conv2d(x, weight, None, layer.stride, layer.padding)
+        return functional.linear(x, weight, bias)
+    return functional.conv2d(x, weight, bias, layer.stride, layer.padding)
 
 
 def _each(layer: nn.Linear | nn.Conv2d, x: Tensor, weights: Tensor) -> Tensor:
@@ -255,6 +302,8 @@ def through(modules: Sequence[nn.Module], x: Tensor, training: bool) -> Tensor:
             x = functional.dropout(x, module.p, training)
         else:
             x = module(x)
+            if training and x.ndim == 4 and not isinstance(module, nn.Identity | nn.Unflatten):
+                x = gradient_channels_last(x)
     return x
 
 

@@ -1,0 +1,55 @@
+"""How images lie in memory: channels last, where convolutions are fastest."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _ChannelsLast(torch.autograd.Function):
+    """Images laid out channels last; as they are where `torch.func.vmap` has one more axis."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
+        return x, in_dims[0]
+
+
+channels_last: Callable[[Tensor], Tensor] = _ChannelsLast.apply
+
+
+class _GradientChannelsLast(torch.autograd.Function):
+    """Pooled images as they are, whose gradient is laid out like them. What flattens them gives it
+    in the other layout, and pooling would then copy all of its inputs' gradient there and back.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return channels_last(gradient) if gradient.ndim == 4 else gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
+        return x, in_dims[0]
+
+
+gradient_channels_last: Callable[[Tensor], Tensor] = _GradientChannelsLast.apply
