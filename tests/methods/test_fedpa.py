@@ -1,12 +1,15 @@
 """FedPA: what a client answers, and rounds that end at the pooled mean of a linear regression."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedbayes import Config, Simulation
 from fedbayes.contracts import Nothing, Sum
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.inference.sampling import sampled
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedavg import FedAvg
@@ -139,3 +142,19 @@ def test_refusals_and_remarks():
     FedPa().check(run_of(net, optimizer="adam"))
     assert "all 5 rounds" in FedPa().remarks(run_of(net))[0]
     assert FedPa(burn_in_rounds=4).remarks(run_of(net)) == []
+
+
+def test_clients_with_too_few_steps_for_samples_are_counted_before_the_first_round():
+    config = {
+        "rounds": 2,
+        "data": {"name": "digits", "clients": 4, "partition": "counts", "test_counts": [1] * 10}
+        | {"class_counts": [[2] * 10, [2] * 10, [2] * 10, [6] * 10]},
+        "training": {"batch_size": 20},
+        "method": {"name": "fedpa", "burn_in_rounds": 1},
+    }
+    with pytest.warns(FedbayesWarning, match="3 of 4 clients answer as in federated averaging"):
+        Simulation(Config.create(**config)).close()
+    config["training"]["epochs"] = 4
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "3 of 4 clients")
+        Simulation(Config.create(**config)).close()

@@ -170,6 +170,12 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return []
 
+    def falls_short(self, samples: int, run: Run) -> str:
+        """What a client of so many training samples does in place of what the method is for, in
+        words that go on from "clients"; empty by default: nothing.
+        """
+        return ""
+
     def prior(self, samples: int) -> Prior | None:
         """The prior of the weights of a client of so many training samples around the server's, as
         far as it draws them there; None by default: nothing does.

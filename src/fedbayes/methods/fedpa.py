@@ -77,6 +77,21 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
             f"method.burn_in_rounds = {self.burn_in_rounds}"
         ]
 
+    def falls_short(self, samples: int, run: Run) -> str:
+        """A client with too few steps for two samples averages."""
+        if self._steps(samples, run)[1] >= 2 or run.rounds <= self.burn_in_rounds:
+            return ""
+        return (
+            "answer as in federated averaging: they have too few steps in a round for two samples "
+            f"after method.burn_in = {self.burn_in:g}; give them more training.epochs, or "
+            "training.steps"
+        )
+
+    def _steps(self, samples: int, run: Run) -> tuple[int, int]:
+        """Steps of a round for so many samples: all, and those after burn-in."""
+        steps = run.training.step_count(samples)
+        return steps, steps - int(self.burn_in * steps)
+
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """The one that the settings name."""
         return self.build_server(parameters)
@@ -88,9 +103,8 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
 
         A client with too few steps for two samples answers as in federated averaging.
         """
-        steps = at.run.training.step_count(len(samples.y))
-        burn_in = int(self.burn_in * steps)
-        if at.round <= self.burn_in_rounds or steps - burn_in < 2:
+        steps, after = self._steps(len(samples.y), at.run)
+        if at.round <= self.burn_in_rounds or after < 2:
             report, client, info = super().local(message, client, samples, at)
             return report, client, {**info, "posterior_samples": 1.0}
         problem, loss = self.problem(message, client, samples, at), self.loss(at.run)
@@ -100,8 +114,8 @@ class FedPa(ServerOptimizer, GeneralizedFedAvg):
             problem,
             lambda stated: at.solve(stated, loss, samples),
             names,
-            burn_in=burn_in,
-            every=max(1, (steps - burn_in) // self.samples),
+            burn_in=steps - after,
+            every=max(1, after // self.samples),
             averaged=self.sampler == "iterates",
             langevin=noise if self.sampler == "langevin" else None,
         )

@@ -2,6 +2,9 @@
 should know of it.
 """
 
+from collections import Counter
+
+import numpy as np
 from pydantic import BaseModel
 
 from fedbayes.contracts import AnyMethod, Method, Run
@@ -360,7 +363,20 @@ def remarks(
         *idle(config, resolved={"data.partition": scheme}),
         *idle(method, "method."),
         *method.remarks(run),
+        *_falling_short(method, run, data),
     ]
+
+
+def _falling_short(method: AnyMethod, run: Run, data: FederatedData) -> list[str]:
+    """How many clients have too few samples for what the method is for."""
+    sizes, counts = np.unique(data.train_sizes(), return_counts=True)
+    short: Counter[str] = Counter()
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        short[method.falls_short(size, run)] += count
+    del short[""]
+    known = int(counts.sum())
+    of = f"{known:,} clients{'' if known == run.clients else ' that were looked at'}"
+    return [f"{count:,} of {of} {what}" for what, count in short.items()]
 
 
 def _of_patience(training: LocalTraining) -> list[str]:
