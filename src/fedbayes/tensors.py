@@ -66,7 +66,8 @@ def add_to(total: Tensor, values: Tensor, weight: float) -> None:
         values: of the same shape.
         weight: a factor.
     """
-    if values.dtype == total.dtype or not total.is_contiguous():
+    whole = values.dtype == total.dtype or values.numel() <= _PIECE
+    if whole or not total.is_contiguous():
         total.add_(values, alpha=weight)
         return
     pieces = (torch.split(flat, _PIECE) for flat in (total.view(-1), values.reshape(-1)))
