@@ -194,3 +194,14 @@ def test_the_command_prints_draws_and_writes(tmp_path, capsys, monkeypatch):
     assert len(found[1]["hostile"]) == 2
     assert command("attack", "--picture", "p.bmp") == 2
     assert "the suffix says the format" in capsys.readouterr().err
+
+
+def test_a_run_that_broke_off_is_judged_as_the_others(tmp_path):
+    settings = ["data.name=diabetes", "data.clients=3", "model.hidden=[4]", "training.lr=0.01"]
+    asked = [*settings, "rounds=6", "stop_refused=2"]
+    honest, broken = grid(tmp_path, ["nan:start=3:clients=3"], overrides=asked).run()
+    assert "every report was refused" in broken.trouble
+    assert broken.value == pytest.approx(honest.value, rel=1)
+    assert not broken.higher_is_better
+    assert not honest.higher_is_better
+    assert sorted(broken.refused.values()) == [2, 2, 2]

@@ -400,3 +400,14 @@ def test_masks_of_the_server_are_kept():
 
     _, lines = attacked(small("feddrop", rounds=1), tamper)
     assert "other entries of" in lines[0]["refused"]["1"]
+
+
+def test_a_run_that_was_given_up_goes_on_whatever_comes_if_that_is_asked_for(tmp_path):
+    config = small("tests.test_bounds:Unsound", rounds=4, stop_refused=2)
+    config = config.model_copy(update={"method": {**config.method, "bad": -1}})
+    with pytest.raises(RunError, match="stop_refused = 0"):
+        run(config, tmp_path)
+    file = tmp_path / "config.toml"
+    file.write_text(file.read_text().replace("stop_refused = 2", "stop_refused = 0"))
+    with Simulation(None, tmp_path) as simulation:
+        assert [step.number for step in simulation] == [3, 4]

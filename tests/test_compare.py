@@ -20,6 +20,7 @@ import fedbayes
 from fedbayes import run
 from fedbayes.cli import main
 from fedbayes.errors import ConfigError, RunError
+from fedbayes.reports.comparison import _curves
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
@@ -439,3 +440,27 @@ def test_the_display_tells_what_is_left(ended, monkeypatch):
         f"1 of 2: fedavg, seed 0: global accuracy {value:.4f}, in 1:00, about 0:20 left"
     )
     assert third == "2 of 2: pvi:damping=0.5, seed 0: failed: it broke"
+
+
+def test_a_trial_of_an_earlier_model_is_not_believed(tmp_path):
+    finish(grid(tmp_path, "fedavg", seeds=1))
+    (place,) = [file.parent for file in tmp_path.rglob("trial.json")]
+    before = json.loads((place / "trial.json").read_text())
+    text = (place / "config.toml").read_text()
+    (place / "config.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
+    fedbayes.resume(place)
+    longer = grid(tmp_path, "fedavg", [*SMALL, "rounds=3"], seeds=1)
+    assert "error_auroc" not in longer.outcome(longer.cells[0]).values
+    assert len(longer.missing) == 1
+    (outcome,), _, _ = finish(longer)
+    now = json.loads((place / "trial.json").read_text())
+    assert now["model"] != before["model"]
+    assert outcome.values["error_auroc"] == now["metrics"]["error_auroc"]
+
+
+def test_curves_are_means_over_the_same_rounds():
+    gap, whole = ([1, 2, 3], [1.0, math.nan, 5.0]), ([1, 2, 3], [1.0, 1.0, 1.0])
+    axes = _curves({"a": [whole, gap]}, "round", "accuracy").axes[0]
+    assert axes.lines[0].get_xdata().tolist() == [1, 3]
+    assert axes.lines[0].get_ydata().tolist() == [1, 3]
+    assert _curves({"a": [([1], [math.nan])]}, "round", "accuracy") is None

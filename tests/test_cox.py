@@ -17,6 +17,7 @@ from fedbayes.biostatistics.risk_sets import tell_own_likelihood
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, MessageError
 from fedbayes.federation.checks import check_scores
 from fedbayes.likelihoods import build_likelihood, evaluate, total
+from fedbayes.reports.gather import gather
 from fedbayes.runs.build import stored_data
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
@@ -281,3 +282,18 @@ def test_times_that_float32_cannot_tell_apart_are_said(tmp_path):
     frame.to_csv(tmp_path / "rossi.csv", index=False)
     with pytest.warns(FedbayesWarning, match="times in 'week' are as others"):
         Simulation(Config.create(**settings_of(tmp_path)))
+
+
+def test_a_report_leaves_out_clients_without_pairs_and_says_so(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"a": rng.normal(size=60), "time": rng.exponential(size=60)})
+    rows["event"], rows["site"] = 1, np.arange(60) // 15
+    rows.loc[rows["site"] == 3, "event"] = 0  # nobody's end is known: there is nothing to rank
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    data = {"path": str(tmp_path / "t.csv"), "label": ["time", "event"], "group": "site"}
+    config = {"rounds": 1, "data": data, "task": {"likelihood": "cox"}, "training": {"lr": 1e-3}}
+    fedbayes.run(Config.create(**config), tmp_path / "run")
+    record = gather([tmp_path / "run"])[0]
+    assert len(record.values) == 3
+    assert any("1 of 4 clients are not in the chart of clients" in note for note in record.notes)
+    assert command("report", tmp_path / "run", "-o", tmp_path / "r.html") == 0

@@ -10,6 +10,7 @@ from fedbayes import Config, Simulation
 from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.federation import client_runtime
 from fedbayes.reports.gather import gather
+from fedbayes.runs.scores import ClientScores
 
 ROUNDS = 7
 
@@ -94,3 +95,17 @@ def test_an_interrupted_run_may_be_evaluated_more_seldom(always, tmp_path):
 def test_where_there_are_no_clients_models_it_is_said():
     with pytest.warns(FedbayesWarning, match="evaluate_local_every has no effect: global"):
         fedbayes.run(settings(method={"name": "global"}, evaluate_local_every=3))
+
+
+def test_a_client_that_tells_nothing_keeps_all_that_it_told():
+    first = {"count": 4.0, "correct": 2.0, "nll": 2.0, "metric/auroc": 0.5}
+    scores = ClientScores().after({0: first, 1: first | {"metric/auroc": 0.9}})
+    again = scores.after({0: {}, 1: {}, 2: {}})
+    for name, told in scores.sums.items():
+        assert torch.equal(again.sums[name], told)
+    assert again.after({1: first}).sums["metric/auroc"].tolist() == [0.5, 0.5]
+
+
+def test_that_a_run_which_stops_early_may_end_unevaluated_is_said():
+    with pytest.warns(FedbayesWarning, match="and so none at all: evaluate_local_every is 0"):
+        Simulation(settings(evaluate_local_every=0, stop_after=1)).close()

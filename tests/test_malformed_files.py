@@ -1,6 +1,8 @@
 """Files and settings that nobody means to write: a plain message that names them, never more."""
 
 import io
+import json
+import math
 import os
 import zipfile
 
@@ -12,6 +14,7 @@ from torch import nn
 import fedbayes
 from fedbayes.devices import choose_device
 from fedbayes.errors import ConfigError, DataError, ModelError, RunError, plain
+from fedbayes.files import json_text
 from fedbayes.messages import Masked, encode
 from fedbayes.models import read_model, read_program
 from fedbayes.runs.config import Config
@@ -215,3 +218,14 @@ def test_a_module_that_fails_is_named_with_its_line(tmp_path, monkeypatch, capsy
         words = " ".join(capsys.readouterr().err.split())
         assert f"broken cannot be imported: {said} (broken.py, line 3)" in words
         assert not (tmp_path / "run").exists()
+
+
+def test_json_has_no_numbers_that_readers_refuse():
+    content = {"NaN": [math.nan, math.inf, -math.inf, 1.5, None], 'a "Infinity\\"': "-Infinity NaN"}
+
+    def refused(name):
+        raise AssertionError(name)
+
+    found = json.loads(json_text(content, indent=2), parse_constant=refused)
+    assert found == {**content, "NaN": [None, math.inf, -math.inf, 1.5, None]}
+    assert json_text([1.0]) == "[1.0]"

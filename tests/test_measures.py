@@ -448,3 +448,9 @@ def test_the_display_names_the_worst_client(asked, capsys, table, tmp_path):
     assert "AUROC" in shown.err
     assert "(worst " in shown.err
     assert "worst client" in shown.out
+
+
+def test_f1_is_the_mean_of_the_classes_that_there_are():
+    y, p = np.array([0, 0, 1, 1]), np.eye(3)[[0, 0, 1, 2]]
+    alone = [sk.f1_score(y == k, p.argmax(1) == k) for k in (0, 1)]
+    assert MEASURES["f1"].value(y, p, 0.5) == pytest.approx(np.mean(alone))

@@ -207,6 +207,9 @@ def test_evaluate_says_what_it_cannot_use(place, run, tmp_path, capsys):
     assert "no effect on the test sets" in told(
         model, "--run", place / "run", "--set", "data.label=x"
     )
+    for idle in ("metrics=['brier']", "sed=1"):
+        told_of = told(model, "--run", place / "run", "--set", idle)
+        assert f"{idle.partition('=')[0]} has no effect on the test sets" in told_of
     assert "trained on 30" in told(model, "--dataset", "digits")
     other = tmp_path / "other.csv"
     pd.read_csv(place / "new.csv").drop(columns="mean area").to_csv(other, index=False)

@@ -318,3 +318,21 @@ def test_a_note_on_what_all_seeds_share_is_printed_once(tmp_path):
     arguments = ["--partition", "iid", "--rounds", 1, "--seeds", 3, "-o", tmp_path / "out"]
     done = fedbayes_cli("run", *ARGUMENTS, *arguments)
     assert done.stderr.count("note: data.alpha has no effect") == 1
+
+
+def test_metrics_that_are_undefined_have_no_mean_and_lose_nothing(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = ["a,b,y", *(f"{a},{b},{a - b}" for a, b in rng.normal(size=(60, 2)))]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    out = tmp_path / "out"
+    assert not command(
+        *["run", "--set", f"data.path={tmp_path / 't.csv'}", "--set", "data.label=['y']"],
+        *["--clients", 12, "--partition", "iid", "--rounds", 1, "--seeds", 2, "-o", out],
+        *["--set", "task.likelihood=gaussian", "--json"],
+    )
+    table = json.loads((out / "seeds.json").read_text())
+    assert table["metrics"]["local_r2"]["mean"] is None
+    assert table["metrics"]["local_rmse"]["mean"] > 0
+    text = (out / "seed-0" / "metrics.jsonl").read_text()
+    line = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert line["metrics"]["local"]["r2"] is None

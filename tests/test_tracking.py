@@ -7,6 +7,8 @@ import pytest
 import fedbayes
 from fedbayes.errors import ConfigError
 from fedbayes.runs import tracking
+from fedbayes.runs.config import Config
+from fedbayes.runs.inventory import dotted
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
 from tests.command_line import command
@@ -49,6 +51,12 @@ def test_mlflow(tmp_path, monkeypatch):
     assert [metric.step for metric in history] == [1, 2, 3, 4]
     assert [m.value for m in history] == pytest.approx([line["global_accuracy"] for line in lines])
     found = client.get_run(run)
+    settings = dotted(
+        Config.stored(tmp_path / "run" / "config.toml").model_dump(mode="json", exclude_none=True)
+    )
+    named = {key for key, value in settings if value != {}}
+    assert len(named) > 100
+    assert found.data.params.keys() == named
     assert found.data.params["data.clients"] == "3"
     assert found.info.status == "FINISHED"
 

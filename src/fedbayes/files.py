@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import stat
 import struct
 import tomllib
@@ -74,6 +75,25 @@ def open_npz(source: Path | BinaryIO) -> Any:
     if isinstance(found, np.ndarray):
         raise ValueError("it is one array without a name; numpy.savez writes arrays by name")
     return found
+
+
+_OF_PYTHON = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
+"""Text in JSON, and what Python writes of numbers and others cannot read."""
+_NUMBERS = {"NaN": "null", "Infinity": "1e999", "-Infinity": "-1e999"}
+
+
+def json_text(content: Any, *, indent: int | None = None) -> str:
+    """JSON that every reader takes: null where a number is NaN, and where one is infinite 1e999,
+    which readers take for infinity or the largest number that they have.
+
+    Args:
+        content: tables, lists, texts and numbers.
+        indent: of a text over several lines; None: one line.
+    """
+    text = json.dumps(content, indent=indent)
+    if "NaN" not in text and "Infinity" not in text:
+        return text
+    return _OF_PYTHON.sub(lambda found: _NUMBERS.get(found[0], found[0]), text)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -1,6 +1,5 @@
 """`attack`: a config under attack."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +19,7 @@ from fedbayes.cli.options import (
     SettingsCommand,
     overrides,
 )
+from fedbayes.files import json_text
 
 
 @app.command(cls=SettingsCommand)
@@ -104,7 +104,7 @@ def attack(
     if markdown is not None:
         write_beside(markdown, table.markdown().encode())
     if as_json:
-        print(json.dumps(table.json()))
+        print(json_text(table.json()))
         return
     Console().print(table.rich())
     for note in table.notes:

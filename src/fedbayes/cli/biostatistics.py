@@ -1,6 +1,5 @@
 """`glm` and `survival`: regression and survival analysis, as exact as of the pooled rows."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from fedbayes.cli.app import Console, app
 from fedbayes.cli.federate import Certificates, Insecure, Secret
 from fedbayes.cli.options import Json, Setting
 from fedbayes.errors import ConfigError
+from fedbayes.files import json_text
 
 if TYPE_CHECKING:
     from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
@@ -365,7 +365,7 @@ def _run(
         )
         found = study.run()
     if as_json:
-        print(json.dumps(found.to_dict(level)))
+        print(json_text(found.to_dict(level)))
         return
     _show(study, found)
     for what, path in (("result", out), ("figure", plot)):

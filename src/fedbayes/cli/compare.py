@@ -1,6 +1,5 @@
 """`compare`: methods side by side."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +27,7 @@ from fedbayes.cli.options import (
     overrides,
 )
 from fedbayes.errors import FedbayesWarning
+from fedbayes.files import json_text
 
 
 @app.command(cls=SettingsCommand)
@@ -112,7 +112,7 @@ def compare(
         console.print("stopped; the same command goes on", highlight=False)
         raise typer.Exit(130) from None
     if as_json:
-        print(json.dumps(found.summary, allow_nan=False))
+        print(json_text(found.summary))
     else:
         for table in found.tables:
             Console().print(*rich_tables(table, Console().width), sep="\n")

@@ -1,6 +1,5 @@
 """`data`: the data sets and how they are divided."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ from rich.table import Table
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import DataDir, DataPartition, Setting, completes, overrides
 from fedbayes.errors import ConfigError, RunError
+from fedbayes.files import json_text
 
 if TYPE_CHECKING:
     from fedbayes.data.check import TableCheck
@@ -31,7 +31,7 @@ def data_list(
 
     entries = catalogue(data_dir)
     if as_json:
-        print(json.dumps([asdict(entry) for entry in entries], indent=2))
+        print(json_text([asdict(entry) for entry in entries], indent=2))
         return
     table = Table("", "samples", "shape", "target", "here", show_header=True, pad_edge=False)
     for entry in entries:
@@ -169,7 +169,7 @@ def data_check(
         except OSError as error:
             raise RunError(f"cannot write {out}: {error}") from None
     if as_json:
-        print(json.dumps(check.dump(), indent=2))
+        print(json_text(check.dump(), indent=2))
     else:
         _show_check(check, out)
     raise typer.Exit(1 if check.refused else 0)
@@ -234,7 +234,7 @@ def data_summarize(
 
     done = SummaryJob(settled, out, min_rows, min_count).run()
     if as_json:
-        print(json.dumps(done))
+        print(json_text(done))
         return
     Console().print(
         f"wrote {out}: sums and counts of {done['rows']:,} rows of {len(done['columns']):,} "

@@ -1,8 +1,7 @@
 """`evaluate`, `calibrate`, `export`: models that are there."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -11,6 +10,7 @@ from rich.table import Table
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import DataDir, DataSet, Json, Metrics, Setting, overrides
 from fedbayes.errors import ModelError, RunError
+from fedbayes.files import json_text
 from fedbayes.likelihoods.measures import AUTO
 
 
@@ -72,7 +72,7 @@ def evaluate(
     )
     if as_json:
         flat = [{"name": s.name, **s.metrics, **asdict(s)} for s in scores]
-        print(json.dumps([_valid({k: v for k, v in s.items() if k != "metrics"}) for s in flat]))
+        print(json_text([{k: v for k, v in s.items() if k != "metrics"} for s in flat]))
         return
     Console().print(
         f"{tests.what}, standardized {scores[0].standardized}", highlight=False, soft_wrap=True
@@ -105,14 +105,6 @@ _MOST_ACROSS = 4
 def _names(metrics: str) -> list[str]:
     """Names of metrics between commas."""
     return [name.strip() for name in metrics.split(",") if name.strip()]
-
-
-def _valid(table: dict[str, Any]) -> dict[str, Any]:
-    """A table as JSON has it, which knows no NaN: null where a metric is undefined."""
-    return {
-        key: _valid(value) if isinstance(value, dict) else None if value != value else value
-        for key, value in table.items()
-    }
 
 
 @app.command()
@@ -167,7 +159,7 @@ def calibrate(
     if picture is not None:
         plot(found, picture)
     if as_json:
-        print(json.dumps(_valid(dict(told))))
+        print(json_text(dict(told)))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in told.items():
@@ -186,7 +178,7 @@ def _cool(folder: Path, share: float, *, personal: bool, as_json: bool) -> None:
 
     found = calibrate_temperature(folder, personal=personal, share=share)
     if as_json:
-        print(json.dumps(_valid(asdict(found) | {"path": str(found.path)})))
+        print(json_text(asdict(found) | {"path": str(found.path)}))
         return
     counted = f"{found.counted:,} rows of the clients, {found.numbers:,} sums from each"
     Console().print(f"temperature {found.temperature:.4f}, by {counted}", highlight=False)
@@ -268,7 +260,7 @@ def export(
     done = export(folder, out, small=compact, client=client)
     if as_json:
         print(
-            json.dumps(
+            json_text(
                 {
                     "path": str(done.path),
                     "parameters": done.parameters,

@@ -1,6 +1,5 @@
 """`fuse`: models that were trained apart, made one."""
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import FusionCommand, Json, Setting
 from fedbayes.errors import ConfigError
+from fedbayes.files import json_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -275,7 +275,7 @@ def fuse(
     if trials and not as_json:
         Console().print(trial_table(trials, fusion))
     if as_json:
-        print(json.dumps(summary(fusion)))
+        print(json_text(summary(fusion)))
         return
     sizes = ", ".join(map(str, fusion.sizes))
     written = ", ".join(str(path) for path in (out, report, picture) if path is not None)
@@ -327,7 +327,7 @@ def _match(
     with console.status("reading") as status:
         matching = job.run(status.update)
     if as_json:
-        print(json.dumps(summary(matching)))
+        print(json_text(summary(matching)))
         return
     for note in matching.notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
@@ -375,7 +375,7 @@ def _average(
     with rich.get_console().status("reading") as status:
         told = job.run(status.update)
     if as_json:
-        print(json.dumps(told))
+        print(json_text(told))
         return
     for name, reason in told.get("untouched", {}).items():
         rich.get_console().print(f"{name} keeps its order: {reason}", highlight=False, markup=False)
@@ -492,7 +492,7 @@ def _fuse_functions(
             ),
         )
     if as_json:
-        print(json.dumps(summary(outcome)))
+        print(json_text(summary(outcome)))
         return
     for note in (*outcome.told, *outcome.fusion.notes):
         console.print(note, highlight=False, soft_wrap=True, markup=False)

@@ -1,6 +1,5 @@
 """`methods`, `settings`, `version`: what there is."""
 
-import json
 from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from fedbayes.cli.app import app
 from fedbayes.cli.options import complete_key, completes
+from fedbayes.files import json_text
 from fedbayes.version import __version__
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def methods(
             }
             for key, method in chosen.items()
         ]
-        print(json.dumps(listing, indent=2))
+        print(json_text(listing, indent=2))
         return
     console = Console(highlight=False)
     if name is None:
@@ -99,7 +99,7 @@ def settings(
     from fedbayes.runs.settings import find
 
     if as_schema:
-        print(json.dumps(config.schema(), indent=2))
+        print(json_text(config.schema(), indent=2))
         return
     table, _, rest = (key or "").partition(".")
     named, _, parameter = rest.partition(".")
@@ -122,7 +122,7 @@ def settings(
     if as_json:
         from dataclasses import asdict
 
-        print(json.dumps([asdict(row) for row in found], indent=2))
+        print(json_text([asdict(row) for row in found], indent=2))
         return
     _print(Console(highlight=False), found)
 

@@ -1,6 +1,5 @@
 """`nodes`: who is registered at a SuperLink."""
 
-import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from fedbayes.cli.app import app
 from fedbayes.cli.federate import Certificates, Insecure, Link, Secret
 from fedbayes.cli.listing import AsJson
+from fedbayes.files import json_text
 
 if TYPE_CHECKING:
     from fedbayes.flower.registry import Registered
@@ -38,7 +38,7 @@ def nodes(
 
     rows, here = registered(link, ask), own_versions()
     if as_json:
-        print(json.dumps({"here": here, "nodes": [_plain(row) for row in rows]}, indent=2))
+        print(json_text({"here": here, "nodes": [_plain(row) for row in rows]}, indent=2))
         return
     console = Console()
     if not rows:

@@ -1,6 +1,5 @@
 """`posterior`, `sums`: what a client computes beside its model, and sends."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Json, Setting, overrides
 from fedbayes.errors import ConfigError
+from fedbayes.files import json_text
 
 
 @app.command()
@@ -72,7 +72,7 @@ def posterior(
     with rich.get_console().status("reading") as status:
         done = job.run(lambda count, total: status.update(f"{count:,} of {total:,} samples"))
     if as_json:
-        print(json.dumps({"path": str(out), **done}))
+        print(json_text({"path": str(out), **done}))
         return
     Console().print(
         f"wrote {out}: {done['parameters']:,} weights, the diagonal of their Fisher matrix, and "
@@ -112,7 +112,7 @@ def sums(
 
     done = SumsJob(data, out, model, settings or [], category or [], min_rows).run()
     if as_json:
-        print(json.dumps({"path": str(out), **done}))
+        print(json_text({"path": str(out), **done}))
         return
     Console().print(
         f"wrote {out}: sums of {done['rows']:,} rows of {len(done['features']):,} features, which "

@@ -1,6 +1,5 @@
 """`predict`, `conformal`: what a model says of new rows, and how often that is to be true."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Setting
 from fedbayes.errors import FedbayesWarning, RunError
+from fedbayes.files import json_text
 
 
 @app.command()
@@ -122,7 +122,7 @@ def predict(
         warnings.warn(note, FedbayesWarning, stacklevel=2)
     if as_json:
         print(
-            json.dumps(
+            json_text(
                 {
                     "path": str(done.path),
                     "rows": done.rows,
@@ -190,7 +190,7 @@ def hazards(
         coarsen=coarsen,
     )
     if as_json:
-        print(json.dumps(asdict(found) | {"path": str(found.path)}))
+        print(json_text(asdict(found) | {"path": str(found.path)}))
         return
     table = Table("test rows of", "rows", "events", "expected", "events / expected", pad_edge=False)
     for name, one in [("all", found.all), *found.clients.items()]:
@@ -245,7 +245,7 @@ def conformal(
         folder, level, score=score, per_client=per_client, personal=personal, share=share
     )
     if as_json:
-        print(json.dumps(asdict(found) | {"path": str(found.path)}))
+        print(json_text(asdict(found) | {"path": str(found.path)}))
         return
     size = "classes in a set" if found.score in OF_CLASSES else "width, median"
     table = Table("rows of", "counted", "tested", "inside", size, pad_edge=False)

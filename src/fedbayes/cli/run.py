@@ -1,6 +1,5 @@
 """`run`, `resume`, `reproduce`: what trains."""
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -33,6 +32,7 @@ from fedbayes.cli.options import (
 )
 from fedbayes.errors import RunError
 from fedbayes.federation.engine_table import ENGINES
+from fedbayes.files import json_text
 from fedbayes.runs.activity import Notify
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def run_to_end(
 
         summary = simulation.summary()
         if as_json:
-            print(json.dumps(summary))
+            print(json_text(summary))
         else:
             Console().print(outcome(summary))
 
@@ -188,7 +188,7 @@ def run_seeds_to_end(
             _stopped(f"go on with: {again}")
     table = repeated.conclude()
     if as_json:
-        print(json.dumps(table))
+        print(json_text(table))
     else:
         Console().print(outcome_of_seeds(table))
         Console().print(f"in {repeated.folder}", markup=False, highlight=False, soft_wrap=True)

@@ -98,12 +98,14 @@ def _specificity(y: Array, p: Array, threshold: float) -> float:
 
 
 def _f1(y: Array, p: Array, threshold: float) -> float:
+    import numpy as np
     from sklearn.metrics import f1_score
 
     if p.ndim == 1:
         return float(f1_score(y, p > threshold, zero_division=math.nan))
     if y.ndim == 1:
-        return float(f1_score(y, p.argmax(axis=1), average="macro"))
+        # Of the classes that there are, as the others: of one that is only predicted F1 is 0.
+        return float(f1_score(y, p.argmax(axis=1), labels=np.unique(y), average="macro"))
     return float(f1_score(y > 0, p > threshold, average="micro", zero_division=math.nan))
 
 

@@ -4,6 +4,7 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Line = tuple[Sequence[float], Sequence[float]]
-"""x and y."""
+"""x and y, round by round; y is NaN where there is none."""
 Bins = Sequence[tuple[float, float, int]]
 """Mean confidence, accuracy and number of samples of each bin."""
 
@@ -128,22 +129,22 @@ def _colour(place: int) -> str:
 
 def _curves(lines: Mapping[str, Sequence[Line]], x: str, y: str) -> "Figure | None":
     """Means over seeds with bands; a point where all seeds of a method have one."""
-    if not any(line[0] for own in lines.values() for line in own):
+    if not any(_shared(own) for own in lines.values()):
         return None
     figure, axes = _figure()
     for place, (label, own) in enumerate(lines.items()):
-        length = min((len(line[0]) for line in own), default=0)
-        if not length:
+        rounds = _shared(own)
+        if not rounds:
             continue
-        xs = [fmean(line[0][i] for line in own) for i in range(length)]
-        ys = [[line[1][i] for line in own] for i in range(length)]
+        xs = [fmean(line[0][at] for line in own) for at in rounds]
+        ys = [[line[1][at] for line in own] for at in rounds]
         means = [fmean(values) for values in ys]
         axes.plot(
             xs,
             means,
             color=_colour(place),
             marker=MARKERS[place % len(MARKERS)],
-            markevery=max(1, length // 10),
+            markevery=max(1, len(rounds) // 10),
             markersize=4,
             label=label,
         )
@@ -152,12 +153,18 @@ def _curves(lines: Mapping[str, Sequence[Line]], x: str, y: str) -> "Figure | No
             low = [mean - gap for mean, gap in zip(means, spread, strict=True)]
             high = [mean + gap for mean, gap in zip(means, spread, strict=True)]
             axes.fill_between(xs, low, high, color=_colour(place), alpha=0.15, linewidth=0)
-    values = [value for own in lines.values() for line in own for value in line[1]]
+    values = [line[1][at] for own in lines.values() for at in _shared(own) for line in own]
     if widely_spread(values):
         axes.set_yscale("log")
     axes.set(xlabel=x, ylabel=y)
     axes.legend(fontsize="small")
     return figure
+
+
+def _shared(lines: Sequence[Line]) -> list[int]:
+    """Places of the rounds in which all lines have a value."""
+    rounds = range(min((len(x) for x, _ in lines), default=0))
+    return [at for at in rounds if all(isfinite(y[at]) for _, y in lines)]
 
 
 def _each(

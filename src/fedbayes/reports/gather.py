@@ -274,7 +274,13 @@ def deepened(run: RunFolder, record: Record) -> Record:
         progress = run.progress()
         if progress is not None and likelihood is not None:
             each = progress.clients.each(likelihood)
-            fields["values"] = {names[c]: found[likelihood.metric] for c, found in each.items()}
+            values = {names[c]: found[likelihood.metric] for c, found in each.items()}
+            fields["values"] = {name: v for name, v in values.items() if math.isfinite(v)}
+            if without := len(values) - len(fields["values"]):
+                notes.append(
+                    f"{without} of {len(values)} clients are not in the chart of clients: their "
+                    f"{likelihood.metric} is undefined, or not finite"
+                )
         elif progress is not None:
             notes.append(f"no metrics of clients: {_untold(settings['task.likelihood'])}")
         elif rounds:

@@ -342,6 +342,12 @@ def remarks(
         notes.append(f"evaluate_every has no effect: {method.name} has no global model")
     if config.evaluate_local_every != 1 and method.centralized:
         notes.append(f"evaluate_local_every has no effect: {method.name} has no clients' models")
+    if config.evaluate_local_every != 1 and config.stop_after and not method.centralized:
+        every = config.evaluate_local_every
+        notes.append(
+            "a run that stop_after ends has no evaluation of clients' own models in its last "
+            f"round{'' if every else ', and so none at all'}: evaluate_local_every is {every}"
+        )
     if not ENGINES[config.engine].exact:
         notes.append(
             f"engine {config.engine!r} does not round as the others do: on them this config "

@@ -24,7 +24,7 @@ the end. What is read is compared with them, and where it differs nothing is gon
 """
 
 import hashlib
-import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +38,7 @@ from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
 from fedbayes.files import (
     digest,
     flush,
+    json_text,
     parse_json,
     parse_toml,
     read_bytes,
@@ -441,7 +442,7 @@ class RunFolder:
         Raises:
             RunError: somebody else has written to it.
         """
-        line = (json.dumps(metrics) + "\n").encode()
+        line = (json_text(metrics) + "\n").encode()
         with self.metrics_file.open("ab") as file:
             if file.tell() != self._lines_size:
                 raise RunError(
@@ -515,7 +516,7 @@ class RunFolder:
 
     def finish(self, model: Tensors | None, summary: Metrics, card: Card) -> None:
         """Write the summary, and the global model with its card if there is one."""
-        text = (json.dumps(summary, indent=2) + "\n").encode()
+        text = (json_text(summary, indent=2) + "\n").encode()
         written = {self.summary_file.name: text}
         if model is not None:
             data = sealed(dict(model), {CARD: card.dump()})
@@ -611,9 +612,12 @@ class RunFolder:
             raise RunError(f"cannot read {self.summary_file}: {error}") from None
         self.check_sum(self.summary_file, data)
         try:
-            return _table(data)
+            summary = _table(data)
         except ValueError as error:
             raise RunError(f"{self.summary_file} is damaged: {error}") from None
+        for name in ("metrics", "best_metrics"):
+            _undefined(summary.get(name))
+        return summary
 
 
 _OURS = {
@@ -654,4 +658,12 @@ def _line(text: bytes, number: int) -> Metrics:
         tables += whose.values()
     if not all(isinstance(table, dict) for table in tables):
         raise ValueError("its figures are in no table")
+    _undefined(whose)
     return line
+
+
+def _undefined(tables: object) -> None:
+    """Have NaN again where a metric is null, in tables of metrics."""
+    for table in tables.values() if isinstance(tables, dict) else ():
+        if isinstance(table, dict):
+            table |= {name: math.nan for name, value in table.items() if value is None}

@@ -28,6 +28,7 @@ FREE = (
     "keep_checkpoints",
     "stop_after",
     "stop_min_improvement",
+    "stop_refused",
     "data.dir",
     "data.path",
     "data.cache",

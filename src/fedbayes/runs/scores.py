@@ -31,9 +31,11 @@ class ClientScores:
         return self.table.columns
 
     def after(self, scores: Mapping[int, Scores]) -> Self:
-        """With the scores of some clients in place of those that they had."""
-        known = {c: row for c in sorted(scores) if (row := self.table.row(c)) is not None}
-        chosen = [c for c in sorted(scores) if scores[c] or c in known]
+        """With the scores of some clients in place of those that they had; a client that tells
+        none keeps its own.
+        """
+        chosen = [c for c in sorted(scores) if scores[c]]
+        known = {c: row for c in chosen if (row := self.table.row(c)) is not None}
         names = dict.fromkeys((*self.sums, *(name for c in chosen for name in scores[c])))
         columns: Tensors = {}
         for name in names:

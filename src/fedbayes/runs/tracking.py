@@ -100,7 +100,8 @@ def _mlflow(simulation: "Simulation") -> Iterator[Log]:
             run = client.create_run(experiment, run_name=folder.name).info.run_id
             settings = dotted(simulation.config.model_dump(mode="json", exclude_none=True))
             params = [Param(key, str(value)[:6000]) for key, value in settings if value != {}]
-            client.log_batch(run, params=params[:100])
+            for at in range(0, len(params), _PARAMS):
+                client.log_batch(run, params=params[at : at + _PARAMS])
             write_beside(known, run.encode())
         logged = max((m.step for m in client.get_metric_history(run, "bytes_up")), default=0)
     except MlflowException as error:
@@ -126,6 +127,8 @@ def _mlflow(simulation: "Simulation") -> Iterator[Log]:
         client.set_terminated(run, status)
 
 
+_PARAMS = 100
+"""Settings that MLflow takes at once."""
 TRACKERS = {"tensorboard": _tensorboard, "mlflow": _mlflow}
 """By name."""
 

@@ -6,6 +6,7 @@ Runs that have ended are not run again, so the same call goes on where it was br
 with more attacks, methods or rules adds to what is there.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +14,9 @@ from pathlib import Path
 from fedbayes.errors import ConfigError, FedbayesError, RunError
 from fedbayes.federation.attacks import ATTACKS, find_attack
 from fedbayes.federation.attacks.settings import AttackSettings
-from fedbayes.likelihoods import find_likelihood
+from fedbayes.likelihoods import Likelihood, find_likelihood
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import NO_UPDATE, RunFolder
+from fedbayes.runs.folder import NO_UPDATE, Metrics, RunFolder
 from fedbayes.runs.inventory import Inventory
 from fedbayes.runs.simulation import Simulation
 from fedbayes.runs.standing import flat
@@ -192,9 +193,23 @@ class AttackGrid:
             lines = run.metrics() if run.config_file.exists() else []
             last = flat(lines[-1]) if lines else {}
             honest = RunFolder(replace(cell, attack=HONEST).place(self.folder))
-            headline = honest.summary()["headline"] if last and honest.summary_file.exists() else ""
-            return Outcome(cell, headline, last.get(headline), trouble=trouble)
-        summary, task = run.summary(), self._configs[cell].task["likelihood"]
+            if not last or not honest.summary_file.exists():
+                return Outcome(cell, trouble=trouble)
+            summary = honest.summary()
+            headline = summary["headline"]
+            refused = Counter(client for line in lines for client in line["refused"])
+            division = run.partition()
+            names = tuple(division.names) if division is not None else ()
+            return Outcome(
+                cell,
+                headline,
+                last.get(headline),
+                self._likelihood(cell, summary).higher_is_better,
+                success=last.get("attack_success"),
+                refused={names[int(client)]: count for client, count in refused.items()},
+                trouble=trouble,
+            )
+        summary = run.summary()
         headline = summary["headline"]
         value = flat(summary).get(headline)
         if summary["stopped_reason"] == NO_UPDATE:
@@ -203,17 +218,21 @@ class AttackGrid:
         elif value is None and not trouble:
             off = summary.get("privacy", {}).get("client_metrics") == "off"
             trouble = f"the run has no {headline}" + ": privacy.metrics is off" * off
-        likelihood = find_likelihood(task if ":" in task else summary["likelihood"])
         return Outcome(
             cell,
             headline,
             value,
-            likelihood.higher_is_better,
+            self._likelihood(cell, summary).higher_is_better,
             success=summary.get("attack_success"),
             hostile=summary.get("attack", {}).get("clients", []),
             refused=summary.get("refused_clients", {}),
             trouble=trouble,
         )
+
+    def _likelihood(self, cell: Cell, summary: Metrics) -> type[Likelihood]:
+        """That of the runs of a cell, which the summary of one names."""
+        task = self._configs[cell].task["likelihood"]
+        return find_likelihood(task if ":" in task else summary["likelihood"])
 
 
 def _of_attack(kind: str, setting: str) -> str:

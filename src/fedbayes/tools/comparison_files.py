@@ -92,20 +92,24 @@ def _series(metric: str, label: str, ended: Sequence[Outcome]) -> Series:
     trials = [one.trial for one in ended if one.trial is not None]
     return Series(
         label,
-        {name: lines for name, lines in rounds.items() if any(x for x, _ in lines)},
+        {name: lines for name, lines in rounds.items() if any(_told(line) for line in lines)},
         [_line(one, f"global_{metric}", over_bytes=True) for one in ended],
         [trial.reliability for trial in trials],
         [trial.selective for trial in trials],
     )
 
 
+def _told(line: Line) -> bool:
+    """Whether there is a point to draw."""
+    return any(map(math.isfinite, line[1]))
+
+
 def _line(outcome: Outcome, name: str, *, over_bytes: bool = False) -> Line:
-    """A metric over rounds, or over MB that were sent up to then; points where it is finite."""
+    """A metric over rounds, or over MB that were sent up to then; NaN where it is not finite."""
     x, y, sent = [], [], 0
     for line in outcome.lines:
         sent += line["bytes_down"] + line["bytes_up"]
         value = line.get(name)
-        if value is not None and math.isfinite(value):
-            x.append(sent / 1e6 if over_bytes else float(line["round"]))
-            y.append(float(value))
+        x.append(sent / 1e6 if over_bytes else float(line["round"]))
+        y.append(value if value is not None and math.isfinite(value) else math.nan)
     return x, y

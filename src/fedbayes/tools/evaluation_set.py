@@ -72,10 +72,7 @@ def find_tests(model: Path, run: Path | None, given: Sequence[str]) -> Evaluatio
     if run is not None:
         trusted |= _own_names(run)
     if run is not None and not named:
-        idle = sorted(
-            key for key in keys if key.startswith(("data.", "task.")) and key != "data.dir"
-        )
-        if idle:
+        if idle := sorted(keys - {"data.dir"} - _naming_code(given)):
             raise ConfigError(
                 f"{idle[0]} has no effect on the test sets of {run}; name other data with "
                 "--set data.path=FILE or --dataset, or leave it out"
@@ -145,6 +142,11 @@ def named_by(given: Sequence[str]) -> frozenset[str]:
     entries = (entry.partition("=") for entry in given)
     values = {value.strip().strip("\"'") for key, _, value in entries if key.strip() in OWN}
     return frozenset(value for value in values if ":" in value)
+
+
+def _naming_code(given: Sequence[str]) -> set[str]:
+    """Keys of the settings that name what is in a module, as in `named_by`."""
+    return {entry.partition("=")[0].strip() for entry in given if named_by([entry])}
 
 
 def _own_names(run: Path) -> frozenset[str]:

@@ -8,7 +8,7 @@ Runs that have ended are not run again, so the same call goes on where it was br
 with more seeds, or more rounds, adds to what is there.
 """
 
-import json
+import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ import tomli_w
 
 from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesError, RunError
-from fedbayes.files import parse_json, parse_toml, read_text, write_beside
+from fedbayes.files import json_text, parse_json, parse_toml, read_text, write_beside
 from fedbayes.reports.result import Result
 from fedbayes.runs.activity import Notify, unnoticed
 from fedbayes.runs.config import Config, renewed
@@ -214,7 +214,7 @@ class SeedRuns:
             "folder": str(self.folder),
         }
         self._note()
-        write_beside(self._table_file, (json.dumps(table, indent=2) + "\n").encode())
+        write_beside(self._table_file, (json_text(table, indent=2) + "\n").encode())
         return table
 
     @property
@@ -410,10 +410,15 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[int]]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    known = _finite(values)
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def _std(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    known = _finite(values)
     return statistics.stdev(known) if len(known) == len(values) > 1 else None
+
+
+def _finite(values: Sequence[float | None]) -> list[float]:
+    """Those that a mean can be of."""
+    return [value for value in values if value is not None and math.isfinite(value)]

@@ -2,7 +2,6 @@
 uncertainty tells errors from right answers, and inputs of another kind from its own.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedbayes.contracts import Sampler
-from fedbayes.files import parse_json, read_bytes, write_beside
+from fedbayes.files import json_text, parse_json, read_bytes, write_beside
 from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.measures import MEASURES, fitting
 from fedbayes.likelihoods.trust import PIECE, Trust, examine, unsure
@@ -70,14 +69,13 @@ def try_model(folder: Path, asked: str) -> Trial:
         FedbayesError: the data are not here, or there are no such inputs.
     """
     place = RunFolder(folder)
+    known = standing_trial(place, asked)
+    if known is not None:
+        return known
     config = place.config()
     method = config.build_method()
-    model = calibrated_model(place, personal=False) if method.has_global_model else ""
-    known = stored_trial(place)
-    file = foreign_file(asked)
-    if known is not None and (known.asked, known.model, known.file) == (asked, model, file):
-        return known
-    found = Trial(asked, model, file)
+    found = _untried(place, asked)
+    model, file = found.model, found.file
     data = stored_data(config, place, changed="refuse")
     # Asked for inputs that do not suit the samples are refused for methods without a model too.
     foreign = foreign_inputs(data, config.data, asked)
@@ -100,8 +98,31 @@ def try_model(folder: Path, asked: str) -> Trial:
             _reliability(trust),
             _selective(trust),
         )
-    write_beside(trial_file(place), (json.dumps(asdict(found), indent=2) + "\n").encode())
+    write_beside(trial_file(place), (json_text(asdict(found), indent=2) + "\n").encode())
     return found
+
+
+def standing_trial(folder: RunFolder, asked: str) -> Trial | None:
+    """The trial of a run that was kept, if it is of its model as it is now, and of such foreign
+    inputs; None otherwise.
+
+    Args:
+        folder: of a run that has ended.
+        asked: foreign inputs, as `foreign_inputs` takes them.
+    """
+    known = stored_trial(folder)
+    if known is None:
+        return None
+    now = _untried(folder, asked)
+    told = known.asked, known.model, known.file
+    return known if told == (now.asked, now.model, now.file) else None
+
+
+def _untried(folder: RunFolder, asked: str) -> Trial:
+    """A trial that nothing has come of yet."""
+    tells = folder.config().build_method().has_global_model
+    model = calibrated_model(folder, personal=False) if tells else ""
+    return Trial(asked, model, foreign_file(asked))
 
 
 def stored_trial(folder: RunFolder) -> Trial | None:
