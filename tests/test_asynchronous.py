@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedbayes import Config, Simulation
-from fedbayes.contracts import At, Report
+from fedbayes.contracts import At, Report, Sum
 from fedbayes.errors import ConfigError, FedbayesWarning, RunError
 from fedbayes.federation.attacks.engine import Lying
 from fedbayes.federation.checks import encode_report
@@ -18,10 +19,12 @@ from fedbayes.federation.timing.settings import Asynchronous
 from fedbayes.federation.timing.stale import Past, as_of_now
 from fedbayes.messages import Masked, decode, dense
 from fedbayes.methods import METHODS
+from fedbayes.models import Network
 from fedbayes.reports.figures import charts
 from fedbayes.reports.gather import gather
-from fedbayes.tensors import pack, unpack
+from fedbayes.tensors import Samples, pack, unpack
 from fedbayes.testing import assert_identical
+from tests.methods.places import at, run_of, samples
 from tests.test_clock import Table
 
 DATA = {"name": "digits", "clients": 6, "partition": "iid", "limit": 240}
@@ -361,6 +364,14 @@ def test_what_reports_that_add_are_is_said_of_every_method():
             "whose masks cancel",
         ),
         ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "who is in a buffer"),
+        (
+            {
+                "method": {"name": "pvi"},
+                "asynchronous": {"buffer": 2, "staleness": "constant"},
+                "aggregation": {"clip": 1.0},
+            },
+            "it would shorten what the client keeps whole",
+        ),
         ({"clock": {"speeds": "file"}}, "needs clock.file"),
         ({"clock": {"speeds": "equal", "availability": "file"}}, "needs clock.spells"),
     ],
@@ -407,3 +418,26 @@ def test_every_engine_has_the_same_numbers(tmp_path, engine, method):
     assert [{k: v for k, v in line.items() if k not in without} for line in timeless(two)] == (
         timeless(one)
     )
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_running_statistics_of_stale_reports_stay_those_of_a_distribution(weight):
+    """Three clients start from one state, whose variances are 1, and report one after the other."""
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    run = run_of(Network(module, shape=(4,)), clients=3, lr=0.05, batch_size=8, epochs=5)
+    method = METHODS["fedavg"]()
+    first = server = method.init(run)
+    low, high = torch.full((8,), torch.inf), torch.zeros(8)
+    for client in range(3):
+        here, data = at(run, client), samples(n=40, seed=client)
+        own = Samples(0.3 * data.x, data.y)
+        report, _, _ = method.local(method.message(first, here), method.join(here), own, here)
+        told = dense(report.tensors)["1.running_var"]
+        low, high = torch.minimum(low, told), torch.maximum(high, told)
+        total = Sum()
+        now = as_of_now(report, method, run, then=first, now=server, weight=weight)
+        total.add(client, now)
+        server, _ = method.update(server, total, at(run, 0, client + 1))
+        found = server.weights["1.running_var"]
+        assert (found >= low - 1e-6).all()
+        assert (found <= torch.maximum(high, torch.ones(8)) + 1e-6).all()

@@ -526,6 +526,23 @@ def test_a_folder_of_pictures(tmp_path):
         build_prior(str(tmp_path), (3, 10, 14))
 
 
+def test_pictures_are_read_as_in_training(tmp_path):
+    """Upright, and of 8 bits."""
+    from PIL import Image
+
+    bright = np.zeros((8, 8, 3), np.uint8)
+    bright[0] = 255
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter to the right
+    Image.fromarray(bright).save(tmp_path / "a.png", exif=turned)
+    x = build_prior(str(tmp_path), (3, 8, 8)).draw(1, np.random.default_rng(0))[0]
+    assert (x[:, :, -1] == 1).all()
+    assert not x[:, :, :-1].any()
+    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"a\.png has more than 8 bits a pixel"):
+        build_prior(str(tmp_path), (1, 8, 8))
+
+
 def test_pictures_in_parquet(tmp_path):
     import io
 

@@ -1,5 +1,6 @@
 """`fedbayes fuse --method function`: networks from files, made one without data."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 import fedbayes
 from fedbayes.data import Preprocessing
+from fedbayes.errors import ConfigError
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
 from fedbayes.inputs import Inputs, build_prior
@@ -433,3 +435,170 @@ def test_from_python_it_is_the_same_again_and_training_end_to_end_helps(inputs):
     assert one.likeness.divergence <= one.solved.divergence
     assert one.parameters == 6 * 12 + 12 + 12 * 3 + 3
     assert set(one.clients) == set(clients)
+
+
+FOUR = Target("class", ("a", "b", "c", "d"))
+
+
+class WideAndDeep(nn.Module):
+    """A linear map of inputs, and a hidden layer beside it."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.wide, self.hidden = nn.Linear(6, outputs), nn.Linear(6, 8)
+        self.deep = nn.Linear(8, outputs)
+
+    def forward(self, x):
+        return self.wide(x) + self.deep(torch.relu(self.hidden(x)))
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "outputs"),
+    [
+        ("bernoulli", Target("class", ("no", "yes")), 1),
+        ("poisson", Target("count", ("y",)), 1),
+        ("categorical", Target("class", ("a", "b", "c")), 3),
+    ],
+)
+def test_clients_that_say_the_same_are_fused_into_it_whatever_outputs_mean(
+    inputs, name, target, outputs
+):
+    likelihood = build_likelihood(name, target)
+    torch.manual_seed(0)
+    one = WideAndDeep(outputs).eval()
+    with torch.no_grad():
+        one.wide.weight *= 4
+    clients = {"a": one, "b": copy.deepcopy(one)}
+    fused = fuse_functions(
+        clients, one, inputs, likelihood=likelihood, settings=replace_settings(distillation=None)
+    )
+    assert fused.solved.divergence == pytest.approx(0, abs=1e-5)
+    torch.testing.assert_close(
+        _centred(fused.module.wide.weight), _centred(one.wide.weight), rtol=1e-2, atol=1e-2
+    )
+
+
+def _centred(weight):
+    return weight - weight.mean(0) if len(weight) > 1 else weight
+
+
+def replace_settings(**changes):
+    return QUICK.model_copy(update=changes)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_units_are_chosen_among_all_clients_of_networks_with_few_outputs(inputs, outputs):
+    """Those of a client whose hidden layer is dead come last."""
+    clients = {}
+    for number in range(4):
+        torch.manual_seed(number)
+        clients[str(number)] = MLP(6, [12], outputs).eval()
+    with torch.no_grad():
+        clients["0"].get_parameter("1.bias").fill_(-100.0)
+    fused = fuse_functions(
+        clients,
+        clients["0"],
+        inputs,
+        likelihood=build_likelihood("bernoulli", Target("class", ("no", "yes")))
+        if outputs == 1
+        else None,
+        settings=replace_settings(distillation=None, units="chosen"),
+    )
+    assert (fused.module.get_parameter("1.bias") > -50).all()
+
+
+def test_signals_are_scaled_by_channel():
+    channels, length = 2, 5
+    seen = Preprocessing((channels, length), 1.0, (0.4, 0.5), (0.3, 0.2), FOUR)
+    drawn = Inputs.seen(build_prior("noise", (channels, length)), seen)
+    x = torch.rand(3, channels, length)
+    torch.testing.assert_close(drawn.scaled(x), seen.apply(x))
+    assert drawn.batch(0, 4).shape == (4, channels, length)
+
+
+def test_priors_between_0_and_1_do_not_stand_for_other_values():
+    seen = Preprocessing((3, 8, 8), 1.0, (112.0,) * 3, (70.0,) * 3, FOUR)
+    for name in ("leaves", "noise"):
+        with pytest.raises(ConfigError, match=r"trained on values of mean 112 .* \(data\.scale\)"):
+            Inputs.seen(build_prior(name, (3, 8, 8)), seen)
+
+
+def test_real_samples_are_held_out(tmp_path):
+    x = np.arange(100, dtype=np.float32).reshape(50, 2)
+    np.savez(tmp_path / "x.npz", x=x)
+    drawn = Inputs(build_prior(str(tmp_path / "x.npz"), (2,)), torch.zeros(()), torch.ones(()))
+    fitted = {float(v) for n in range(20) for v in drawn.batch(n, 30)[:, 0]}
+    held = {float(v) for n in range(20) for v in drawn.batch(-1 - n, 30)[:, 0]}
+    assert fitted.isdisjoint(held)
+    assert len(fitted) == 40
+    assert fitted | held == set(x[:, 0].tolist())
+    np.savez(tmp_path / "few.npz", x=x[:3])
+    (note,) = build_prior(str(tmp_path / "few.npz"), (2,)).notes
+    assert "too few to hold any out" in note
+
+
+def test_multiplications_of_fused_kernels_are_counted():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.recurrent = nn.LSTM(16, 16, batch_first=True)
+
+        def forward(self, x):
+            return self.recurrent(x)[0][:, -1]
+
+    assert multiplications(Last().eval(), torch.zeros(1, 10, 16)) == 10 * 2 * 16 * 4 * 16
+    attention = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    assert multiplications(attention, torch.zeros(1, 10, 16)) > 0
+
+
+def test_training_that_diverges_loses_nothing_and_is_told(tmp_path, capsys):
+    out, report = tmp_path / "g.safetensors", tmp_path / "r.json"
+    files = [tmp_path / f"{name}.pt" for name in networks()]
+    for file, network in zip(files, networks().values(), strict=True):
+        torch.save(network.state_dict(), file)
+    asked = ("draws=512", "distillation.lr=1e20", "distillation.steps=60")
+    more = [word for entry in asked for word in ("--set", f"function.{entry}")]
+    where = ("--mean", "0", "-o", out, "--report", report)
+    assert command("fuse", *files, "--method", "function", *more, *where) == 0
+    assert "training end to end broke off" in " ".join(capsys.readouterr().err.split())
+    checks = json.loads(report.read_text())["distillation"]["checks"]
+    assert checks[-1][1] is None
+    assert out.exists()
+
+
+def test_what_is_scored_is_what_is_written(photos, tmp_path):
+    rng, out, report = np.random.default_rng(0), tmp_path / "g.pt2", tmp_path / "r.json"
+    x, y = rng.random((60, 3, 8, 8)).astype(np.float32), rng.integers(4, size=60)
+    np.savez(tmp_path / "test.npz", x=x, y=y)
+    (tmp_path / "counts.json").write_text("[[9, 1, 5, 5], [1, 9, 5, 5], [5, 5, 9, 1]]")
+    asked = (*OF_EYES, "--mean", "0.5", "--std", "0.3", "--counts", tmp_path / "counts.json")
+    more = ("--set", "function.draws=512", "--set", "function.distillation.steps=40")
+    test = ("--test", tmp_path / "test.npz", "--report", report, "-o", out)
+    assert command("fuse", *photos, *asked, *more, *test, "--method", "function") == 0
+    told = json.loads(report.read_text())
+    assert told["temperature"] != 1
+    program, _ = read_program(out)
+    with torch.no_grad():
+        outputs = program(torch.from_numpy(x))
+    nll = functional.cross_entropy(outputs, torch.from_numpy(y))
+    assert told["frontier"][0]["nll"] == pytest.approx(float(nll), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--width", "1,2"), "give one number"),
+        (("--shape=-3,8,8",), "all lengths are 1 or more"),
+        (("--picture", "p.png", "--show-inputs", "p.png"), "the picture and the picture of inputs"),
+        (("--minutes", "1", "--state", "g.safetensors"), "is to be the model and the state"),
+        (("--minutes", "1", "--state", "nowhere/s"), "there is no folder nowhere"),
+    ],
+)
+def test_options_that_cannot_all_be_meant_are_told_first(
+    options, words, photos, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    asked = [*photos, *OF_EYES, *SMALL, "--mean", "0", "--std", "1", "-o", "g.safetensors"]
+    assert command("fuse", *asked, "--method", "function", *options) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "g.safetensors").exists()

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
+from torch import nn
 
 import fedbayes
 from fedbayes.contracts import Gathered, Nothing, Report
@@ -19,12 +20,13 @@ from fedbayes.inference.problem import Problem, Solved
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import solve
 from fedbayes.likelihoods import build_likelihood
-from fedbayes.messages import Masked
+from fedbayes.messages import Masked, dense
 from fedbayes.methods.fedavg import FedAvg
 from fedbayes.methods.fedprox import FedProx
 from fedbayes.methods.fedsparse import FedSparse, ScaffoldFedSparse
 from fedbayes.methods.laplace import Laplace, Server, median, proximal
 from fedbayes.methods.mixture import Mixture
+from fedbayes.models import Network
 from fedbayes.runs.build import build_data
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
@@ -506,3 +508,43 @@ def test_single_step_em_climbs_the_marginal_likelihood():
         torch.testing.assert_close(step["w"], -marginal, rtol=1e-9, atol=1e-9)
         w, state = server.server_step(w, step, state)
     torch.testing.assert_close(w["w"], data.mean(dim=0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_laplace_ends_at_the_minimum_of_its_objective_whatever_the_momentum(momentum):
+    """½ ‖φ − t‖² + λ ‖φ − w‖₁ with w = 0 is least at the soft threshold of t."""
+    net = network()
+    target = {
+        n: torch.linspace(-1.5, 1.5, t.numel()).reshape(t.shape) for n, t in net.initial.items()
+    }
+    run = run_of(net, lr=0.01, momentum=momentum, steps=3000, batch_size=12)
+    method, here = Laplace(scale=0.5), at(run)
+    centre = {n: torch.zeros_like(t) for n, t in net.initial.items()}
+    problem = method.problem(dict(centre), Nothing(), samples(), here)
+
+    def loss(parameters, batch, given, noise):
+        return sum(0.5 * (parameters[n] - t).square().sum() for n, t in target.items())
+
+    solved = here.solve(problem, loss, samples())
+    for name, t in target.items():
+        least = torch.nn.functional.softshrink(t, 0.5)
+        torch.testing.assert_close(solved.parameters[name], least, atol=2e-3, rtol=0)
+
+
+def test_laplace_by_signs_takes_the_median_of_running_statistics():
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    run = run_of(Network(module, shape=(4,)), lr=0.1, batch_size=4)
+    method = Laplace(m_step="sign")
+    server = method.init(run)
+    reports = Gathered()
+    for client in range(3):
+        here = at(run, client)
+        data = samples(seed=client)
+        reports.add(client, method.local(method.message(server, here), Nothing(), data, here)[0])
+    after, _ = method.update(server, reports, at(run))
+    told = [dense(report.tensors) for report in reports.reports.values()]
+    for name in ("1.running_mean", "1.running_var"):
+        middle = torch.stack([one[name] for one in told]).median(0).values
+        torch.testing.assert_close(after.weights[name], middle)
+    assert after.weights["1.num_batches_tracked"].dtype == torch.int64
+    assert after.weights["1.num_batches_tracked"] == told[0]["1.num_batches_tracked"]

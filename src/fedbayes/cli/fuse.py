@@ -414,12 +414,15 @@ def _seen(shape: str | None, classes: int | None, mean: str | None, std: str | N
     """What is said of inputs and outputs.
 
     Raises:
-        ConfigError: it is not in numbers.
+        ConfigError: it is not in numbers, or a length is none.
     """
     from fedbayes.tools.silos import Seen
 
+    lengths = None if shape is None else _numbers("--shape", shape, int)
+    if lengths is not None and min(lengths) < 1:
+        raise ConfigError(f"--shape {shape}: all lengths are 1 or more")
     return Seen(
-        None if shape is None else _numbers("--shape", shape, int),
+        lengths,
         _numbers("--mean", mean, float) if mean is not None else (),
         _numbers("--std", std, float) if std is not None else (),
         classes,
@@ -471,7 +474,7 @@ def _fuse_functions(
         inputs=inputs,
         sums=sums,
         counts=counts,
-        width=None if width == "free" else _numbers("--width", width or "1", float)[0],
+        width=None if width == "free" else _one("--width", width or "1"),
         bound=BOUND if bound is None else bound,
         frontier=() if frontier is None else _numbers("--frontier", frontier, float),
         test=test,
@@ -549,6 +552,18 @@ def _frontier(outcome: "Outcome") -> "Table":
             style="bold" if mark.width == outcome.width else None,
         )
     return table
+
+
+def _one(option: str, text: str) -> float:
+    """A number.
+
+    Raises:
+        ConfigError: it is none, or there are several.
+    """
+    found = _numbers(option, text, float)
+    if len(found) > 1:
+        raise ConfigError(f"{option} {text}: give one number; several are for --frontier")
+    return float(found[0])
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:

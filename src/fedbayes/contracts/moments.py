@@ -73,7 +73,8 @@ class Moments(Product[Client]):
         split = self.split(message, client, at)
         mean, initial = split.posterior.mean, at.run.network.initial
         began = initial if is_unlearnt(mean) else mean
-        start = {name: began[name].to(initial[name].dtype) for name in mean}
+        device = at.run.network.device
+        start = {name: began[name].to(device, initial[name].dtype) for name in mean}
         prior = split.cavity * split.share
         given: Tree = {
             "centre": {n: m.to(start[n]) for n, m in prior.mean.items()},

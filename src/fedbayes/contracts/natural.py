@@ -121,7 +121,8 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
         tensors = dense(message)
         mean = {n: t.double() for n, t in part(tensors, "mean").items()}
         if self.fixed_precision:
-            precision = standard(mean, self.prior_std).precision
+            prior = standard(mean, self.prior_std).precision
+            precision = {name: t.to(mean[name]) for name, t in prior.items()}
         else:
             precision = {n: t.double() for n, t in part(tensors, "precision").items()}
         return Gaussian(precision, {n: p.to(mean[n]) * mean[n] for n, p in precision.items()})

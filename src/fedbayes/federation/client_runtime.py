@@ -197,6 +197,8 @@ class ClientRuntime:
         samples, held_out = self._set_aside(samples, task.client)
         at = self.at(task, held_out)
         state, memory = self.method.join(at), Tensors()
+        if task.state is None and device.type != "cpu":
+            state = unpack(type(state), to(pack(state), device))
         if task.state is not None:
             state, memory = self._state(task, device)
         place = {"round": task.round, "client": task.client}

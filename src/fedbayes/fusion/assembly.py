@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedbayes.fusion.choice import Chosen
 from fedbayes.fusion.donors import Donor
+from fedbayes.fusion.shares import Shares
 from fedbayes.models.resize import placed
 from fedbayes.tensors import Tensors
 
@@ -107,7 +108,7 @@ class Origins:
 
 
 def assembled(
-    own: Donor, donors: Sequence[Donor], origins: Origins, shares: Tensor, anchor: int
+    own: Donor, donors: Sequence[Donor], origins: Origins, shares: Shares, anchor: int
 ) -> Tensors:
     """The fused network's first weights.
 
@@ -115,7 +116,7 @@ def assembled(
         own: the wanted network.
         donors: whose units there are.
         origins: of all entries.
-        shares: of donors in classes, [donors, K].
+        shares: of donors in outputs.
         anchor: the donor that gives what belongs to no group.
     """
     found: Tensors = {}
@@ -135,9 +136,7 @@ def assembled(
                 if bool((share != 1).any()):
                     part = part * share.reshape([-1 if a == axis else 1 for a in range(old.ndim)])
             if outputs:
-                shape = [-1 if a == outputs[0] else 1 for a in range(old.ndim)]
-                part = part - part.mean(outputs[0], keepdim=True)
-                part = part * shares[number][: part.shape[outputs[0]]].reshape(shape)
+                part = shares.part(number, part, outputs[0])
             if part.numel() and axes:
                 fresh.index_put_(_grid(here), part, accumulate=True)
             elif part.numel():

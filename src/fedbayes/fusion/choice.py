@@ -10,13 +10,14 @@ carried from the outputs down through whatever is between.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from fedbayes.fusion.donors import Donor
 from fedbayes.fusion.merging import Members, merge
+from fedbayes.fusion.shares import Shares
 from fedbayes.models.steps import kind
 from fedbayes.models.units import Axis, Group
 
@@ -69,7 +70,7 @@ def choose(
     orders: Sequence[tuple[Group, list[int]]],
     draw: Callable[[int], Tensor],
     batches: int,
-    shares: Tensor,
+    shares: Shares,
     anchor: int,
     merging: bool = True,
 ) -> tuple[list[Chosen], list[str]]:
@@ -81,7 +82,7 @@ def choose(
             stand.
         draw: batches of inputs by number.
         batches: how many to look at.
-        shares: of donors in classes, [donors, K].
+        shares: of donors in outputs.
         anchor: the donor that gives all units of a group whose activations are not to be had.
         merging: whether others are merged into the chosen neurons of a layer where that explains
             more of all neurons' activations. Filters never are: their mean is blurred.
@@ -187,7 +188,7 @@ def activations(
     groups: Sequence[Group],
     draw: Callable[[int], Tensor],
     batches: int,
-    shares: Tensor,
+    shares: Shares,
     samples: int,
 ) -> dict[str, list[tuple[Tensor, Tensor]]]:
     """A sample of the units' activations where weights read them, and their importance.
@@ -197,7 +198,7 @@ def activations(
         groups: of the wanted network.
         draw: batches of inputs by number.
         batches: how many there are; no more are drawn than the sample wants.
-        shares: of donors in classes, [donors, K].
+        shares: of donors in outputs.
         samples: about how many places to compare units at.
 
     Returns:
@@ -213,7 +214,7 @@ def activations(
         x = draw(number)
         for at, donor in enumerate(donors):
             for layer, kept, grade in _looked(
-                donor, groups, x, shares[at], number, samples // batches
+                donor, groups, x, partial(shares.part, at), number, samples // batches
             ):
                 sampled[layer][at].append(kept)
                 squares[layer][at] += grade
@@ -228,7 +229,12 @@ def activations(
 
 
 def _looked(
-    donor: Donor, groups: Sequence[Group], x: Tensor, share: Tensor, number: int, samples: int
+    donor: Donor,
+    groups: Sequence[Group],
+    x: Tensor,
+    part: Callable[[Tensor], Tensor],
+    number: int,
+    samples: int,
 ) -> list[tuple[str, Tensor, Tensor]]:
     """Of one donor and batch: activations by reader, and squares of what depends on them."""
     rng = torch.Generator().manual_seed(number)
@@ -256,9 +262,8 @@ def _looked(
             value.retain_grad()
             space = step.arguments["weight"].ndim - 2
             seen += [(y, a, value, -1 - space * channels) for y, a in wanted[name]]
-        centred = output - output.mean(-1, keepdim=True)
         signs = torch.randint(2, output.shape, generator=rng) * 2.0 - 1
-        (centred * share * signs).sum().backward()  # type: ignore[no-untyped-call]
+        (part(output) * signs).sum().backward()  # type: ignore[no-untyped-call]
     found = []
     readers = {layer: sum(other == layer for other, *_ in seen) for layer, *_ in seen}
     for layer, axis, value, at in seen:

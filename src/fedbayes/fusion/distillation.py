@@ -76,6 +76,11 @@ class Distilled:
     checks: tuple[Check, ...]
     """The first is of the start."""
 
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended because outputs were no longer finite."""
+        return not math.isfinite(self.checks[-1].divergence)
+
 
 def distill(
     student: nn.Module,

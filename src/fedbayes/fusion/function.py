@@ -168,6 +168,11 @@ def fuse_functions(
             module, teacher, sought, settings.distillation, state=state, watch=progress
         )
         seconds["distillation"] = perf_counter() - begin
+        if distilled.diverged:
+            notes.append(
+                f"training end to end broke off, with the network of step {distilled.step}: "
+                f"{distilled.ended}"
+            )
         module = distilled.module
         outputs = held_out.outputs(module)
     calibration = None

@@ -16,10 +16,12 @@ from fedbayes.fusion.assembly import Origins, assembled, whole_tensors
 from fedbayes.fusion.choice import Chosen, choose
 from fedbayes.fusion.donors import Donor, find_donors
 from fedbayes.fusion.layers import fits
+from fedbayes.fusion.shares import Shares
 from fedbayes.fusion.solver import Solver
 from fedbayes.fusion.targets import Targets
 from fedbayes.fusion.teacher import Teacher, divergence, frozen
 from fedbayes.fusion.widths import Widths, orders, recorded
+from fedbayes.likelihoods import Classes
 from fedbayes.models.resize import with_weights
 
 UnitsFrom = Literal["auto", "chosen", "merged"]
@@ -93,7 +95,8 @@ def regress(
     shares = _shares(teacher, donors, len(clients), wide.shape[-1])
     weight = list(samples) if samples is not None else None
     weights = [
-        shares[i].sum().item() if weight is None else weight[d.client] for i, d in enumerate(donors)
+        shares.table[i].sum().item() if weight is None else weight[donor.client]
+        for i, donor in enumerate(donors)
     ]
     anchor = max(range(len(donors)), key=weights.__getitem__)
     untouched = own.steps.units().untouched
@@ -150,8 +153,14 @@ def _far(
     return float(divergence(outputs, taught, teacher.likelihood(outputs.shape[-1])))
 
 
-def _shares(teacher: Teacher, donors: Sequence[Donor], clients: int, classes: int) -> Tensor:
-    """Of donors in classes, [donors, K], columns that add to 1."""
+def _shares(teacher: Teacher, donors: Sequence[Donor], clients: int, outputs: int) -> Shares:
+    """Of donors in outputs."""
+    of_classes = isinstance(teacher.likelihood(outputs), Classes)
+    return Shares(_table(teacher, donors, clients, outputs), of_classes)
+
+
+def _table(teacher: Teacher, donors: Sequence[Donor], clients: int, classes: int) -> Tensor:
+    """As in `Shares`."""
     if donors[0].client < 0:
         return torch.ones(1, classes)
     if teacher.shares is None:

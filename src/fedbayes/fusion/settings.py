@@ -61,7 +61,9 @@ class FunctionSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    draws: int = Field(4096, ge=64, description="inputs that layers are solved on")
+    draws: int = Field(
+        4096, ge=64, description="inputs that layers are solved on, in whole batches of 512"
+    )
     units: Literal["auto", "chosen", "merged"] = Field(
         "auto",
         description="chosen: each from one client; merged: neurons also of several, as one; auto: "

@@ -7,7 +7,6 @@ clients say together.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from fedbayes.fusion.assembly import FREE
 from fedbayes.fusion.donors import Donor
 from fedbayes.fusion.layers import Fit, bundles
 from fedbayes.fusion.patches import picked
+from fedbayes.fusion.shares import Shares
 from fedbayes.fusion.teacher import Teacher
-from fedbayes.likelihoods import Classes
 from fedbayes.models.steps import Steps
 
 
@@ -30,7 +29,7 @@ class Targets:
         steps: of the fused network.
         donors: whose units there are.
         anchor: the donor of what comes from no client in particular.
-        shares: of donors in classes, [donors, K].
+        shares: of donors in outputs.
         teacher: what the clients say together.
         taught: that of the first batch, [n, K].
         draw: batches of inputs by number.
@@ -44,7 +43,7 @@ class Targets:
         steps: Steps,
         donors: Sequence[Donor],
         anchor: int,
-        shares: Tensor,
+        shares: Shares,
         teacher: Teacher,
         taught: Tensor,
         draw: Callable[[int], Tensor],
@@ -112,7 +111,7 @@ class Targets:
 
     def _enter(self, fit: Fit, number: int, at: int, said: Tensor) -> None:
         """What a donor says for a layer: of its own units; of what stands for outputs by its
-        shares, which are of classes where it tells one for each.
+        shares, output by output where it tells classes.
         """
         heard = self._heard[fit.weight, number]
         if not fit.outputs:
@@ -120,11 +119,8 @@ class Targets:
             own = (self._givers(fit) == at).nonzero()[:, 0]
             heard.index_add_(1, parts.place[own], said[:, parts.entry[own]] * parts.share[own])
             return
-        share = self.shares[at]
-        if self._classes and said.shape[-1] == len(share):
-            said = share * (said - said.mean(-1, keepdim=True))
-        else:
-            said = share.mean() * said
+        whole = self.shares.classes and said.shape[-1] == self.shares.table.shape[1]
+        said = self.shares.part(at, said) if whole else self.shares.mean(at) * said
         self._heard[fit.weight, number] = heard + said
 
     def _givers(self, fit: Fit) -> Tensor:
@@ -147,8 +143,3 @@ class Targets:
     def _is_last(self, fit: Fit) -> bool:
         """Whether a layer's outputs are the network's."""
         return fit.outputs and self.steps.handed_on(self.steps.output) is fit.said
-
-    @cached_property
-    def _classes(self) -> bool:
-        """Whether outputs of the network are of classes."""
-        return isinstance(self.teacher.likelihood(self.shares.shape[1]), Classes)

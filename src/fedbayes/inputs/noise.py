@@ -23,6 +23,7 @@ class Noise(InputPrior):
     """
 
     name = "noise"
+    bounded = True
     assumes = "signals or textures as noise whose power falls with frequency as 1/f^a"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedbayes import seeds
 from fedbayes.data.preprocessing import Preprocessing
+from fedbayes.errors import ConfigError
 
 
 class InputPrior(ABC):
@@ -22,11 +23,18 @@ class InputPrior(ABC):
     """As `--inputs` has it."""
     assumes: str
     """What it takes inputs for: a result that rests on it should say so."""
+    bounded: bool = False
+    """Whether it draws values between 0 and 1, whatever the clients' are."""
     notes: tuple[str, ...] = ()
     """What a user should know of how it was chosen or read."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
+
+    @property
+    def held_out(self) -> "InputPrior":
+        """Draws inputs that nothing was fitted to: itself, as long as it draws afresh."""
+        return self
 
     @abstractmethod
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
@@ -62,6 +70,9 @@ class Inputs:
         Images are drawn in [0, 1], rows in their own units; but rows of a normal prior that knows
         no sums as networks see them.
 
+        Raises:
+            ConfigError: a prior of values between 0 and 1 is to stand for others.
+
         Args:
             prior: of the inputs.
             by: what networks see of a sample.
@@ -70,6 +81,13 @@ class Inputs:
         """
         mean, std = torch.tensor(by.mean), torch.tensor(by.std)
         if len(by.shape) > 1:
+            if prior.bounded and not (mean.min() >= 0 and mean.max() <= 1 and std.max() <= 1):
+                raise ConfigError(
+                    f"{prior.name!r} draws values between 0 and 1, and the networks were trained "
+                    f"on values of mean {float(mean.mean()):.3g} and standard deviation "
+                    f"{float(std.mean()):.3g}; give real samples or a function of your own with "
+                    "--inputs, or train on values between 0 and 1 (data.scale)"
+                )
             return cls(prior, mean, std, seed)
         if prior.name == "gaussian" and not sums:
             return cls(prior, torch.zeros_like(mean), torch.ones_like(std), seed)
@@ -89,7 +107,8 @@ class Inputs:
         """
         purpose = "inputs" if number >= 0 else "inputs held out"
         rng = seeds.numpy_rng(self.seed, purpose, round=abs(number))
-        return self.scaled(self.prior.draw(count, rng))
+        prior = self.prior if number >= 0 else self.prior.held_out
+        return self.scaled(prior.draw(count, rng))
 
     def scaled(self, x: Tensor) -> Tensor:
         """Draws as networks see them."""
@@ -101,4 +120,6 @@ class Inputs:
         return self.scaled(self.prior.augmented(raw, rng))
 
     def _along(self, values: Tensor) -> Tensor:
-        return values.reshape(-1, 1, 1) if values.ndim == 1 and len(self.shape) == 3 else values
+        """By channel, where there are several axes, of which channels are the first."""
+        axes = len(self.shape)
+        return values.reshape(-1, *[1] * (axes - 1)) if values.ndim == 1 and axes > 1 else values

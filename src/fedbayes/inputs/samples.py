@@ -1,6 +1,7 @@
 """Real unlabelled samples in place of a prior: pictures in a folder, or NPZ, Parquet or CSV."""
 
 from collections.abc import Sequence
+from copy import copy
 from io import BytesIO
 from math import prod
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedbayes.data.sources.own import (
     own_files,
     plain_array,
 )
+from fedbayes.data.sources.pictures import DEEP
 from fedbayes.data.sources.rows import holds_pictures
 from fedbayes.data.sources.tables import read_tables
 from fedbayes.data.wording import listed, size
@@ -37,12 +39,17 @@ MODES = {1: "L", 3: "RGB"}
 """Of pictures, by their channels."""
 LABEL = "label"
 """A column of a table that is left out where it is one too many."""
+ASIDE = 5
+"""Of so many samples one is held out, to tell how far a network is from what clients say."""
+FEWEST = 20
+"""Samples of which some are held out."""
 MEMORY = 1 << 30
 """Bytes of pictures that are kept; of more, some are chosen at random."""
 
 
 class RealSamples(InputPrior):
     """Samples that somebody has: each batch is drawn from them, without repetition if it can be.
+    One in `ASIDE` is held out.
 
     Pictures of another size are cut to the shape of an input from their middle and scaled.
 
@@ -69,12 +76,28 @@ class RealSamples(InputPrior):
         super().__init__(shape)
         notes: list[str] = []
         self._x = _read(path, shape, tuple(features), tuple(columns), notes)
+        self._rows = self._aside = np.arange(len(self._x))
+        if len(self._x) >= FEWEST:
+            order = np.random.default_rng(0).permutation(len(self._x))
+            self._aside, self._rows = np.split(order, [len(order) // ASIDE])
+        else:
+            notes.append(
+                f"{path}: {len(self._x)} samples are too few to hold any out, so that divergences "
+                "are of those that the network was fitted to"
+            )
         self.notes = tuple(notes)
         self.assumes = f"as {len(self._x):,} unlabelled samples of {path.name}"
 
+    @property
+    def held_out(self) -> "RealSamples":
+        """Draws from those that are set aside."""
+        other = copy(self)
+        other._rows = self._aside
+        return other
+
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """As `InputPrior.draw`; with repetition where more are asked for than there are."""
-        rows = rng.choice(len(self._x), count, replace=count > len(self._x))
+        rows = self._rows[rng.choice(len(self._rows), count, replace=count > len(self._rows))]
         x = torch.from_numpy(self._x[rows].astype(np.float32))
         return x / 255 if self._x.dtype == np.uint8 else x
 
@@ -204,6 +227,12 @@ def _fitted(picture: Path | bytes | None, shape: tuple[int, ...], where: Any) ->
     channels, height, width = shape
     source = picture if isinstance(picture, Path) else BytesIO(picture or b"")
     with reading(where), Image.open(source) as image:
-        fitted = ImageOps.fit(image.convert(MODES[channels]), (width, height))
+        if image.mode in DEEP:
+            raise DataError(
+                f"{where} has more than 8 bits a pixel (mode {image.mode}); save it with 8, or "
+                "give the numbers as an array x in an .npz file"
+            )
+        upright = ImageOps.exif_transpose(image)
+        fitted = ImageOps.fit(upright.convert(MODES[channels]), (width, height))
     array = np.asarray(fitted)
     return array[None] if channels == 1 else array.transpose(2, 0, 1)

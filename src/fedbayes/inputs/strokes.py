@@ -31,6 +31,7 @@ class Strokes(InputPrior):
     """
 
     name = "strokes"
+    bounded = True
     assumes = "writing as one to three pen strokes, light on a dark ground"
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:

@@ -35,7 +35,7 @@ from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
 from fedbayes.inference.problem import Projection
 from fedbayes.messages import Message, dense
-from fedbayes.tensors import Samples, Tensors, named, part
+from fedbayes.tensors import Samples, Tensors, named, part, to
 
 
 class FedLap(Moments):
@@ -250,6 +250,7 @@ class Kronecker(OneMetric):
         tensors |= {f"outputs/{name}": n * found.factors[name].outputs for name in layers}
         tensors |= {f"diagonal/{m}": n * found.diagonal[m] for m in problem.given["diagonal"]}
         tensors["count/samples"] = torch.tensor(float(n))
+        tensors = to(tensors, run.network.device)
         return self.report(replace(solved, parameters=tensors), problem, client, at)
 
     def report(

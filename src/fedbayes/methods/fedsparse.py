@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from math import log, sqrt
-from typing import Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -31,6 +31,7 @@ from fedbayes.contracts import (
 from fedbayes.contracts.variates import Control, Variates
 from fedbayes.devices import placed
 from fedbayes.errors import ConfigError
+from fedbayes.fields import Only
 from fedbayes.inference import gates
 from fedbayes.inference.controls import (
     NORMS,
@@ -100,15 +101,15 @@ class Gated(
     cross_entropy: float = Field(
         1e-4, ge=0, description="β, how strongly a client's gates are drawn to the server's"
     )
-    cross_entropy_per: Literal["gate", "weight"] = Field(
+    cross_entropy_per: Annotated[Literal["gate", "weight"], Only("cross_entropy")] = Field(
         "gate", description="whether β counts a gate once, or once per weight of its group"
     )
     drift: float = Field(0.0, ge=0, description="λ, precision of the slab around the server")
     relaxation: float = Field(
         2 / 3, gt=0, description="temperature of the hard-concrete relaxation in training"
     )
-    server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
-        "adam", description="optimizer of the server's weights"
+    server_optimizer: Annotated[Literal["sgd", "adam", "yogi"], Only("update_rule", "gradient")] = (
+        Field("adam", description="optimizer of the server's weights")
     )
     update_rule: Literal["gradient", "average"] = Field(
         "gradient", description="M-step: gradient steps (Alg. 1), or the closed form (Eq. 21, 22)"

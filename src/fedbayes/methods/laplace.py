@@ -142,7 +142,9 @@ class Laplace(Method[Server, Nothing, Gathered]):
         if self.class_rows:
             counts = torch.bincount(samples.y.cpu(), minlength=at.run.likelihood.target.classes)
             given[_PRESENT] = (counts > 0).to(torch.int64)
-        return Problem(start, given=given, project=proximal(self.scale))
+        return Problem(
+            start, given=given, project=proximal(self.scale / (1 - at.run.training.momentum))
+        )
 
     def expected(self, message: Message, run: Run) -> Message:
         """Weights, and if asked for which classes a client has."""
@@ -173,7 +175,7 @@ class Laplace(Method[Server, Nothing, Gathered]):
         return Report(report, weight), client, {**solved.info, "changed": changed / total}
 
     def update(self, server: Server, reports: Gathered, at: At) -> tuple[Server, Info]:
-        """The median, or a step; of what no gradient trains the median or the sign's step too.
+        """The median, or a step; of what no gradient trains the median.
 
         An entry on which nobody votes stays.
         """
@@ -188,7 +190,7 @@ class Laplace(Method[Server, Nothing, Gathered]):
             if name in rows:
                 present = [dense(report.tensors)[_PRESENT] for report in heard]
                 votes = votes * torch.stack([rows[name](one.double()) for one in present])
-            if self.m_step == "median":
+            if self.m_step == "median" or name in at.run.network.buffers:
                 middle = median(found, votes)
                 following[name] = torch.where(middle.isnan(), w, middle).to(w.dtype)
                 slopes[name] = w - following[name]
@@ -222,7 +224,8 @@ class Laplace(Method[Server, Nothing, Gathered]):
 def proximal(scale: float) -> Projection:
     """The proximal map of scale · ‖φ − centre‖₁, to follow every gradient step.
 
-    φ ← centre + sign(d) max(|d| − lr · scale, 0) with d = φ − centre; the centre is given.
+    φ ← centre + sign(d) max(|d| − lr · scale, 0) with d = φ − centre; the centre is given. Steps
+    with momentum m add up to lr / (1 − m) times a slope, and the scale is to be as much larger.
     """
 
     def project(parameters: Tensors, given: Tree, lr: float) -> None:

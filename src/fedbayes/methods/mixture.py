@@ -1,7 +1,7 @@
 """The mixture-of-Gaussians prior: the server learns an ensemble."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -26,6 +26,7 @@ from fedbayes.contracts import (
     single_draw,
 )
 from fedbayes.contracts.changes import norm
+from fedbayes.fields import Only
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.likelihoods import evaluate
 from fedbayes.messages import Message, dense
@@ -75,7 +76,9 @@ class Mixture(ServerOptimizer, Method[Server, Nothing, Gathered]):
         "independent",
         description="initial centres: independent draws, or one draw with noise around it",
     )
-    noise: float = Field(0.1, ge=0, description="relative std of the noise (spread = near)")
+    noise: Annotated[float, Only("spread", "near")] = Field(
+        0.1, ge=0, description="relative std of the noise (spread = near)"
+    )
     begin: Literal["turn", "best"] = Field(
         "turn",
         description="where a client starts: turn, client + a number drawn for the round, modulo K; "
@@ -148,8 +151,8 @@ class Mixture(ServerOptimizer, Method[Server, Nothing, Gathered]):
     def turn(self, at: At) -> int:
         """The component whose turn it is at a client.
 
-        The clients of a round are dealt to the components in order, from one that is drawn for the
-        round: so no rhythm in which clients take part keeps from a component what another gets.
+        Client s starts from component s + a number drawn for the round, modulo K: so no rhythm in
+        which clients take part keeps from a component what another gets.
         """
         offset = seeds.integer(at.run.seed, "turn", round=at.round)
         return (at.client + offset) % self.components

@@ -43,7 +43,7 @@ from fedbayes.models.variational import (
     Stack,
     Stage,
 )
-from fedbayes.tensors import Samples, Tensors, named, part
+from fedbayes.tensors import Samples, Tensors, named, part, to
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,8 @@ class Virtual(Factors[Client]):
         if client.mean:
             own, spread, gates = client.mean, client.log_std, client.gates
         else:
-            own, gates = _newcomer(at)
+            device = at.run.network.device
+            own, gates = (to(tensors, device) for tensors in _newcomer(at))
             spread = {n: torch.full_like(t, log(self.start_std)) for n, t in own.items()}
         start = named("own_mean", own) | named("own_log_std", spread)
         return start | named("gate", gates)

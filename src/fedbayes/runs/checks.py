@@ -209,6 +209,7 @@ def _check_timing(config: Config, method: AnyMethod, run: Run) -> None:
         },
         noise=bool(config.privacy.noise),
         secure=config.secure.enabled,
+        clips=bool(run.clips),
     )
 
 

@@ -1,6 +1,7 @@
 """What a fused network is worth against its size, beside the ensemble of the clients' networks."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,16 +43,20 @@ class Mark:
 
     def record(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        agreement = self.likeness.agreement
         return {
             "name": self.name,
             "width": self.width,
             "parameters": self.parameters,
             "multiplications": self.multiplications,
-            "divergence": self.likeness.divergence,
-            "agreement": None if math.isnan(agreement) else agreement,
-            **self.metrics,
+            "divergence": finite(self.likeness.divergence),
+            "agreement": finite(self.likeness.agreement),
+            **{name: finite(value) for name, value in self.metrics.items()},
         }
+
+
+def finite(value: float) -> float | None:
+    """A number for JSON, which has no others."""
+    return value if math.isfinite(value) else None
 
 
 class Scale:
@@ -67,9 +72,21 @@ class Scale:
         self.teacher, self.draws, self.test = teacher, draws, test
         self.example = draws.batch(-1, 512)[:1]
 
-    def fused(self, fusion: FunctionFusion, width: float) -> Mark:
-        """Of a fused network."""
-        return self._mark(f"fused, width {width:g}", fusion.module, fusion.likeness, width)
+    def fused(
+        self, fusion: FunctionFusion, width: float, answering: nn.Module | None = None
+    ) -> Mark:
+        """Of a fused network.
+
+        Args:
+            fusion: it.
+            width: its own.
+            answering: what is written in place of the network, such as one with a temperature:
+                metrics are of its predictions.
+        """
+        mark = self._mark(f"fused, width {width:g}", fusion.module, fusion.likeness, width)
+        if answering is None:
+            return mark
+        return replace(mark, metrics=self.metrics(frozen(answering, mark.name)))
 
     def clients(
         self, networks: Mapping[str, nn.Module], sizes: Sequence[float] | None = None
@@ -163,8 +180,15 @@ def average(
 def multiplications(network: nn.Module, x: Tensor) -> int:
     """Of a forward pass of one input [1, ...]: matrix products and convolutions."""
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        network(x)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # fused kernels are not counted
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TF32")  # of flags that are not meant
+            with counter, torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+                network(x)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
     return int(counter.get_total_flops()) // 2
 
 

@@ -219,6 +219,10 @@ def select(
     """
     likelihood = likelihood or _classes(models)
     _check(models, samples, likelihood)
+    for name in grid or {}:
+        if name in settings or (name == "epsilon" and method == "pfnm"):
+            why = "it is set" if name in settings else "pfnm is ε = 0"
+            raise ConfigError(f"the grid over {name} has no effect: {why}")
     axes = {**GRID, **(grid or {})}
     if method == "pfnm":
         axes["epsilon"] = (0.0,)

@@ -17,7 +17,7 @@ from fedbayes.inputs import InputPrior, Inputs
 from fedbayes.inputs.picture import draw_inputs
 from fedbayes.reports.fusion import render
 from fedbayes.tensors import parameter_count
-from fedbayes.tools.frontier import Mark, draw_frontier, multiplications
+from fedbayes.tools.frontier import Mark, draw_frontier, finite, multiplications
 from fedbayes.tools.silos import Silos, names_of
 
 PAGES = (".html", ".htm")
@@ -101,7 +101,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         else {
             "step": distilled.step,
             "ended": distilled.ended,
-            "checks": [list(check) for check in distilled.checks],
+            "checks": [list(map(finite, check)) for check in distilled.checks],
         },
         "clients": {name: _shown(likeness) for name, likeness in fusion.clients.items()},
         "with_each_client": _with_each([*fusion.clients, "ensemble"], fusion),

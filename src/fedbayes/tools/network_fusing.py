@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.data.plot import PICTURES
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, ModelError, RunError
 from fedbayes.files import writable, write_beside
 from fedbayes.fusion.distillation import Progress
 from fedbayes.fusion.draws import Kept
@@ -142,14 +142,18 @@ class NetworkFusionJob:
         page = self.report is not None and self.report.suffix.lower() in PAGES
         if len(fusions) > 1 or test is not None or self.picture is not None or page:
             watch("comparing")
-            marks = [scale.fused(fusion, width) for width, fusion in fusions.items()]
+            marks = [
+                scale.fused(fusion, width, self._cooled(fusion))
+                for width, fusion in fusions.items()
+            ]
             sizes = None if counts is None else counts.reshape(len(networks), -1).sum(1).tolist()
             marks += scale.clients(networks, sizes)
         sent = {
             "their weights": True,
             "counts of samples": counts is not None,
             "sums of rows": bool(self.sums),
-            "curvatures of their weights, which are not used": bool(notes),
+            "curvatures of their weights, which are not used": bool(notes)
+            or sent_counts(self.models, self.files) is not None,
         }
         outcome = Outcome(
             fusions[chosen],
@@ -160,7 +164,12 @@ class NetworkFusionJob:
             marks,
             self._trust(fusions[chosen], scale),
             tuple(what for what, given in sent.items() if given),
-            (*notes, *prior.notes, *_cost(fusions[chosen], scale.example)),
+            (
+                *notes,
+                *prior.notes,
+                *(f"width {w:g}: {n}" for w, f in fusions.items() if w != chosen for n in f.notes),
+                *_cost(fusions[chosen], scale.example),
+            ),
         )
         self._write(outcome, silos)
         return outcome
@@ -243,28 +252,37 @@ class NetworkFusionJob:
             "the report": (self.report, REPORTS),
             "the picture": (self.picture, PICTURES),
             "the picture of inputs": (self.show_inputs, PICTURES),
+            "the state": (self.state, ()),
         }
         inputs = [*self.models, self.counts, *self.sums, self.test, self.like]
+        written: dict[Path, str] = {}
         for what, (path, formats) in outputs.items():
-            if path is not None:
-                writable(path, what, formats, inputs)
+            if path is None:
+                continue
+            writable(path, what, formats, inputs)
+            if (other := written.setdefault(path.resolve(), what)) != what:
+                raise RunError(f"{path} is to be {other} and {what}; name another file for one")
         require_several(self.models)
+
+    def _cooled(self, fusion: FunctionFusion) -> nn.Module | None:
+        """The network with its temperature, where what is written has one."""
+        if fusion.temperature == 1 or self.out.suffix.lower() != PROGRAM:
+            return None
+        return Cooled(fusion.module, fusion.temperature).eval()
 
     def _write(self, outcome: "Outcome", silos: Silos) -> None:
         fusion, prior, found = outcome.fusion, outcome.prior, outcome.fusion.calibration
+        method = {"name": "fuse function", "inputs": prior.name}
+        answering = self._cooled(fusion)
+        if found is not None:
+            method["posterior"], answering = str(self.settings.posterior), found.module
+        write_network(self.out, fusion.module, silos, method, answering)
         if self.show_inputs is not None:
             plot_inputs(prior, self.show_inputs, seed=self.seed)
         if self.picture is not None:
             plot_frontier(outcome.marks, self.picture)
         if self.report is not None:
             write_report(outcome, self.report)
-        method = {"name": "fuse function", "inputs": prior.name}
-        answering: nn.Module | None = None
-        if found is not None:
-            method["posterior"], answering = str(self.settings.posterior), found.module
-        elif fusion.temperature != 1:
-            answering = Cooled(fusion.module, fusion.temperature).eval()
-        write_network(self.out, fusion.module, silos, method, answering)
 
 
 def counts_of(

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedbayes.contracts import AnyMethod, Report, Run
 from fedbayes.contracts.changes import start_of
+from fedbayes.contracts.natural import Natural
 from fedbayes.errors import ConfigError
 from fedbayes.federation.timing.live import Live
 from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
@@ -53,6 +54,8 @@ def as_of_now(
     Returns:
         In the types that it came in, to whose precision it is rounded; sparse where it was. What
         the server has no tensor of is measured from zero, so it stays; integers count whole.
+        Running statistics are means of the report's and of today's: a variance that changes as
+        another one did would become negative.
     """
     before, after = method.centre(report, then, run), method.centre(report, now, run)
     tensors: Message = {}
@@ -60,9 +63,11 @@ def as_of_now(
         values = item.dense() if isinstance(item, Masked) else item
         start, end = (start_of(name, values.shape, centre) for centre in (before, after))
         if start is not None and end is not None:
-            change = values.double() - start.to(values.device).double()
+            now_at = end.to(values.device).double()
+            running = values.is_floating_point() and name in run.network.buffers
+            origin = now_at if running else start.to(values.device).double()
             share = weight if values.is_floating_point() else 1.0
-            moved = (end.to(values.device).double() + share * change).to(values.dtype)
+            moved = (now_at + share * (values.double() - origin)).to(values.dtype)
             tensors[name] = item.like(moved) if isinstance(item, Masked) else moved
         else:
             tensors[name] = item
@@ -82,6 +87,7 @@ def check(
     beside: Mapping[str, bool],
     noise: bool,
     secure: bool,
+    clips: bool,
 ) -> None:
     """See that rounds can be asynchronous, where they are to be, and time simulated.
 
@@ -98,6 +104,7 @@ def check(
             are on.
         noise: whether rounds are private.
         secure: whether reports are added in secret.
+        clips: whether changes are shortened.
 
     Raises:
         ConfigError: they cannot; the text says what could.
@@ -122,6 +129,12 @@ def check(
             f"{method.name} adds reports whole alone, since clients keep what they reported or "
             "parts of a report grow otherwise than its change; set asynchronous.staleness = "
             "'constant'"
+        )
+    if clips and isinstance(method, Natural) and not method.fixed_precision:
+        raise ConfigError(
+            f"{method.name} measures a change of its posterior from the mean that a client started "
+            "from, and with asynchronous.buffer the server from another one: it would shorten what "
+            "the client keeps whole; leave aggregation.clip out"
         )
     if not clocked and (busy := [name for name, on in beside.items() if on]):
         raise ConfigError(
