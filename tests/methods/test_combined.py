@@ -311,3 +311,20 @@ def test_a_model_without_biases_counts_as_one_with_zeros():
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        ({"window": 3, "watch": "loss"}, ["method.window", "method.watch"]),
+        ({"window": 3, "tolerance": 0.0}, []),
+        ({"safe": 3.0}, ["method.safe"]),
+        ({"safe": 3.0, "alpha": "linear", "c": 1.0}, []),
+    ],
+)
+def test_what_has_no_effect_is_said(settings, idle):
+    method = Combined(**{"alpha": "mean", **settings})
+    found = [
+        note for note in method.remarks(run_of(Network(MLP(4, [3], 3)))) if "no effect" in note
+    ]
+    assert [note.partition(" ")[0] for note in found] == idle

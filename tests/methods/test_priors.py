@@ -15,6 +15,7 @@ from fedbayes.contracts import Gathered, Nothing, Report
 from fedbayes.contracts.prior import in_words
 from fedbayes.errors import ConfigError, MessageError
 from fedbayes.federation.round import sample_cohort
+from fedbayes.fields import idle
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.problem import Problem, Solved
 from fedbayes.inference.settings import LocalTraining
@@ -548,3 +549,8 @@ def test_laplace_by_signs_takes_the_median_of_running_statistics():
         torch.testing.assert_close(after.weights[name], middle)
     assert after.weights["1.num_batches_tracked"].dtype == torch.int64
     assert after.weights["1.num_batches_tracked"] == told[0]["1.num_batches_tracked"]
+
+
+def test_noise_around_components_that_are_drawn_apart_is_said_to_do_nothing():
+    assert "method.noise has no effect" in "".join(idle(Mixture(noise=0.9), "method."))
+    assert not [*idle(Mixture(noise=0.9, spread="near"), "method.")]

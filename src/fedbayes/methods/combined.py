@@ -90,11 +90,23 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         return super().ordinary(server, run) | {"received": inf}
 
     def remarks(self, run: Run) -> list[str]:
-        """The non-convex rules scale what the network puts out, and may shrink it to nothing."""
-        if self.alpha == "mean" or self.normalized:
-            return []
+        """What does nothing; and the non-convex rules scale what the network puts out, and may
+        shrink it to nothing.
+        """
+        idle = [
+            *(["window", "watch"] if self.tolerance is None else []),
+            *([] if self._scales else ["safe"]),
+        ]
+        fields = type(self).model_fields
+        notes = [
+            f"method.{name} has no effect: "
+            + ("nothing is scaled" if name == "safe" else "method.tolerance is unset")
+            for name in idle
+            if getattr(self, name) != fields[name].default
+        ]
+        if not self._scales:
+            return notes
         total = float(factors(self.alpha, self.c, np.ones(run.cohort)).sum())
-        notes = []
         if abs(total) < 1 - 1e-9:
             notes.append(
                 f"the factors of method.alpha = {self.alpha!r} with c = {self.c:g} sum to "
