@@ -70,7 +70,7 @@ STYLES = {
     "locals": ("#555555", "v", ":"),
     "ensemble": ("#CC79A7", "D", ":"),
     "average": ("#999999", "x", ":"),
-    FUNCTION_SPACE: ("#F0E442", "*", "-"),
+    FUNCTION_SPACE: ("#882255", "*", "-"),
     NO_COUNTS: ("#000000", "*", "--"),
     "GPI-FNM, alternating": ("#56B4E9", "P", "-"),
     "GPI-FNM, alternating, small": ("#E69F00", "X", "-"),
@@ -356,7 +356,8 @@ def panels(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     grid[0].set_ylabel("test accuracy")
-    grid[0].legend(fontsize="small")
+    handles, names = grid[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize="small")
     figure.suptitle(title)
     figure.savefig(path, dpi=150)
 
