@@ -278,7 +278,8 @@ def measure(folder: Path, federation: Federation, method: str, grid: Row) -> Row
                 )
             }
         case "PFNM":
-            return silos.fuse("pfnm", most, grid, {"bias_mean": 0.1})
+            without = {name: values for name, values in grid.items() if name != "epsilon"}
+            return silos.fuse("pfnm", most, without, {"bias_mean": 0.1})
         case "GPI-FNM":
             return silos.fuse("gpi-fnm", most, grid, {"bias_mean": 0.1})
         case "GPI-FNM, alternating":
