@@ -18,7 +18,7 @@ from fedbayes.files import json_text
 from fedbayes.messages import Masked, encode
 from fedbayes.models import read_model, read_program
 from fedbayes.runs.config import Config
-from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.folder import RunFolder, _line
 from fedbayes.tools.model_files import read_counts, read_models, read_samples
 from tests.command_line import command
 
@@ -229,3 +229,12 @@ def test_json_has_no_numbers_that_readers_refuse():
     found = json.loads(json_text(content, indent=2), parse_constant=refused)
     assert found == {**content, "NaN": [None, math.inf, -math.inf, 1.5, None]}
     assert json_text([1.0]) == "[1.0]"
+
+
+def test_figures_that_are_not_finite_are_read_again_as_they_were():
+    figures = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.5}
+    line = {"round": 1, "metrics": {"global": figures}, "reported": figures, "update": figures}
+    found = _line(json_text(line).encode(), 1)
+    for table in (found["metrics"]["global"], found["reported"], found["update"]):
+        assert math.isnan(table["a"])
+        assert [table[name] for name in "bcd"] == [math.inf, -math.inf, 0.5]

@@ -25,14 +25,8 @@ from fedbayes.tensors import Tensors
 
 Estimator = Literal["flipout", "reparametrization"]
 
-_PLAIN = (
-    nn.Flatten,
-    nn.MaxPool2d,
-    nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d,
-    nn.Identity,
-    nn.Unflatten,
-)
+_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+_PLAIN = (*_POOLS, nn.Flatten, nn.Identity, nn.Unflatten)
 _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid)
 
 
@@ -302,7 +296,7 @@ def through(modules: Sequence[nn.Module], x: Tensor, training: bool) -> Tensor:
             x = functional.dropout(x, module.p, training)
         else:
             x = module(x)
-            if training and x.ndim == 4 and not isinstance(module, nn.Identity | nn.Unflatten):
+            if training and isinstance(module, _POOLS):
                 x = gradient_channels_last(x)
     return x
 

@@ -26,7 +26,7 @@ the end. What is read is compared with them, and where it differs nothing is gon
 import hashlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -616,7 +616,8 @@ class RunFolder:
         except ValueError as error:
             raise RunError(f"{self.summary_file} is damaged: {error}") from None
         for name in ("metrics", "best_metrics"):
-            _undefined(summary.get(name))
+            whose = summary.get(name)
+            _undefined(whose.values() if isinstance(whose, dict) else ())
         return summary
 
 
@@ -658,12 +659,12 @@ def _line(text: bytes, number: int) -> Metrics:
         tables += whose.values()
     if not all(isinstance(table, dict) for table in tables):
         raise ValueError("its figures are in no table")
-    _undefined(whose)
+    _undefined(tables)
     return line
 
 
-def _undefined(tables: object) -> None:
-    """Have NaN again where a metric is null, in tables of metrics."""
-    for table in tables.values() if isinstance(tables, dict) else ():
+def _undefined(tables: Iterable[object]) -> None:
+    """Have NaN again where a figure is null, in tables of figures."""
+    for table in tables:
         if isinstance(table, dict):
             table |= {name: math.nan for name, value in table.items() if value is None}

@@ -198,8 +198,9 @@ class AttackGrid:
             summary = honest.summary()
             headline = summary["headline"]
             refused = Counter(client for line in lines for client in line["refused"])
-            division = run.partition()
-            names = tuple(division.names) if division is not None else ()
+            if (division := run.partition()) is None:
+                raise RunError(f"{run.path} has no partition.npz: restore it, or remove the folder")
+            names = tuple(division.names)
             return Outcome(
                 cell,
                 headline,

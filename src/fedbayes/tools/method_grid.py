@@ -25,7 +25,7 @@ from fedbayes.runs.simulation import Simulation, Step
 from fedbayes.runs.standing import flat
 from fedbayes.runs.tracking import check
 from fedbayes.start import drive
-from fedbayes.tools.foreign_inputs import AUTO, check_foreign, foreign_inputs
+from fedbayes.tools.foreign_inputs import AUTO, check_foreign, foreign_file, foreign_inputs
 from fedbayes.tools.seed_runs import SeedRuns, seed_metrics
 from fedbayes.tools.trial import Trial, standing_trial, try_model
 from fedbayes.tools.variants import Variant, folder_name, own_settings, settled
@@ -165,7 +165,14 @@ class MethodGrid:
 
     def _done(self, cell: Cell) -> bool:
         ended = self.members[cell.task, cell.label].ended(cell.seed)
-        return ended and standing_trial(RunFolder(self.place(cell)), self.foreign) is not None
+        return ended and self._trial(cell) is not None
+
+    def _trial(self, cell: Cell) -> Trial | None:
+        return standing_trial(RunFolder(self.place(cell)), self.foreign, self._foreign_file)
+
+    @cached_property
+    def _foreign_file(self) -> str:
+        return foreign_file(self.foreign)
 
     def outcome(self, cell: Cell, trouble: str = "") -> Outcome:
         """What the folder of a cell tells: of the model that it keeps, where that is global.
@@ -185,7 +192,7 @@ class MethodGrid:
             values |= {name: line.get(name) for name in of_models}
         values["bytes"] = summary["bytes_down"] + summary["bytes_up"]
         values["parameters"] = summary["model_parameters"]
-        trial = standing_trial(folder, self.foreign)
+        trial = self._trial(cell)
         for name, value in (trial.metrics if trial is not None else {}).items():
             key = name if "_" in name or name == "aurc" else f"global_{name}"
             if values.get(key) is None:

@@ -69,13 +69,14 @@ def try_model(folder: Path, asked: str) -> Trial:
         FedbayesError: the data are not here, or there are no such inputs.
     """
     place = RunFolder(folder)
-    known = standing_trial(place, asked)
+    file = foreign_file(asked)
+    known = standing_trial(place, asked, file)
     if known is not None:
         return known
     config = place.config()
     method = config.build_method()
-    found = _untried(place, asked)
-    model, file = found.model, found.file
+    model = _tried(place)
+    found = Trial(asked, model, file)
     data = stored_data(config, place, changed="refuse")
     # Asked for inputs that do not suit the samples are refused for methods without a model too.
     foreign = foreign_inputs(data, config.data, asked)
@@ -102,27 +103,25 @@ def try_model(folder: Path, asked: str) -> Trial:
     return found
 
 
-def standing_trial(folder: RunFolder, asked: str) -> Trial | None:
+def standing_trial(folder: RunFolder, asked: str, file: str) -> Trial | None:
     """The trial of a run that was kept, if it is of its model as it is now, and of such foreign
     inputs; None otherwise.
 
     Args:
         folder: of a run that has ended.
         asked: foreign inputs, as `foreign_inputs` takes them.
+        file: digest of their file, as `foreign_file` has it.
     """
     known = stored_trial(folder)
-    if known is None:
+    if known is None or (known.asked, known.file) != (asked, file):
         return None
-    now = _untried(folder, asked)
-    told = known.asked, known.model, known.file
-    return known if told == (now.asked, now.model, now.file) else None
+    return known if known.model == _tried(folder) else None
 
 
-def _untried(folder: RunFolder, asked: str) -> Trial:
-    """A trial that nothing has come of yet."""
+def _tried(folder: RunFolder) -> str:
+    """Digest of the model that there is to be tried; empty where there is no global one."""
     tells = folder.config().build_method().has_global_model
-    model = calibrated_model(folder, personal=False) if tells else ""
-    return Trial(asked, model, foreign_file(asked))
+    return calibrated_model(folder, personal=False) if tells else ""
 
 
 def stored_trial(folder: RunFolder) -> Trial | None:
