@@ -7,6 +7,7 @@
 - Mean-field posteriors (PVI, FedGVI, Bayesian ADMM): a step with one Monte-Carlo sample over a
   plain step, with the draw of its noise, on an MLP with a hidden layer of 200 (MNIST's shape) and
   on LeNet-5 (CIFAR-10's shape), batch 256.
+- Prediction of 1,000 images, some at a time as networks do it, over all at once.
 
     python benchmarks/step_speed.py
 """
@@ -29,7 +30,7 @@ from fedbayes.methods.fedsparse import FedSparse
 from fedbayes.methods.ivon_admm import IvonAdmm
 from fedbayes.methods.pvi import Pvi
 from fedbayes.methods.virtual import Virtual
-from fedbayes.models import MLP, LeNet5, Network
+from fedbayes.models import MLP, LeNet5, Network, ResNet20
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 
@@ -138,6 +139,22 @@ def mean_field(repeats: int) -> dict[str, tuple[float, float]]:
     return ratios
 
 
+def prediction(module: nn.Module, repeats: int) -> float:
+    """Images in portions over all at once."""
+    network, x = Network(module.eval()), samples(1000, 3, 32, 32).x
+    inputs = x.contiguous(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def portions() -> None:
+        network(network.initial, x)
+
+    @torch.no_grad()
+    def at_once() -> None:
+        network.module(inputs)
+
+    return race(portions, at_once, repeats)
+
+
 def main() -> None:
     """Time both and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -149,6 +166,10 @@ def main() -> None:
     print("step of one Monte-Carlo sample / FedAvg step, MLP and LeNet-5:")
     for name, (mlp, lenet) in mean_field(repeats).items():
         print(f"  {name}: {mlp:.2f}, {lenet:.2f} (aim 2.2)")
+    few = max(1, repeats // 8)
+    print("prediction of 1,000 images, some at a time / all at once:")
+    print(f"  LeNet-5: {prediction(LeNet5(3, 32, 32, 10), few):.2f}")
+    print(f"  ResNet-20: {prediction(ResNet20(3, 10), few):.2f}")
     print("VIRTUAL step of 20 samples / step of the same on 20 times the batch:")
     print(f"  the server's network: {virtual(repeats, lateral=False):.2f} (aim 3)")
     print(f"  with the client's beside it: {virtual(repeats, lateral=True):.2f} (aim 3)")

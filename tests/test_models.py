@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedbayes
 from fedbayes.errors import ModelError
 from fedbayes.models import MLP, LeNet5, ModelSettings, Network, ResNet20, build
+from fedbayes.models.layout import PORTION
 
 
 def count(module):
@@ -253,3 +254,23 @@ def test_pooling_goes_back_through_gradients_laid_out_as_its_images_are():
         torch.testing.assert_close(gradient, parameter.grad)
         torch.testing.assert_close(each[name].mean(0), parameter.grad)
     assert not module[2]._forward_hooks
+
+
+@pytest.mark.parametrize("module", [LeNet5(3, 20, 20, 4), ResNet20(3, 4)])
+def test_many_images_are_predicted_in_portions(module):
+    x, sizes = torch.randn(2 * PORTION + 3, 3, 20, 20), []
+    network = Network(module)
+    module[0].register_forward_hook(lambda layer, inputs, output: sizes.append(len(output)))
+    with torch.no_grad():
+        outputs = network(network.initial, x)
+        expected = module.eval()(x)
+    assert sizes == [PORTION, PORTION, 3, len(x)]
+    assert torch.allclose(outputs, expected, atol=1e-5)
+
+
+def test_training_sees_its_batch_at_once():
+    x = torch.randn(PORTION + 1, 3, 20, 20)
+    network = Network(nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten()))
+    with torch.no_grad():
+        outputs = network(network.initial, x, training=True).unflatten(1, (2, -1))
+    assert torch.allclose(outputs.mean((0, 2)), torch.zeros(2), atol=1e-5)

@@ -411,7 +411,7 @@ def test_a_long_prediction_of_convolutions_is_the_same_in_pieces(monkeypatch):
     )
     x = torch.randn(7, 1, 16, 16)
     whole = sampled(structure, shared, None, {}, 3, 0.0, x)
-    monkeypatch.setattr("fedbayes.methods.virtual._IMAGES", 2)
+    monkeypatch.setattr("fedbayes.methods.virtual.PORTION", 2)
     torch.testing.assert_close(sampled(structure, shared, None, {}, 3, 0.0, x), whole)
 
 

@@ -30,7 +30,7 @@ from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.messages import Message
 from fedbayes.models import Network, variational
-from fedbayes.models.layout import channels_last
+from fedbayes.models.layout import PORTION, channels_last
 from fedbayes.models.variational import (
     Drawn,
     Estimator,
@@ -336,7 +336,7 @@ def sampled(
     """
     if network.convolutional:
         x = channels_last(x)
-    pieces = torch.split(x, _IMAGES if network.convolutional else max(1, len(x)))
+    pieces = torch.split(x, PORTION if network.convolutional else max(1, len(x)))
     source = Drawn(torch.Generator().manual_seed(0))
     found = []
     for _ in range(samples):
@@ -409,5 +409,3 @@ def _newcomer(at: At) -> tuple[Tensors, Tensors]:
 _UNIT_TO_UNIT = nn.Linear(1, 1, device="meta")
 _PIXEL_BY_PIXEL = nn.Conv2d(1, 1, 1, device="meta")
 """Which map V and U of a stage are, without weights: in a convolution pixel by pixel."""
-_IMAGES = 200
-"""That convolutions see at once in a prediction, so that their maps do not fill the memory."""

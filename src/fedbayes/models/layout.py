@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PORTION = 128
+"""Images that a network with convolutions predicts at a time on a CPU: the maps of a thousand fill
+more than its caches, which costs a third to a half of the time."""
+
 
 class _ChannelsLast(torch.autograd.Function):
     """Images laid out channels last; as they are where `torch.func.vmap` has one more axis."""
@@ -53,3 +57,15 @@ class _GradientChannelsLast(torch.autograd.Function):
 
 
 gradient_channels_last: Callable[[Tensor], Tensor] = _GradientChannelsLast.apply
+
+
+def by_portions(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Outputs [n, width] for images [n, channels, height, width], on a CPU some at a time.
+
+    Args:
+        function: from images to outputs, each by itself.
+        images: any number of them.
+    """
+    if images.device.type != "cpu" or len(images) <= PORTION:
+        return function(images)
+    return torch.cat([function(part) for part in torch.split(images, PORTION)])

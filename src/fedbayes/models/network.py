@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.errors import ModelError
-from fedbayes.models.layout import channels_last, gradient_channels_last
+from fedbayes.models.layout import by_portions, channels_last, gradient_channels_last
 from fedbayes.models.normalization import frozen_buffers
 from fedbayes.models.resize import channels_by_weight, is_depthwise
 from fedbayes.models.settings import Precision
@@ -326,7 +326,10 @@ class Network:
                 hook.remove()
 
     def _outputs(self, x: Tensor) -> Tensor:
-        """What the module, as it is, computes."""
+        """What the module, as it is, computes; images are predicted some at a time."""
+        predicts = not (self.module.training or torch.is_grad_enabled())
+        if predicts and self._channels_last and x.ndim == 4:
+            return by_portions(self.module, x)
         outputs: Tensor = self.module(x)
         return outputs
 
