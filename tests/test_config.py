@@ -394,6 +394,18 @@ for arguments in sys.argv[1:]:
             {"method": {"name": "fedlap", "covariance": "none", "predictions": 3}},
             "method.predictions has no effect",
         ),
+        (
+            {"method": {"name": "fedsparse", "update_rule": "average", "server_lr": 0.1}},
+            "method.server_lr has no effect: method.update_rule is average",
+        ),
+        (
+            {"method": {"name": "fedsparse", "update_rule": "average", "server_gate_lr": 0.1}},
+            "method.server_gate_lr has no effect",
+        ),
+        (
+            {"method": {"name": "gpi-fnm", "starts": 3}},
+            "method.starts has no effect: method.alternations is 0, and has to be set",
+        ),
         ({"aggregation": {"rule": "median"}}, "of 2 reports a round it is their mean"),
         ({"training": {"patience": 2, "epochs": 3}}, "it may after epoch 3, and training.epochs"),
         (
@@ -423,5 +435,9 @@ def test_settings_that_have_an_effect_are_not_told(tmp_path):
             rule = {"rule": "median"}
             whole = Config.create(data=own, training=training, aggregation=rule)
             Simulation(whole).close()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "method.starts|method.warm")
+        method = {"name": "gpi-fnm", "preset": "wide", "starts": 3, "warm": False}
+        Simulation(Config.create(data=own, method=method, model={"hidden": 3})).close()
     with pytest.warns(FedbayesWarning, match="data.partition is natural"):
         Simulation(Config.create(data={**own, "alpha": 0.1})).close()

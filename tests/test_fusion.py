@@ -150,6 +150,8 @@ def test_average():
         ({"temperature": 1}, "there are sigma"),
         ({"method": "best"}, "choose gpi-fnm"),
         ({"method": "pfnm", "epsilon": 1.0}, "gpi-fnm"),
+        ({"starts": 3}, "starts has no effect: alternations is 0"),
+        ({"start_gamma": 3.0}, "start_gamma has no effect"),
         ({"method": "average", "sigma": 1.0}, "no setting 'sigma'"),
     ],
 )

@@ -58,8 +58,9 @@ def test_fully_connected_networks_get_the_numbers_of_their_own_matching(
                 weight.mul_(3).add_(0.1 * torch.randn_like(weight))
         nets[f"n{client}"] = net
     counts = np.array([[5, 0, 2, 0], [0, 3, 1, 0], [2, 2, 0, 0], [0, 0, 4, 0], [1, 1, 1, 0]])
-    given = {"sigma": 0.7, "sigma0": 1.7, "gamma": 3.0, "bias_mean": 0.3, "starts": 2}
-    given |= {"alternations": alternations, "start_gamma": 5.0}
+    given = {"sigma": 0.7, "sigma0": 1.7, "gamma": 3.0, "bias_mean": 0.3}
+    if alternations:
+        given |= {"alternations": alternations, "starts": 2, "start_gamma": 5.0}
     weights = {name: net.state_dict() for name, net in nets.items()}
     wanted = fuse(weights, counts=counts, seed=3, **given)
     example = torch.zeros(2, 6, dtype=torch.float64)

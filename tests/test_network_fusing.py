@@ -251,6 +251,22 @@ def test_averages_refuse_what_has_no_effect(
     assert not (tmp_path / "g.pt").exists()
 
 
+def test_a_picture_that_cannot_be_is_refused_before_anything_is_fused(
+    tmp_path, capsys, monkeypatch
+):
+    def never(*args, **kwargs):
+        pytest.fail("has fused")
+
+    monkeypatch.setattr("fedbayes.tools.network_fusing.fuse_functions", never)
+    for number in range(2):
+        torch.save(MLP(8, [3], 2).state_dict(), tmp_path / f"{number}.pt")
+    models = (tmp_path / "0.pt", tmp_path / "1.pt")
+    films = ("--shape", "1,2,2,2", "--mean", "0", "--std", "1", "--method", "function")
+    asked = (*films, "--inputs", "tests.test_inputs:ramps", "--show-inputs", tmp_path / "x.png")
+    assert command("fuse", *models, "-o", tmp_path / "g.pt", *asked) == 2
+    assert "no picture of inputs of 1 x 2 x 2 x 2" in " ".join(capsys.readouterr().err.split())
+
+
 def test_files_that_do_not_fit_are_named(photos, tmp_path, capsys):
     for change, words in (
         ({"see.weight": torch.zeros(4, 1, 3, 3)}, "c1.pt holds no weights of model"),

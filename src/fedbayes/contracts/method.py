@@ -170,6 +170,12 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
         """
         return []
 
+    def resolved(self, run: Run) -> dict[str, object]:
+        """What became of settings that were left to be found, by name, where others have an
+        effect only beside some values of them (`fields.Only`).
+        """
+        return {}
+
     def falls_short(self, samples: int, run: Run) -> str:
         """What a client of so many training samples does in place of what the method is for, in
         words that go on from "clients"; empty by default: nothing.

@@ -6,7 +6,7 @@ fused = fedbayes.fuse([a.state_dict(), b.state_dict()], counts=[[50, 3], [0, 41]
 model.load_state_dict(fused.weights)  # of an MLP with hidden layers of sizes fused.sizes
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, get_args
@@ -17,6 +17,7 @@ import torch
 from pydantic import ValidationError
 
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fields import idle
 from fedbayes.fusion.combining import weighted_sum
 from fedbayes.inference.combination import Combination, factors
 from fedbayes.matching import Dense, MatchingSettings, NetworkMatching, match_networks
@@ -87,7 +88,7 @@ def fuse(
 
     Raises:
         ModelError: the models cannot be fused, or the counts do not fit.
-        ConfigError: a setting is unknown or out of range.
+        ConfigError: a setting is unknown, out of range, or has no effect beside the others.
     """
     if not isinstance(models, Mapping):
         models = {str(index): weights for index, weights in enumerate(models)}
@@ -98,9 +99,11 @@ def fuse(
                 "as module.state_dict() or fedbayes.models.read_model(path)[0] has it"
             )
     layers = {name: dense_layers(weights, name) for name, weights in models.items()}
+    chosen = fusion_settings(method, settings)
+    refuse_idle(chosen)
     return fuse_layers(
         layers,
-        fusion_settings(method, settings),
+        chosen,
         counts=None if counts is None else np.asarray(counts, dtype=np.float64),
         seed=seed,
         watch=watch,
@@ -132,6 +135,20 @@ def fusion_settings(method: str, settings: Mapping[str, Any]) -> FusionSettings:
         allowed = ", ".join(kind.model_fields)
         hint = f"; there are {allowed}" if problem["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{name} = {problem['input']!r}: {problem['msg']}{hint}") from None
+
+
+def refuse_idle(settings: FusionSettings, varied: Collection[str] = ()) -> None:
+    """See that every setting that was given has an effect.
+
+    Args:
+        settings: of a fusion method.
+        varied: names of those that take other values yet.
+
+    Raises:
+        ConfigError: one has none; says which, and beside what it would.
+    """
+    for remark in () if varied else idle(settings):
+        raise ConfigError(remark)
 
 
 def fuse_layers(

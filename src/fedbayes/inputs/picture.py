@@ -1,5 +1,6 @@
 """A picture of what a prior draws."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,17 +52,27 @@ def draw_inputs(prior: InputPrior, *, seed: int = 0) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    require_picture(prior.shape)
     rng = seeds.numpy_rng(seed, "picture of inputs")
-    kinds = {1: (ROWS, _histograms), 2: (SIGNALS, _lines), 3: (IMAGES, _grid)}
-    if len(prior.shape) not in kinds:
-        raise ConfigError(f"there is no picture of inputs of {size(prior.shape)}")
-    count, plot = kinds[len(prior.shape)]
+    count, plot = {1: (ROWS, _histograms), 2: (SIGNALS, _lines), 3: (IMAGES, _grid)}[
+        len(prior.shape)
+    ]
     figure = Figure(figsize=(8.0, 6.0), layout="constrained")
     FigureCanvasAgg(figure)
     title = f"{prior.name}: {prior.assumes}"  # may name a file, or columns
     figure.suptitle(title, fontsize="medium", wrap=True, parse_math=False)
     plot(figure, prior.draw(count, rng).numpy())
     return figure
+
+
+def require_picture(shape: Sequence[int]) -> None:
+    """See that there is a picture of inputs of this shape.
+
+    Raises:
+        ConfigError: they have more than three axes.
+    """
+    if len(shape) > 3:
+        raise ConfigError(f"there is no picture of inputs of {size(shape)}")
 
 
 def _grid(figure: "Figure", x: Array) -> None:

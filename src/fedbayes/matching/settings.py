@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from fedbayes.fields import Only
 from fedbayes.matching.costs import NewAtoms, Objective
 
 
@@ -41,11 +42,10 @@ class MatchingSettings(BaseModel):
     alternations: int = Field(
         0, ge=0, description="passes up and down the layers at most; 0: top down once, as published"
     )
-    starts: int = Field(
+    starts: Annotated[int, Only("alternations")] = Field(
         1, ge=1, description="top-down matchings to alternate from; the best objective wins"
     )
-
-    start_gamma: float | None = Field(
+    start_gamma: Annotated[float | None, Only("alternations")] = Field(
         None, gt=0, description="gamma of those top-down matchings, if it is to be another"
     )
 

@@ -71,8 +71,13 @@ class FedFuse(Counted[Server]):
             )
 
     def remarks(self, run: Run) -> list[str]:
-        """What inputs are taken for."""
-        return input_remarks(self.name, self.inputs, run)
+        """What inputs are taken for, and that there are no classes to seek."""
+        notes = input_remarks(self.name, self.inputs, run)
+        default = type(self).model_fields["seek"].default
+        if not isinstance(run.likelihood, Classes) and self.seek not in (0, default):
+            kind = run.likelihood.name
+            notes.append(f"method.seek has no effect: there are no classes to seek ({kind})")
+        return notes
 
     def init(self, run: Run) -> Server:
         """The network's initialization."""

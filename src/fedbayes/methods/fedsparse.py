@@ -111,6 +111,15 @@ class Gated(
     server_optimizer: Annotated[Literal["sgd", "adam", "yogi"], Only("update_rule", "gradient")] = (
         Field("adam", description="optimizer of the server's weights")
     )
+    server_lr: Annotated[float | None, Only("update_rule", "gradient")] = Field(
+        None, gt=0, description="learning rate of the server; none: 1 for sgd, or else 0.001"
+    )
+    server_gate_lr: Annotated[float | None, Only("update_rule", "gradient")] = Field(
+        None,
+        gt=0,
+        description="paper: Adamax of the server's thresholds, none: 0.01; logits: ρ, at most 1, "
+        "by which its probabilities move to the share of open gates, none: 0.2",
+    )
     update_rule: Literal["gradient", "average"] = Field(
         "gradient", description="M-step: gradient steps (Alg. 1), or the closed form (Eq. 21, 22)"
     )

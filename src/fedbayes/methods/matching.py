@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from fedbayes.contracts import (
     Tree,
 )
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fields import Only
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.matching.costs import Indices
 from fedbayes.messages import Message, dense
@@ -90,7 +91,7 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         description="mean of hidden biases, where they were initialized; none: the value that the "
         "network's initialization gives to all of them, or 0 where it gives several",
     )
-    warm: bool = Field(
+    warm: Annotated[bool, Only("alternations")] = Field(
         True,
         description="whether passes up and down (alternations) begin where every client's neurons "
         "were in the last round; if not, or where a client is new, from top-down matchings",
@@ -106,6 +107,10 @@ class GpiFnm(MatchingSettings, Counted[Server]):
             f"= {found.epsilon:g} and {found.alternations} passes up and down the layers, by where "
             "the network's biases start; method.preset chooses"
         ]
+
+    def resolved(self, run: Run) -> dict[str, object]:
+        """What the preset makes of the passes up and down."""
+        return {"alternations": self.settled(run).alternations}
 
     def check(self, run: Run) -> None:
         """Fully connected networks with a hidden layer, all of it trained; shares need classes.

@@ -368,7 +368,7 @@ def remarks(
     return [
         *notes,
         *idle(config, resolved={"data.partition": scheme}),
-        *idle(method, "method."),
+        *idle(method, "method.", {f"method.{k}": v for k, v in method.resolved(run).items()}),
         *method.remarks(run),
         *_falling_short(method, run, data),
     ]

@@ -19,6 +19,7 @@ from fedbayes.data.wording import describe
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.files import writable, write_beside
 from fedbayes.fusion import Fusion, Layers, fuse_layers, fusion_settings
+from fedbayes.fusion.dense import refuse_idle
 from fedbayes.likelihoods import Likelihood, evaluate, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import MatchingSettings
@@ -77,6 +78,7 @@ class FusionJob:
             FedbayesError: what is wrong with an option or a file.
         """
         settings = fusion_settings(self.method, self.settings)
+        refuse_idle(settings, self.grid or ())
         if self.held_out is None and (self.grid or self.max_neurons):
             raise ConfigError("--grid and --max-neurons are for --select, which names the data")
         if self.held_out is not None and not isinstance(settings, MatchingSettings):

@@ -13,6 +13,7 @@ from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.files import writable, write_beside
 from fedbayes.fusion import fusion_settings
+from fedbayes.fusion.dense import refuse_idle
 from fedbayes.fusion.graph_matching import GraphMatching, match_graph
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import ModelSettings, dense_layers
@@ -55,6 +56,7 @@ class GraphFusionJob:
         settings = fusion_settings("gpi-fnm", self.settings)
         if not isinstance(settings, MatchingSettings):
             raise ConfigError(f"{METHOD} has settings of the matching alone")
+        refuse_idle(settings)
         outputs = {
             "the model": (self.out, (*WEIGHTS, PROGRAM)),
             "the report": (self.report, (".json",)),

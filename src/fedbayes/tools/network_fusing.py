@@ -26,6 +26,7 @@ from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.fusion.temperature import Cooled
 from fedbayes.inputs import InputPrior, Inputs, build_prior, plot_inputs
+from fedbayes.inputs.picture import require_picture
 from fedbayes.models import ModelSettings
 from fedbayes.runs.card import (
     PROGRAM_INPUTS,
@@ -110,6 +111,8 @@ class NetworkFusionJob:
         silos = read_silos(self.models, self.network, self.seen, self.like, self.files)
         self._check_form(silos)
         prior, inputs = drawn(silos, self.inputs, self.sums, self.seed)
+        if self.show_inputs is not None:
+            require_picture(prior.shape)
         counts, notes = counts_of(self.counts, self.models, silos, self.files)
         if counts is not None and counts.shape[1] == 1:
             counts = counts[:, 0]
