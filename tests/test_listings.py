@@ -218,3 +218,9 @@ def test_help_is_quick_to_import():
     code = "import sys, fedbayes.cli; print([m for m in ('torch', 'datasets') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_module_is_the_command_line():
+    asked = [sys.executable, "-m", "fedbayes", "methods", "fedprox"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert "method.proximal = 0.01" in done.stdout

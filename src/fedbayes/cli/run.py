@@ -258,7 +258,10 @@ def reproduce(
         str, typer.Option(help="small (minutes to some hours) or paper (its scale).")
     ] = "small",
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", "-d", help="Some of its data sets alone.")
+        list[str] | None,
+        typer.Option(
+            "--dataset", "-d", help="Some of its data sets alone; or digits, small and always here."
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; a verdict takes three.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.")] = Path(
