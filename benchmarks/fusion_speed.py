@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from fedbayes.fusion.function import fuse_functions
-from fedbayes.fusion.regression import regress
+from fedbayes.fusion.regression import UNSEEN, regress
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.models import LeNet5
@@ -49,7 +49,7 @@ def main() -> None:
                 print(count, f"width {width:g}", whole(count, width), flush=True)
         return
     batches = max(1, options.draws // BATCH)
-    inputs = torch.randn(batches, BATCH, 3, 32, 32)
+    inputs = torch.randn(batches + UNSEEN, BATCH, 3, 32, 32)
     print(f"{batches * BATCH} draws, {options.threads} threads")
     print(f"{'clients':>7} {'width':>6} {'seconds':>8} {'teacher':>8}")
     for count in options.clients:
@@ -57,7 +57,7 @@ def main() -> None:
         teacher = Teacher(modules, torch.full((count, 10), 1 / count))
         begin = perf_counter()
         with torch.no_grad():
-            for batch in inputs:
+            for batch in inputs[:batches]:
                 teacher(batch)
         once = perf_counter() - begin
         for width in options.widths:

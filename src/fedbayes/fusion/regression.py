@@ -5,7 +5,7 @@ merged into them (`fedbayes.fusion.merging`). Then, from the inputs up, each lay
 (`fedbayes.fusion.solver`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -136,21 +136,24 @@ def regress(
         return fused
     if units == "auto":
         alone = solved([one.without for one in chosen], lambda text: None)
-        with torch.no_grad():
-            far = [_far(network, teacher, draw, batches) for network in (fused, alone)]
-        if far[1] <= far[0]:
+        unseen = [draw(batches + number) for number in range(UNSEEN)]
+        far, far_alone = _far([fused, alone], teacher, unseen)
+        if far_alone <= far:
             return alone
     say(f"neurons are merged from several clients' in {', '.join(merged)}")
     return fused
 
 
+@torch.no_grad()
 def _far(
-    network: nn.Module, teacher: Teacher, draw: Callable[[int], Tensor], batches: int
-) -> float:
-    """KL(teacher ‖ network) on batches that nothing was solved on, nats."""
-    unseen = [draw(batches + number) for number in range(UNSEEN)]
-    outputs, taught = (torch.cat([f(x) for x in unseen]) for f in (frozen(network), teacher))
-    return float(divergence(outputs, taught, teacher.likelihood(outputs.shape[-1])))
+    networks: Sequence[nn.Module], teacher: Teacher, unseen: Sequence[Tensor]
+) -> Iterator[float]:
+    """KL(teacher ‖ network) of each on batches that nothing was solved on, nats."""
+    taught = torch.cat([teacher(x) for x in unseen])
+    likelihood = teacher.likelihood(taught.shape[-1])
+    for network in networks:
+        outputs = torch.cat([frozen(network)(x) for x in unseen])
+        yield float(divergence(outputs, taught, likelihood))
 
 
 def _shares(teacher: Teacher, donors: Sequence[Donor], clients: int, outputs: int) -> Shares:

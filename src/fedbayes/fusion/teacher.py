@@ -12,6 +12,7 @@ from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import network as matched
+from fedbayes.models.layout import by_portions
 from fedbayes.targets import Target
 
 Function = Callable[[Tensor], Tensor]
@@ -201,6 +202,7 @@ def frozen(module: nn.Module, name: str = "the network") -> Function:
 
 class ChannelsLast:
     """A module that gets its images channels last, as long as its code bears it: `view` does not.
+    With convolutions it predicts some of them at a time.
 
     Args:
         module: from inputs [n, ...] to outputs.
@@ -208,18 +210,24 @@ class ChannelsLast:
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self._laid_out = module, True
+        self._convolves = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs at inputs."""
         if x.ndim == 4 and self._laid_out:
             try:
-                outputs: Tensor = self.module(x.contiguous(memory_format=torch.channels_last))
-                return outputs
+                return self._outputs(x.contiguous(memory_format=torch.channels_last))
             except RuntimeError as error:
                 if "view size is not compatible" not in str(error):
                     raise
                 self._laid_out = False
-        outputs = self.module(x)
+        return self._outputs(x)
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        predicts = not (self.module.training or torch.is_grad_enabled())
+        if predicts and self._convolves and x.ndim == 4:
+            return by_portions(self.module, x)
+        outputs: Tensor = self.module(x)
         return outputs
 
 
