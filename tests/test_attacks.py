@@ -521,6 +521,44 @@ def test_an_attack_of_ones_own(tmp_path):
     assert Config.load(tmp_path / "run" / "config.toml") == ended.config
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"aggregation": {"clip": 0.01}},
+        {"aggregation": {"rule": "median"}},
+        {"method": {"name": "scaffold"}},
+        {"compression": {"up": "top-k"}},
+        {"asynchronous": {"buffer": 3}, "clock": {"speeds": "equal"}},
+    ],
+)
+def test_a_report_that_leaves_entries_out_is_refused_where_reports_are_whole(tmp_path, more):
+    ended = run(config({"kind": "tests.toy_attacks:Silent"}, **more), tmp_path)
+    for line in ended.metrics:
+        for why in line["refused"].values():
+            assert "which has to be whole" in why
+    assert any(line["refused"] for line in ended.metrics)
+
+
+@pytest.mark.parametrize("method", ["fedsparse", "fedl1", "laplace"])
+def test_methods_with_sparse_reports_get_them(tmp_path, method):
+    ended = run(config(method={"name": method}), tmp_path)
+    assert not any(line["refused"] for line in ended.metrics)
+
+
+@pytest.mark.parametrize("up", ["none", "bf16"])
+def test_who_repeats_an_honest_report_over_a_compressed_broadcast_changes_nothing(tmp_path, up):
+    """A lie is measured from what the server has, and sent from what its client received."""
+    links = {"up": up, "down": "bf16"}
+    found = [
+        run(config(attack, compression=links), tmp_path / str(number)).model
+        for number, attack in enumerate((None, {"kind": "tests.toy_attacks:Honest"}))
+    ]
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(
+            found[1][name], tensor, rtol=1e-5, atol=1e-6 if up == "none" else 1e-3
+        )
+
+
 def test_every_setting_says_which_attacks_it_is_for():
     """A field of the table is for exactly those attacks whose class has it."""
     rows = {row.key.removeprefix("attack."): row for row in settings(None)}

@@ -95,6 +95,13 @@ def test_a_bad_report_is_refused_by_name(data, words):
         decode_report(data, EXPECTED)
 
 
+@pytest.mark.parametrize("weight", [0.0, -1.0, 5e-324, 1e-20, 1e17, math.nan, math.inf])
+def test_a_weight_that_nothing_can_be_divided_by_is_refused(weight):
+    report = encode_report(Report(good(), weight))
+    with pytest.raises(MessageError, match=r"its weight is .* between 2\*\*-53 and 2\*\*53"):
+        decode_report(report, EXPECTED)
+
+
 CLASSES = build_likelihood("categorical", Target("class", ("ant", "bee")))
 REAL = build_likelihood("gaussian", Target("real", ("age",), (40.0,), (9.0,)))
 LABELS = build_likelihood("multilabel", Target("labels", ("ant", "bee")))

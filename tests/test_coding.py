@@ -66,6 +66,17 @@ def test_eight_bits_are_right_on_average_and_as_scattered_as_they_say():
     torch.testing.assert_close(seen[clear], variance[clear], rtol=0.2, atol=0.0)
 
 
+def test_the_longest_number_keeps_its_sign_whatever_is_drawn(monkeypatch):
+    """Steps are a little longer than its 127th where that is no number of 32 bits."""
+    most = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+    monkeypatch.setattr(torch, "rand", lambda shape, generator: most.expand(shape))
+    for longest in torch.linspace(0.01, 1.01, 2000):
+        coded, _ = Int8().write(torch.stack([longest, -longest]), rng())
+        up, down = coded.values.tolist()
+        assert up == 127
+        assert down in (-127, -126)
+
+
 def test_two_bytes_are_right_on_average_and_near():
     values, draws = numbers(), 4000
     found = spread(Bf16(), values, draws)

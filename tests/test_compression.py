@@ -578,6 +578,9 @@ def test_settings_without_effect_are_said():
         Simulation(asked(compression={"up": "int8", "share": 0.2})).close()
     with pytest.warns(FedbayesWarning, match="biased towards what changes most"):
         Simulation(asked(compression={"up": "top-k", "error_feedback": False})).close()
+    again = {"method": {"name": "fedlap", "covariance": "none"}}
+    with pytest.warns(FedbayesWarning, match="compression.error_feedback has no effect"):
+        Simulation(asked(**again, compression={"up": "int8", "error_feedback": False})).close()
 
 
 def test_a_run_on_few_entries_learns(tmp_path):

@@ -406,6 +406,30 @@ for arguments in sys.argv[1:]:
             {"method": {"name": "gpi-fnm", "starts": 3}},
             "method.starts has no effect: method.alternations is 0, and has to be set",
         ),
+        (
+            {
+                "method": {"name": "scaffold"},
+                "privacy": {"noise": 1.0, "repeatable": True},
+                "aggregation": {"clip": 1.0, "outliers": "leave-out"},
+            },
+            "aggregation.outliers has no effect: with noise no report is measured by others",
+        ),
+        (
+            {
+                "privacy": {"noise": 1.0, "repeatable": True},
+                "aggregation": {"clip": 1.0, "max_weight": 5.0},
+            },
+            "aggregation.max_weight bounds no weight: with noise all reports have weight 1",
+        ),
+        (
+            {
+                "method": {"weighting": "uniform"},
+                "engine": "flower-simulation",
+                "secure": {"enabled": True, "max_weight": 7.0},
+                "data": {"clients": 3},
+            },
+            "secure.max_weight bounds no weight: under fedavg",
+        ),
         ({"aggregation": {"rule": "median"}}, "of 2 reports a round it is their mean"),
         ({"training": {"patience": 2, "epochs": 3}}, "it may after epoch 3, and training.epochs"),
         (

@@ -4,10 +4,15 @@ import math
 import os
 import threading
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
 
 from fedbayes import Config, Simulation, resume, run
 from fedbayes.errors import DataError, EngineError, FedbayesWarning, MessageError
@@ -152,6 +157,29 @@ def test_what_two_checkpoints_name_is_there_whichever_reports_count(tmp_path, ev
         if number % every == 0:
             named[number] = ticket
     assert len(list(tmp_path.iterdir())) <= 2 * every + 1
+
+
+@tries(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=12), st.integers(1, 4))
+def test_what_two_checkpoints_name_is_there_in_asynchronous_rounds(turns, every):
+    """A client starts from the server's state of some round, which takes its report rounds later;
+    as against a server that is written down."""
+    named, ticket, now = {0: None}, None, 0
+    with TemporaryDirectory() as folder:
+        store = StateStore(Path(folder), every, late=True)
+        for number, (idle, late) in enumerate(turns):
+            start = now + idle + 1
+            for round_ in range(now + 1, start):
+                named[round_] = ticket
+            new = store.save(b"state %d" % number, ticket, 5, start)
+            newest = (start - 1) // every * every
+            for checkpoint in (newest, newest - every):
+                if named.get(checkpoint):
+                    store.load(named[checkpoint], 5)
+            for round_ in range(start, start + late):
+                named[round_] = ticket
+            now, ticket = start + late, new
+            named[now] = ticket
 
 
 def test_a_state_is_on_the_disk_before_it_counts_and_halves_go(tmp_path, monkeypatch):

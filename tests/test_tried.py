@@ -144,6 +144,23 @@ def test_who_does_not_answer_is_left_out_by_name(wards, tmp_path, monkeypatch):
         json.loads(text)
 
 
+def test_more_samples_than_a_report_may_weigh_are_not_believed(wards, tmp_path, monkeypatch):
+    """Who claims most of all samples would decide what is said of all of them."""
+    honest = ClientRuntime.tried
+
+    def tried(self, task):
+        outcome = honest(self, task)
+        if task.client == 2:
+            outcome.scores["count"] = 2.0**31 - 1
+        return outcome
+
+    monkeypatch.setattr(ClientRuntime, "tried", tried)
+    with pytest.warns(FedbayesWarning, match="1 of 3 clients did not try"):
+        summary, lines = federated(tmp_path, wards)
+    assert "at most 1,000,000 are believed" in lines[-1]["not_evaluated"]["2"]
+    assert summary["global_accuracy"] > 0.6
+
+
 def test_what_does_not_go_together_is_refused():
     asked = {"engine": "flower-simulation", "evaluate_at": "clients", **DIGITS}
     for more, words in (

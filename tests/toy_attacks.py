@@ -4,6 +4,8 @@ import torch
 
 from fedbayes.contracts import Report
 from fedbayes.federation.attacks import Attack, View
+from fedbayes.messages import Masked
+from fedbayes.messages import dense as dense_of
 
 
 class Shrink(Attack):
@@ -29,3 +31,21 @@ class Midpoint(Attack):
             for name in view.honest[0]
         }
         return view.shifted(report, middle)
+
+
+class Silent(Attack):
+    """Says nothing of any entry."""
+
+    def report(self, report: Report, view: View) -> Report:
+        nothing = {
+            name: Masked.keep(dense, {(0,): torch.zeros(len(dense), dtype=torch.bool)})
+            for name, dense in dense_of(report.tensors).items()
+        }
+        return Report(nothing, report.weight)
+
+
+class Honest(Attack):
+    """Reports what it would honestly, in words of its own."""
+
+    def report(self, report: Report, view: View) -> Report:
+        return view.shifted(report, view.changes(report))

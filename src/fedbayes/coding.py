@@ -108,7 +108,7 @@ class Int8:
         """Round; where a number is not finite, the step is not either."""
         longest = values.abs().max() if len(values) else torch.zeros(())
         step = longest / STEPS
-        if step * STEPS < longest:  # rounded down: then there would be more than 127 steps
+        if step.double() * STEPS < longest.double():  # then there would be more than 127 steps
             step = torch.nextafter(step, torch.tensor(math.inf))
         if math.isfinite(step) and step > 0:
             drawn = torch.rand(values.shape, generator=rng)

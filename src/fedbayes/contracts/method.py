@@ -110,6 +110,9 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     absent: ClassVar[Literal["unknown", "zero", "unchanged"]] = "unknown"
     """What an entry that a sparse report leaves out says: nothing, that it is zero, or that it is
     as the server has it."""
+    sparse_parts: ClassVar[tuple[str, ...]] = ()
+    """Parts of a report (`changes`) whose tensors may leave entries out that the pattern of
+    `expected` has; a report that leaves out others is refused."""
     masks_as_sent: ClassVar[bool] = False
     """Whether sparse reports keep the very entries that the server's message keeps; a report that
     keeps others is refused."""

@@ -6,13 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from fedbayes.contracts import Info, Report
+from fedbayes.contracts import AnyMethod, Info, Report
+from fedbayes.contracts.changes import part_of
 from fedbayes.data.wording import listed
 from fedbayes.errors import MessageError, quoted
 from fedbayes.likelihoods import Likelihood, Scores, score_names
 from fedbayes.likelihoods.base import ROUNDING
 from fedbayes.likelihoods.measures import MEASURES, SCORE, split
 from fedbayes.messages import LONGEST_HEADER, Masked, Message, decode, dtype_of, encode, shape_of
+from fedbayes.models import Network
 from fedbayes.tensors import all_finite
 
 _WEIGHT = "/weight"
@@ -23,6 +25,8 @@ LONGEST_NAME = 100
 """Characters of the name of a metric or score."""
 HEAVIEST = 2.0**53
 """Largest weight of a report: sums of such weights times values stay finite."""
+LIGHTEST = 2.0**-53
+"""Smallest weight of a report: what is divided by it stays finite, what it multiplies above 0."""
 
 
 def encode_report(report: Report) -> bytes:
@@ -53,8 +57,8 @@ def decode_report(
         raise MessageError(f"it has {len(data):,} bytes; at most {most:,} make sense")
     report = read_report(data, longest_header=header)
     tensors, weight = report.tensors, report.weight
-    if not 0 < weight <= HEAVIEST:  # nor is NaN
-        raise MessageError(f"its weight is {weight}; it must be positive and at most 2**53")
+    if not LIGHTEST <= weight <= HEAVIEST:  # nor is NaN
+        raise MessageError(f"its weight is {weight}; it must be between 2**-53 and 2**53")
     tensors = expand(tensors)
     if tensors.keys() != expected.keys():
         missing = listed(map(quoted, sorted(expected.keys() - tensors.keys())), 3) or "none"
@@ -112,6 +116,27 @@ def check_masks(report: Report, sent: Message) -> None:
             torch.equal(mask, wanted[axes].cpu()) for axes, mask in masks.items()
         ):
             raise MessageError(f"it keeps other entries of {name!r} than it was sent")
+
+
+def check_entries(report: Report, expected: Message, method: AnyMethod, network: Network) -> None:
+    """See that a report leaves out no entries but where reports of its method may: of what is left
+    out there is nothing to compare or to bound.
+
+    Args:
+        report: of a client.
+        expected: the pattern of a proper report.
+        method: whose `sparse_parts` count.
+        network: of the run.
+
+    Raises:
+        MessageError: it leaves out others. The text says of which tensor.
+    """
+    trained = network.split()[0]
+    for name, item in report.tensors.items():
+        if not isinstance(item, Masked) or isinstance(expected[name], Masked):
+            continue
+        if part_of(name, dtype_of(item), network, trained) not in method.sparse_parts:
+            raise MessageError(f"it leaves out entries of {name!r}, which has to be whole")
 
 
 def figures(said: Mapping[str, object], what: str) -> dict[str, float]:

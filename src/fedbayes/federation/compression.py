@@ -4,6 +4,7 @@ import torch
 
 from fedbayes.contracts import AnyMethod, Gathered, Method
 from fedbayes.errors import ConfigError
+from fedbayes.federation.passage import Link
 from fedbayes.federation.settings import Aggregation, Compression, Secure
 from fedbayes.methods import METHODS
 from fedbayes.tensors import Tensors
@@ -81,9 +82,21 @@ def refusal(method: AnyMethod | type[AnyMethod]) -> str:
     return ""
 
 
-def remarks(settings: Compression) -> list[str]:
-    """What a user should know before the first round, a sentence each."""
-    if settings.up == "top-k" and not settings.error_feedback:
+def remarks(settings: Compression, link: Link) -> list[str]:
+    """What a user should know before the first round, a sentence each.
+
+    Args:
+        settings: of the run.
+        link: what they come to under its method.
+    """
+    if settings.error_feedback or settings.up not in ("top-k", "int8"):
+        return []
+    if link.repeated:
+        return [
+            "compression.error_feedback has no effect: clients say again what did not arrive, "
+            f"which {link.method.name} sees to itself"
+        ]
+    if settings.up == "top-k":
         return [
             "compression.error_feedback = false with top-k: what is not among the largest is lost, "
             "and sums are biased towards what changes most"

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from fedbayes.contracts import AnyMethod, Info, Report
 from fedbayes.errors import EngineError, MessageError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.federation.checks import check_masks, check_scores, decode_report, figures, means
+from fedbayes.federation.checks import (
+    check_entries,
+    check_masks,
+    check_scores,
+    decode_report,
+    figures,
+    means,
+)
 from fedbayes.federation.client_runtime import NoReport, Outcome
 from fedbayes.federation.weights import Weights
 from fedbayes.likelihoods import Scores
@@ -80,6 +87,7 @@ class Ledger:
             weight, why = self.weights.believed(client, report)
             if method.masks_as_sent:
                 check_masks(report, expected)
+            check_entries(report, expected, method, broadcast.run.network)
             method.accept(broadcast.server, report, broadcast.run)
             if weight != report.weight:
                 report = method.reweighted(report, weight)

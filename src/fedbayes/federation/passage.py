@@ -75,6 +75,16 @@ class Link:
             and parts[name] not in exact
         )
 
+    @property
+    def repeated(self) -> bool:
+        """Whether all that is compressed of reports is of the `remembered_parts`, so that what does
+        not arrive is said again without error feedback.
+        """
+        first = self.method.message(self.method.init(self.run), At(self.run, 1, 0))
+        expected = self.method.expected(first, self.run)
+        parts, names = self.parts(expected), self.shrinks(expected)
+        return all(parts[name] in self.method.remembered_parts for name in names)
+
     def sent(self, message: Message) -> Message:
         """What is sent of a broadcast."""
         if self.settings.down == "none":
@@ -233,6 +243,18 @@ class Passage:
         check_form(name, item, shape_of(self.expected[name]), torch.float32)
         change = _entries(item).double() - self._start(name, item, self.received)
         return _filled(item, (change + self._start(name, item, self.own)).float())
+
+    def sent_by(self, report: Report) -> Report:
+        """A report as the server takes it, as the client has it that sends it: measured from what
+        the client received.
+        """
+        tensors = dict(report.tensors)
+        for name in self.names:
+            item = tensors[name]
+            change = _entries(item).double() - self._start(name, item, self.own)
+            entries = change + self._start(name, item, self.received)
+            tensors[name] = _filled(item, entries.to(dtype_of(item)))
+        return replace(report, tensors=tensors)
 
     def _start(self, name: str, item: Tensor | Masked, whence: Tensors) -> Tensor:
         """What the entries of a tensor are measured from, [entries] or a zero."""

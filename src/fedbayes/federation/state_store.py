@@ -27,6 +27,9 @@ class StateStore:
     keep_all: bool = False
     """Whether the server may go back to any older state: it keeps all of its checkpoints, or the
     best one, which only it knows."""
+    late: bool = False
+    """Whether the server may take a report rounds after the client started (asynchronous rounds),
+    and so go back to the state before the last one that a checkpoint's round had begun."""
 
     def load(self, ticket: bytes, client: int) -> bytes:
         """The state that a ticket names.
@@ -82,7 +85,7 @@ class StateStore:
         gone = {state for state in states if since < state < number}
         newest = (number - 1) // self.checkpoint_every * self.checkpoint_every
         past = {state for state in states - gone if state <= newest - self.checkpoint_every}
-        for state in gone | past - {max(past, default=0)}:
+        for state in gone | past - {*sorted(past)[-2 if self.late else -1 :]}:
             self._path(owner, client, state).unlink(missing_ok=True)
 
     def _remove_halves(self) -> None:

@@ -54,7 +54,8 @@ def client_app(node: Callable[[Context], Node]) -> ClientApp:
 
 def state_store(config: Config, folder: Path) -> StateStore:
     """The private states of a node in this folder."""
-    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints != "last")
+    late = config.asynchronous.buffer is not None
+    return StateStore(folder, config.checkpoint_every, config.keep_checkpoints != "last", late)
 
 
 def node_app(project: Path) -> ClientApp:

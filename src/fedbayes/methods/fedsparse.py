@@ -89,6 +89,8 @@ class Gated(
     the same of w_s and v_s, at a client; no gradient flows through the norm (Eq. 23).
     """
 
+    sparse_parts = ("weights",)
+
     gates: Literal["units", "weights"] = Field(
         "units",
         description="what has a gate: a unit with all that it owns, or a single weight of a matrix "

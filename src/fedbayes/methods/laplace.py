@@ -55,6 +55,7 @@ class Laplace(Method[Server, Nothing, Gathered]):
     paper = "Louizos et al. 2021, appendix J.1"
     server_state = Server
     reduction = Gathered
+    sparse_parts = ("weights",)
     absent = "unchanged"
 
     scale: float = Field(

@@ -16,6 +16,7 @@ from fedbayes.federation import aggregation, compression, secure
 from fedbayes.federation.attacks import checks as attacks
 from fedbayes.federation.attacks.adversary import Adversary
 from fedbayes.federation.engine_table import ENGINES, require_package, takers
+from fedbayes.federation.passage import Link
 from fedbayes.federation.privacy import accounting, mechanism
 from fedbayes.federation.timing import stale
 from fedbayes.fields import idle
@@ -320,7 +321,8 @@ def remarks(
             f"aggregation.rule = 'median' protects from nobody: of {reports} reports a round it is "
             "their mean"
         )
-    notes += compression.remarks(config.compression)
+    link = Link(config.compression, method, run)
+    notes += compression.remarks(config.compression, link)
     if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
         notes.append(
             "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "
@@ -450,26 +452,31 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
         notes.append("min_reports has no effect: with noise every round has an update")
     if privacy.noise and changed(config, "stop_refused"):
         notes.append("stop_refused has no effect: with noise every round has an update")
-    if changed(aggregation, "max_change") and (privacy.noise or config.secure.enabled):
-        why = (
-            "with noise no report is measured by others"
-            if privacy.noise
-            else "with secure.enabled nobody sees a single report"
-        )
-        notes.append(f"aggregation.max_change has no effect: {why}")
     if config.secure.enabled and privacy.noise and privacy.metrics == "on":
         notes.append("privacy.metrics has no effect: with secure.enabled clients send no metrics")
     if aggregation.rule in ("trimmed-mean", "krum") and not aggregation.hostile:
         notes.append(
             f"aggregation.rule = {aggregation.rule!r} leaves nothing out: aggregation.hostile is 0"
         )
-    if aggregation.outliers == "leave-out" and type(method).compared is Method.compared:
-        notes.append(f"aggregation.outliers has no effect: {method.name} compares no networks")
-    if changed(aggregation, "max_weight") and not method.weighted:
-        notes.append(
-            f"aggregation.max_weight bounds no weight: under {method.name} as it is set all "
-            "reports have weight 1"
-        )
+    unseen = ""
+    if privacy.noise:
+        unseen = "with noise no report is measured by others"
+    elif config.secure.enabled:
+        unseen = "with secure.enabled nobody sees a single report"
+    if changed(aggregation, "max_change") and unseen:
+        notes.append(f"aggregation.max_change has no effect: {unseen}")
+    if aggregation.outliers == "leave-out":
+        compares = type(method).compared is not Method.compared
+        why = unseen if compares else f"{method.name} compares no networks"
+        notes += [f"aggregation.outliers has no effect: {why}"] if why else []
+    alike = "with noise" if privacy.noise else f"under {method.name} as it is set"
+    if privacy.noise or not method.weighted:
+        notes += [
+            f"{table}.max_weight bounds no weight: {alike} all reports have weight 1"
+            for table in ("aggregation", "secure")
+            if changed(getattr(config, table), "max_weight")
+            and (config.secure.enabled if table == "secure" else config.evaluate_at != "clients")
+        ]
     if config.attack.kind == "none":
         names = [f"attack.{n}" for n in ("clients", "start") if changed(config.attack, n)]
         notes += [f"{name} has no effect: attack.kind is none" for name in names]

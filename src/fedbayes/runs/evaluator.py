@@ -71,7 +71,8 @@ class Evaluator:
     ) -> GlobalEvaluation:
         """The model after a round as the clients find it, or on the server's test samples."""
         if self._at_clients(engine):
-            return try_at_clients(engine, self._run, model, number, measures)
+            most = self._config.aggregation.max_weight
+            return try_at_clients(engine, self._run, model, number, measures, most)
         return self.evaluate(engine, model, measures)
 
     def _at_clients(self, engine: Engine) -> TypeGuard[TriesAtClients]:

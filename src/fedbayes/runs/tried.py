@@ -15,7 +15,12 @@ from fedbayes.tensors import Tensors
 
 
 def try_at_clients(
-    engine: TriesAtClients, run: Run, model: Tensors, number: int, measures: tuple[str, ...]
+    engine: TriesAtClients,
+    run: Run,
+    model: Tensors,
+    number: int,
+    measures: tuple[str, ...],
+    most: float,
 ) -> GlobalEvaluation:
     """Have every client try the global model. Who does not answer, or not properly, is left out.
 
@@ -25,6 +30,8 @@ def try_at_clients(
         model: as the method gives it.
         number: the round after which it is tried.
         measures: metrics beside the likelihood's own.
+        most: test samples of a client that are believed, as of the weight of its reports: metrics
+            over all samples are means by these numbers.
     """
     data, constants = encode(dict(model)), run.network.constants_digest
     outcomes = engine.tried(
@@ -42,6 +49,11 @@ def try_at_clients(
             continue
         try:
             check_scores(outcome.scores, run.likelihood, measures)
+            if (count := outcome.scores.get("count", 0)) > most:
+                raise MessageError(
+                    f"its scores are of {count:,.0f} samples; at most {most:,.0f} are believed "
+                    "(aggregation.max_weight)"
+                )
         except MessageError as error:
             missed[client] = str(error)
         else:

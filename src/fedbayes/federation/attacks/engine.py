@@ -106,8 +106,8 @@ class Lying:
         report = self._read(outcome, view)
         if report is None:
             return outcome
-        lie = self._passage(view).write(self.adversary.attack.report(report, view), {})
-        return replace(outcome, report=lie.data)
+        passage, lie = self._passage(view), self.adversary.attack.report(report, view)
+        return replace(outcome, report=passage.write(passage.sent_by(lie), {}).data)
 
     def _passage(self, view: View) -> Passage:
         """The way of a client's report."""
