@@ -200,7 +200,7 @@ class Drawn:
 
 def _share(entries: int, share: float) -> int:
     """How many of so many entries a share is: at least one, if there are any."""
-    return min(entries, max(1, math.ceil(share * entries)))
+    return min(entries, max(1, math.ceil(round(share * entries, 6))))
 
 
 def places_bytes(count: int, entries: int) -> int:

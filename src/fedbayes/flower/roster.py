@@ -61,9 +61,9 @@ class Roster:
         for node in gone:
             self.drop(node)
         for node in present.keys() - self._since.keys():
-            self._since[node] = present[node]
             hello = Message(RecordDict(), node, HELLO, ttl=self._timeout)
-            if message_id := self._poller.push(hello):
+            if message_id := self._poller.push(hello):  # or else it is asked at the next look
+                self._since[node] = present[node]
                 self.asked[message_id] = node
         self._poller.look(self.asked)
         for message_id, node in list(self.asked.items()):
