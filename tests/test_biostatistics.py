@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbayes.biostatistics import cox, glm, kaplan_meier, meta_analysis, pool
+from fedbayes.biostatistics.curves import Curve
 from fedbayes.errors import ColumnError, ConfigError, DataError, MessageError
 
 sm = pytest.importorskip("statsmodels.api")
@@ -247,6 +248,14 @@ def test_survival_curves_are_the_pooled_ones_exactly(cancer):
         bounds = fit.confidence_interval_.loc[curve.times].to_numpy()
         assert np.abs(curve.intervals() - bounds).max() < 1e-12
         assert curve.median()[0] == fit.median_survival_time_
+
+
+@pytest.mark.parametrize("half", range(1, 80))
+def test_the_median_is_where_half_of_the_rows_are_left(half):
+    """Also where a product of fractions is a half but for rounding."""
+    times = np.arange(1.0, 2 * half + 1)
+    curve = Curve(times, 2 * half - np.arange(2.0 * half), np.ones(2 * half))
+    assert curve.median()[0] == half
 
 
 def test_a_curve_is_the_product_of_fractions():

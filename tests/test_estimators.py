@@ -358,3 +358,16 @@ def test_bad_input_is_named():
         model.set_params(rounds=9, training={"lr": 1e30, "epochs": 3}).fit(X, Y)
     with pytest.raises(RunError, match="no round had an update: client 0: "):
         model.set_params(rounds=1).fit(X, Y)
+
+
+def test_numbers_of_which_float32_keeps_too_little_are_named():
+    """All that tells the classes apart is lost where a large constant is added."""
+    x = np.arange(60.0)[:, None]
+    model = FederatedClassifier(**QUICK, n_clients=2)
+    with pytest.warns(FedbayesWarning, match="'column 0' is stored to within 59, and its standard"):
+        model.fit(x + 1_700_000_000, x[:, 0] > 30)
+    with pytest.warns(FedbayesWarning, match="'y' is stored to within"):
+        FederatedRegressor(**QUICK, n_clients=2).fit(x, x[:, 0] + 1_700_000_000)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "X: ")
+        model.fit(np.c_[x, x * 0 + 1_700_000_000, x * 1e9], x[:, 0] > 30)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.likelihoods.hazards import Hazards, at_risk, breslow, event_counts
 from fedbayes.runs.build import stored_data
 from fedbayes.tools.export import export
-from fedbayes.tools.hazards import estimate_hazards
+from fedbayes.tools.hazards import _as_written, estimate_hazards
 from tests.command_line import command
 from tests.test_cox import rossi, settings_of
 
@@ -117,6 +118,16 @@ def test_a_run_tells_probabilities_of_survival(run, tmp_path):
     assert whole.expected == pytest.approx(expected, rel=1e-4)
     assert whole.observed == y[tests, 1].sum()
     assert told.rows == len(rows)
+
+
+@pytest.mark.parametrize("coarsen", [0.0, 0.1, 0.25])
+def test_times_are_those_of_the_table_and_not_of_float32(coarsen):
+    """An event at 0.1 has happened by 0.1; and what is on a grid stays there."""
+    times = np.random.default_rng(0).integers(1, 400, 200) / 10
+    found = _as_written(times.astype(np.float32), coarsen)
+    steps = [Fraction(str(time)) / Fraction(str(coarsen or 0.1)) for time in times]
+    wanted = [float(math.ceil(step) * Fraction(str(coarsen or 0.1))) for step in steps]
+    assert found.tolist() == wanted
 
 
 def test_training_rows_expect_as_many_events_as_there_are(run):

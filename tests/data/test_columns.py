@@ -291,3 +291,17 @@ def test_truth_values_as_text_are_those_of_a_csv(tmp_path, kind):
     odd = frame.assign(smoker=frame.smoker.where(frame.index != 6, "perhaps"))
     with pytest.raises(DataError, match=r"'smoker' holds what is no number \('perhaps' in row 7"):
         data.preprocessing.encode(odd)
+
+
+def test_columns_of_which_float32_keeps_too_little_are_named(tmp_path):
+    """Seconds since 1970, and times within a minute; not a year, nor numbers far apart."""
+    rows = np.arange(60)
+    moments = pd.Timestamp("2024-03-01 10:00:00") + pd.to_timedelta(rows, "s")
+    table = {"since": 1_700_000_000 + rows, "at": moments.strftime("%Y-%m-%dT%H:%M:%S")}
+    table |= {"year": 2020, "far": rows * 1e9, "gap": [None, *rows[1:]], "y": rows % 2}
+    pd.DataFrame(table).to_csv(tmp_path / "t.csv", index=False)
+    found = load_dataset(DataSettings(path=tmp_path / "t.csv", label=["y"]))
+    notes = [note for note in found.notes if "is stored to within" in note]
+    assert len(notes) == 2
+    assert "'since' is stored to within" in notes[0]
+    assert "'at' is stored to within" in notes[1]

@@ -14,6 +14,9 @@ from fedbayes.biostatistics.times import event_times
 if TYPE_CHECKING:
     import pandas as pd
 
+_ROUNDING = 1e-12
+"""By which a product of shares may be off."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -64,7 +67,7 @@ class Curve:
         low, high = self.intervals(level).T
 
         def first(values: Array) -> float:
-            reached = np.flatnonzero(values <= 0.5)
+            reached = np.flatnonzero(values <= 0.5 + _ROUNDING)
             return float(self.times[reached[0]]) if len(reached) else float("inf")
 
         return first(self.survival), first(low), first(high)

@@ -1,5 +1,6 @@
 """What the federated classifier and regressor share."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -10,7 +11,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from fedbayes.data.dataset import Array
+from fedbayes.data.precision import lost
 from fedbayes.data.wording import listed
+from fedbayes.errors import FedbayesWarning
 from fedbayes.estimators.federation import Federation
 from fedbayes.estimators.samples import gathered, in_samples, owners
 from fedbayes.estimators.settings import config_of
@@ -106,6 +109,9 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         whose = None if clients is None else owners(clients, len(x))
         samples = in_samples(x, self.shape)
+        known = getattr(self, "feature_names_in_", [f"column {k}" for k in range(x.shape[1])])
+        for note in lost(x.astype(np.float64), known, "X"):
+            warnings.warn(note, FedbayesWarning, stacklevel=3)
         names = getattr(self, "feature_names_in_", ()) if self.shape is None else ()
         data = gathered(samples, y, target, config, features=tuple(names), whose=whose)
         self._federation = Federation(config, data)

@@ -90,7 +90,9 @@ class Conformal:
         middle = (low + high) / 2
         low, high = torch.minimum(low - ends, middle), torch.maximum(high + ends, middle)
         if likelihood.target.kind == "count":
-            low, high = low.ceil().clamp_min(0.0), high.floor().clamp_min(0.0)
+            nearest = middle.round().clamp_min(0.0)  # between two counts there may be none
+            low = torch.minimum(low.ceil().clamp_min(0.0), nearest)
+            high = torch.maximum(high.floor().clamp_min(0.0), nearest)
         return low, high
 
     def _ends(self, like: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedbayes.data.wording import describe
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.files import writable
 from fedbayes.fusion.combining import combine
@@ -84,6 +85,10 @@ class AveragingJob:
             for card in cards
         ):
             raise ModelError("the models do not see the same inputs, and have no average")
+        targets = {card.preprocessing.target for card in cards if card is not None}
+        if len(targets) > 1:
+            said = " and ".join(sorted(map(describe, targets)))
+            raise ModelError(f"the models are of different targets, {said}, and have no average")
         watch(f"solving by {self.method}")
         weights = BY_POSTERIORS[self.method]([one for one, _ in found], self.settings)
         card = first if all(cards) else None

@@ -223,7 +223,7 @@ def _covered(tested: list[_Tested], classes: bool) -> Covered:
 
 def _note_chosen_round(ended: EndedRun) -> None:
     """Say what weakens the promise."""
-    if ended.config.keep_checkpoints == "best":
+    if ended.config.keep_checkpoints == "best" or ended.config.stop_after is not None:
         warnings.warn(
             f"the round of {ended.folder.path} was chosen by the test rows that are counted here, "
             "so coverage may be a little below what is promised",

@@ -16,6 +16,8 @@ from fedbayes.runs.hazards import StoredHazards, write_hazards
 from fedbayes.tools.ended_run import EndedRun
 
 _BATCH = 1000
+_ROUNDING = 1e-9
+"""By which a quotient of times may be off, and is a whole number all the same."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,7 @@ class _Side:
         parts = []
         for samples in (data.train(client), data.test(client)):
             y = samples.y.double().numpy().copy()
-            if coarsen:
-                y[:, 0] = np.ceil(y[:, 0] / coarsen - 1e-9) * coarsen
+            y[:, 0] = _as_written(samples.y[:, 0].numpy(), coarsen)
             pieces = torch.split(samples.x.to(run.network.device), _BATCH)
             found = [run.likelihood.mean(draw(x).double())[:, 0].cpu() for x in pieces if len(x)]
             parts.append((_joined(found), y))
@@ -148,6 +149,22 @@ class _Side:
             expected = hazards.at(self.test_y[:, 0]) * np.exp(self.test_risk)
         observed = int((self.test_y[:, 1] > 0.5).sum())
         return Foretold(observed, float(expected.sum()), len(self.test_y))
+
+
+def _as_written(times: Array, coarsen: float) -> Array:
+    """Times as their table has them, float64: those of float32 are a little off, so that an event
+    at 0.1 would not have happened by 0.1.
+
+    Args:
+        times: float32 [n].
+        coarsen: rounds them up to multiples of it; 0: not at all.
+    """
+    distinct, place = np.unique(times, return_inverse=True)
+    found = distinct.astype(str).astype(np.float64)  # as few digits as tell them apart
+    if coarsen:
+        multiples = np.ceil(found / coarsen - _ROUNDING) * coarsen
+        found = np.array([float(f"{time:.12g}") for time in multiples])
+    return np.asarray(found[place])
 
 
 def _joined(found: list[Tensor]) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedbayes.data.cells import as_numbers, is_numeric
 from fedbayes.data.dataset import Array, Rows
+from fedbayes.data.precision import lost
 from fedbayes.data.sources.files import index_names
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError
@@ -23,8 +24,6 @@ ROWS_OF_CLASS = 5
 
 MOST_COUNT = 2**24
 """Largest count: whole numbers above it are not exact in float32."""
-LOST = 1e-3
-"""Part of a target's standard deviation that may be lost as it becomes float32."""
 
 
 def read_target(
@@ -136,13 +135,7 @@ def _as_real(
     with np.errstate(over="ignore"):
         y = table.astype(np.float32)
     _refuse_odd(~np.isfinite(y), table, columns, where, "infinite, or too large for float32")
-    lost = np.abs(y - table).max(0, initial=0.0)
-    notes += [
-        f"{where}: '{name}' is stored to within {error:.2g}, and its standard deviation is "
-        f"{std:.2g}; subtract a constant from it"
-        for name, error, std in zip(columns, lost, table.std(0), strict=True)
-        if std > 0 and error > LOST * std
-    ]
+    notes += lost(table, columns, where)
     return y, Target("real", columns)
 
 

@@ -11,6 +11,7 @@ from fedbayes.data.cells import code
 from fedbayes.data.columns import Column, features_of, plain
 from fedbayes.data.dataset import Array
 from fedbayes.data.kinds import choose_columns
+from fedbayes.data.precision import lost_of_rows
 from fedbayes.data.source_settings import KINDS, SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.images import decode_pictures
@@ -101,6 +102,7 @@ def read_rows(
                 "it out: quantities are standardized"
             )
         x = code(frame, columns, where)
+        notes += lost_of_rows(frame, columns, x, where)
     groups = None if clients is None else clients.to_numpy()
     labels = frame[list(settings.label)]
     return TableRows(x, labels, groups, testing, columns, tokens, framed)
