@@ -367,7 +367,7 @@ def test_numbers_of_which_float32_keeps_too_little_are_named():
     with pytest.warns(FedbayesWarning, match="'column 0' is stored to within 59, and its standard"):
         model.fit(x + 1_700_000_000, x[:, 0] > 30)
     with pytest.warns(FedbayesWarning, match="'y' is stored to within"):
-        FederatedRegressor(**QUICK, n_clients=2).fit(x, x[:, 0] + 1_700_000_000)
+        FederatedRegressor(**QUICK, n_clients=2).fit(x, 1000 * x[:, 0] + 1_700_000_000)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "X: ")
         model.fit(np.c_[x, x * 0 + 1_700_000_000, x * 1e9], x[:, 0] > 30)
