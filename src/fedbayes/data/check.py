@@ -11,7 +11,7 @@ from fedbayes.data.cells import values
 from fedbayes.data.kinds import judge
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.labels import group_indices, read_target
-from fedbayes.data.sources.own import own_files
+from fedbayes.data.sources.own import own_files, unread
 from fedbayes.data.sources.rows import choose_features, holds_pictures
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import is_table, read_tables
@@ -98,6 +98,7 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
         where = str(files["train"][0])
         if not is_table(files["train"][0]):
             raise DataError(f"{where} is no table, and has no columns to look at")
+        notes += unread(settings.path or Path(), files)
         frame, _ = read_tables(files, settings, notes)
     features = choose_features(frame, settings, where, notes, labelled=False)
     absent = [name for name in settings.label if name not in frame.columns]
