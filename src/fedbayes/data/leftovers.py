@@ -18,7 +18,8 @@ def left_out(
     official: Rows,
     fraction: float | None,
 ) -> list[str]:
-    """Sentences on clients and samples that a division leaves out, where no limit asked for it.
+    """Sentences on clients and samples that a division leaves out, where no limit asked for it,
+    and on an official test part that is trained on.
 
     Args:
         dataset: The pool of samples.
@@ -30,8 +31,10 @@ def left_out(
         fraction: The part of its rows that a client tests on, if it keeps them itself.
     """
     scheme = choose_scheme(dataset, settings)
+    pooled = _pooled(dataset, fraction)
     if scheme == "natural":
         return [
+            *pooled,
             *_groups(dataset, settings, pool, division, fraction),
             *_test_groups(dataset, official, division),
         ]
@@ -46,6 +49,7 @@ def left_out(
     else:
         reason = f"left over, since {clients} clients have equally many"
     notes = [f"{left:,} of {len(pool):,} samples are {reason}"] if left else []
+    notes = [*pooled, *notes]
     if settings.test_counts is not None and dataset.official_train is not None:
         unused = dataset.samples - dataset.official_train
         notes.append(
@@ -53,6 +57,17 @@ def left_out(
             "others"
         )
     return notes
+
+
+def _pooled(dataset: Dataset, fraction: float | None) -> list[str]:
+    """What to say of an official test part where clients test on a fraction of their own."""
+    if fraction is None or dataset.official_train is None:
+        return []
+    return [
+        f"the official test part of {dataset.samples - dataset.official_train:,} samples is pooled "
+        f"with the training part, since test = {fraction} has clients test on samples of their "
+        "own; leave test out to test on that part"
+    ]
 
 
 def _groups(
