@@ -156,6 +156,15 @@ def test_an_official_test_part_that_is_trained_on():
     assert notes(pool(labels(100), official=80), partition="iid", clients=4)[1] == []
 
 
+def test_classes_that_test_rows_alone_have():
+    y = np.concatenate([labels(60, 2), labels(20, 4)])
+    _, (note,) = notes(pool(y, official=60), partition="iid", clients=3)
+    assert note == ("10 of 20 official test samples are of classes that no client trains on: 2, 3")
+    groups = np.concatenate([labels(60, 2), labels(20, 2)])
+    _, said = notes(pool(y, official=60, groups=groups), partition="natural")
+    assert said == [note]
+
+
 def test_a_split_and_a_fraction_exclude_one_another(tmp_path):
     """The rows that the split keeps for testing were trained on without a word."""
     frame = pd.DataFrame({"a": np.arange(60.0), "label": labels(60)})

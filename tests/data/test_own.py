@@ -211,6 +211,7 @@ def test_arrays_that_do_not_fit(tmp_path):
         ({"x": x, "y": y[:3]}, "differ in number"),
         ({"x": x, "y": y, "x_test": x}, "together"),
         ({"x": x, "y": y, "x_test": x[:, :1], "y_test": y}, "differ in shape"),
+        ({"x": x, "y": y.astype(str), "x_test": x, "y_test": y}, "y_test of type int64"),
         ({"x": np.array([{}] * 4), "y": y}, r"d\.npz"),
         ({"x": x, "y": y, "groups": y[:2]}, "differ in number"),
         ({"x": x, "y": np.array([0, 1, np.nan, 1])}, "no label"),

@@ -269,6 +269,12 @@ def _joined(arrays: dict[str, Array], name: str, where: str) -> Array | None:
     if len({array.shape[1:] for array in both}) > 1:
         sizes = " and ".join(size(array.shape[1:]) for array in both)
         raise DataError(f"{where}: {name} and {name}_test differ in shape: {sizes}")
+    if len({array.dtype.kind in "US" for array in both}) > 1:
+        one, other = (array.dtype for array in both)
+        raise DataError(
+            f"{where}: {name} is of type {one} and {name}_test of type {other}, of which one is "
+            "text and one is not; save them alike"
+        )
     return np.concatenate(both)
 
 
