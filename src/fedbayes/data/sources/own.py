@@ -291,12 +291,13 @@ def as_pictures(x: Array) -> Array:
 def _read_users(
     files: dict[str, list[Path]], settings: SourceSettings, kinds: Sequence[str]
 ) -> Dataset:
-    x, y, users, trained = read_users(settings.name, files)
+    notes: list[str] = []
+    x, y, users, trained = read_users(settings.name, files, notes)
     import pandas as pd
 
     testing = None if trained is None else np.arange(len(x)) >= trained
     where = str(files["train"][0])
-    return _assemble(x, pd.DataFrame({"y": y}), users, testing, settings, kinds, where, [], ())
+    return _assemble(x, pd.DataFrame({"y": y}), users, testing, settings, kinds, where, notes, ())
 
 
 def _assemble(
