@@ -465,3 +465,7 @@ def test_settings_that_have_an_effect_are_not_told(tmp_path):
         Simulation(Config.create(data=own, method=method, model={"hidden": 3})).close()
     with pytest.warns(FedbayesWarning, match="data.partition is natural"):
         Simulation(Config.create(data={**own, "alpha": 0.1})).close()
+    form = {"date_format": "%d.%m.%Y"}
+    with pytest.warns(FedbayesWarning, match="data.date_format has no effect: data.dates is unset"):
+        Simulation(Config.create(data=own | form)).close()
+    assert list(idle(Config.create(data={"path": "x.csv", "dates": "when", **form}))) == []

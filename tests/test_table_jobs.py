@@ -1,6 +1,7 @@
 """Tables of mixed columns on their way: checked, summed up, trained on, resumed and tried."""
 
 import json
+import re
 import sys
 import warnings
 
@@ -234,6 +235,31 @@ def test_check_says_what_becomes_of_every_column(place, capsys):
     assert run("data", "check", "t.csv", "-o", "t.txt") == 2
     assert run("data", "check", "t.csv", "-s", "data.label=outcome", "--json") == 1
     assert "no column 'outcome'; say which" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "column", "says"),
+    [
+        ({"age": [np.inf] + [1.0] * 59}, (), "age", "infinite, or too large .* in row 1 "),
+        ({"age": [1.0] * 59 + [1e300]}, (), "age", "infinite, or too large .* in row 60 "),
+        ({"part": ["train", "validation"] * 30}, ("data.split=part",), "part", "'validation' in"),
+        ({"part": ["train", None] * 30}, ("data.split=part",), "part", "30 of 60 rows have no"),
+        ({"part": ["test"] * 60}, ("data.split=part",), "part", "training part is empty"),
+        ({"label": ["lived"] * 60}, (), "label", "at least two"),
+    ],
+)
+def test_check_refuses_what_a_run_does(place, capsys, change, asked, column, says):
+    """Status 0 was for tables that no run begins with."""
+    patients(60).assign(**change).to_csv("t.csv", index=False)
+    settings = [part for one in asked for part in ("-s", one)]
+    assert run("data", "check", "t.csv", "--json", *settings) == 1
+    said = json.loads(capsys.readouterr().out)
+    (refused,) = (one for one in said["columns"] if one["refused"])
+    assert refused["name"] == column
+    assert re.search(says, refused["refused"])
+    settings = DataSettings(path="t.csv", **dict(one[5:].split("=") for one in asked))
+    with pytest.raises(DataError):
+        load_dataset(settings)
 
 
 def test_rows_of_a_query_are_those_of_the_file(place, capsys, monkeypatch):

@@ -83,8 +83,10 @@ class Only:
 
 def _word(value: object) -> str:
     """A value of a setting, as a config says it."""
-    if value is None or isinstance(value, bool):
-        return "unset" if value is None else str(value).lower()
+    if value is None or value == ():
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value)
 
 

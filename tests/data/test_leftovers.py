@@ -11,6 +11,8 @@ import fedbayes
 from fedbayes.data import DataSettings, choose_scheme, load_dataset, partition
 from fedbayes.errors import DataError, FedbayesWarning
 from fedbayes.runs.build import runtime
+from fedbayes.runs.config import Config
+from fedbayes.runs.simulation import Simulation
 
 
 def notes(dataset, **asked):
@@ -143,6 +145,62 @@ def test_test_counts_leave_the_official_test_part_out():
     _, said = notes(pool(labels(100), official=80), **asked)
     assert said[0].startswith("20 of 80 samples are in no client's share")
     assert said[1].startswith("the official test part of 20 samples is not used")
+
+
+def test_an_official_test_part_that_is_trained_on():
+    part, (note,) = notes(pool(labels(100), official=80), partition="iid", clients=4, test=0.25)
+    assert len(part.train) + len(part.test) == 100
+    assert note.startswith("the official test part of 20 samples is pooled with the training part")
+    groups = grouped(30, 30, official=50)
+    assert "part of 10 samples is pooled" in notes(groups, partition="natural", test=0.5)[1][0]
+    assert notes(pool(labels(100), official=80), partition="iid", clients=4)[1] == []
+
+
+def test_classes_that_test_rows_alone_have():
+    y = np.concatenate([labels(60, 2), labels(20, 4)])
+    _, (note,) = notes(pool(y, official=60), partition="iid", clients=3)
+    assert note == ("10 of 20 official test samples are of classes that no client trains on: 2, 3")
+    groups = np.concatenate([labels(60, 2), labels(20, 2)])
+    _, said = notes(pool(y, official=60, groups=groups), partition="natural")
+    assert said == [note]
+
+
+def test_a_split_and_a_fraction_exclude_one_another(tmp_path):
+    """The rows that the split keeps for testing were trained on without a word."""
+    frame = pd.DataFrame({"a": np.arange(60.0), "label": labels(60)})
+    frame["part"] = ["train"] * 40 + ["test"] * 20
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    asked = {"path": tmp_path / "t.csv", "split": "part", "test": 0.25, "clients": 3}
+    with pytest.raises(DataError, match=r"split = 'part' .* says which 20 rows .* leave test out"):
+        notes(load_dataset(DataSettings(**asked)), **asked)
+    frame.assign(part="train").to_csv(tmp_path / "t.csv", index=False)
+    part, (note,) = notes(load_dataset(DataSettings(**asked)), **asked)
+    assert "puts no row into the test part" in note
+    assert len(part.test) == 15
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"test": 0.3}, "with test = 0.3 the official test part is pooled"),
+        (
+            {"partition": "counts", "class_counts": [[9, 9, 9]], "test_counts": (2, 2, 2)},
+            "test_counts says which samples",
+        ),
+        ({}, None),
+    ],
+)
+def test_a_limit_of_a_test_part_that_is_not_tested_on(tmp_path, asked, why):
+    x = np.random.default_rng(0).normal(size=(90, 2))
+    parts = {"x": x[:60], "y": labels(60), "x_test": x[60:], "y_test": labels(30)}
+    np.savez(tmp_path / "own.npz", **parts)
+    data = {"path": tmp_path / "own.npz", "limit_test": 5, "clients": 1, **asked}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        Simulation(Config.create(data=data, rounds=1, model={"hidden": [3]})).close()
+    told = [str(one.message) for one in said if "limit_test" in str(one.message)]
+    assert len(told) == (why is not None)
+    assert all(f"data.limit_test has no effect: {why}" in one for one in told)
 
 
 @pytest.mark.parametrize(

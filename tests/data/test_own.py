@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from small_files import encode
 
 from fedbayes.data import DataSettings, load_dataset
+from fedbayes.data.check import check_table
 from fedbayes.data.sources.streams import Rows
 from fedbayes.errors import DataError
 from fedbayes.inputs import build_prior
@@ -61,6 +62,39 @@ def test_a_folder_of_train_and_test_files(tmp_path, frame):
     own = load_dataset(DataSettings(path=tmp_path, label="kind"))
     assert own.official_train == 30
     np.testing.assert_allclose(own.x, frame[["a", "c"]].to_numpy(np.float32))
+
+
+@pytest.mark.parametrize("other", ["csv.gz", "parquet", "npz"])
+def test_train_and_test_files_of_two_formats_are_refused(tmp_path, frame, other):
+    """The test file was not read, and a quarter of the training part took its place."""
+    numbers = frame[["a", "c", "kind"]]
+    numbers[:30].to_csv(tmp_path / "train.csv", index=False)
+    numbers[30:].to_csv(tmp_path / "test.csv", index=False)
+    (tmp_path / "test.csv").rename(tmp_path / f"test.{other}")
+    with pytest.raises(DataError, match=rf"has train\.csv and test\.{other}, .* of one format"):
+        load_dataset(DataSettings(path=tmp_path, label="kind"))
+    (tmp_path / f"test.{other}").rename(tmp_path / "test.CSV")
+    assert load_dataset(DataSettings(path=tmp_path, label="kind")).official_train == 30
+
+
+def test_files_that_are_not_read_are_told(tmp_path, frame):
+    numbers = frame[["a", "c", "kind"]]
+    (tmp_path / ".kept").mkdir()
+    for name in ("train.csv", ".kept/train.csv"):
+        numbers.to_csv(tmp_path / name, index=False)
+    settings = DataSettings(path=tmp_path, label="kind")
+    own = load_dataset(settings)
+    assert own.samples == 40
+    assert own.notes == ()
+    for name in ("valid.csv", "test.txt", "notes.md"):
+        (tmp_path / name).write_text("a,c,kind\n")
+    for _ in range(2):  # the second time from the cache
+        (note,) = load_dataset(settings).notes
+        assert note == f"{tmp_path}: test.txt, valid.csv are not read, beside train.csv"
+    assert check_table(settings).notes == (note,)
+    (tmp_path / "valid.csv").unlink()
+    assert load_dataset(settings).notes[0].endswith("test.txt is not read, beside train.csv")
+    assert load_dataset(settings.model_copy(update={"path": tmp_path / "train.csv"})).notes == ()
 
 
 def test_pictures_in_a_table(tmp_path):
@@ -177,6 +211,7 @@ def test_arrays_that_do_not_fit(tmp_path):
         ({"x": x, "y": y[:3]}, "differ in number"),
         ({"x": x, "y": y, "x_test": x}, "together"),
         ({"x": x, "y": y, "x_test": x[:, :1], "y_test": y}, "differ in shape"),
+        ({"x": x, "y": y.astype(str), "x_test": x, "y_test": y}, "y_test of type int64"),
         ({"x": np.array([{}] * 4), "y": y}, r"d\.npz"),
         ({"x": x, "y": y, "groups": y[:2]}, "differ in number"),
         ({"x": x, "y": np.array([0, 1, np.nan, 1])}, "no label"),

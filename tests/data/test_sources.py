@@ -127,9 +127,17 @@ def test_leaf_split_by_user_is_no_official_split(tmp_path):
 
     write_leaf(tmp_path / "vehicle/train/a.json", {"u0": user(4)})
     write_leaf(tmp_path / "vehicle/test/a.json", {"u1": user(6)})
-    vehicle = load_dataset(DataSettings(name="vehicle", dir=tmp_path))
-    assert vehicle.official_train is None
-    assert vehicle.samples == 10
+    own = {"path": tmp_path / "vehicle"}
+    for asked in ({"name": "vehicle", "dir": tmp_path}, own):
+        found = load_dataset(DataSettings(**asked))
+        assert found.official_train is None
+        assert found.samples == 10
+        (note,) = found.notes
+        assert "1 of 1 users of the test part (6 samples) are not in the training part: u1" in note
+        assert "all 2 users train" in note
+    write_leaf(tmp_path / "vehicle/train/a.json", {"u0": user(4), "u1": user(2)})
+    assert load_dataset(DataSettings(**own)).official_train == 6
+    assert load_dataset(DataSettings(**own)).notes == ()
 
 
 @pytest.mark.parametrize("nested", [False, True])

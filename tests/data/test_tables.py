@@ -174,3 +174,24 @@ def test_files_of_one_part_have_the_same_columns(tmp_path):
     own = load(tmp_path)
     assert own.samples == 24
     assert "c left out" in own.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "says"),
+    [
+        (["01", "02", "A1"], ["01", "02"], "'label' holds numbers .*holds text in .*train"),
+        (["1", "2"], ["1", "x", "2"], r"'label' .* \('x' in row 2, .*holds numbers in .*train"),
+    ],
+)
+def test_labels_of_test_files_are_of_the_kind_of_the_others(tmp_path, train, test, says):
+    """Classes 01 and 1 were two, and no test sample was of a class that was trained on."""
+    for part, names in (("train", train), ("test", test)):
+        rows = [f"{k},{name}" for k, name in enumerate(names * 6)]
+        (tmp_path / f"{part}.csv").write_text("\n".join(["a,label", *rows]))
+    with pytest.raises(DataError, match=f"test.csv: column {says}.* save both as .parquet"):
+        load(tmp_path)
+    for part, names in (("train", train), ("test", test)):
+        frame = pd.DataFrame({"a": range(6 * len(names)), "label": names * 6})
+        frame.to_parquet(tmp_path / f"{part}.parquet")
+        (tmp_path / f"{part}.csv").unlink()
+    assert set(load(tmp_path).classes) == {*train, *test}

@@ -46,7 +46,9 @@ def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
         files = own.own_files(settings.path)
         flat = [file for part in files.values() for file in part]
         key = fingerprint(flat, settings.reading, *kinds, *_pretrained(settings))
-        return cached(settings.name, key, lambda: own.read_own(files, settings, kinds))
+        read = cached(settings.name, key, lambda: own.read_own(files, settings, kinds))
+        # Not kept with it: the key is of the files that are read.
+        return replace(read, notes=(*own.unread(settings.path, files), *read.notes))
     permuted = settings.name == "permuted-mnist"
     known = KNOWN["mnist" if permuted else settings.name]
     root = data_folder(settings.dir)

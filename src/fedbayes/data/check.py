@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbayes.data.cells import values
+from fedbayes.data.cells import code, values
+from fedbayes.data.columns import Column
 from fedbayes.data.kinds import judge
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.labels import group_indices, read_target
-from fedbayes.data.sources.own import own_files
-from fedbayes.data.sources.rows import choose_features, holds_pictures
+from fedbayes.data.sources.own import own_files, unread
+from fedbayes.data.sources.rows import choose_features, holds_pictures, testing_rows
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import is_table, read_tables
 from fedbayes.data.wording import describe, listed
@@ -91,6 +92,7 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
             not have, but for the label.
     """
     notes: list[str] = []
+    trained = None
     if settings.query is not None:
         frame, where = read_query(settings), WHERE
     else:
@@ -98,7 +100,9 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
         where = str(files["train"][0])
         if not is_table(files["train"][0]):
             raise DataError(f"{where} is no table, and has no columns to look at")
-        frame, _ = read_tables(files, settings, notes)
+        notes += unread(settings.path or Path(), files)
+        frame, before = read_tables(files, settings, notes)
+        trained = before if "test" in files else None
     features = choose_features(frame, settings, where, notes, labelled=False)
     absent = [name for name in settings.label if name not in frame.columns]
     looks = []
@@ -107,6 +111,8 @@ def check_table(settings: SourceSettings, kinds: Sequence[str] = ()) -> TableChe
             looks.append(_label(frame, name, settings, kinds, where))
         elif name in features:
             looks.append(_feature(frame[name], name, settings, where))
+        elif name == settings.split:
+            looks.append(_split(frame, trained, settings, where, notes))
         else:
             looks.append(_other(frame[name], name, settings, where))
     looks += [_absent(name, frame, settings, where) for name in absent]
@@ -120,6 +126,9 @@ def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Lo
     if verdict.column is None:
         look = _plain(column, name, where)
         return replace(look, missing=verdict.missing, refused=verdict.refused)
+    if refused := _infinite(column, verdict.column, where):
+        look = _plain(column, name, where)
+        return replace(look, missing=verdict.missing, refused=refused)
     look, kind = _plain(column, name, where), verdict.column.kind
     hint = ""
     if look.distinct == 1 and not verdict.missing:
@@ -135,6 +144,21 @@ def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Lo
         look = replace(look, values=tuple(_short(end) for end in ends))
     width = len(verdict.column.features)
     return replace(look, kind=kind, missing=verdict.missing, width=width, hint=hint)
+
+
+def _infinite(cells: Any, column: Column, where: str) -> str:
+    """Why numbers of a column cannot be used; empty if they can."""
+    if column.kind != "number":
+        return ""
+    with np.errstate(over="ignore"):
+        infinite = np.isinf(code(cells.to_frame(column.name), [column], where)[:, 0])
+    if not infinite.any():
+        return ""
+    return (
+        f"{where}: column '{column.name}' is infinite, or too large for float32, in row "
+        f"{int(infinite.argmax()) + 1:,} (of {int(infinite.sum()):,} such rows); replace it, or "
+        "empty the cell"
+    )
 
 
 def _short(value: Any) -> str:
@@ -170,6 +194,9 @@ def _label(
     except DataError as error:
         # Several labels are read together: the first one says why not.
         return replace(look, refused=str(error) if name == labels[0] else "")
+    if target.kind == "class" and len(target.names) < 2:
+        only = f"{where}: column '{name}' has the one class '{target.names[0]}'"
+        return replace(look, refused=f"{only}, and at least two are needed; name all with classes")
     return replace(look, kind=describe(target))
 
 
@@ -189,4 +216,16 @@ def _other(column: Any, name: str, settings: SourceSettings, where: str) -> Look
         except DataError as error:
             return replace(look, role="group", refused=str(error))
         return replace(look, role="group", kind=f"{look.distinct:,} clients")
-    return replace(look, role="split" if name == settings.split else "left out")
+    return replace(look, role="left out")
+
+
+def _split(
+    frame: Any, trained: int | None, settings: SourceSettings, where: str, notes: list[str]
+) -> Look:
+    name = str(settings.split)
+    look = replace(_plain(frame[name], name, where), role="split")
+    try:
+        testing_rows(frame, trained, settings, where, notes)
+    except DataError as error:
+        return replace(look, refused=str(error))
+    return look

@@ -18,7 +18,8 @@ def left_out(
     official: Rows,
     fraction: float | None,
 ) -> list[str]:
-    """Sentences on clients and samples that a division leaves out, where no limit asked for it.
+    """Sentences on clients and samples that a division leaves out, where no limit asked for it,
+    on an official test part that is trained on, and on classes of it that nobody trains on.
 
     Args:
         dataset: The pool of samples.
@@ -30,8 +31,10 @@ def left_out(
         fraction: The part of its rows that a client tests on, if it keeps them itself.
     """
     scheme = choose_scheme(dataset, settings)
+    first = [*_pooled(dataset, fraction), *_new_classes(dataset, division, official)]
     if scheme == "natural":
         return [
+            *first,
             *_groups(dataset, settings, pool, division, fraction),
             *_test_groups(dataset, official, division),
         ]
@@ -46,6 +49,7 @@ def left_out(
     else:
         reason = f"left over, since {clients} clients have equally many"
     notes = [f"{left:,} of {len(pool):,} samples are {reason}"] if left else []
+    notes = [*first, *notes]
     if settings.test_counts is not None and dataset.official_train is not None:
         unused = dataset.samples - dataset.official_train
         notes.append(
@@ -53,6 +57,30 @@ def left_out(
             "others"
         )
     return notes
+
+
+def _pooled(dataset: Dataset, fraction: float | None) -> list[str]:
+    """What to say of an official test part where clients test on a fraction of their own."""
+    if fraction is None or dataset.official_train is None:
+        return []
+    return [
+        f"the official test part of {dataset.samples - dataset.official_train:,} samples is pooled "
+        f"with the training part, since test = {fraction} has clients test on samples of their "
+        "own; leave test out to test on that part"
+    ]
+
+
+def _new_classes(dataset: Dataset, division: Division, official: Rows) -> list[str]:
+    """What to say of classes of official test rows that no client trains on."""
+    tested = np.bincount(dataset.strata[official], minlength=len(dataset.classes))
+    trained = np.bincount(dataset.strata[division.rows], minlength=len(dataset.classes))
+    new = np.flatnonzero((tested > 0) & (trained == 0))
+    if not len(new):
+        return []
+    return [
+        f"{tested[new].sum():,} of {len(official):,} official test samples are of classes that no "
+        f"client trains on: {listed(dataset.classes[index] for index in new)}"
+    ]
 
 
 def _groups(

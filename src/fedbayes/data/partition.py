@@ -172,10 +172,21 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
 
 
 def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
-    """The part of its own samples that a client tests on; None if others are for testing."""
+    """The part of its own samples that a client tests on; None if others are for testing.
+
+    Raises:
+        DataError: It is asked for beside a column that says which rows are for testing, or an
+            official test part is asked for that is not there.
+    """
     if settings.test_counts is not None:
         return None
     if isinstance(settings.test, float):
+        if settings.split is not None and dataset.official_train is not None:
+            raise DataError(
+                f"test = {settings.test} and split = '{settings.split}' exclude one another, since "
+                f"that column says which {dataset.samples - dataset.official_train:,} rows are for "
+                "testing; leave test out, or name the column in drop and not in split"
+            )
         return settings.test
     if dataset.official_train is not None:
         return None

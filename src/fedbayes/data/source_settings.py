@@ -115,10 +115,10 @@ class SourceSettings(BaseModel):
         description="Own tables: columns that are dates, which become days. Default: columns of "
         "dates, and of text written as 2020-03-31, with or without a time.",
     )
-    date_format: str | None = Field(
+    date_format: Annotated[str | None, Only("dates")] = Field(
         None,
-        description="Own tables: how text in the columns of dates is written, as in %d.%m.%Y. "
-        "Default: ISO 8601.",
+        description="Own tables: how text in the columns that dates names is written, as in "
+        "%d.%m.%Y. Default: ISO 8601.",
     )
     text: Several[str] = Field(
         (),

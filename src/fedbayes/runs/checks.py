@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from fedbayes.contracts import AnyMethod, Method, Run
-from fedbayes.data import FederatedData, choose_scheme
+from fedbayes.data import DataSettings, FederatedData, choose_scheme
 from fedbayes.data.wording import listed
 from fedbayes.devices import find_devices
 from fedbayes.errors import ConfigError, ModelError
@@ -311,8 +311,7 @@ def remarks(
 ) -> list[str]:
     """What a user should know before the first round, a sentence each; as for `check`."""
     notes = []
-    if config.data.limit_test is not None and data.dataset.official_train is None:
-        notes.append("data.limit_test has no effect: there is no official test part")
+    notes += _of_limit_test(config.data, data)
     notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
     notes += _of_patience(config.training)
     reports = config.asynchronous.buffer or run.cohort
@@ -374,6 +373,21 @@ def remarks(
         *method.remarks(run),
         *_falling_short(method, run, data),
     ]
+
+
+def _of_limit_test(settings: DataSettings, data: FederatedData) -> list[str]:
+    """That it limits nothing, where no official test part is tested on."""
+    if settings.limit_test is None:
+        return []
+    if data.dataset.official_train is None:
+        why = "there is no official test part"
+    elif settings.test_counts is not None:
+        why = "test_counts says which samples are for testing"
+    elif isinstance(settings.test, float):
+        why = f"with test = {settings.test} the official test part is pooled"
+    else:
+        return []
+    return [f"data.limit_test has no effect: {why}"]
 
 
 def _falling_short(method: AnyMethod, run: Run, data: FederatedData) -> list[str]:

@@ -12,15 +12,21 @@ from fedbayes.errors import DataError
 PARTS = ("train", "test")
 
 
-def parts_by_name(folder: Path, suffix: str) -> dict[str, list[Path]]:
+def parts_by_name(folder: Path, suffix: str | tuple[str, ...]) -> dict[str, list[Path]]:
     """The train and test files of a folder, at any depth, by their names or folders.
 
     `train.parquet`, `train-00000-of-00002.parquet`, `data/train-...` and `train/all.parquet`
-    are all of the training part. Parts without a file are left out.
+    are all of the training part. Parts without a file are left out, and so are hidden files.
+
+    Args:
+        folder: The folder.
+        suffix: How their names end, in lower case; of several, one of them.
     """
     found: dict[str, list[Path]] = {}
-    for file in sorted(folder.rglob(f"*{suffix}")):
-        words = (file.name, *reversed(file.relative_to(folder).parent.parts))
+    for file in sorted(f for f in folder.rglob("*") if f.name.lower().endswith(suffix)):
+        words = tuple(reversed(file.relative_to(folder).parts))
+        if any(word.startswith(".") for word in words) or not file.is_file():
+            continue
         for word in words:
             part = next((part for part in PARTS if word.lower().startswith(part)), None)
             if part is not None:

@@ -44,7 +44,8 @@ def read_leaf(
     Raises:
         DataError: A file is damaged or of another format.
     """
-    x, y, users, official = read_users(name, files)
+    notes: list[str] = []
+    x, y, users, official = read_users(name, files, notes)
     if classes is None:
         y, classes = index_names(y)
     elif len(y) and (y.min() < 0 or y.max() >= len(classes)):
@@ -63,21 +64,40 @@ def read_leaf(
         groups=groups,
         group_names=group_names,
         scale=255.0 if picture is not None else 1.0,
+        notes=tuple(notes),
     )
 
 
-def read_users(name: str, files: dict[str, list[Path]]) -> tuple[Array, Array, Array, int | None]:
+def read_users(
+    name: str, files: dict[str, list[Path]], notes: list[str]
+) -> tuple[Array, Array, Array, int | None]:
     """Samples float32 [N, D], labels [N], users [N], and the length of the training part.
 
-    That is None if there is no official split, or one by user.
+    That is None if there is no official split, or one by user, which is noted.
+
+    Args:
+        name: Name of the data set.
+        files: Files by part.
+        notes: Takes up what a user should know.
 
     Raises:
         DataError: A file is damaged or of another format.
     """
     parts = [_read_part(f"{name} {part}", paths) for part, paths in files.items()]
     x, y, users = (np.concatenate([part[field] for part in parts]) for field in range(3))
-    if len(parts) > 1 and set(parts[1][2].tolist()) <= set(parts[0][2].tolist()):
+    if len(parts) == 1:
+        return x, y, users, None
+    trained, tested = (set(part[2].tolist()) for part in parts)
+    if tested <= trained:
         return x, y, users, len(parts[0][1])
+    new = sorted(tested - trained)
+    notes.append(
+        f"{files['test'][0]}: {len(new):,} of {len(tested):,} users of the test part "
+        f"({np.isin(parts[1][2], new).sum():,} samples) are not in the training part: "
+        f"{listed(new)}; so the official split is not used, and all {len(tested | trained):,} "
+        "users train, and are tested on samples of their own (give the training files alone to "
+        "leave the others out)"
+    )
     return x, y, users, None
 
 

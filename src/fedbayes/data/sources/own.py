@@ -10,7 +10,7 @@ from fedbayes.data.columns import Column
 from fedbayes.data.dataset import Array, Dataset, build_dataset
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources import folders
-from fedbayes.data.sources.files import incomplete, parts_by_name, reading
+from fedbayes.data.sources.files import PARTS, incomplete, parts_by_name, reading
 from fedbayes.data.sources.labels import group_indices, read_target
 from fedbayes.data.sources.leaf import leaf_files, read_users
 from fedbayes.data.sources.pictures import Framing, framing
@@ -18,7 +18,7 @@ from fedbayes.data.sources.rows import SEVERAL, read_rows
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import TABLES, is_table, read_tables
 from fedbayes.data.tokens import Tokens
-from fedbayes.data.wording import size
+from fedbayes.data.wording import listed, size
 from fedbayes.errors import DataError, did_you_mean
 from fedbayes.files import open_npz
 
@@ -37,16 +37,16 @@ def own_files(path: Path) -> dict[str, list[Path]]:
     """The files behind a path, by part: one file, or a folder with train and test files.
 
     Raises:
-        DataError: There is nothing of a known format.
+        DataError: There is nothing of a known format, or train and test files are of several.
     """
     if path.is_file():
         if path.name.lower().endswith((*SUFFIXES, ".json")):
             return {"train": [path]}
     elif path.is_dir():
-        for suffix in SUFFIXES:
-            parts = parts_by_name(path, suffix)
-            if "train" in parts:
-                return parts
+        parts = parts_by_name(path, SUFFIXES)
+        if "train" in parts:
+            _refuse_mixed(path, parts)
+            return parts
         if pictures := folders.picture_files(path):
             return {"train": pictures}
         files = leaf_files(path)
@@ -59,6 +59,58 @@ def own_files(path: Path) -> dict[str, list[Path]]:
         "folder with files named train and, if wanted, test, or one with pictures in a folder for "
         "each class"
     )
+
+
+def _refuse_mixed(folder: Path, parts: dict[str, list[Path]]) -> None:
+    """See that all files are of one format.
+
+    Raises:
+        DataError: They are not; names a file of each of two.
+    """
+    first, *others = [file for paths in parts.values() for file in paths]
+    suffix = next(one for one in SUFFIXES if first.name.lower().endswith(one))
+    odd = next((file for file in others if not file.name.lower().endswith(suffix)), None)
+    if odd is not None:
+        one, other = (file.relative_to(folder) for file in (first, odd))
+        raise DataError(
+            f"{folder} has {one} and {other}, and train and test files are of one format: save "
+            "them alike, or move those that are not wanted elsewhere"
+        )
+
+
+def unread(path: Path, files: dict[str, list[Path]]) -> list[str]:
+    """What to say of files in a folder that look like data and are not read.
+
+    Args:
+        path: The folder, or a file, of which nothing is said.
+        files: What is read of it, as `own_files` gives it.
+    """
+    if not path.is_dir():
+        return []
+    read = [file for paths in files.values() for file in paths]
+    named = (place for place in path.iterdir() if place.is_dir() and _of_a_part(place))
+    # Not all that lies below: it may be another run, or a cache.
+    places = {path, *named, *(file.parent for file in read)}
+    beside = {file for place in places for file in place.iterdir() if file.is_file()}
+    left = [
+        str(file.relative_to(path))
+        for file in sorted(beside - set(read))
+        if not file.name.startswith(".")
+        and (
+            file.name.lower().endswith((*SUFFIXES, ".json"))
+            or _of_a_part(file)
+            or (file.parent != path and _of_a_part(file.parent))
+        )
+    ]
+    if not left:
+        return []
+    names = listed((file.relative_to(path) for file in read), 3)
+    return [f"{path}: {listed(left)} {'is' if len(left) == 1 else 'are'} not read, beside {names}"]
+
+
+def _of_a_part(place: Path) -> bool:
+    """Whether a file or folder is named as one of the training or test part."""
+    return place.name.lower().startswith(PARTS)
 
 
 def has_columns(path: Path) -> bool:
@@ -217,6 +269,12 @@ def _joined(arrays: dict[str, Array], name: str, where: str) -> Array | None:
     if len({array.shape[1:] for array in both}) > 1:
         sizes = " and ".join(size(array.shape[1:]) for array in both)
         raise DataError(f"{where}: {name} and {name}_test differ in shape: {sizes}")
+    if len({array.dtype.kind in "US" for array in both}) > 1:
+        one, other = (array.dtype for array in both)
+        raise DataError(
+            f"{where}: {name} is of type {one} and {name}_test of type {other}, of which one is "
+            "text and one is not; save them alike"
+        )
     return np.concatenate(both)
 
 
@@ -233,12 +291,13 @@ def as_pictures(x: Array) -> Array:
 def _read_users(
     files: dict[str, list[Path]], settings: SourceSettings, kinds: Sequence[str]
 ) -> Dataset:
-    x, y, users, trained = read_users(settings.name, files)
+    notes: list[str] = []
+    x, y, users, trained = read_users(settings.name, files, notes)
     import pandas as pd
 
     testing = None if trained is None else np.arange(len(x)) >= trained
     where = str(files["train"][0])
-    return _assemble(x, pd.DataFrame({"y": y}), users, testing, settings, kinds, where, [], ())
+    return _assemble(x, pd.DataFrame({"y": y}), users, testing, settings, kinds, where, notes, ())
 
 
 def _assemble(

@@ -62,20 +62,7 @@ def read_rows(
         DataError: A column cannot be used; names it, and the row.
     """
     features = choose_features(frame, settings, where, notes)
-    testing = None if trained is None else np.arange(len(frame)) >= trained
-    if settings.split is not None:
-        if testing is not None:
-            raise DataError(
-                f"{where}: there are files of a test part, so split has no effect; leave it out, "
-                "or give one file"
-            )
-        testing = _testing(frame[settings.split], settings.split, where)
-        if not testing.any():
-            notes.append(
-                f"{where}: column '{settings.split}' puts no row into the test part, so clients "
-                "test on rows of their own"
-            )
-            testing = None
+    testing = testing_rows(frame, trained, settings, where, notes)
     clients = None if settings.group is None else frame[settings.group]
     columns: tuple[Column, ...] = ()
     tokens, framed = None, None
@@ -106,6 +93,36 @@ def read_rows(
     groups = None if clients is None else clients.to_numpy()
     labels = frame[list(settings.label)]
     return TableRows(x, labels, groups, testing, columns, tokens, framed)
+
+
+def testing_rows(
+    frame: Any, trained: int | None, settings: SourceSettings, where: str, notes: list[str]
+) -> Array | None:
+    """Which rows are of the test part [N]; None without one; as for `read_rows`.
+
+    Raises:
+        DataError: The column that is to say so does not, or there are files of a test part too.
+    """
+    if settings.split is None:
+        return None if trained is None else np.arange(len(frame)) >= trained
+    if trained is not None:
+        raise DataError(
+            f"{where}: there are files of a test part, so split has no effect; leave it out, or "
+            "give one file"
+        )
+    testing = _testing(frame[settings.split], settings.split, where)
+    if testing.all():
+        raise DataError(
+            f"{where}: column '{settings.split}' puts every row into the test part, so the "
+            "training part is empty; leave split out, and clients test on rows of their own"
+        )
+    if testing.any():
+        return testing
+    notes.append(
+        f"{where}: column '{settings.split}' puts no row into the test part, so clients test on "
+        "rows of their own"
+    )
+    return None
 
 
 def choose_features(

@@ -72,13 +72,17 @@ def _compare(frame: Any, other: Any, settings: SourceSettings, file: Path, first
     Raises:
         CellError: One does not; names the row.
     """
-    chosen = {*settings.categorical, *settings.text, *settings.drop, *settings.label}
+    chosen = {*settings.categorical, *settings.text, *settings.drop}
     chosen |= {settings.group or "", settings.split or ""}
     for name in other.columns:
         here, there = family(frame[name]), family(other[name])
         if str(name) in chosen or not here or not there or here == there:
             continue
-        way = f"it holds {there} in {first}; mend it, or name it in categorical or drop"
+        way = f"it holds {there} in {first}; " + (
+            "mend it, or save both as .parquet, in which 01 is not read as 1"
+            if str(name) in settings.label
+            else "mend it, or name it in categorical or drop"
+        )
         if there == "numbers" and here == "text":
             raise no_number(frame[name], str(name), str(file), way)
         row = int(np.asarray(frame[name].notna()).argmax())
