@@ -493,6 +493,33 @@ def test_columns_of_any_kind_in_pieces_of_any_size(mixed, tmp_path, rows):
     np.testing.assert_allclose(numeric(found), wanted[["p_no", "p_yes"]], atol=1e-6)
 
 
+def test_the_training_file_has_no_unseen_categories(tmp_path):
+    """Truth values, decimal commas and codes that are named as categories: as `evaluate` reads
+    them, though `predict` reads every cell as text.
+    """
+    rng = np.random.default_rng(4)
+    frame = pd.DataFrame(
+        {
+            "smokes": rng.choice(["true", "false"], ROWS),
+            "dose": rng.choice(["0,5", "1", "2,25"], ROWS),
+            "age": rng.normal(50, 9, ROWS).round(1),
+        }
+    )
+    frame["ill"] = np.where(rng.normal(size=ROWS) + (frame.dose == "1") > 0.5, "yes", "no")
+    frame.to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",")
+    data = {"path": str(tmp_path / "t.csv"), "categorical": ["smokes", "dose"], "label": ["ill"]}
+    run = fedbayes.run(folder=tmp_path / "run", data=data | {"clients": 2, "partition": "iid"})
+    told = fedbayes.predict_file(tmp_path / "run", tmp_path / "t.csv", tmp_path / "o.csv", rows=7)
+    assert not [note for note in told.notes if "category" in note]
+    tests = find_tests(tmp_path / "run" / "model.safetensors", None, [f"data.path={data['path']}"])
+    p = run.predict(tests.samples.x).numpy()
+    np.testing.assert_allclose(numeric(text(tmp_path / "o.csv")), p, atol=1e-6)
+    frame.loc[3, "dose"] = "3,5"
+    frame.to_csv(tmp_path / "new.csv", index=False, sep=";", decimal=",")
+    told = fedbayes.predict_file(tmp_path / "run", tmp_path / "new.csv", tmp_path / "n.csv")
+    assert "in 1 row (first in row 4)" in told.notes[-1]
+
+
 def test_what_training_did_not_have_is_told_once(mixed, tmp_path, monkeypatch, capsys):
     folder, frame, _ = mixed
     new = frame.assign(sex=["x" if k in (7, 30, 31) else "f" for k in range(ROWS)])

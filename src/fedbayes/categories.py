@@ -1,9 +1,12 @@
 """Categories of a table's column: what they are called, and in which order they come."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
+TRUTHS = {"true": True, "false": False}
+"""What text says that is a truth value, in small letters."""
 
 
 def name_of(value: object) -> str:
@@ -13,6 +16,37 @@ def name_of(value: object) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value).strip()
+
+
+def as_if_read(text: str) -> str:
+    """Text of a number or truth value as one that was read is called; other text as it is."""
+    if (truth := TRUTHS.get(text.lower())) is not None:
+        return name_of(truth)
+    try:
+        return str(int(text))
+    except ValueError:
+        pass
+    try:
+        return name_of(float(text))
+    except (ValueError, OverflowError):
+        return text
+
+
+def places(names: Sequence[str], categories: Sequence[str]) -> list[int]:
+    """The place of each name among the categories, -1 where it is none of them.
+
+    One file may hold as text what another has as numbers or truth values: `01` and 1, or `true` and
+    True. Such are one, unless the categories tell them apart.
+    """
+    exact = {category: place for place, category in enumerate(categories)}
+    read: dict[str, int] = {}
+    for place, category in enumerate(categories):
+        name = as_if_read(category)
+        read[name] = -1 if name in read else place
+    return [
+        exact[name] if name in exact else exact.get(as_if_read(name), read.get(name, -1))
+        for name in names
+    ]
 
 
 def without_blanks(column: Any) -> Any:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+from fedbayes.categories import places
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
 from fedbayes.errors import DataError, FedbayesWarning
 
@@ -291,3 +292,18 @@ def test_truth_values_as_text_are_those_of_a_csv(tmp_path, kind):
     odd = frame.assign(smoker=frame.smoker.where(frame.index != 6, "perhaps"))
     with pytest.raises(DataError, match=r"'smoker' holds what is no number \('perhaps' in row 7"):
         data.preprocessing.encode(odd)
+
+
+@pytest.mark.parametrize(
+    ("names", "categories", "wanted"),
+    [
+        (["true", "False", "maybe"], ["False", "True"], [1, 0, -1]),
+        (["True", "False"], ["false", "maybe", "true"], [2, 0]),
+        (["1", "01", "1.0", "001"], ["01", "A1"], [0, 0, -1, -1]),
+        (["1", "01", "001", "2"], ["1", "01", "2"], [0, 1, 0, 2]),
+        (["1", "01"], ["01", "001"], [-1, 0]),  # either could be meant
+        (["12345678901234567890"], ["12345678901234567891"], [-1]),
+    ],
+)
+def test_one_category_in_several_spellings(names, categories, wanted):
+    assert places(names, categories) == wanted

@@ -5,16 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import name_of, without_blanks
+from fedbayes.categories import TRUTHS, name_of, places, without_blanks
 from fedbayes.data.columns import UNSEEN, Column
 from fedbayes.data.dataset import CHUNK, Array
 from fedbayes.errors import CellError
 
 _NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
 """Kinds of objects, as pandas calls them, that are numbers."""
-
-_TRUTHS = {"true": True, "false": False}
-"""What text says that is a truth value."""
 
 
 def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
@@ -142,14 +139,6 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
     return np.asarray(index), np.asarray(distinct, object).tolist()
 
 
-def _canonical(text: str) -> str:
-    """Text of a number as it would be, had it been read as one; all else as it is."""
-    try:
-        return name_of(float(text))
-    except (ValueError, OverflowError):
-        return text
-
-
 def _numbers(column: Any, wanted: Column, where: str) -> Array:
     way = "mend it: a value that is not known is an empty cell"
     found = as_numbers(column, wanted.name, where, way, texts=True)
@@ -162,7 +151,7 @@ def _truths(column: Any, wanted: Column, where: str) -> Array:
 
     if column.dtype.kind not in "iufb" and not is_numeric(column):
         index, distinct = _factorized(column, wanted.name, where)
-        told = [_TRUTHS.get(v.strip().lower(), v) if isinstance(v, str) else v for v in distinct]
+        told = [TRUTHS.get(v.strip().lower(), v) if isinstance(v, str) else v for v in distinct]
         cells = np.array([*told, None], object)[index]
         column = pd.Series(cells, index=column.index)
     return _numbers(column, wanted, where)
@@ -170,8 +159,7 @@ def _truths(column: Any, wanted: Column, where: str) -> Array:
 
 def _categories(column: Any, wanted: Column, where: str) -> Array:
     index, names = values(column, wanted.name, where)
-    place = {name: k for k, name in enumerate(wanted.categories)}
-    table = [place.get(name, place.get(_canonical(name), UNSEEN)) for name in names]
+    table = [UNSEEN if k < 0 else k for k in places(names, wanted.categories)]
     return np.array([*table, np.nan], np.float32)[index].reshape(-1, 1)
 
 

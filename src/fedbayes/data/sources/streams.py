@@ -15,6 +15,7 @@ from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import as_pictures, plain_array
 from fedbayes.data.sources.rows import decoded, holds_pictures
 from fedbayes.data.sources.tables import (
+    DECIMAL_COMMA,
     DELIMITERS,
     TABLES,
     layout,
@@ -149,8 +150,25 @@ def _csv(rows: Rows) -> _Parts:
                 numbers = chosen[[name for name in wanted if name not in texts]].copy()
                 mend_decimal_commas(numbers)
                 chosen = chosen.assign(**{name: numbers[name] for name in numbers.columns})
+                chosen = chosen.assign(**_with_points(chosen, rows.table))
             rows.share = file.tell() / max(total, 1)
             yield chosen, frame[kept].reset_index(drop=True)
+
+
+def _with_points(frame: Any, table: Sequence[Column]) -> dict[str, Any]:
+    """Columns of categories in which numbers with decimal commas, as in 0,5, have a point.
+
+    In another piece a column may hold other text, so that it is seen to cell by cell; what is a
+    category as it is stays so.
+    """
+    found = {}
+    for column in table:
+        if column.kind == "category":
+            cells = frame[column.name]
+            mend = cells.str.fullmatch(DECIMAL_COMMA).eq(True)
+            mend &= ~cells.str.strip().isin(column.categories)
+            found[column.name] = cells.mask(mend, cells.str.replace(",", ".", regex=False))
+    return found
 
 
 def _next(pieces: Any, path: Path) -> Any:

@@ -20,7 +20,8 @@ TABLES = (".parquet", ".csv", ".csv.gz", ".xlsx")
 """Suffixes of tables."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _HEAD = 1 << 16
-_DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
+DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
+"""A number whose decimals, if it has any, are after a comma."""
 UNNAMED = "Unnamed: 0"
 """What pandas calls a first column without a name."""
 
@@ -217,7 +218,7 @@ def mend_decimal_commas(frame: Any) -> list[str]:
     for column in frame.columns:
         if pd.api.types.infer_dtype(frame[column], skipna=True) != "string":
             continue
-        if frame[column].dropna().str.fullmatch(_DECIMAL_COMMA).all():
+        if frame[column].dropna().str.fullmatch(DECIMAL_COMMA).all():
             frame[column] = pd.to_numeric(frame[column].str.replace(",", ".", regex=False))
             mended.append(str(column))
     return mended
