@@ -44,6 +44,7 @@ def client_tables(
     seed: int = 0,
     *,
     group: str | None = None,
+    categories: Sequence[str] = (),
 ) -> ClientTables:
     """Read the clients' tables.
 
@@ -54,6 +55,8 @@ def client_tables(
             part it is of.
         seed: of the division of a built-in set.
         group: the column that says whose a row is, in place of the settings'.
+        categories: more columns that are categories than the settings name, so that codes such as
+            01 are read as they are.
 
     Raises:
         DataError: a file cannot be read, or has no such column.
@@ -98,19 +101,20 @@ def client_tables(
         )
     if not paths and settings.path is not None:
         paths = [settings.path]
+    read = settings.model_copy(update={"categorical": (*settings.categorical, *categories)})
     paths = [path for file in paths for path in _expanded(file)]
     where = str(paths[0]) if paths else WHERE
     if not paths:
         tables = _by_group(read_query(settings), settings.group, WHERE)
     elif len(paths) == 1:
-        tables = _by_group(_read(paths[0], settings), settings.group, where)
+        tables = _by_group(_read(paths[0], read), settings.group, where)
     elif settings.group is not None:
         raise ConfigError(
             f"{len(paths)} files are a client each, so group = '{settings.group}' has no effect; "
             "leave it out, or put all rows into one file"
         )
     else:
-        tables = _by_file(paths, settings)
+        tables = _by_file(paths, read)
     first = next(iter(tables.values()))
     drop = list(settings.drop)
     for setting, column in (("drop", c) for c in settings.drop):
