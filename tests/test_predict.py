@@ -520,6 +520,38 @@ def test_the_training_file_has_no_unseen_categories(tmp_path):
     assert "in 1 row (first in row 4)" in told.notes[-1]
 
 
+def test_dates_in_two_formats_are_read_as_in_training(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(5)
+    born, day = (
+        pd.Timestamp(first) + pd.to_timedelta(rng.integers(0, 900, ROWS), unit="D")
+        for first in ("1960-01-01", "2020-01-01")
+    )
+    frame = pd.DataFrame({"born": born.strftime("%d.%m.%Y"), "day": day.strftime("%Y-%m-%d")})
+    frame["ill"] = rng.choice(["yes", "no"], ROWS)
+    file = tmp_path / "t.csv"
+    frame.to_csv(file, index=False)
+    data = {"path": str(file), "dates": ["born"], "date_format": "%d.%m.%Y", "label": ["ill"]}
+    run = fedbayes.run(
+        folder=tmp_path / "run", data=data | {"clients": 2, "partition": "iid"}, rounds=1
+    )
+    model = tmp_path / "run" / "model.safetensors"
+    x = find_tests(model, None, [f"data.path={file}"]).samples.x
+    wanted = predict(tmp_path, tmp_path / "run", file)
+    np.testing.assert_allclose(numeric(wanted), run.predict(x).numpy(), atol=1e-6)
+    check = ["data", "check", file, "--like", tmp_path / "run"]
+    assert cli(monkeypatch, capsys, *check)[0] == 0
+    frame.assign(day=None).to_csv(file, index=False)  # empty, and a column of dates all the same
+    assert cli(monkeypatch, capsys, *check)[0] == 0
+    frame.loc[8, "day"] = "soon"
+    frame.to_csv(file, index=False)
+    with pytest.raises(DataError, match=r"'day' holds what is no date written as 2020.*row 9"):
+        find_tests(model, None, [f"data.path={file}"])
+    frame.loc[8, "day"] = "31.03.2020"  # some are of the format, so all have to be
+    frame.to_csv(file, index=False)
+    with pytest.raises(DataError, match="'day' holds what is no date written as %d"):
+        find_tests(model, None, [f"data.path={file}"])
+
+
 def test_what_training_did_not_have_is_told_once(mixed, tmp_path, monkeypatch, capsys):
     folder, frame, _ = mixed
     new = frame.assign(sex=["x" if k in (7, 30, 31) else "f" for k in range(ROWS)])

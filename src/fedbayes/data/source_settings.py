@@ -118,7 +118,7 @@ class SourceSettings(BaseModel):
     date_format: str | None = Field(
         None,
         description="Own tables: how text in the columns of dates is written, as in %d.%m.%Y. "
-        "Default: ISO 8601.",
+        "Default: ISO 8601, in which other columns may be beside it.",
     )
     text: Several[str] = Field(
         (),
