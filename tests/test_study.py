@@ -593,3 +593,18 @@ def test_one_code_in_two_spellings_is_refused(coded, capsys):
     assert "category '01' at client north, which at client south is '1'" in said
     clients = {"north": pd.DataFrame({"y": [1.0, 2, 3, 4], "c": ["1", "01", "1", "01"]})}
     assert glm(clients | {"south": clients["north"]}, "y", ["c"]).names == ("intercept", "c=1")
+
+
+def test_blanks_around_the_name_of_a_client_are_left_out_as_in_a_run(patients, file, capsys):
+    wanted = told(capsys, "glm", file, "--group", "hospital", *FIT)
+    table = patients.copy()
+    table.loc[::3, "hospital"] += " "
+    table.to_csv(file, index=False)
+    assert command("glm", file, "--group", "hospital", *FIT, "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rows"] == wanted["rows"]
+    assert "white space around the name of a group is left out: 'north '" in " ".join(err.split())
+    table.loc[4, "hospital"] = "  "
+    table.to_csv(file, index=False)
+    assert command("glm", file, "--group", "hospital", *FIT) == 2
+    assert "1 of 300 rows have no 'hospital'" in " ".join(capsys.readouterr().err.split())

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.categories import without_blanks
 from fedbayes.data import DataSettings, load_dataset, partition
+from fedbayes.data.sources.labels import group_indices
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import TABLES, UNNAMED, has_row_numbers, is_table, read_table
 from fedbayes.data.wording import listed
@@ -190,18 +192,19 @@ def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
         )
         return {"all": table}
     _require(table, group, "group", path)
-    absent = int(table[group].isna().sum())
+    whose = without_blanks(table[group])
+    absent = int(whose.isna().sum())
     if absent:
         raise DataError(
             f"{path}: {absent:,} of {len(table):,} rows have no '{group}', so no client; name one "
             "for each"
         )
-    parts = table.drop(columns=group).groupby(table[group], sort=True, observed=True)
-    return {_name(name): part.reset_index(drop=True) for name, part in parts}
-
-
-def _name(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    notes: list[str] = []
+    index, names = group_indices(whose.to_numpy(), path, notes)  # named as for a run
+    for note in notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=3)
+    parts = table.drop(columns=group).groupby(index, sort=True)
+    return {names[int(k)]: part.reset_index(drop=True) for k, part in parts}
 
 
 def _require(table: Any, column: str, setting: str, path: str) -> None:
