@@ -13,6 +13,8 @@ import torch
 
 from fedbayes.categories import places
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
+from fedbayes.data.columns import reading
+from fedbayes.data.sources.streams import Rows
 from fedbayes.errors import DataError, FedbayesWarning
 
 
@@ -292,6 +294,27 @@ def test_truth_values_as_text_are_those_of_a_csv(tmp_path, kind):
     odd = frame.assign(smoker=frame.smoker.where(frame.index != 6, "perhaps"))
     with pytest.raises(DataError, match=r"'smoker' holds what is no number \('perhaps' in row 7"):
         data.preprocessing.encode(odd)
+
+
+def test_truth_values_as_text_where_a_table_is_of_numbers_alone(tmp_path):
+    """Without gaps and categories columns are plain numbers, and truth values are all the same."""
+    frame = patients()[["site", "age", "smoker", "label"]].assign(age=60.0)
+    data = federated(write(frame, tmp_path / "t.csv"))
+    assert not data.preprocessing.columns
+    texts = frame.assign(smoker=frame.smoker.map({True: " TRUE", False: "false"}))
+    found = data.preprocessing.encode(texts)[0]
+    np.testing.assert_array_equal(found, frame[["age", "smoker"]].to_numpy(np.float32))
+    path = write(texts, tmp_path / "new.csv")
+    (piece,) = Rows(path, data.preprocessing.table)
+    np.testing.assert_array_equal(data.preprocessing.encode(piece.x)[0], found)
+    asked = DataSettings(path=path, **reading(data.preprocessing.table))
+    np.testing.assert_array_equal(load_dataset(asked).x, found)
+    odd = texts.assign(smoker=texts.smoker.where(texts.index != 6, "perhaps"))
+    with pytest.raises(DataError, match=r"'smoker' holds what is no number \('perhaps' in row 7"):
+        data.preprocessing.encode(odd)
+    ages = frame.assign(age=frame.age.astype(str).where(frame.index != 2, "true"))
+    with pytest.raises(DataError, match=r"'age' holds what is no number \('true' in row 3"):
+        data.preprocessing.encode(ages)
 
 
 @pytest.mark.parametrize(

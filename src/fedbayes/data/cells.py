@@ -53,7 +53,8 @@ def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = Fa
         name: Its name.
         where: Name of the file, for messages.
         way: The way out, for messages.
-        texts: Whether text that is a number counts as one, and blanks as an empty cell.
+        texts: Whether text that is a number counts as one, and blanks as an empty cell; and, where
+            no cell is a number, text that says true or false, as readers of CSV files have it.
 
     Raises:
         CellError: It holds what is no number; the message names the first such row.
@@ -65,6 +66,8 @@ def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = Fa
     if not is_numeric(column):
         if texts and hasattr(column.dropna(), "str"):
             column = without_blanks(column)
+            if not _has_numbers(column):
+                column = _with_truths(column, name, where)
             try:
                 return pd.to_numeric(column)
             except (TypeError, ValueError):
@@ -147,14 +150,29 @@ def _numbers(column: Any, wanted: Column, where: str) -> Array:
 
 def _truths(column: Any, wanted: Column, where: str) -> Array:
     """Numbers, or true and false as text, as in a CSV file."""
+    if column.dtype.kind not in "iufb" and not is_numeric(column):
+        column = _with_truths(column, wanted.name, where)
+    return _numbers(column, wanted, where)
+
+
+def _with_truths(column: Any, name: str, where: str) -> Any:
+    """A column in which text that says true or false is a truth value."""
     import pandas as pd
 
-    if column.dtype.kind not in "iufb" and not is_numeric(column):
-        index, distinct = _factorized(column, wanted.name, where)
-        told = [TRUTHS.get(v.strip().lower(), v) if isinstance(v, str) else v for v in distinct]
-        cells = np.array([*told, None], object)[index]
-        column = pd.Series(cells, index=column.index)
-    return _numbers(column, wanted, where)
+    index, distinct = _factorized(column, name, where)
+    told = [TRUTHS.get(v.strip().lower(), v) if isinstance(v, str) else v for v in distinct]
+    return pd.Series(np.array([*told, None], object)[index], index=column.index)
+
+
+def _has_numbers(column: Any) -> bool:
+    """Whether some cell of a column is a number, and no truth value."""
+    import pandas as pd
+
+    others = column[~column.map(lambda value: isinstance(value, bool | np.bool_)).astype(bool)]
+    try:
+        return bool(pd.to_numeric(others, errors="coerce").notna().any())
+    except TypeError:  # lists and the like
+        return True
 
 
 def _categories(column: Any, wanted: Column, where: str) -> Array:
