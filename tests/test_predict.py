@@ -493,6 +493,26 @@ def test_columns_of_any_kind_in_pieces_of_any_size(mixed, tmp_path, rows):
     np.testing.assert_allclose(numeric(found), wanted[["p_no", "p_yes"]], atol=1e-6)
 
 
+def test_a_sheet_of_several_is_chosen(mixed, tmp_path, monkeypatch, capsys):
+    folder, frame, _ = mixed
+    wanted = predict(tmp_path, folder / "run", folder / "t.csv", "wanted.csv")
+    book = tmp_path / "t.xlsx"
+    with pd.ExcelWriter(book) as file:
+        pd.DataFrame({"note": ["of 2021"]}).to_excel(file, sheet_name="about", index=False)
+        frame.to_excel(file, sheet_name="stays", index=False)
+    arguments = ["predict", folder / "run", book, "-o", tmp_path / "o.csv"]
+    code, _, err = cli(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert "the sheets about, stays; choose one with sheet" in " ".join(err.split())
+    assert cli(monkeypatch, capsys, *arguments, "--sheet", "stays")[0] == 0
+    found = text(tmp_path / "o.csv")
+    assert found.id.tolist() == frame.id.tolist()
+    np.testing.assert_allclose(numeric(found), numeric(wanted), atol=1e-6)
+    for inputs in (folder / "t.csv", tmp_path / "picture.png"):
+        with pytest.raises(FedbayesError, match="has no sheets, so sheet has no effect"):
+            predict(tmp_path, folder / "run", inputs, "p.csv", sheet="stays")
+
+
 def test_the_training_file_has_no_unseen_categories(tmp_path):
     """Truth values, decimal commas and codes that are named as categories: as `evaluate` reads
     them, though `predict` reads every cell as text.

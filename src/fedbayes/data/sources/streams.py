@@ -75,6 +75,8 @@ class Rows:
     """Columns that the model reads; none if its samples have no names."""
     size: int = 10_000
     """Rows of a piece."""
+    sheet: str | None = None
+    """The sheet of an Excel file; None: its only one."""
     share: float | None = 0.0
     """How much has been read, of 1."""
     notes: list[str] = field(default_factory=list)
@@ -101,6 +103,8 @@ class Rows:
         if not self.path.is_file():
             raise DataError(f"there is no file {self.path} to predict from")
         read = next((reader for suffix, reader in _READERS.items() if name.endswith(suffix)), _csv)
+        if self.sheet is not None and not name.endswith(".xlsx"):
+            raise DataError(f"{self.path} has no sheets, so sheet has no effect; leave it out")
         done = 0
         with reading(self.path):
             for x, kept in read(self):
@@ -239,11 +243,12 @@ def _excel(rows: Rows) -> _Parts:
     """A sheet, which is read whole; what is kept becomes text."""
     import pandas as pd
 
-    frame = read_table(rows.path, SourceSettings(), rows.notes)
+    frame = read_table(rows.path, SourceSettings(sheet=rows.sheet), rows.notes)
     wanted = wanted_columns(rows.table, list(frame.columns), rows.where)
     # Read as numbers, ids would lose their leading zeros.
-    cells = pd.read_excel(rows.path, dtype=object, na_filter=False).set_axis(frame.columns, axis=1)
-    kept = cells.drop(columns=wanted).map(str)
+    sheet = 0 if rows.sheet is None else rows.sheet
+    cells = pd.read_excel(rows.path, sheet_name=sheet, dtype=object, na_filter=False)
+    kept = cells.set_axis(frame.columns, axis=1).drop(columns=wanted).map(str)
     for start in range(0, len(frame), rows.size):
         part = slice(start, start + rows.size)
         rows.share = min(start + rows.size, len(frame)) / len(frame)
