@@ -513,6 +513,16 @@ def test_a_sheet_of_several_is_chosen(mixed, tmp_path, monkeypatch, capsys):
             predict(tmp_path, folder / "run", inputs, "p.csv", sheet="stays")
 
 
+@pytest.mark.parametrize("text", ["x\n1\n\n3\n", "\n\r\nx\n1\n\n3"])
+def test_blank_lines_of_one_column_are_rows_with_an_empty_cell(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    (piece,) = Rows(tmp_path / "t.csv", (Column("x"),))
+    np.testing.assert_array_equal(piece.x.x, [1, np.nan, 3])
+    (tmp_path / "t.csv").write_text("x,y\n1,2\n\n3,4\n")  # of several, no row at all
+    (piece,) = Rows(tmp_path / "t.csv", (Column("x"),))
+    assert piece.x.x.tolist() == [1, 3]
+
+
 def test_the_training_file_has_no_unseen_categories(tmp_path):
     """Truth values, decimal commas and codes that are named as categories: as `evaluate` reads
     them, though `predict` reads every cell as text.

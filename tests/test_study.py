@@ -127,6 +127,18 @@ def test_groups_without_events_have_curves_too(patients, file, capsys):
     found = told(capsys, "survival", "km", *given, "--plot", "arms.svg", "-o", "arms.csv.json")
     assert found["curves"]["f"]["survival"] == []
     assert found["curves"]["f"]["median"] is None
+    assert command("survival", "km", *given, "-o", "km.csv") == 0
+    curves = pd.read_csv("km.csv").set_index("group")
+    assert curves.loc["f", ["time", "events", "survival", "low", "high"]].tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
+    assert pd.isna(curves.loc["f", "at_risk"])
+    assert curves.loc["old", "at_risk"].tolist() == found["curves"]["old"]["at_risk"]
+    capsys.readouterr()
     assert "arm=old" in (file.parent / "arms.svg").read_text()
     assert command("survival", "km", *given) == 0
     assert "not reached" in capsys.readouterr().out

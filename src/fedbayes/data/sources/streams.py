@@ -135,11 +135,17 @@ def _csv(rows: Rows) -> _Parts:
     # What is no quantity is text, whatever it looks like: in another piece it may not.
     texts = [column.name for column in rows.table if column.kind not in ("number", "boolean")]
     total = path.stat().st_size
+    # Of one column, a blank line is a row with an empty cell, but for those above the names.
+    header = 0
+    if single := len(columns) == 1:
+        with _opened(path) as (_, text):
+            header = next(k for k, line in enumerate(text) if line.strip("\r\n"))
     with _opened(path) as (file, text):
         pieces = pd.read_csv(
             text,
             sep=delimiter,
-            header=0,
+            header=header,
+            skip_blank_lines=not single,
             names=columns,
             index_col=False,
             dtype=dict.fromkeys([*kept, *texts], str),
