@@ -103,6 +103,9 @@ def test_a_run_tells_probabilities_of_survival(run, tmp_path):
     names = ["survival_10", "survival_26.5", "survival_52"]
     assert list(table.columns)[-4:] == ["risk", *names]
     np.testing.assert_allclose(table[names], wanted, atol=1e-5)
+    near = fedbayes.load(place / "run").foretelling([0.1, 5, 10.0000001, 10.0000002])
+    digits = ["survival_0.1", "survival_5", "survival_10.0000001", "survival_10.0000002"]
+    assert list(near.predict_frame(x).columns)[-4:] == digits
     # The regression of lifelines on the same rows, as far as the network is that.
     fit = lifelines.CoxPHFitter().fit(frame.drop(columns="site").iloc[rows], "week", "arrest")
     regression = fit.predict_survival_function(x, times=[10, 26, 52]).T.to_numpy()

@@ -493,6 +493,95 @@ def test_columns_of_any_kind_in_pieces_of_any_size(mixed, tmp_path, rows):
     np.testing.assert_allclose(numeric(found), wanted[["p_no", "p_yes"]], atol=1e-6)
 
 
+def test_a_sheet_of_several_is_chosen(mixed, tmp_path, monkeypatch, capsys):
+    folder, frame, _ = mixed
+    wanted = predict(tmp_path, folder / "run", folder / "t.csv", "wanted.csv")
+    book = tmp_path / "t.xlsx"
+    with pd.ExcelWriter(book) as file:
+        pd.DataFrame({"note": ["of 2021"]}).to_excel(file, sheet_name="about", index=False)
+        frame.to_excel(file, sheet_name="stays", index=False)
+    arguments = ["predict", folder / "run", book, "-o", tmp_path / "o.csv"]
+    code, _, err = cli(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert "the sheets about, stays; choose one with sheet" in " ".join(err.split())
+    assert cli(monkeypatch, capsys, *arguments, "--sheet", "stays")[0] == 0
+    found = text(tmp_path / "o.csv")
+    assert found.id.tolist() == frame.id.tolist()
+    np.testing.assert_allclose(numeric(found), numeric(wanted), atol=1e-6)
+    for inputs in (folder / "t.csv", tmp_path / "picture.png"):
+        with pytest.raises(FedbayesError, match="has no sheets, so sheet has no effect"):
+            predict(tmp_path, folder / "run", inputs, "p.csv", sheet="stays")
+
+
+@pytest.mark.parametrize("text", ["x\n1\n\n3\n", "\n\r\nx\n1\n\n3"])
+def test_blank_lines_of_one_column_are_rows_with_an_empty_cell(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    (piece,) = Rows(tmp_path / "t.csv", (Column("x"),))
+    np.testing.assert_array_equal(piece.x.x, [1, np.nan, 3])
+    (tmp_path / "t.csv").write_text("x,y\n1,2\n\n3,4\n")  # of several, no row at all
+    (piece,) = Rows(tmp_path / "t.csv", (Column("x"),))
+    assert piece.x.x.tolist() == [1, 3]
+
+
+def test_the_training_file_has_no_unseen_categories(tmp_path):
+    """Truth values, decimal commas and codes that are named as categories: as `evaluate` reads
+    them, though `predict` reads every cell as text.
+    """
+    rng = np.random.default_rng(4)
+    frame = pd.DataFrame(
+        {
+            "smokes": rng.choice(["true", "false"], ROWS),
+            "dose": rng.choice(["0,5", "1", "2,25"], ROWS),
+            "age": rng.normal(50, 9, ROWS).round(1),
+        }
+    )
+    frame["ill"] = np.where(rng.normal(size=ROWS) + (frame.dose == "1") > 0.5, "yes", "no")
+    frame.to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",")
+    data = {"path": str(tmp_path / "t.csv"), "categorical": ["smokes", "dose"], "label": ["ill"]}
+    run = fedbayes.run(folder=tmp_path / "run", data=data | {"clients": 2, "partition": "iid"})
+    told = fedbayes.predict_file(tmp_path / "run", tmp_path / "t.csv", tmp_path / "o.csv", rows=7)
+    assert not [note for note in told.notes if "category" in note]
+    tests = find_tests(tmp_path / "run" / "model.safetensors", None, [f"data.path={data['path']}"])
+    p = run.predict(tests.samples.x).numpy()
+    np.testing.assert_allclose(numeric(text(tmp_path / "o.csv")), p, atol=1e-6)
+    frame.loc[3, "dose"] = "3,5"
+    frame.to_csv(tmp_path / "new.csv", index=False, sep=";", decimal=",")
+    told = fedbayes.predict_file(tmp_path / "run", tmp_path / "new.csv", tmp_path / "n.csv")
+    assert "in 1 row (first in row 4)" in told.notes[-1]
+
+
+def test_dates_in_two_formats_are_read_as_in_training(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(5)
+    born, day = (
+        pd.Timestamp(first) + pd.to_timedelta(rng.integers(0, 900, ROWS), unit="D")
+        for first in ("1960-01-01", "2020-01-01")
+    )
+    frame = pd.DataFrame({"born": born.strftime("%d.%m.%Y"), "day": day.strftime("%Y-%m-%d")})
+    frame["ill"] = rng.choice(["yes", "no"], ROWS)
+    file = tmp_path / "t.csv"
+    frame.to_csv(file, index=False)
+    data = {"path": str(file), "dates": ["born"], "date_format": "%d.%m.%Y", "label": ["ill"]}
+    run = fedbayes.run(
+        folder=tmp_path / "run", data=data | {"clients": 2, "partition": "iid"}, rounds=1
+    )
+    model = tmp_path / "run" / "model.safetensors"
+    x = find_tests(model, None, [f"data.path={file}"]).samples.x
+    wanted = predict(tmp_path, tmp_path / "run", file)
+    np.testing.assert_allclose(numeric(wanted), run.predict(x).numpy(), atol=1e-6)
+    check = ["data", "check", file, "--like", tmp_path / "run"]
+    assert cli(monkeypatch, capsys, *check)[0] == 0
+    frame.assign(day=None).to_csv(file, index=False)  # empty, and a column of dates all the same
+    assert cli(monkeypatch, capsys, *check)[0] == 0
+    frame.loc[8, "day"] = "soon"
+    frame.to_csv(file, index=False)
+    with pytest.raises(DataError, match=r"'day' holds what is no date written as 2020.*row 9"):
+        find_tests(model, None, [f"data.path={file}"])
+    frame.loc[8, "day"] = "31.03.2020"  # some are of the format, so all have to be
+    frame.to_csv(file, index=False)
+    with pytest.raises(DataError, match="'day' holds what is no date written as %d"):
+        find_tests(model, None, [f"data.path={file}"])
+
+
 def test_what_training_did_not_have_is_told_once(mixed, tmp_path, monkeypatch, capsys):
     folder, frame, _ = mixed
     new = frame.assign(sex=["x" if k in (7, 30, 31) else "f" for k in range(ROWS)])

@@ -127,6 +127,18 @@ def test_groups_without_events_have_curves_too(patients, file, capsys):
     found = told(capsys, "survival", "km", *given, "--plot", "arms.svg", "-o", "arms.csv.json")
     assert found["curves"]["f"]["survival"] == []
     assert found["curves"]["f"]["median"] is None
+    assert command("survival", "km", *given, "-o", "km.csv") == 0
+    curves = pd.read_csv("km.csv").set_index("group")
+    assert curves.loc["f", ["time", "events", "survival", "low", "high"]].tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
+    assert pd.isna(curves.loc["f", "at_risk"])
+    assert curves.loc["old", "at_risk"].tolist() == found["curves"]["old"]["at_risk"]
+    capsys.readouterr()
     assert "arm=old" in (file.parent / "arms.svg").read_text()
     assert command("survival", "km", *given) == 0
     assert "not reached" in capsys.readouterr().out
@@ -559,3 +571,52 @@ def test_a_result_never_takes_the_place_of_the_table(file, capsys, study):
         assert command(*study.split(), *given, *asked, "--out", file) == 2
         assert "would replace one of the inputs" in " ".join(capsys.readouterr().err.split())
         assert file.read_bytes() == before
+
+
+@pytest.fixture
+def coded(patients, file):
+    """Codes with leading zeros, which in one file are numbers alone; gaps make 5 of 5.0."""
+    rng = np.random.default_rng(1)
+    table = patients.assign(code=rng.choice(["01", "02", "5"], len(patients)))
+    north, south = table[:150].copy(), table[150:].copy()
+    north.loc[::6, "code"] = "A1"
+    north["code"] = north.code.replace("5", "5.0")
+    north.to_csv("north.csv", index=False)
+    south.to_csv("south.csv", index=False)
+    return north, south
+
+
+def test_codes_with_leading_zeros_are_one_category_in_all_files(coded, capsys):
+    fit = ["--family", "binomial", "--outcome", "died", "--features", "age,code"]
+    found = told(capsys, "glm", "north.csv", "south.csv", *fit, "--category", "code")
+    assert list(found["coefficients"]) == ["intercept", "age", "code=02", "code=5", "code=A1"]
+    whole = pd.concat(coded)
+    pooled = glm({"all": whole.assign(code=whole.code.replace("5.0", "5"))}, "died",
+                 ["age", "code"], family="binomial")  # fmt: skip
+    np.testing.assert_allclose(list(found["coefficients"].values()), pooled.estimates, rtol=1e-6)
+
+
+def test_one_code_in_two_spellings_is_refused(coded, capsys):
+    """As where a program has saved a file anew and left out the leading zeros."""
+    coded[1].assign(code=coded[1].code.astype(int)).to_csv("south.csv", index=False)
+    fit = ["--family", "binomial", "--outcome", "died", "--features", "code"]
+    assert command("glm", "north.csv", "south.csv", *fit, "--category", "code") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "category '01' at client north, which at client south is '1'" in said
+    clients = {"north": pd.DataFrame({"y": [1.0, 2, 3, 4], "c": ["1", "01", "1", "01"]})}
+    assert glm(clients | {"south": clients["north"]}, "y", ["c"]).names == ("intercept", "c=1")
+
+
+def test_blanks_around_the_name_of_a_client_are_left_out_as_in_a_run(patients, file, capsys):
+    wanted = told(capsys, "glm", file, "--group", "hospital", *FIT)
+    table = patients.copy()
+    table.loc[::3, "hospital"] += " "
+    table.to_csv(file, index=False)
+    assert command("glm", file, "--group", "hospital", *FIT, "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rows"] == wanted["rows"]
+    assert "white space around the name of a group is left out: 'north '" in " ".join(err.split())
+    table.loc[4, "hospital"] = "  "
+    table.to_csv(file, index=False)
+    assert command("glm", file, "--group", "hospital", *FIT) == 2
+    assert "1 of 300 rows have no 'hospital'" in " ".join(capsys.readouterr().err.split())

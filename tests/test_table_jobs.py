@@ -166,6 +166,13 @@ def test_summaries_that_do_not_belong_together_are_refused(place):
     for pair in ([both[0], short], [short, both[0]]):
         with pytest.raises(DataError, match="has no column 'ward'"):
             add_summaries(pair, ["one", "two"])
+    for name, codes in (("zeros", ["01", "02"]), ("bare", ["1", "02"])):
+        frame = pd.DataFrame({"code": codes * 10, "label": list("xxyy") * 5})
+        frame.to_csv(f"{name}.csv", index=False)
+        run("data", "summarize", f"{name}.csv", "-o", f"{name}.json", "-s", "data.categorical=code")
+    apart = [read_summary(place / f"{name}.json") for name in ("zeros", "bare")]
+    with pytest.raises(DataError, match=r"zeros has the category '01' of column 'code', .* '1'"):
+        add_summaries(apart, ["zeros", "bare"])
     text = (place / "s0.json").read_text()
     for damaged in (
         "{",

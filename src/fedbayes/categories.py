@@ -1,9 +1,16 @@
 """Categories of a table's column: what they are called, and in which order they come."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
+TRUTHS = {"true": True, "false": False}
+"""What text says that is a truth value, in small letters."""
+
+_NUMBER = re.compile(r"[+-]?(?!0[0-9])([0-9]+\.?[0-9]*|\.[0-9]+)")
+"""A number as tables have it: neither a code with leading zeros nor one such as 1E5."""
 
 
 def name_of(value: object) -> str:
@@ -13,6 +20,63 @@ def name_of(value: object) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value).strip()
+
+
+def as_if_read(text: str) -> str:
+    """Text of a number or truth value as one that was read is called; other text as it is."""
+    if (truth := TRUTHS.get(text.lower())) is not None:
+        return name_of(truth)
+    try:
+        return str(int(text))
+    except ValueError:
+        pass
+    try:
+        return name_of(float(text))
+    except (ValueError, OverflowError):
+        return text
+
+
+def codes(column: Any) -> Any:
+    """A column of a file's text as categories that do not depend on its other cells.
+
+    1.0 and 1.50 are 1 and 1.5, as for `name_of`; 01 is a code, and stays as it is. A column of
+    truth values alone is one of these, however they are written.
+    """
+    texts = column.dropna().unique().tolist()
+    if texts and all(text.lower() in TRUTHS for text in texts):
+        return column.map({text: TRUTHS[text.lower()] for text in texts}).astype(object)
+    names = {t: as_if_read(t.strip()) if _NUMBER.fullmatch(t.strip()) else t for t in texts}
+    return column.map(names).astype(object)
+
+
+def places(names: Sequence[str], categories: Sequence[str]) -> list[int]:
+    """The place of each name among the categories, -1 where it is none of them.
+
+    One file may hold as text what another has as numbers or truth values: `01` and 1, or `true` and
+    True. Such are one, unless the categories tell them apart.
+    """
+    exact = {category: place for place, category in enumerate(categories)}
+    read: dict[str, int] = {}
+    for place, category in enumerate(categories):
+        name = as_if_read(category)
+        read[name] = -1 if name in read else place
+    return [
+        exact[name] if name in exact else exact.get(as_if_read(name), read.get(name, -1))
+        for name in names
+    ]
+
+
+def spelled_apart(one: Iterable[str], two: Iterable[str]) -> tuple[str, str] | None:
+    """A category of each that are one number or truth value, where neither has both; None if none
+    are, as in `01` and `1`.
+    """
+    first, second = set(one), set(two)
+    read = {as_if_read(name): name for name in sorted(first - second)}
+    for name in sorted(second - first):
+        other = read.get(as_if_read(name))
+        if other is not None:
+            return other, name
+    return None
 
 
 def without_blanks(column: Any) -> Any:

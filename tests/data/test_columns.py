@@ -11,7 +11,10 @@ import pandas as pd
 import pytest
 import torch
 
+from fedbayes.categories import places
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
+from fedbayes.data.columns import reading
+from fedbayes.data.sources.streams import Rows
 from fedbayes.errors import DataError, FedbayesWarning
 
 
@@ -305,3 +308,39 @@ def test_columns_of_which_float32_keeps_too_little_are_named(tmp_path):
     assert len(notes) == 2
     assert "'since' is stored to within" in notes[0]
     assert "'at' is stored to within" in notes[1]
+
+
+def test_truth_values_as_text_where_a_table_is_of_numbers_alone(tmp_path):
+    """Without gaps and categories columns are plain numbers, and truth values are all the same."""
+    frame = patients()[["site", "age", "smoker", "label"]].assign(age=60.0)
+    data = federated(write(frame, tmp_path / "t.csv"))
+    assert not data.preprocessing.columns
+    texts = frame.assign(smoker=frame.smoker.map({True: " TRUE", False: "false"}))
+    found = data.preprocessing.encode(texts)[0]
+    np.testing.assert_array_equal(found, frame[["age", "smoker"]].to_numpy(np.float32))
+    path = write(texts, tmp_path / "new.csv")
+    (piece,) = Rows(path, data.preprocessing.table)
+    np.testing.assert_array_equal(data.preprocessing.encode(piece.x)[0], found)
+    asked = DataSettings(path=path, **reading(data.preprocessing.table))
+    np.testing.assert_array_equal(load_dataset(asked).x, found)
+    odd = texts.assign(smoker=texts.smoker.where(texts.index != 6, "perhaps"))
+    with pytest.raises(DataError, match=r"'smoker' holds what is no number \('perhaps' in row 7"):
+        data.preprocessing.encode(odd)
+    ages = frame.assign(age=frame.age.astype(str).where(frame.index != 2, "true"))
+    with pytest.raises(DataError, match=r"'age' holds what is no number \('true' in row 3"):
+        data.preprocessing.encode(ages)
+
+
+@pytest.mark.parametrize(
+    ("names", "categories", "wanted"),
+    [
+        (["true", "False", "maybe"], ["False", "True"], [1, 0, -1]),
+        (["True", "False"], ["false", "maybe", "true"], [2, 0]),
+        (["1", "01", "1.0", "001"], ["01", "A1"], [0, 0, -1, -1]),
+        (["1", "01", "001", "2"], ["1", "01", "2"], [0, 1, 0, 2]),
+        (["1", "01"], ["01", "001"], [-1, 0]),  # either could be meant
+        (["12345678901234567890"], ["12345678901234567891"], [-1]),
+    ],
+)
+def test_one_category_in_several_spellings(names, categories, wanted):
+    assert places(names, categories) == wanted

@@ -195,3 +195,30 @@ def test_labels_of_test_files_are_of_the_kind_of_the_others(tmp_path, train, tes
         frame.to_parquet(tmp_path / f"{part}.parquet")
         (tmp_path / f"{part}.csv").unlink()
     assert set(load(tmp_path).classes) == {*train, *test}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_columns_of_categories_are_read_cell_by_cell(tmp_path, delimiter):
+    """Codes keep their zeros, numbers their name, whatever the other cells of the column are."""
+    names = []
+    for odd in ("A1", ""):
+        frame = pd.DataFrame(
+            {
+                " code ": ["01", "02", "1", "2.0", "1E5", odd],
+                "dose": ["0.50", "1", "2.0", "+3", "", " 1"],
+                "flag": ["TRUE", "true", "False", "", "TRUE", "true"],
+                "label": list("xyxyxy"),
+            }
+        )
+        if delimiter == ";":
+            frame["dose"] = frame.dose.str.replace(".", ",", regex=False)
+        file = tmp_path / f"t{len(names)}.csv"
+        frame.to_csv(file, index=False, sep=delimiter)
+        names.append(
+            {c.name: c.categories for c in load(file, categorical=["code", "dose", "flag"]).columns}
+        )
+    for found in names:
+        assert found["dose"] == ("0.5", "1", "2", "3")
+        assert found["flag"] == ("False", "True")
+    assert set(names[0]["code"]) == {"01", "02", "1", "1E5", "2", "A1"}
+    assert set(names[1]["code"]) == {"01", "02", "1", "1E5", "2"}

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedbayes.biostatistics.exchange import Exchange, Packet
-from fedbayes.categories import name_of, ordered
+from fedbayes.categories import name_of, ordered, spelled_apart
 from fedbayes.errors import ColumnError, DataError, EngineError, MessageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -379,6 +379,7 @@ def _term(column: str, wanted: Wanted, told: Told) -> Term:
 def _union(column: str, told: Told) -> tuple[str, ...]:
     """The categories of a column at all clients."""
     levels: set[str] = set()
+    seen: dict[str, list[str]] = {}
     for client, entry in told.items():
         own = entry.columns[column].levels
         if isinstance(own, int):
@@ -387,6 +388,14 @@ def _union(column: str, told: Told) -> tuple[str, ...]:
                 f"category has at most {MOST_LEVELS}; leave it out (--drop {column}), or name it "
                 f"as a category (--category {column})"
             )
+        for other, theirs in seen.items():
+            if pair := spelled_apart(theirs, own):
+                raise DataError(
+                    f"column '{column}' has the category {pair[0]!r} at client {other}, which at "
+                    f"client {client} is {pair[1]!r}; write it alike for all, with a letter where "
+                    "programs take codes for numbers, as in c01"
+                )
+        seen[client] = own
         levels |= set(own)
     return ordered(levels)
 

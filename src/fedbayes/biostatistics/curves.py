@@ -104,7 +104,8 @@ class Survival:
     """Numbers that the client which sent most has sent."""
 
     def frame(self, level: float = 0.95) -> "pd.DataFrame":
-        """A DataFrame with a row for each group and event time.
+        """A DataFrame with a row for each group and event time; of a group without events one at
+        time 0, with no number at risk, which no client was asked for.
 
         Args:
             level: of the confidence intervals.
@@ -127,6 +128,10 @@ class Survival:
                 "low": low,
                 "high": high,
             }
+            if not len(curve.times):
+                start = (name, 0.0, pd.NA, 0, 1.0, 0.0, 1.0, 1.0)
+                columns = {key: [one] for key, one in zip(columns, start, strict=True)}
+                columns["at_risk"] = pd.array(columns["at_risk"], "Int64")
             frames.append(pd.DataFrame(columns))
         return pd.concat(frames, ignore_index=True)
 
@@ -144,7 +149,7 @@ class Survival:
         frame = self.frame(level)
         for name, curve in self.curves.items():
             median = [None if np.isinf(time) else time for time in curve.median(level)]
-            mine = frame[frame["group"] == name].drop(columns="group")
+            mine = frame[(frame["group"] == name) & (frame["events"] > 0)].drop(columns="group")
             found["curves"][name] = {
                 **{str(key): column.tolist() for key, column in mine.items()},
                 "median": median[0],

@@ -36,6 +36,9 @@ def predict(
     query: Annotated[
         str | None, typer.Option(help="SQL query whose rows are predicted; INPUTS is a database.")
     ] = None,
+    sheet: Annotated[
+        str | None, typer.Option(help="Sheet of an .xlsx. Default: its only one.")
+    ] = None,
     client: Annotated[
         str | None,
         typer.Option(help="A client's own model in place of the global one; name or number."),
@@ -112,6 +115,7 @@ def predict(
             inputs,
             out,
             query=query,
+            sheet=sheet,
             level=level,
             keep_inputs=keep_inputs,
             overwrite=overwrite,

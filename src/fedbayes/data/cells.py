@@ -5,16 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import name_of, without_blanks
+from fedbayes.categories import TRUTHS, name_of, places, without_blanks
 from fedbayes.data.columns import UNSEEN, Column
 from fedbayes.data.dataset import CHUNK, Array
 from fedbayes.errors import CellError
 
 _NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
 """Kinds of objects, as pandas calls them, that are numbers."""
-
-_TRUTHS = {"true": True, "false": False}
-"""What text says that is a truth value."""
 
 
 def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
@@ -56,7 +53,8 @@ def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = Fa
         name: Its name.
         where: Name of the file, for messages.
         way: The way out, for messages.
-        texts: Whether text that is a number counts as one, and blanks as an empty cell.
+        texts: Whether text that is a number counts as one, and blanks as an empty cell; and, where
+            no cell is a number, text that says true or false, as readers of CSV files have it.
 
     Raises:
         CellError: It holds what is no number; the message names the first such row.
@@ -68,6 +66,8 @@ def as_numbers(column: Any, name: str, where: str, way: str, *, texts: bool = Fa
     if not is_numeric(column):
         if texts and hasattr(column.dropna(), "str"):
             column = without_blanks(column)
+            if not _has_numbers(column):
+                column = _with_truths(column, name, where)
             try:
                 return pd.to_numeric(column)
             except (TypeError, ValueError):
@@ -142,14 +142,6 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
     return np.asarray(index), np.asarray(distinct, object).tolist()
 
 
-def _canonical(text: str) -> str:
-    """Text of a number as it would be, had it been read as one; all else as it is."""
-    try:
-        return name_of(float(text))
-    except (ValueError, OverflowError):
-        return text
-
-
 def _numbers(column: Any, wanted: Column, where: str) -> Array:
     way = "mend it: a value that is not known is an empty cell"
     found = as_numbers(column, wanted.name, where, way, texts=True)
@@ -158,20 +150,34 @@ def _numbers(column: Any, wanted: Column, where: str) -> Array:
 
 def _truths(column: Any, wanted: Column, where: str) -> Array:
     """Numbers, or true and false as text, as in a CSV file."""
+    if column.dtype.kind not in "iufb" and not is_numeric(column):
+        column = _with_truths(column, wanted.name, where)
+    return _numbers(column, wanted, where)
+
+
+def _with_truths(column: Any, name: str, where: str) -> Any:
+    """A column in which text that says true or false is a truth value."""
     import pandas as pd
 
-    if column.dtype.kind not in "iufb" and not is_numeric(column):
-        index, distinct = _factorized(column, wanted.name, where)
-        told = [_TRUTHS.get(v.strip().lower(), v) if isinstance(v, str) else v for v in distinct]
-        cells = np.array([*told, None], object)[index]
-        column = pd.Series(cells, index=column.index)
-    return _numbers(column, wanted, where)
+    index, distinct = _factorized(column, name, where)
+    told = [TRUTHS.get(v.strip().lower(), v) if isinstance(v, str) else v for v in distinct]
+    return pd.Series(np.array([*told, None], object)[index], index=column.index)
+
+
+def _has_numbers(column: Any) -> bool:
+    """Whether some cell of a column is a number, and no truth value."""
+    import pandas as pd
+
+    others = column[~column.map(lambda value: isinstance(value, bool | np.bool_)).astype(bool)]
+    try:
+        return bool(pd.to_numeric(others, errors="coerce").notna().any())
+    except TypeError:  # lists and the like
+        return True
 
 
 def _categories(column: Any, wanted: Column, where: str) -> Array:
     index, names = values(column, wanted.name, where)
-    place = {name: k for k, name in enumerate(wanted.categories)}
-    table = [place.get(name, place.get(_canonical(name), UNSEEN)) for name in names]
+    table = [UNSEEN if k < 0 else k for k in places(names, wanted.categories)]
     return np.array([*table, np.nan], np.float32)[index].reshape(-1, 1)
 
 

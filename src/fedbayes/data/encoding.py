@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedbayes.categories import places
 from fedbayes.data.columns import UNSEEN, Column, plain
 from fedbayes.data.dataset import CHUNK, Array, Rows
 
@@ -48,8 +49,8 @@ def recode(coded: Array, have: Sequence[Column], wanted: Sequence[Column]) -> Ar
     coded, at = np.array(coded, np.float32), 0
     for column, target in zip(have, wanted, strict=True):
         if column.kind == "category" and column.categories:
-            place = {name: index for index, name in enumerate(target.categories)}
-            table = np.array([place.get(name, UNSEEN) for name in column.categories], np.float32)
+            found = places(column.categories, target.categories)
+            table = np.array([UNSEEN if k < 0 else k for k in found], np.float32)
             there = coded[:, at] >= 0
             coded[there, at] = table[coded[there, at].astype(np.int64)]
         at += len(column.codes)

@@ -18,6 +18,8 @@ MOST_CATEGORIES = 1000
 """Categories of a column that is named in `categorical`."""
 ROWS_OF_CATEGORY = 2
 """Rows that each text has on average, if they are categories without a word."""
+_ISO = r"\d{4}-\d{2}-\d{2}([T ]\d|$)"
+"""How text of dates begins that are recognized as such."""
 FEW = 5
 """So many different texts may be categories, however few rows there are of each."""
 
@@ -89,8 +91,11 @@ def _as_named(
     if kind == "text":
         return Column(name, "text", width=settings.text_width)
     if kind == "date":
-        dates(column, name, settings.date_format or "", where)
-        return Column(name, "date", date_format=settings.date_format or "")
+        date_format = settings.date_format or ""
+        if date_format and _only_iso(column, name, date_format, where):
+            date_format = ""
+        dates(column, name, date_format, where)
+        return Column(name, "date", date_format=date_format)
     as_numbers(column, name, where, _MEND, texts=True)
     return Column(name)
 
@@ -131,12 +136,26 @@ def _by_cells(column: Any, name: str, settings: SourceSettings, where: str) -> C
     return _category(name, names, where, settings.max_categories, rows)
 
 
+def _only_iso(column: Any, name: str, date_format: str, where: str) -> bool:
+    """Whether cells are written as in 2020-03-31, and none as the date format says, which may be of
+    other columns.
+    """
+    import pandas as pd
+
+    if column.dtype.kind in "iufbM":
+        return False
+    texts = pd.Series(values(column, name, where)[1], dtype="str")
+    if not texts.str.match(_ISO).any():
+        return False
+    return bool(pd.to_datetime(texts, utc=True, errors="coerce", format=date_format).isna().all())
+
+
 def _are_dates(names: Sequence[str]) -> bool:
     """Whether all texts are dates as in 2020-03-31, with or without a time."""
     import pandas as pd
 
     texts = pd.Series(names, dtype="str")
-    if not texts.str.match(r"\d{4}-\d{2}-\d{2}([T ]\d|$)").all():
+    if not texts.str.match(_ISO).all():
         return False
     try:
         return not np.isnan(dates(texts, "", "", "")).any()

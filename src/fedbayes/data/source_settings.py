@@ -118,7 +118,7 @@ class SourceSettings(BaseModel):
     date_format: Annotated[str | None, Only("dates")] = Field(
         None,
         description="Own tables: how text in the columns that dates names is written, as in "
-        "%d.%m.%Y. Default: ISO 8601.",
+        "%d.%m.%Y. Default: ISO 8601, in which others of them may be beside it.",
     )
     text: Several[str] = Field(
         (),

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from fedbayes.categories import ordered
+from fedbayes.categories import ordered, spelled_apart
 from fedbayes.data.columns import Column, Kind, described, features_of, plain
 from fedbayes.data.dataset import Array, Dataset, Rows, deviations
 from fedbayes.data.encoding import spread
@@ -185,6 +185,11 @@ def _compare(first: Columns, other: Columns, one: str, two: str) -> None:
                 f"{two} has column '{here.name}' as {there.kind}, and {one} as {here.kind}; name "
                 "it in numeric, categorical, dates or text for all: fedbayes data check then names "
                 "the rows that do not fit"
+            )
+        if pair := spelled_apart(here.categories, there.categories):
+            raise DataError(
+                f"{one} has the category {pair[0]!r} of column '{here.name}', which in {two} is "
+                f"{pair[1]!r}; write it alike for all, and name the column in categorical"
             )
         if here.width != there.width:
             raise DataError(

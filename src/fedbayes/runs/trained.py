@@ -223,7 +223,7 @@ class TrainedModel:
             )
             if self.hazards is not None and self.times:
                 survival = self.hazards.survival(found[-1]["risk"], self.times)
-                names = (f"survival_{time:g}" for time in self.times)
+                names = (f"survival_{_shortest(time)}" for time in self.times)
                 found[-1] |= dict(zip(names, survival.T, strict=True))
             start += draws.shape[1]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
@@ -298,6 +298,11 @@ class TrainedModel:
                 f"{where} has a column '{taken[0]}' already, which is the name of a prediction; "
                 "rename it or leave it out"
             )
+
+
+def _shortest(time: float) -> str:
+    """A time in few digits, and in as many as tell it from all others."""
+    return f"{time:g}" if float(f"{time:g}") == time else repr(time).removesuffix(".0")
 
 
 def _why_endless(conformal: Conformal) -> str:

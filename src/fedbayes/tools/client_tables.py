@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.categories import without_blanks
 from fedbayes.data import DataSettings, load_dataset, partition
+from fedbayes.data.sources.labels import group_indices
 from fedbayes.data.sources.sql import WHERE, read_query
 from fedbayes.data.sources.tables import TABLES, UNNAMED, has_row_numbers, is_table, read_table
 from fedbayes.data.wording import listed
@@ -44,6 +46,7 @@ def client_tables(
     seed: int = 0,
     *,
     group: str | None = None,
+    categories: Sequence[str] = (),
 ) -> ClientTables:
     """Read the clients' tables.
 
@@ -54,6 +57,8 @@ def client_tables(
             part it is of.
         seed: of the division of a built-in set.
         group: the column that says whose a row is, in place of the settings'.
+        categories: more columns that are categories than the settings name, so that codes such as
+            01 are read as they are.
 
     Raises:
         DataError: a file cannot be read, or has no such column.
@@ -98,19 +103,20 @@ def client_tables(
         )
     if not paths and settings.path is not None:
         paths = [settings.path]
+    read = settings.model_copy(update={"categorical": (*settings.categorical, *categories)})
     paths = [path for file in paths for path in _expanded(file)]
     where = str(paths[0]) if paths else WHERE
     if not paths:
         tables = _by_group(read_query(settings), settings.group, WHERE)
     elif len(paths) == 1:
-        tables = _by_group(_read(paths[0], settings), settings.group, where)
+        tables = _by_group(_read(paths[0], read), settings.group, where)
     elif settings.group is not None:
         raise ConfigError(
             f"{len(paths)} files are a client each, so group = '{settings.group}' has no effect; "
             "leave it out, or put all rows into one file"
         )
     else:
-        tables = _by_file(paths, settings)
+        tables = _by_file(paths, read)
     first = next(iter(tables.values()))
     drop = list(settings.drop)
     for setting, column in (("drop", c) for c in settings.drop):
@@ -186,18 +192,19 @@ def _by_group(table: Any, group: str | None, path: str) -> dict[str, Any]:
         )
         return {"all": table}
     _require(table, group, "group", path)
-    absent = int(table[group].isna().sum())
+    whose = without_blanks(table[group])
+    absent = int(whose.isna().sum())
     if absent:
         raise DataError(
             f"{path}: {absent:,} of {len(table):,} rows have no '{group}', so no client; name one "
             "for each"
         )
-    parts = table.drop(columns=group).groupby(table[group], sort=True, observed=True)
-    return {_name(name): part.reset_index(drop=True) for name, part in parts}
-
-
-def _name(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    notes: list[str] = []
+    index, names = group_indices(whose.to_numpy(), path, notes)  # named as for a run
+    for note in notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=3)
+    parts = table.drop(columns=group).groupby(index, sort=True)
+    return {names[int(k)]: part.reset_index(drop=True) for k, part in parts}
 
 
 def _require(table: Any, column: str, setting: str, path: str) -> None:

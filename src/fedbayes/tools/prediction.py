@@ -52,6 +52,7 @@ def predict_file(
     out: Path | str,
     *,
     query: str | None = None,
+    sheet: str | None = None,
     level: float | None = None,
     keep_inputs: bool = False,
     overwrite: bool = False,
@@ -73,6 +74,7 @@ def predict_file(
         out: a `.csv`, `.csv.gz` or `.parquet`, there whole at the end or not at all.
         query: a SQL query whose rows are predicted, in the order in which the database gives them;
             what is kept of them becomes text.
+        sheet: of an `.xlsx` with several.
         level: as for `TrainedModel.predict_frame`.
         keep_inputs: write the features too.
         overwrite: whether `out` may be there already.
@@ -90,7 +92,7 @@ def predict_file(
         raise RunError(f"{rows} rows cannot be read at a time; give 1 or more")
     if not isinstance(model, TrainedModel):
         model = load(model)
-    read = _read(model, inputs, query, rows)
+    read = _read(model, inputs, query, sheet, rows)
     if keep_inputs and not model.table:
         raise RunError(
             f"what {model.source} reads has no columns to keep beside predictions; leave out "
@@ -130,12 +132,16 @@ def predict_file(
     return Predicted(out, count, tuple(added), level, missing, broken, tuple(notes))
 
 
-def _read(model: TrainedModel, inputs: Path | str, query: str | None, size: int) -> Pieces:
+def _read(
+    model: TrainedModel, inputs: Path | str, query: str | None, sheet: str | None, size: int
+) -> Pieces:
     """What reads the inputs.
 
     Raises:
-        RunError: a database and a query do not come together.
+        RunError: a database and a query do not come together, or there are no sheets.
     """
+    if sheet is not None and (query is not None or are_pictures(Path(inputs))):
+        raise RunError(f"{inputs} has no sheets, so sheet has no effect; leave it out")
     if query is not None or "://" in str(inputs):
         if query is None:
             raise RunError("rows of a database are those of a query; give one with --query")
@@ -149,7 +155,7 @@ def _read(model: TrainedModel, inputs: Path | str, query: str | None, size: int)
     if are_pictures(path):
         shape, scale = known.shape, known.scale
         return PictureRows(path, model.framing, shape, scale, known.classes, size)
-    return Rows(path, model.table, size)
+    return Rows(path, model.table, size, sheet)
 
 
 def _encode(model: TrainedModel, piece: Piece, where: str) -> tuple[list[Tensor], list[Unknown]]:

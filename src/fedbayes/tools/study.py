@@ -212,7 +212,9 @@ class Study:
             )
         if self.out is not None:
             writable(self.out, "the result", TABLES, [settled.data.path])
-        return client_tables(files, settled.data, settled.seed)
+        dividing = (self.columns.get(role) or "" for role in ("strata", "by"))
+        categories = (*self.columns.get("categories", ()), *filter(None, dividing))
+        return client_tables(files, settled.data, settled.seed, categories=categories)
 
     def _written(self, found: Regression | Survival | MetaAnalysis) -> str:
         """The result as the content of a file."""

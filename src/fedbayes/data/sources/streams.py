@@ -15,6 +15,7 @@ from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import as_pictures, plain_array
 from fedbayes.data.sources.rows import decoded, holds_pictures
 from fedbayes.data.sources.tables import (
+    DECIMAL_COMMA,
     DELIMITERS,
     TABLES,
     layout,
@@ -74,6 +75,8 @@ class Rows:
     """Columns that the model reads; none if its samples have no names."""
     size: int = 10_000
     """Rows of a piece."""
+    sheet: str | None = None
+    """The sheet of an Excel file; None: its only one."""
     share: float | None = 0.0
     """How much has been read, of 1."""
     notes: list[str] = field(default_factory=list)
@@ -100,6 +103,8 @@ class Rows:
         if not self.path.is_file():
             raise DataError(f"there is no file {self.path} to predict from")
         read = next((reader for suffix, reader in _READERS.items() if name.endswith(suffix)), _csv)
+        if self.sheet is not None and not name.endswith(".xlsx"):
+            raise DataError(f"{self.path} has no sheets, so sheet has no effect; leave it out")
         done = 0
         with reading(self.path):
             for x, kept in read(self):
@@ -130,11 +135,17 @@ def _csv(rows: Rows) -> _Parts:
     # What is no quantity is text, whatever it looks like: in another piece it may not.
     texts = [column.name for column in rows.table if column.kind not in ("number", "boolean")]
     total = path.stat().st_size
+    # Of one column, a blank line is a row with an empty cell, but for those above the names.
+    header = 0
+    if single := len(columns) == 1:
+        with _opened(path) as (_, text):
+            header = next(k for k, line in enumerate(text) if line.strip("\r\n"))
     with _opened(path) as (file, text):
         pieces = pd.read_csv(
             text,
             sep=delimiter,
-            header=0,
+            header=header,
+            skip_blank_lines=not single,
             names=columns,
             index_col=False,
             dtype=dict.fromkeys([*kept, *texts], str),
@@ -149,8 +160,25 @@ def _csv(rows: Rows) -> _Parts:
                 numbers = chosen[[name for name in wanted if name not in texts]].copy()
                 mend_decimal_commas(numbers)
                 chosen = chosen.assign(**{name: numbers[name] for name in numbers.columns})
+                chosen = chosen.assign(**_with_points(chosen, rows.table))
             rows.share = file.tell() / max(total, 1)
             yield chosen, frame[kept].reset_index(drop=True)
+
+
+def _with_points(frame: Any, table: Sequence[Column]) -> dict[str, Any]:
+    """Columns of categories in which numbers with decimal commas, as in 0,5, have a point.
+
+    In another piece a column may hold other text, so that it is seen to cell by cell; what is a
+    category as it is stays so.
+    """
+    found = {}
+    for column in table:
+        if column.kind == "category":
+            cells = frame[column.name]
+            mend = cells.str.fullmatch(DECIMAL_COMMA).eq(True)
+            mend &= ~cells.str.strip().isin(column.categories)
+            found[column.name] = cells.mask(mend, cells.str.replace(",", ".", regex=False))
+    return found
 
 
 def _next(pieces: Any, path: Path) -> Any:
@@ -221,11 +249,12 @@ def _excel(rows: Rows) -> _Parts:
     """A sheet, which is read whole; what is kept becomes text."""
     import pandas as pd
 
-    frame = read_table(rows.path, SourceSettings(), rows.notes)
+    frame = read_table(rows.path, SourceSettings(sheet=rows.sheet), rows.notes)
     wanted = wanted_columns(rows.table, list(frame.columns), rows.where)
     # Read as numbers, ids would lose their leading zeros.
-    cells = pd.read_excel(rows.path, dtype=object, na_filter=False).set_axis(frame.columns, axis=1)
-    kept = cells.drop(columns=wanted).map(str)
+    sheet = 0 if rows.sheet is None else rows.sheet
+    cells = pd.read_excel(rows.path, sheet_name=sheet, dtype=object, na_filter=False)
+    kept = cells.set_axis(frame.columns, axis=1).drop(columns=wanted).map(str)
     for start in range(0, len(frame), rows.size):
         part = slice(start, start + rows.size)
         rows.share = min(start + rows.size, len(frame)) / len(frame)

@@ -4,12 +4,15 @@ import csv
 import gzip
 import warnings
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedbayes.categories import codes
 from fedbayes.data.cells import cell, is_numeric, no_number
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
@@ -20,7 +23,8 @@ TABLES = (".parquet", ".csv", ".csv.gz", ".xlsx")
 """Suffixes of tables."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _HEAD = 1 << 16
-_DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
+DECIMAL_COMMA = r"\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*"
+"""A number whose decimals, if it has any, are after a comma."""
 UNNAMED = "Unnamed: 0"
 """What pandas calls a first column without a name."""
 
@@ -124,7 +128,7 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
         elif name.endswith(".xlsx"):
             frame = _read_excel(file, settings.sheet)
         else:
-            frame = _read_csv(file, notes)
+            frame = _read_csv(file, settings.categorical, notes)
         frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     if frame.empty:
         raise DataError(f"{file} has no rows")
@@ -162,7 +166,10 @@ def refuse_twice(names: list[str], file: Path) -> None:
         raise DataError(f"{file} has two columns '{twice[0]}'; give each column a name of its own")
 
 
-def _read_csv(file: Path, notes: list[str]) -> Any:
+def _read_csv(file: Path, categories: Sequence[str], notes: list[str]) -> Any:
+    """A CSV file; columns of these names as text, since a code such as 01 is none once it is read
+    as a number, which depends on what else is in the column.
+    """
     import pandas as pd
 
     delimiter, names = layout(file)
@@ -172,14 +179,24 @@ def _read_csv(file: Path, notes: list[str]) -> Any:
     try:
         with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
             # All at once, since a column read in pieces may come as numbers here, as text there.
-            frame = pd.read_csv(
-                file, sep=delimiter, index_col=False, low_memory=False, encoding="utf-8-sig"
+            read: Any = partial(
+                pd.read_csv,
+                file,
+                sep=delimiter,
+                index_col=False,
+                low_memory=False,
+                encoding="utf-8-sig",
             )
+            header = read(nrows=0).columns if categories else ()
+            chosen = [name for name in header if name.strip() in categories]
+            frame = read(dtype=dict.fromkeys(chosen, str))
     except pd.errors.ParserWarning:
         raise DataError(
             f"{file} has more values in a row than its first line has names; name every column"
         ) from None
-    commas = [] if delimiter == "," else mend_decimal_commas(frame)
+    commas = [] if delimiter == "," else mend_decimal_commas(frame, chosen)
+    for name in chosen:
+        frame[name] = codes(frame[name])
     if delimiter != ",":
         numbers = f", and numbers with decimal commas in {listed(commas)}" if commas else ""
         notes.append(f"{file} is read with {DELIMITERS[delimiter]} between columns{numbers}")
@@ -213,17 +230,25 @@ def layout(file: Path) -> tuple[str, list[str]]:
     return ",", [name.strip() for name in rows[","][0]] if rows[","] else []
 
 
-def mend_decimal_commas(frame: Any) -> list[str]:
-    """Read columns of text such as 1,5 as numbers, in place; their names."""
+def mend_decimal_commas(frame: Any, texts: Sequence[str] = ()) -> list[str]:
+    """Read columns of text such as 1,5 as numbers, in place; their names.
+
+    Args:
+        frame: the table.
+        texts: columns that stay text, such as 1.5.
+    """
     import pandas as pd
 
     mended = []
     for column in frame.columns:
         if pd.api.types.infer_dtype(frame[column], skipna=True) != "string":
             continue
-        if frame[column].dropna().str.fullmatch(_DECIMAL_COMMA).all():
-            frame[column] = pd.to_numeric(frame[column].str.replace(",", ".", regex=False))
-            mended.append(str(column))
+        there = frame[column].dropna()
+        if there.str.fullmatch(DECIMAL_COMMA).all():
+            points = frame[column].str.replace(",", ".", regex=False)
+            frame[column] = points if column in texts else pd.to_numeric(points)
+            if column not in texts or there.str.contains(",", regex=False).any():
+                mended.append(str(column))
     return mended
 
 
