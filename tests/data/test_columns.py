@@ -13,7 +13,8 @@ import torch
 
 from fedbayes.categories import places
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
-from fedbayes.data.columns import reading
+from fedbayes.data.cells import code
+from fedbayes.data.columns import Column, reading
 from fedbayes.data.sources.streams import Rows
 from fedbayes.errors import DataError, FedbayesWarning
 
@@ -344,3 +345,10 @@ def test_truth_values_as_text_where_a_table_is_of_numbers_alone(tmp_path):
 )
 def test_one_category_in_several_spellings(names, categories, wanted):
     assert places(names, categories) == wanted
+
+
+def test_the_row_of_a_bad_cell_is_told_whatever_the_rows_are_called():
+    """Rows of a DataFrame may be called alike."""
+    frame = pd.DataFrame({"a": ["1", "2", "x", "4"]}, index=[7, 7, 7, 7])
+    with pytest.raises(DataError, match=r"no number \('x' in row 3, of 1 such rows\)"):
+        code(frame, [Column("a")], "the frame")

@@ -1,6 +1,7 @@
 """Cells of a table's columns as numbers."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -80,23 +81,17 @@ def no_number(column: Any, name: str, where: str, way: str) -> CellError:
     """What to raise of a column that holds something else than numbers, as for `as_numbers`."""
     import pandas as pd
 
-    there = column.dropna()
-    try:
-        wrong = there[pd.to_numeric(there, errors="coerce").isna()]
-    except TypeError:
-        wrong = there
-    row = position(column, (wrong if len(wrong) else there).index[0])
+    wrong = there = column.notna().to_numpy(bool)
+    with suppress(TypeError):  # of lists and the like
+        found = there & pd.to_numeric(column, errors="coerce").isna().to_numpy(bool)
+        wrong = found if found.any() else there
+    row = int(wrong.argmax())
     return CellError(
         f"{where}: column '{name}' holds what is no number ({cell(column, row)} in row "
-        f"{row + 1:,}, of {len(wrong) or len(there):,} such rows); {way}",
+        f"{row + 1:,}, of {int(wrong.sum()):,} such rows); {way}",
         name,
         row,
     )
-
-
-def position(column: Any, label: Any) -> int:
-    """The place of a row with this label in the column's index, from 0."""
-    return int(np.flatnonzero(column.index == label)[0])
 
 
 def cell(column: Any, row: int) -> str:
@@ -130,9 +125,9 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
     try:
         index, distinct = pd.factorize(column)
     except TypeError:  # lists and the like have no hash
-        there = column.dropna()
-        kinds = there.map(lambda value: not np.isscalar(value) and not hasattr(value, "year"))
-        row = position(column, there.index[int(kinds.argmax())])
+        there = column.notna().to_numpy(bool)
+        kinds = [not np.isscalar(value) and not hasattr(value, "year") for value in column]
+        row = int((there & np.array(kinds)).argmax())
         raise CellError(
             f"{where}: column '{name}' holds no single value in row {row + 1:,}; leave it out with "
             "drop",
