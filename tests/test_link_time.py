@@ -33,6 +33,7 @@ class Keeping(FedAvg):
     """A method of somebody's own: clients leave out of their reports what is near zero."""
 
     name = "keeping"
+    sparse_parts = ("weights",)
 
     def report(self, solved, problem, client, at):
         report, client, info = super().report(solved, problem, client, at)

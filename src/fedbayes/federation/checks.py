@@ -136,7 +136,10 @@ def check_entries(report: Report, expected: Message, method: AnyMethod, network:
         if not isinstance(item, Masked) or isinstance(expected[name], Masked):
             continue
         if part_of(name, dtype_of(item), network, trained) not in method.sparse_parts:
-            raise MessageError(f"it leaves out entries of {name!r}, which has to be whole")
+            raise MessageError(
+                f"it leaves out entries of {name!r}, which has to be whole "
+                f"({method.name}.sparse_parts names no such part)"
+            )
 
 
 def figures(said: Mapping[str, object], what: str) -> dict[str, float]:
