@@ -445,6 +445,20 @@ def test_a_setting_without_effect_is_told(settings, words):
         Simulation(Config.create(**whole)).close()
 
 
+def test_seeking_where_there_are_no_classes_is_told(tmp_path):
+    frame = pd.DataFrame({"a": range(60), "b": [0, 1, 5] * 20, "y": [0.5, 1.5, 9.0] * 20})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    data = {"path": tmp_path / "own.csv", "label": "y", "clients": 2}
+    whole = {"data": data, "task": {"likelihood": "gaussian"}, "model": {"hidden": 3}}
+    for seek, words in ((0.3, "method.seek has no effect"), (0.0, "")):
+        method = {"name": "fedfuse", "seek": seek}
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            Simulation(Config.create(**whole, method=method)).close()
+        told = [str(one.message) for one in said if "method.seek" in str(one.message)]
+        assert [one.startswith(words) for one in told] == [True] * bool(words)
+
+
 def test_settings_that_have_an_effect_are_not_told(tmp_path):
     frame = pd.DataFrame({"a": range(60), "b": 1.0, "site": [0, 1, 2] * 20, "y": [0, 1] * 30})
     frame.to_csv(tmp_path / "own.csv", index=False)

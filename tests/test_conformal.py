@@ -224,6 +224,25 @@ def test_intervals_by_hand():
     assert (high == math.inf).all()
 
 
+def test_an_interval_of_counts_holds_a_count():
+    """Between two ends without one there is the count that is nearest to their middle."""
+    counts = build_likelihood("poisson", Target("count", ("n",), (5.0,)))
+    f = torch.linspace(-4, 2, 61)[None, :, None]
+    for end in (-50.0, -1.0, 0.0, 2.0):
+        low, high = Conformal(0.9, "quantile", (end,), 50).interval(counts, f)
+        assert ((low >= 0) & (low <= high)).all()
+        assert (low == low.round()).all()
+        assert (high == high.round()).all()
+
+
+def test_a_round_that_was_chosen_by_test_rows_is_said(runs, tmp_path):
+    folder, _ = runs
+    config = fedbayes.Result(folder / "classes").config
+    fedbayes.run(config.model_copy(update={"stop_after": 1}), tmp_path / "run")
+    with pytest.warns(UserWarning, match="was chosen by the test rows that are counted"):
+        calibrate_conformal(tmp_path / "run", 0.9)
+
+
 def test_scores_that_do_not_belong():
     assert choose_score(CLASSES, 0.9) == "probability"
     assert choose_score(GAUSSIAN, 0.9) == "quantile"

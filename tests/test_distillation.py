@@ -1,6 +1,7 @@
 """Distillation against least squares, PyTorch's own schedule, and itself broken off."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,10 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 
 from fedbayes.errors import ModelError, RunError
-from fedbayes.fusion.distillation import _Run, cycle, distill
+from fedbayes.fusion.distillation import STATISTICS, _Run, cycle, distill, recompute
 from fedbayes.fusion.draws import CHUNK, Kept
 from fedbayes.fusion.settings import DistillationSettings
-from fedbayes.fusion.teacher import Teacher, class_shares
+from fedbayes.fusion.teacher import ChannelsLast, Teacher, class_shares
 from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.targets import Target
@@ -213,6 +214,20 @@ def test_what_had_no_more_time_goes_on_when_it_is_given_some(tmp_path):
     found = distill(student, teacher, draws, settings(minutes=1), state=state)
     assert found.ended == "all steps done"
     assert found.checks[: len(late.checks)] == late.checks
+
+
+def test_running_statistics_are_of_whole_batches_of_draws():
+    """Though images are predicted some at a time."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten())
+    drawn = torch.randn(STATISTICS // CHUNK, CHUNK, 3, 6, 6)
+    draws = SimpleNamespace(batch=lambda number, count: drawn[number])
+    recompute(ChannelsLast(module), draws, torch.device("cpu"))
+    with torch.no_grad():
+        seen = [module[0](x) for x in drawn]
+    var = torch.stack([x.transpose(0, 1).flatten(1).var(1) for x in seen]).mean(0)
+    torch.testing.assert_close(module[1].running_var, var, rtol=1e-6, atol=0)
+    assert module[1].num_batches_tracked == len(drawn)
 
 
 def test_running_statistics_are_those_of_the_draws():

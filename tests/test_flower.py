@@ -4,6 +4,7 @@ import math
 import os
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from fedbayes.federation.state_store import StateStore
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node, complaint
 from fedbayes.flower.poller import LinkError
+from fedbayes.flower.roster import Roster
 from fedbayes.flower.wire import HELLO, TRAIN, bytes_record, read_reply
 from fedbayes.messages import decode, encode
 from fedbayes.tools.evaluation_set import find_tests
@@ -594,3 +596,23 @@ def test_a_node_that_cannot_keep_its_copy_is_named(tmp_path, monkeypatch):
     assert "the disk is full" in ended.metrics[-1]["without_copy"]["1"]
     assert not (tmp_path / "run" / "nodes" / "1" / "model.safetensors").exists()
     assert (tmp_path / "run" / "nodes" / "2" / "model.safetensors").exists()
+
+
+def test_a_node_that_could_not_be_asked_is_asked_again(monkeypatch):
+    """The link may not take its hello the first time."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    monkeypatch.setattr("fedbayes.flower.roster.DISCOVER_EVERY", 0.0)
+    taken, grid = [None, None, "id"], SimpleNamespace()
+    grid.get_nodes = lambda: [SimpleNamespace(node_id=7, last_activated_at="now")]
+    poller = SimpleNamespace(
+        reach=lambda: nullcontext(grid),
+        push=lambda message: taken.pop(0),
+        look=lambda ids: None,
+        reply=lambda message_id: None,
+    )
+    roster = Roster(poller, 3, 60.0)
+    for asked in ({}, {}, {"id": 7}):
+        assert roster.discover() == []
+        assert roster.asked == asked
+    roster.discover()  # who was asked is not asked once more
+    assert not taken

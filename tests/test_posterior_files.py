@@ -1,6 +1,7 @@
 """`fedbayes posterior`: from a model and data to a file, and back."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedbayes
+from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.errors import ModelError
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.posteriors import kfac
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP, read_model
+from fedbayes.runs.card import Card
 from fedbayes.seals import sealed
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
@@ -76,6 +79,21 @@ def test_such_files_can_be_fused_by_their_weights(client):
     assert command("fuse", *files, "-o", out, "--method", "average") == 0
     for key, tensor in load_file(out).items():
         torch.testing.assert_close(tensor, (module.state_dict()[key] + other.state_dict()[key]) / 2)
+
+
+def test_posteriors_of_different_targets_have_no_average(client, capsys):
+    """As wide as one another, and of other classes."""
+    folder, module, samples = client
+    first, other = folder / "a.safetensors", folder / "b.safetensors"
+    seen = Preprocessing((6,), 1.0, (0.0,) * 6, (1.0,) * 6, THREE.target)
+    card, found = Card(seen, {}, {}, {}, 1), posterior(module, THREE, samples)
+    write_posterior(first, found, card)
+    turned = replace(card.preprocessing.target, names=("2", "1", "0"))
+    write_posterior(other, found, replace(card, preprocessing=replace(seen, target=turned)))
+    assert command("fuse", first, other, "-o", folder / "g.safetensors", "--method", "kfac") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "different targets, the classes 0, 1, 2 and the classes 2, 1, 0" in said
+    assert not (folder / "g.safetensors").exists()
 
 
 @pytest.mark.parametrize("network", [[], ["--model", "mlp", "--set", "model.hidden=[5]"]])

@@ -110,7 +110,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         whose = None if clients is None else owners(clients, len(x))
         samples = in_samples(x, self.shape)
         known = getattr(self, "feature_names_in_", [f"column {k}" for k in range(x.shape[1])])
-        for note in lost(x.astype(np.float64), known, "X"):
+        for note in lost(np.asarray(x, np.float64), known, "X"):
             warnings.warn(note, FedbayesWarning, stacklevel=3)
         names = getattr(self, "feature_names_in_", ()) if self.shape is None else ()
         data = gathered(samples, y, target, config, features=tuple(names), whose=whose)

@@ -457,7 +457,7 @@ def recompute(network: ChannelsLast, draws: Draws, device: torch.device) -> None
         layer.momentum = None
         layer.train()
     for number in range(STATISTICS // CHUNK):
-        network(draws.batch(number, CHUNK).to(device))
+        network.at_once(draws.batch(number, CHUNK).to(device))
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
         layer.eval()

@@ -5,7 +5,7 @@ merged into them (`fedbayes.fusion.merging`). Then, from the inputs up, each lay
 (`fedbayes.fusion.solver`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -145,15 +145,13 @@ def regress(
 
 
 @torch.no_grad()
-def _far(
-    networks: Sequence[nn.Module], teacher: Teacher, unseen: Sequence[Tensor]
-) -> Iterator[float]:
+def _far(networks: Sequence[nn.Module], teacher: Teacher, unseen: Sequence[Tensor]) -> list[float]:
     """KL(teacher ‖ network) of each on batches that nothing was solved on, nats."""
     taught = torch.cat([teacher(x) for x in unseen])
     likelihood = teacher.likelihood(taught.shape[-1])
-    for network in networks:
-        outputs = torch.cat([frozen(network)(x) for x in unseen])
-        yield float(divergence(outputs, taught, likelihood))
+    functions = [frozen(network) for network in networks]
+    outputs = [torch.cat([function(x) for x in unseen]) for function in functions]
+    return [float(divergence(each, taught, likelihood)) for each in outputs]
 
 
 def _shares(teacher: Teacher, donors: Sequence[Donor], clients: int, outputs: int) -> Shares:

@@ -214,20 +214,22 @@ class ChannelsLast:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs at inputs."""
+        predicts = not (self.module.training or torch.is_grad_enabled())
+        if predicts and self._convolves and x.ndim == 4:
+            return by_portions(self.at_once, x)
+        return self.at_once(x)
+
+    def at_once(self, x: Tensor) -> Tensor:
+        """The same of all inputs together, as layers want them that look at a whole batch."""
         if x.ndim == 4 and self._laid_out:
             try:
-                return self._outputs(x.contiguous(memory_format=torch.channels_last))
+                outputs: Tensor = self.module(x.contiguous(memory_format=torch.channels_last))
+                return outputs
             except RuntimeError as error:
                 if "view size is not compatible" not in str(error):
                     raise
                 self._laid_out = False
-        return self._outputs(x)
-
-    def _outputs(self, x: Tensor) -> Tensor:
-        predicts = not (self.module.training or torch.is_grad_enabled())
-        if predicts and self._convolves and x.ndim == 4:
-            return by_portions(self.module, x)
-        outputs: Tensor = self.module(x)
+        outputs = self.module(x)
         return outputs
 
 
