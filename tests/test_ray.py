@@ -209,9 +209,8 @@ def test_clients_are_built_without_the_run_folder(clients, tmp_path):
     for name in files:
         (tmp_path / "run" / name).unlink()
     assert clients.build(BUILD, files, None, 1) == {}
-    reply, blobs = clients.ask(
-        {"kind": "train", "client": 3, "round": 1, "joined": False, "constants": ""}, message, b""
-    )
+    header = {"kind": "train", "client": 3, "round": 1, "joined": False, "constants": ""}
+    [(reply, blobs)] = clients.answer(message, [(header, [b""])])
     assert blobs == [here.report, here.state]
     assert reply == {"info": here.info, "scores": here.scores}
 

@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import wait
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fedbayes.messages import decode_file
 from fedbayes.tensors import Tensors
 
 AHEAD = 4
-"""Jobs for each actor that are handed out before the first of them is done."""
+"""Calls for each actor that are handed out before the first of them is done."""
 STORED = 4
 """Messages that stay in the object store until others come; those under way stay anyway."""
 LOOK = 5.0
@@ -125,14 +126,15 @@ class OnRay:
 
     def _spread(self, items: Iterable[Task | Evaluation]) -> Iterator[Answer]:
         """Answers in order, with so few items under way that they need little memory."""
-        seats, under_way = self._running, deque[Job]()
+        seats, under_way, coming = self._running, deque[Job](), iter(items)
         try:
-            for item in items:
-                job = Job(item, self._shared(item))
-                under_way.append(job)
-                seats.put(job)
-                if len(under_way) >= AHEAD * seats.count:
-                    yield self._answer(under_way.popleft())
+            for item in coming:
+                more = AHEAD * seats.count * seats.together(item) - len(under_way) - 1
+                fresh = chain([item], islice(coming, max(more, 0)))
+                jobs = [Job(one, self._shared(one)) for one in fresh]
+                under_way.extend(jobs)
+                seats.put(jobs)
+                yield self._answer(under_way.popleft())
             while under_way:
                 yield self._answer(under_way.popleft())
         finally:

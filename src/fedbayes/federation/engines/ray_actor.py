@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -99,9 +99,19 @@ class Clients:
             return failure(error)
         return {}
 
-    def ask(self, header: Header, *blobs: bytes) -> Answer:
-        """Answer a question; a failure is told, not raised."""
+    def answer(
+        self, shared: bytes, questions: Sequence[tuple[Header, Sequence[bytes]]]
+    ) -> list[Answer]:
+        """Answer questions; a failure is told, not raised.
+
+        Args:
+            shared: the bytes that all of them have first.
+            questions: headers, and the other bytes.
+        """
+        return [self._answer(header, [shared, *blobs]) for header, blobs in questions]
+
+    def _answer(self, header: Header, blobs: list[bytes]) -> Answer:
         try:
-            return handle(self._clients.runtime, header, list(blobs))
+            return handle(self._clients.runtime, header, blobs)
         except Exception as error:
             return failure(error), []

@@ -3,10 +3,11 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 import ray
@@ -27,6 +28,8 @@ _END = 20.0
 """Seconds that actors have to end."""
 LOOK = 0.5
 """Seconds between two looks at whether a seat is still wanted."""
+TOGETHER = 0.04
+"""Seconds of work that an actor is given at once: a call of Ray takes some milliseconds."""
 
 
 @dataclass
@@ -73,6 +76,7 @@ class Seats:
         """Why no seat can be taken; None as long as some can."""
         self.empty_since: float | None = time.monotonic()
         """Since when no actor is up; None while there is one."""
+        self._seconds = dict[type, float]()  # that an item of a kind took when last looked
         self._actors: dict[int, Any] = {}
         self._threads: list[threading.Thread] = []
         self.grow(count)
@@ -87,14 +91,19 @@ class Seats:
         for thread in self._threads[self.count - more :]:
             thread.start()
 
-    def put(self, job: Job, *, first: bool = False) -> None:
-        """Hand a job to the seats."""
+    def together(self, item: Task | Evaluation) -> int:
+        """How many jobs like this an actor does in one call at most: several if they are short."""
+        return max(1, int(TOGETHER / self._seconds.get(type(item), TOGETHER)))
+
+    def put(self, jobs: Sequence[Job], *, first: bool = False) -> None:
+        """Hand jobs to the seats."""
         with self._changed:
-            if self.failure is not None or self._closed:
-                job.answer.set_exception(self.failure or _cut_off(job))
+            if not self._over:
+                self._jobs = deque([*jobs, *self._jobs] if first else [*self._jobs, *jobs])
+                self._changed.notify(len(jobs))
                 return
-            self._jobs.insert(0 if first else len(self._jobs), job)
-            self._changed.notify()
+        for job in jobs:
+            job.answer.set_exception(self.failure or _cut_off(job))
 
     def wait(self, seconds: float) -> None:
         """Wait until every seat is taken, or no more can be, for so many seconds at most."""
@@ -131,8 +140,8 @@ class Seats:
                 self._enter(seat, place)
                 require_answer(self._get(self._build(actor)), f"{place.words}: ")
                 failures = 0
-                while job := self._next():
-                    self._do(actor, job, place)
+                while jobs := self._next():
+                    self._do(actor, jobs, place)
             except (RayError, _ClosedError) as error:
                 failures += 1
                 self._leave(seat, error, failures)
@@ -154,53 +163,74 @@ class Seats:
                 return ray.get(reference)
         raise _ClosedError
 
-    def _next(self) -> Job | None:
-        """The next job; None where there will be none."""
+    def _next(self) -> list[Job]:
+        """The next job, and with it those that wait and are as short; none where none will come."""
         with self._changed:
             while not self._over:
-                while self._jobs:
+                jobs, share = list[Job](), ceil(len(self._jobs) / self.count)
+                while self._jobs and (not jobs or self._together(jobs, self._jobs[0], share)):
                     job = self._jobs.popleft()
                     if job.begun or job.answer.set_running_or_notify_cancel():
                         job.begun = True
-                        return job
+                        jobs.append(job)
+                if jobs:
+                    return jobs
                 self._changed.wait()
-        return None
+        return []
 
-    def _do(self, actor: Any, job: Job, place: Place) -> None:
-        """Have an actor do a job; if it is lost, another one is to.
+    def _together(self, jobs: Sequence[Job], other: Job, share: int) -> bool:
+        """Whether an actor is to do another job in the same call: a short one, of its fair share.
+
+        A job at which an actor was lost is done alone, so that it ends no others.
+        """
+        return (
+            jobs[0].shared is other.shared
+            and not jobs[0].losses + other.losses
+            and len(jobs) < min(share, self.together(other.item))
+        )
+
+    def _do(self, actor: Any, jobs: Sequence[Job], place: Place) -> None:
+        """Have an actor do jobs that share their first bytes; if it is lost, others are to.
 
         Raises:
             RayError: the actor is lost.
         """
-        header, blobs = question(job.item)
-        client = job.item.client if isinstance(job.item, Task) else None
-        if client is not None:
-            self.working.add(client)
+        clients = {job.item.client for job in jobs if isinstance(job.item, Task)}
+        self.working |= clients
+        began = time.monotonic()
         try:
-            reply, answer = ray.get(actor.ask.remote(header, job.shared, *blobs[1:]))
-            require_answer(reply)
+            asked = [(header, blobs[1:]) for header, blobs in (question(job.item) for job in jobs)]
+            answers = ray.get(actor.answer.remote(jobs[0].shared, asked))
         except RayError as error:
-            self._again(job, error, place)
+            self._again(jobs, error, place)
             raise
         except Exception as error:
-            job.answer.set_exception(error)
+            for job in jobs:
+                job.answer.set_exception(error)
             return
         finally:
-            if client is not None:
-                self.working.discard(client)
-        if client is not None:
-            self.answered.add(client)
-        job.answer.set_result((reply, answer))
+            self.working -= clients
+        self._seconds[type(jobs[0].item)] = (time.monotonic() - began) / len(jobs)
+        self.answered |= clients
+        for job, (reply, blobs) in zip(jobs, answers, strict=True):
+            try:
+                require_answer(reply)
+            except Exception as error:
+                job.answer.set_exception(error)
+            else:
+                job.answer.set_result((reply, blobs))
 
-    def _again(self, job: Job, error: RayError, place: Place) -> None:
-        """Give a job to another actor, if it did not end too many."""
+    def _again(self, jobs: Sequence[Job], error: RayError, place: Place) -> None:
+        """Give jobs to another actor, those that did not end too many."""
         if self._closed:
-            job.answer.set_exception(_cut_off(job))
+            for job in jobs:
+                job.answer.set_exception(_cut_off(job))
             return
-        job.losses += 1
-        what = described(job.item)
-        if job.losses >= TRIES:
-            job.answer.set_exception(
+        for job in jobs:
+            job.losses += 1
+        what = " and ".join(described(job.item) for job in jobs)
+        if jobs[0].losses >= TRIES:
+            jobs[0].answer.set_exception(
                 EngineError(
                     f"actors were lost {TRIES} times at {what}, the last on {place.words}: "
                     f"{cause(error)}. Out of memory? Try fewer actors on a node (ray.cpus), or "
@@ -213,7 +243,7 @@ class Seats:
             f"the actor on {place.words} was lost at {what}, which another one does again: "
             f"{cause(error)}"
         )
-        self.put(job, first=True)
+        self.put(jobs, first=True)
 
     @property
     def _over(self) -> bool:
