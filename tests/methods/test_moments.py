@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fedbayes import Config, Simulation
+from fedbayes.contracts.drawn import draws_of, sampler_of
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedep import FedEP
@@ -269,3 +270,25 @@ def test_linearized_draws_have_the_covariance_of_the_derivatives():
         for kind in ("linearized", "sampled")
     )
     torch.testing.assert_close(one, two)
+
+
+def test_linearized_draws_of_a_network_with_group_normalization():
+    """Against central differences: GroupNorm's derivative wants images with channels first."""
+    torch.manual_seed(0)
+    stack = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3),
+        torch.nn.GroupNorm(2, 4),
+        torch.nn.Tanh(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(36, 3),
+    )
+    net = Network(stack.double(), shape=(2, 5, 5))
+    mean = net.prepare(net.initial)
+    std = {n: torch.full_like(t, 0.3) for n, t in mean.items()}
+    x = torch.randn(6, 2, 5, 5).double()
+    found = sampler_of(mean, std, net, 4, linearized=True)(x)
+    for drawn, weights in zip(found, draws_of(mean, std, 4), strict=True):
+        step = {n: 1e-5 * (w - mean[n]) for n, w in weights.items()}
+        ends = [net({n: m + sign * step[n] for n, m in mean.items()}, x) for sign in (1, -1)]
+        wanted = net(mean, x) + (ends[0] - ends[1]) / 2e-5
+        torch.testing.assert_close(drawn, wanted, rtol=1e-6, atol=1e-6)

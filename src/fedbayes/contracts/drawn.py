@@ -145,14 +145,17 @@ def around(
         count: draws.
         linearized: whether the network is taken as linear in its weights around their means.
     """
+    derived: Network | None = None
 
     def outputs(x: Tensor) -> Tensor:
+        nonlocal derived
         rng = torch.Generator().manual_seed(0)
         found = []
         for _ in range(count):
             step = moves(rng)
             if linearized:
-                found.append(_linear(network, mean, step, x))
+                derived = derived or _derivable(network, mean, x[:1])
+                found.append(_linear(derived, mean, step, x))
             else:
                 found.append(network({name: m + step[name] for name, m in mean.items()}, x))
         return torch.stack(found)
@@ -165,13 +168,30 @@ def _move(std: Tensors, rng: torch.Generator) -> Tensors:
     return {n: s * torch.randn(s.shape, generator=rng).to(s) for n, s in std.items()}
 
 
+def _derivable(network: Network, mean: Tensors, x: Tensor) -> Network:
+    """The network, laid out such that it has forward derivatives.
+
+    Those of some operations, GroupNorm's for one, are not there for images with channels last.
+
+    Raises:
+        ModelError: some operation has none.
+    """
+    try:
+        _linear(network, mean, mean, x)
+    except RuntimeError as error:
+        if "view size is not compatible" not in str(error):
+            raise
+        return network.channels_first
+    return network
+
+
 def _linear(network: Network, mean: Tensors, moves: Tensors, x: Tensor) -> Tensor:
     """The network's outputs at its means plus their derivative along moves of the weights.
 
     Raises:
         ModelError: some operation has no forward derivative.
     """
-    moves = {name: moves[name] for name in mean}
+    mean, moves = (network.prepare({name: some[name] for name in mean}) for some in (mean, moves))
     try:
         at_mean, along = torch.func.jvp(lambda w: network(w, x), (mean,), (moves,))[:2]
     except (RuntimeError, NotImplementedError) as error:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cached_property
 from hashlib import sha256
 
@@ -273,12 +274,20 @@ class Network:
 
     def prepare(self, weights: Tensors) -> Tensors:
         """The weights on this network's device, filters laid out as the module bears them."""
+        layout = torch.channels_last if self._channels_last else torch.contiguous_format
         return {
-            name: tensor.to(self.device, memory_format=torch.channels_last)
-            if self._channels_last and tensor.ndim == 4
+            name: tensor.to(self.device, memory_format=layout)
+            if tensor.ndim == 4
             else tensor.to(self.device)
             for name, tensor in weights.items()
         }
+
+    @cached_property
+    def channels_first(self) -> "Network":
+        """A network like this, of images and filters that are laid out channels first."""
+        other = deepcopy(self)
+        other._lay_out(False)
+        return other
 
     def _samples(self, x: Tensor) -> Tensor:
         """Inputs where the weights are, of their type."""
