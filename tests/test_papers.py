@@ -57,6 +57,13 @@ def test_settings_are_chosen_and_tried_on_different_samples(tmp_path):
     tried = {tuple(row) for row in silos.test.x.flatten(1).tolist()}
     assert len(silos.held_out.y) == round(0.2 * (len(silos.held_out.y) + len(silos.test.y)))
     assert not chosen & tried
+    # What is tried of each method are settings that it has.
+    grid = {"sigma0": (1.0, 10.0), "epsilon": (0.0, 1.0)}
+    for method, varied in (("PFNM", ["sigma0"]), ("GPI-FNM", ["sigma0", "epsilon"])):
+        own = gpi_fnm._grid(federation, method, grid)
+        assert [*own] == varied
+        found = silos.fuse(gpi_fnm.ROUNDS[method], 300, own, {"bias_mean": 0.1})
+        assert found["chosen"]["sigma0"] in grid["sigma0"]
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):

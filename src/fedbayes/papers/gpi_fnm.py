@@ -278,8 +278,7 @@ def measure(folder: Path, federation: Federation, method: str, grid: Row) -> Row
                 )
             }
         case "PFNM":
-            without = {name: values for name, values in grid.items() if name != "epsilon"}
-            return silos.fuse("pfnm", most, without, {"bias_mean": 0.1})
+            return silos.fuse("pfnm", most, grid, {"bias_mean": 0.1})
         case "GPI-FNM":
             return silos.fuse("gpi-fnm", most, grid, {"bias_mean": 0.1})
         case "GPI-FNM, alternating":
@@ -303,20 +302,22 @@ def fill(
         method = key["method"]
         federation, _ = pairs[keys.index(key)]
         request.watch(f"{federation.name}, {method} ({left} to go)")
-        own = _grid(federation, grid)
+        own = _grid(federation, method, grid)
         results.add({**key, **measure(request.folder, federation, method, own)})
     return results.table(keys)
 
 
-def _grid(federation: Federation, grid: Row) -> Row:
-    return {**grid, **SPREADS.get(federation.dataset, {})}
+def _grid(federation: Federation, method: str, grid: Row) -> Row:
+    """What is tried of a method on this data."""
+    own = {**grid, **SPREADS.get(federation.dataset, {})}
+    return {name: own[name] for name in own if (method, name) != ("PFNM", "epsilon")}  # it is 0
 
 
 def _settings(federation: Federation, method: str, grid: Row) -> str:
     """Tells apart what is measured under other settings of a method."""
     match method:
         case "PFNM" | "GPI-FNM":
-            return fingerprint(_grid(federation, grid))
+            return fingerprint(_grid(federation, method, grid))
         case "GPI-FNM, alternating":
             return fingerprint(ALTERNATING)
         case "GPI-FNM, alternating, small":
@@ -552,7 +553,8 @@ def _settled(request: Request, settings: Results, key: Row) -> Row:
         federation = Federation(key["dataset"], key["partition"], 15, 2, 0)
         request.watch(f"{federation.name}, {key['method']}, settings")
         silos = trained(request.folder, federation)
-        found = silos.fuse(ROUNDS[key["method"]], 5 * WIDTH, DEEP, {"bias_mean": 0.1})
+        grid = _grid(federation, key["method"], DEEP)
+        found = silos.fuse(ROUNDS[key["method"]], 5 * WIDTH, grid, {"bias_mean": 0.1})
         settings.add({**asked, "chosen": found["chosen"]})
     chosen: Row = settings.table([asked])["chosen"].iloc[0]
     return chosen
