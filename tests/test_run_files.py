@@ -57,6 +57,10 @@ def flip(path, place=0.5):
     path.write_bytes(data)
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def checkpoint(folder):
     return max((folder / "checkpoints").iterdir())
 
@@ -119,6 +123,20 @@ def test_a_lost_checkpoint_starts_nothing_anew(copy):
     with pytest.raises(RunError, match="holds no checkpoint, but the run had rounds"):
         fedbayes.resume(copy)
     assert {p.name: p.read_bytes() for p in (copy / "clients").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "partition.npz", "preprocessing.json", "metrics.jsonl", "clients"]
+)
+def test_a_new_run_takes_nothing_over_from_an_old_one(run, tmp_path, name):
+    """It would start from the other's checkpoint, or be evaluated on the other's division."""
+    (tmp_path / "run").mkdir()
+    take = shutil.copytree if (run / name).is_dir() else shutil.copy
+    take(run / name, tmp_path / "run" / name)
+    before = contents(tmp_path / "run")
+    with pytest.raises(RunError, match=f"holds files of another run, {name}.*no config.toml"):
+        fedbayes.run(folders.config(), tmp_path / "run")
+    assert contents(tmp_path / "run") == before
 
 
 def test_before_the_first_round_there_is_a_checkpoint_too(tmp_path):

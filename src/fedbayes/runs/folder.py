@@ -92,11 +92,17 @@ class RunFolder:
         self._lines_size = 0
         self._headline = "", True
 
+    @property
+    def _of_rounds(self) -> list[Path]:
+        """What only a run that had rounds leaves beside its checkpoints."""
+        return [self.metrics_file, self.summary_file, self.model_file, self.clients]
+
     def refuse_second_run(self) -> None:
-        """See that no run is here yet.
+        """See that no run is here yet, and no files that one left: a new run would go on from its
+        checkpoint, and keep its division of the data.
 
         Raises:
-            RunError: there is one.
+            RunError: there is one, or there are.
         """
         if self.config_file.exists():
             raise RunError(
@@ -106,6 +112,13 @@ class RunFolder:
         if (self.path / SEEDS_FILE).exists():
             raise RunError(
                 f"{self.path} already holds runs of several seeds; choose another folder"
+            )
+        left = [*self._of_rounds, self.partition_file, self.preprocessing_file, self.sums_file]
+        left += map(self.checkpoints.file, self.rounds())
+        if traces := [str(path.relative_to(self.path)) for path in left if path.exists()]:
+            raise RunError(
+                f"{self.path} holds files of another run, {listed(traces)}, though no "
+                f"{self.config_file.name}; choose another folder, or move them away"
             )
 
     def lock(self) -> None:
@@ -428,8 +441,7 @@ class RunFolder:
             RunError: it had.
         """
         self.metrics()  # what is damaged is told first
-        left = [self.metrics_file, self.summary_file, self.model_file, self.clients]
-        if traces := [path.name for path in left if path.exists()]:
+        if traces := [path.name for path in self._of_rounds if path.exists()]:
             raise RunError(
                 f"{self.checkpoints.path} holds no checkpoint, but the run had rounds, for there "
                 f"is {', '.join(traces)}; put the newest checkpoint back from a copy, or start a "
