@@ -29,6 +29,7 @@ from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.lock import RunLock
 from fedbayes.seals import check_seal, has_seal, sealed
 from fedbayes.tools.calibration import trust
+from fedbayes.tools.conformal import calibrate_conformal
 from fedbayes.tools.export import export
 from fedbayes.tools.model_files import read_with_card, write_model
 from tests.hostile import folders, kills
@@ -115,6 +116,17 @@ def test_a_flipped_checkpoint_is_refused(copy, place):
     flip(checkpoint(copy), place)
     with pytest.raises(RunError, match=r"round-0000004.safetensors is damaged.*from a copy"):
         fedbayes.resume(copy)
+
+
+def test_what_was_found_of_a_lost_or_damaged_model_is_not_read(copy):
+    """Of all that is said then, it is the model that is to be mended."""
+    calibrate_conformal(copy)
+    flip(copy / "model.safetensors")
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
+        fedbayes.load(copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(RunError, match=r"model\.safetensors is gone; write it anew: fedbayes res"):
+        fedbayes.load(copy)
 
 
 def test_a_lost_checkpoint_starts_nothing_anew(copy):

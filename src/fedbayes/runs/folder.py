@@ -593,19 +593,31 @@ class RunFolder:
                     f"{self.path} has no global model: under {summary.get('method')} only clients "
                     "have models of their own"
                 )
+        data = self.model_bytes()
         try:
-            data = read_bytes(self.model_file)
-            self.check_sum(self.model_file, data)
             check_seal(data)
             if not data:
                 raise MessageError("it is empty")
             return decode_file(data, plain=True)
+        except MessageError as error:
+            raise RunError(f"cannot read the model {self.model_file}: {error}") from None
+
+    def model_bytes(self) -> bytes:
+        """The file of the global model.
+
+        Raises:
+            RunError: it is gone, cannot be read, or is not what the run left at its end.
+        """
+        try:
+            data = read_bytes(self.model_file)
         except FileNotFoundError:
             raise RunError(
                 f"the model {self.model_file} is gone; write it anew: fedbayes resume {self.path}"
             ) from None
-        except (OSError, MessageError) as error:
+        except OSError as error:
             raise RunError(f"cannot read the model {self.model_file}: {error}") from None
+        self.check_sum(self.model_file, data)
+        return data
 
     def summary(self) -> Metrics:
         """What came of the run.
