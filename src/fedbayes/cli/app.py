@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from errno import ENOSPC
 from functools import partial
+from io import TextIOWrapper
 from typing import Annotated, NoReturn, TextIO
 
 import click
@@ -57,6 +58,8 @@ class Console(rich.console.Console):
 def main() -> None:
     """Run the command line; a user's error becomes one plain message and exit status 2."""
     search_here_last()
+    if isinstance(sys.stdout, TextIOWrapper):  # as Python has it for stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     rich.reconfigure(stderr=True)  # one console for all that is shown while work goes on
     rich.get_console().__class__ = Console
     # Python's own "once" begins anew whenever a library changes a filter.
