@@ -375,6 +375,7 @@ def test_what_methods_have_the_same_is_what_they_have_the_same(tmp_path):
     for methods, same in {
         "fedavg,fedprox": "partition, cohorts and initialization of the network.",
         "fedavg,half=fedavg:cohort=1": "partition and initialization of the network.",
+        "fedavg:cohort=1.0,one=fedavg:cohort=1": "partition and initialization of the network.",
         "fedavg,init=fedavg:model.init=xavier": "partition and cohorts.",
         "fedavg,both=fedavg:cohort=1:model.hidden=[4]": "partition.",
     }.items():

@@ -24,6 +24,7 @@ from fedbayes.errors import FedbayesWarning, MessageError, RunError
 from fedbayes.files import write_beside
 from fedbayes.messages import decode, metadata
 from fedbayes.reports import gather
+from fedbayes.reports.page import differences
 from fedbayes.runs import flusher
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.lock import RunLock
@@ -236,6 +237,17 @@ def test_another_config_is_refused_with_its_keys(copy):
             RunError, match=r"cohort was 2, and is 3; training.lr was 0.1, and is 0.2"
         ):
             use(copy)
+
+
+def test_a_cohort_of_one_is_not_one_of_all(tmp_path):
+    """Though 1 == 1.0."""
+    whole = fedbayes.run(folders.config(cohort=1.0, method={}), tmp_path / "run").folder.path
+    edit(whole, "cohort = 1.0", "cohort = 1")
+    with pytest.raises(RunError, match=r"cohort was 1\.0, and is 1\."):
+        fedbayes.resume(whole)
+    single = fedbayes.run(folders.config(cohort=1, method={}), tmp_path / "single").folder.path
+    edit(whole, "cohort = 1", "cohort = 1.0")
+    assert ("cohort", ["1.0", "1"]) in differences(gather([whole, single]))
 
 
 def test_settings_that_change_no_number_may_change_and_it_is_said(copy, run):
