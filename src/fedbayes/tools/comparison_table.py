@@ -50,7 +50,19 @@ def rich_tables(table: Compared, width: int) -> list[Table]:
         table: of a config.
         width: of the terminal.
     """
-    (head, *labels), *columns = zip(*_cells(table), strict=True)
+    return folded(_cells(table), width, _title(table))
+
+
+def folded(cells: Sequence[Sequence[str]], width: int, title: str = "") -> list[Table]:
+    """Rows for a terminal, with their labels and all figures whole: in several tables where columns
+    are too many for one.
+
+    Args:
+        cells: headings, and below them rows, each with its label first.
+        width: of the terminal.
+        title: over the first table.
+    """
+    (head, *labels), *columns = zip(*cells, strict=True)
     longest = max(map(len, (head, *labels)))
     parts: list[list[tuple[str, ...]]] = [[]]
     room = first = width - min(longest, max(width // 3, _LABEL)) - 3
@@ -62,8 +74,7 @@ def rich_tables(table: Compared, width: int) -> list[Table]:
         parts[-1].append(column)
         room -= needed
     return [
-        _shown([(head, *labels), *part], _title(table) if not place else "")
-        for place, part in enumerate(parts)
+        _shown([(head, *labels), *part], "" if place else title) for place, part in enumerate(parts)
     ]
 
 
