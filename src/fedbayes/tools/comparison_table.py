@@ -133,7 +133,8 @@ def markdown(tables: Sequence[Compared], said: Sequence[str]) -> str:
                 figure, shown = row.figures.get(name), marked(name, row.figures.get(name))
                 best = figure is not None and figure.best
                 cells.append(f"**{shown.removesuffix('*')}**" if best else shown)
-            lines.append(f"| `{label}` | " + " | ".join(cells) + " |")
+            cells = [f"`{label}`".replace("|", "\\|"), *cells]
+            lines.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     legend = [line.replace("* best mean", "**Bold**: best mean") for line in said]
     return "\n\n".join([*parts, *legend]) + "\n"
@@ -141,7 +142,8 @@ def markdown(tables: Sequence[Compared], said: Sequence[str]) -> str:
 
 def latex(tables: Sequence[Compared], said: Sequence[str]) -> str:
     r"""As LaTeX for the package booktabs: the best in bold, what is not told apart underlined."""
-    parts = ["% \\usepackage{booktabs}", *(f"% {line}" for line in said)]
+    comments = [f"% {line}" for note in said for line in note.splitlines()]
+    parts = ["% \\usepackage{booktabs}", *comments]
     parts.append("% Here: \\textbf the best mean, \\underline not told apart from it.")
     for table in tables:
         lines = ["\\begin{tabular}{l" + "r" * len(table.columns) + "}", "\\toprule"]
@@ -155,12 +157,17 @@ def latex(tables: Sequence[Compared], said: Sequence[str]) -> str:
 
 
 def _latex(words: str) -> str:
-    for sign, spelled in _SIGNS.items():
-        words = words.replace(sign, spelled)
-    return words
+    return words.translate(_SIGNS)
 
 
-_SIGNS = {"\\": r"\textbackslash ", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#"}
+_SIGNS = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        **{sign: f"\\{sign}" for sign in "_%&#${}"},
+    }
+)
 
 
 def _latex_cell(name: str, figure: Figure | None) -> str:
