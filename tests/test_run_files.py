@@ -327,6 +327,20 @@ def test_private_states_are_closed_to_others(run):
         assert stat.S_IMODE(state.stat().st_mode) & 0o077 == 0
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no limits of this kind")
+def test_a_quota_that_is_used_up_is_told_with_the_file(tmp_path):
+    import resource
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+    command = [sys.executable, "-m", "fedbayes", "run", "--rounds", "1", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "error: run/checkpoints/round-0000000.safetensors: File too large" in done.stderr
+
+
 def test_a_full_disk_leaves_no_halves(tmp_path, monkeypatch):
     class Full:
         def __init__(self, number, mode):

@@ -4,7 +4,6 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable
-from errno import ENOSPC
 from functools import partial
 from io import TextIOWrapper
 from typing import Annotated, NoReturn, TextIO
@@ -18,6 +17,7 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from fedbayes.errors import FedbayesError, FedbayesWarning, plain
+from fedbayes.files import FULL
 from fedbayes.lazy import search_here_last
 from fedbayes.version import __version__
 
@@ -79,7 +79,7 @@ def main() -> None:
     except FedbayesError as error:
         fail(str(error))
     except OSError as error:
-        if error.filename is None and error.errno != ENOSPC:
+        if error.filename is None and error.errno not in FULL:
             raise
         fail(f"{error.filename or 'the run folder'}: {error.strerror}")
 
