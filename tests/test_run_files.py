@@ -119,6 +119,20 @@ def test_a_flipped_checkpoint_is_refused(copy, place):
         fedbayes.resume(copy)
 
 
+@pytest.mark.parametrize("length", [30, 100])
+def test_of_digests_that_are_cut_off_the_way_out_is_told(copy, length):
+    sums, summary = copy / "SHA256SUMS", copy / "summary.json"
+    whole = sums.read_bytes()
+    sums.write_bytes(whole[:length])
+    with pytest.raises(RunError, match=rf"remove {summary} and {sums}, and write them anew: fedb"):
+        RunFolder(copy).summary()
+    sums.unlink()
+    summary.unlink()
+    fedbayes.resume(copy)
+    digests = [line for line in whole.splitlines() if b"summary" not in line]
+    assert [line for line in sums.read_bytes().splitlines() if b"summary" not in line] == digests
+
+
 def test_what_was_found_of_a_lost_or_damaged_model_is_not_read(copy):
     """Of all that is said then, it is the model that is to be mended."""
     calibrate_conformal(copy)

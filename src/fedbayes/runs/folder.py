@@ -569,15 +569,22 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.sums_file} is damaged: {error}") from None
+            raise RunError(f"{self.sums_file} is damaged ({error}). {self._anew}") from None
 
     def _check_sum(self, path: Path, data: bytes, sums: Mapping[str, str] | None) -> None:
         if sums is not None and sums.get(path.name) != digest(data):
             raise RunError(
                 f"{path} is damaged, or {self.sums_file.name} beside it is: it is not what the run "
-                f"left at its end. Put it back from a copy; or remove {self.summary_file} and "
-                f"{self.sums_file}, and write them anew: fedbayes resume {self.path}"
+                f"left at its end. {self._anew}"
             )
+
+    @property
+    def _anew(self) -> str:
+        """How to mend what was written at the end."""
+        return (
+            f"Put it back from a copy; or remove {self.summary_file} and {self.sums_file}, and "
+            f"write them anew: fedbayes resume {self.path}"
+        )
 
     def model(self) -> Tensors:
         """The global model at the end.
