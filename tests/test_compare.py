@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,13 +26,22 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
 from fedbayes.tools import grid_display
-from fedbayes.tools.comparison import compared, content, failed, notes, paired
+from fedbayes.tools.comparison import (
+    Compared,
+    Figure,
+    Row,
+    compared,
+    content,
+    failed,
+    notes,
+    paired,
+)
 from fedbayes.tools.comparison_files import write_comparison
-from fedbayes.tools.comparison_table import markdown, means_csv, runs_csv
+from fedbayes.tools.comparison_table import latex, markdown, means_csv, runs_csv
 from fedbayes.tools.grid_display import GridDisplay
 from fedbayes.tools.grid_jobs import run_grid
 from fedbayes.tools.method_grid import MethodGrid, conclude
-from fedbayes.tools.variants import variants
+from fedbayes.tools.variants import Variant, variants
 
 SMALL = ["data.limit=300", "data.clients=4", "model.hidden=[8]", "rounds=2", "cohort=0.5"]
 
@@ -375,10 +385,25 @@ def test_what_methods_have_the_same_is_what_they_have_the_same(tmp_path):
     for methods, same in {
         "fedavg,fedprox": "partition, cohorts and initialization of the network.",
         "fedavg,half=fedavg:cohort=1": "partition and initialization of the network.",
+        "fedavg:cohort=1.0,one=fedavg:cohort=1": "partition and initialization of the network.",
         "fedavg,init=fedavg:model.init=xavier": "partition and cohorts.",
         "fedavg,both=fedavg:cohort=1:model.hidden=[4]": "partition.",
     }.items():
         assert notes(grid(tmp_path, methods), [])[0].endswith(f"the same {same}")
+
+
+def test_labels_are_text_in_every_form():
+    """Whatever is in them: no cell more, no command, no unfinished comment."""
+    label = "a^b_{x}$|~\\c&%#"
+    row = Row(Variant(label, "fedavg"), (0,), {"bytes": Figure(1e6, None, (1e6,))})
+    table = Compared("digits", (0,), "accuracy", ("bytes",), (row,), "")
+    *_, last = markdown([table], []).strip().splitlines()
+    assert len(re.split(r"(?<!\\)\|", last)) == 4
+    tex = latex([table], ["its process ended and said: one\n\\two\nthree"])
+    body = [line for line in tex.splitlines() if not line.startswith("%")]
+    assert body[0].startswith(r"\begin{tabular}")
+    written = r"a\textasciicircum{}b\_\{x\}\$|\textasciitilde{}\textbackslash{}c\&\%\#"
+    assert rf"{written} & 1.0 MB \\" in body
 
 
 def test_another_file_of_foreign_inputs_is_tried_anew(tmp_path):

@@ -430,6 +430,25 @@ for arguments in sys.argv[1:]:
             },
             "secure.max_weight bounds no weight: under fedavg",
         ),
+        *(
+            ({"method": {"name": "global"}, **settings}, f"{words} has no effect: global pools all")
+            for settings, words in (
+                ({"cohort": 1}, "cohort"),
+                ({"sampling": "cyclic"}, "sampling"),
+                ({"min_reports": 2}, "min_reports"),
+                ({"aggregation": {"max_weight": 3.0}}, "aggregation.max_weight"),
+                ({"aggregation": {"max_change": 3.0}}, "aggregation.max_change"),
+                ({"method": {"name": "global", "weighting": "uniform"}}, "method.weighting"),
+            )
+        ),
+        (
+            {
+                "privacy": {"noise": 1.0, "repeatable": True},
+                "aggregation": {"clip": 1.0},
+                "evaluate_local_every": 2,
+            },
+            "evaluate_local_every has no effect: .* privacy.metrics is off",
+        ),
         ({"aggregation": {"rule": "median"}}, "of 2 reports a round it is their mean"),
         ({"training": {"patience": 2, "epochs": 3}}, "it may after epoch 3, and training.epochs"),
         (

@@ -23,6 +23,7 @@ from fedbayes.likelihoods.conformal import (
     scores,
     threshold,
 )
+from fedbayes.seals import sealed_table, unsealed_table
 from fedbayes.targets import Target
 from fedbayes.tools.conformal import calibrate_conformal
 from fedbayes.tools.export import export
@@ -402,16 +403,26 @@ def test_what_is_not_calibrated_is_told(runs, tmp_path):
     with pytest.raises(RunError, match=r"conformal\.json has no threshold of client b"):
         fedbayes.load(run, site="b")
     path = run / "conformal.json"
-    text = path.read_text()
-    path.write_text(text.replace('"model": "', '"model": "0'))
+    path.write_text(path.read_text().replace('"level": 0.9', '"level": 0.95'))
+    with pytest.raises(
+        RunError, match=r"cannot read .*conformal\.json: it is not what was written"
+    ):
+        fedbayes.load(run)
+    calibrate_conformal(run, 0.9)
+    text = json.dumps(unsealed_table(path.read_bytes()))
+
+    def rewrite(text):
+        path.write_bytes(sealed_table(json.loads(text)))
+
+    rewrite(text.replace('"model": "', '"model": "0'))
     with pytest.warns(UserWarning, match=r"conformal\.json is of another model"):
         assert "set" not in fedbayes.load(run).predict_frame(frame)
-    for old, new in (("probability", "luck"), ('"level": 0.9', '"level": 9'), (text[-20:], "")):
-        path.write_text(text.replace(old, new))
+    for old, new in (("probability", "luck"), ('"level": 0.9', '"level": 9')):
+        rewrite(text.replace(old, new))
         with pytest.raises(RunError, match=r"cannot read .*conformal\.json"):
             fedbayes.load(run)
     for old, new in (("probability", "residual"), ('"threshold": [', '"threshold": [1.5,')):
-        path.write_text(text.replace(old, new))
+        rewrite(text.replace(old, new))
         with pytest.raises(ModelError, match="is not of what it predicts"):
             fedbayes.load(run)
     path.unlink()

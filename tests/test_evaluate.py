@@ -148,6 +148,14 @@ def test_the_models_of_a_run(tmp_path, monkeypatch, capsys):
     assert code == 0
     assert not err
     scores = {s["name"]: s for s in json.loads(out)}
+    for width in (50, 250):
+        monkeypatch.setenv("COLUMNS", str(width))
+        _, told, _ = cli(
+            monkeypatch, capsys, "evaluate", model, *clients, "--run", tmp_path / "run"
+        )
+        table = told[told.index("┏") : told.rindex("└")]
+        assert max(map(len, table.splitlines())) <= width
+        assert all(f"{score['brier']:.4f}" in table for score in scores.values()), "cut off"
     assert run.summary["global_accuracy"] is None
     assert scores["ensemble, uniform"]["accuracy"] > scores[str(clients[0])]["accuracy"]
 

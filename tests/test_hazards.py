@@ -14,6 +14,7 @@ import fedbayes
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.likelihoods.hazards import Hazards, at_risk, breslow, event_counts
 from fedbayes.runs.build import stored_data
+from fedbayes.seals import sealed_table, unsealed_table
 from fedbayes.tools.export import export
 from fedbayes.tools.hazards import _as_written, estimate_hazards
 from tests.command_line import command
@@ -180,13 +181,15 @@ def test_what_cannot_be_told_is_said(run, tmp_path, capsys):
     with pytest.raises(ConfigError, match="times are of survival"):
         fedbayes.load(tmp_path / "digits").foretelling([1])
     path = place / "run" / "hazards.json"
-    text = path.read_text()
-    path.write_text(text.replace('"model": "', '"model": "0'))
+    known = unsealed_table(path.read_bytes())
+    path.write_bytes(sealed_table(known | {"model": "another"}))
     with pytest.warns(FedbayesWarning, match=r"hazards\.json is of another model"):
         model = fedbayes.load(place / "run")
     with pytest.raises(ConfigError, match="no baseline hazard: fedbayes hazards RUN"):
         model.foretelling([1])
-    path.write_text(text.replace('"last": 52.0', '"last": 1.0'))
+    text = json.dumps(known)
+    assert '"last": 52.0' in text
+    path.write_bytes(sealed_table(json.loads(text.replace('"last": 52.0', '"last": 1.0'))))
     with pytest.raises(RunError, match=r"cannot read .*hazards\.json"):
         fedbayes.load(place / "run")
     path.unlink()

@@ -1,6 +1,7 @@
 """The commands that list and draw."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -191,6 +192,17 @@ def test_the_package_lists_what_it_has():
             assert getattr(package, name) is not None
         with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
             package.nonsense  # noqa: B018
+
+
+def test_a_terminal_that_lacks_a_character_is_told_its_code():
+    """δ is in no table of Western Europe."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fedbayes", "settings", "privacy.delta"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert rb"\u03b4 of differential privacy" in done.stdout
 
 
 def test_data_list(cli):

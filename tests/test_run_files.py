@@ -24,11 +24,13 @@ from fedbayes.errors import FedbayesWarning, MessageError, RunError
 from fedbayes.files import write_beside
 from fedbayes.messages import decode, metadata
 from fedbayes.reports import gather
+from fedbayes.reports.page import differences
 from fedbayes.runs import flusher
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.lock import RunLock
 from fedbayes.seals import check_seal, has_seal, sealed
 from fedbayes.tools.calibration import trust
+from fedbayes.tools.conformal import calibrate_conformal
 from fedbayes.tools.export import export
 from fedbayes.tools.model_files import read_with_card, write_model
 from tests.hostile import folders, kills
@@ -55,6 +57,10 @@ def flip(path, place=0.5):
     data = bytearray(path.read_bytes())
     data[int(len(data) * place)] ^= 1
     path.write_bytes(data)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def checkpoint(folder):
@@ -113,12 +119,51 @@ def test_a_flipped_checkpoint_is_refused(copy, place):
         fedbayes.resume(copy)
 
 
+@pytest.mark.parametrize("length", [30, 100])
+def test_of_digests_that_are_cut_off_the_way_out_is_told(copy, length):
+    sums, summary = copy / "SHA256SUMS", copy / "summary.json"
+    whole = sums.read_bytes()
+    sums.write_bytes(whole[:length])
+    with pytest.raises(RunError, match=rf"remove {summary} and {sums}, and write them anew: fedb"):
+        RunFolder(copy).summary()
+    sums.unlink()
+    summary.unlink()
+    fedbayes.resume(copy)
+    digests = [line for line in whole.splitlines() if b"summary" not in line]
+    assert [line for line in sums.read_bytes().splitlines() if b"summary" not in line] == digests
+
+
+def test_what_was_found_of_a_lost_or_damaged_model_is_not_read(copy):
+    """Of all that is said then, it is the model that is to be mended."""
+    calibrate_conformal(copy)
+    flip(copy / "model.safetensors")
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
+        fedbayes.load(copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(RunError, match=r"model\.safetensors is gone; write it anew: fedbayes res"):
+        fedbayes.load(copy)
+
+
 def test_a_lost_checkpoint_starts_nothing_anew(copy):
     before = {p.name: p.read_bytes() for p in (copy / "clients").iterdir()}
     checkpoint(copy).unlink()
     with pytest.raises(RunError, match="holds no checkpoint, but the run had rounds"):
         fedbayes.resume(copy)
     assert {p.name: p.read_bytes() for p in (copy / "clients").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "partition.npz", "preprocessing.json", "metrics.jsonl", "clients"]
+)
+def test_a_new_run_takes_nothing_over_from_an_old_one(run, tmp_path, name):
+    """It would start from the other's checkpoint, or be evaluated on the other's division."""
+    (tmp_path / "run").mkdir()
+    take = shutil.copytree if (run / name).is_dir() else shutil.copy
+    take(run / name, tmp_path / "run" / name)
+    before = contents(tmp_path / "run")
+    with pytest.raises(RunError, match=f"holds files of another run, {name}.*no config.toml"):
+        fedbayes.run(folders.config(), tmp_path / "run")
+    assert contents(tmp_path / "run") == before
 
 
 def test_before_the_first_round_there_is_a_checkpoint_too(tmp_path):
@@ -208,6 +253,17 @@ def test_another_config_is_refused_with_its_keys(copy):
             use(copy)
 
 
+def test_a_cohort_of_one_is_not_one_of_all(tmp_path):
+    """Though 1 == 1.0."""
+    whole = fedbayes.run(folders.config(cohort=1.0, method={}), tmp_path / "run").folder.path
+    edit(whole, "cohort = 1.0", "cohort = 1")
+    with pytest.raises(RunError, match=r"cohort was 1\.0, and is 1\."):
+        fedbayes.resume(whole)
+    single = fedbayes.run(folders.config(cohort=1, method={}), tmp_path / "single").folder.path
+    edit(whole, "cohort = 1", "cohort = 1.0")
+    assert ("cohort", ["1.0", "1"]) in differences(gather([whole, single]))
+
+
 def test_settings_that_change_no_number_may_change_and_it_is_said(copy, run):
     edit(copy, "rounds = 4", "rounds = 5")
     with pytest.warns(FedbayesWarning, match="rounds was 4, and is 5"):
@@ -283,6 +339,20 @@ def test_private_states_are_closed_to_others(run):
     assert stat.S_IMODE((run / "clients").stat().st_mode) == 0o700
     for state in (run / "clients").iterdir():
         assert stat.S_IMODE(state.stat().st_mode) & 0o077 == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no limits of this kind")
+def test_a_quota_that_is_used_up_is_told_with_the_file(tmp_path):
+    import resource
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+    command = [sys.executable, "-m", "fedbayes", "run", "--rounds", "1", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "error: run/checkpoints/round-0000000.safetensors: File too large" in done.stderr
 
 
 def test_a_full_disk_leaves_no_halves(tmp_path, monkeypatch):

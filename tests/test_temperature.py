@@ -28,6 +28,7 @@ from fedbayes.metrics import calibrate
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.personal import own_models
 from fedbayes.runs.temperature import read_temperature
+from fedbayes.seals import sealed_table, unsealed_table
 from fedbayes.targets import Target
 from fedbayes.tools.calibration import trust
 from fedbayes.tools.export import export
@@ -206,15 +207,21 @@ def test_the_temperature_of_a_run_is_that_of_its_counted_rows_together(ended, na
 def test_a_temperature_of_another_model_is_not_used(ended, recwarn):
     folder = ended["global"]
     done = calibrate_temperature(folder.path)
-    known = json.loads(done.path.read_text())
-    done.path.write_text(json.dumps(known | {"model": "another"}))
+    written = json.loads(done.path.read_text())
+    known = unsealed_table(done.path.read_bytes())
+    done.path.write_bytes(sealed_table(known | {"model": "another"}))
     with pytest.warns(FedbayesWarning, match="is of another model than the run has now"):
         assert read_temperature(folder) is None
-    for content in ("{", json.dumps(known | {"temperature": 0.0})):
-        done.path.write_text(content)
+    changed = [written | {"temperature": 2 * done.temperature}, known]
+    for content in (b"{", b"[]", *(json.dumps(table).encode() for table in changed)):
+        done.path.write_bytes(content)
+        with pytest.raises(RunError, match=r"cannot read .*: fedbayes calibrate"):
+            read_temperature(folder)
+    for content in (sealed_table(known | {"temperature": 0.0}), sealed_table({})):
+        done.path.write_bytes(content)
         with pytest.raises(RunError, match="make it anew: fedbayes calibrate"):
             read_temperature(folder)
-    done.path.write_text(json.dumps(known | {"format": "later"}))
+    done.path.write_bytes(sealed_table(known | {"format": "later"}))
     with pytest.raises(RunError, match="is of another version"):
         read_temperature(folder)
     done.path.unlink()

@@ -21,6 +21,7 @@ from fedbayes.likelihoods.trust import examine, unsure
 from fedbayes.metrics import CONFIDENCES, Confidences, calibrate
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
+from fedbayes.seals import sealed_table, unsealed_table
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
 from fedbayes.tools.foreign_inputs import check_foreign, foreign_inputs
@@ -168,8 +169,12 @@ def test_a_trial_is_kept_while_model_and_inputs_stay(ended):
     before = file.stat().st_mtime_ns
     assert try_model(ended.path, "noise") == first
     assert file.stat().st_mtime_ns == before
-    stale = json.loads(file.read_text())
-    file.write_text(json.dumps({**stale, "model": "another", "metrics": {"ood_auroc": 0.0}}))
+    known = unsealed_table(file.read_bytes())
+    for other in ({"model": "another", "metrics": {"ood_auroc": 0.0}}, {"file": "another"}):
+        file.write_bytes(sealed_table(known | other))
+        assert try_model(ended.path, "noise") == first
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps(written | {"metrics": {"ood_auroc": 0.0}}))
     assert try_model(ended.path, "noise") == first
     file.write_text("{")
     assert try_model(ended.path, "noise") == first

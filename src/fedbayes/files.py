@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from errno import EINVAL
+from errno import EDQUOT, EFBIG, EINVAL, ENOSPC
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -169,6 +169,8 @@ def flush(path: Path) -> None:
         os.close(number)
 
 
+FULL = {ENOSPC, EDQUOT, EFBIG}
+"""Errors of the system where no more can be written: the disk, the quota or the file is full."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -197,6 +199,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(number, "wb") as file:
             yield file
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in FULL:  # the system does not say where
+            error.filename = str(path)
         raise

@@ -1,18 +1,20 @@
-"""Files of tensors that are sealed with their own digest.
+"""Files that are sealed with their own digest.
 
 A *seal* is the SHA-256 digest of a file of tensors in its own header, taken with zeros in the
-place of the digest: whichever byte of the file is changed, the seal no longer fits.
+place of the digest: whichever byte of the file is changed, the seal no longer fits. That of a table
+in JSON is the digest of what it holds beside the seal.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from fedbayes.errors import MessageError
-from fedbayes.files import digest
+from fedbayes.files import digest, json_text, parse_json
 from fedbayes.messages import Masked, encode
 
 SEAL = "fedbayes-sha256"
@@ -67,3 +69,22 @@ def _seal_of(data: bytes) -> re.Match[bytes] | None:
     """The place of the seal in the header of a safetensors file."""
     end = 8 + int.from_bytes(data[:8], "little")
     return _SEALED.search(data, 8, min(end, len(data)))
+
+
+def sealed_table(content: Mapping[str, Any]) -> bytes:
+    """A table in JSON with a seal."""
+    seal = digest(json_text(content).encode())
+    return (json_text({**content, SEAL: seal}, indent=2) + "\n").encode()
+
+
+def unsealed_table(data: bytes) -> dict[str, Any]:
+    """What a table holds beside its seal.
+
+    Raises:
+        ValueError: it is no table in JSON, or not what it was when it was sealed.
+    """
+    content = parse_json(data)
+    seal = content.pop(SEAL, None) if isinstance(content, dict) else None
+    if seal is None or seal != digest(json_text(content).encode()):
+        raise ValueError("it is not what was written")
+    return dict(content)

@@ -161,6 +161,10 @@ def test_a_setting_without_effect_is_refused(tmp_path):
     np.savez(tmp_path / "t.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1], group=[0, 0, 1, 1])
     with pytest.raises(DataError, match="no columns, so group has no effect"):
         load(tmp_path / "t.npz", group="group")
+    FRAME.to_csv(tmp_path / "t.csv", index=False)
+    for name in ("t.npz", "t.csv"):
+        with pytest.raises(DataError, match=f"{name} holds no pictures in files, so data.size has"):
+            load(tmp_path / name, size=8)
     (note,) = load(tmp_path / "t.npz").notes
     assert "the array 'group' is not read (did you mean 'groups'?)" in note
 

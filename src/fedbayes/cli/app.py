@@ -4,8 +4,8 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable
-from errno import ENOSPC
 from functools import partial
+from io import TextIOWrapper
 from typing import Annotated, NoReturn, TextIO
 
 import click
@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from fedbayes.errors import FedbayesError, FedbayesWarning, plain
+from fedbayes.files import FULL
 from fedbayes.lazy import search_here_last
 from fedbayes.version import __version__
 
@@ -57,6 +58,8 @@ class Console(rich.console.Console):
 def main() -> None:
     """Run the command line; a user's error becomes one plain message and exit status 2."""
     search_here_last()
+    if isinstance(sys.stdout, TextIOWrapper):  # as Python has it for stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     rich.reconfigure(stderr=True)  # one console for all that is shown while work goes on
     rich.get_console().__class__ = Console
     # Python's own "once" begins anew whenever a library changes a filter.
@@ -76,7 +79,7 @@ def main() -> None:
     except FedbayesError as error:
         fail(str(error))
     except OSError as error:
-        if error.filename is None and error.errno != ENOSPC:
+        if error.filename is None and error.errno not in FULL:
             raise
         fail(f"{error.filename or 'the run folder'}: {error.strerror}")
 

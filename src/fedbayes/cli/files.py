@@ -85,12 +85,7 @@ def evaluate(
             for s in scores
         ),
     ]
-    if len(names) > _MOST_ACROSS:
-        cells = [list(column) for column in zip(*cells, strict=True)]
-    table = Table(*cells[0], pad_edge=False)
-    for row in cells[1:]:
-        table.add_row(*row)
-    Console().print(table)
+    Console().print(*_tables(cells, Console()), sep="\n")
     for score in scores if tests.clients else ():
         told = between_clients(as_summary(score.metrics, score.clients, tests.likelihood))
         if told is not None:
@@ -98,8 +93,23 @@ def evaluate(
             Console().print(told)
 
 
-_MOST_ACROSS = 4
-"""Metrics beyond which they stand one below the other, and models side by side."""
+def _tables(cells: list[list[str]], console: Console) -> list[Table]:
+    """Models and their metrics: many metrics one below the other, if all models fit beside them."""
+    from fedbayes.tools.comparison_table import folded
+
+    if len(cells[0]) > _MOST_ACROSS:
+        head, *rows = ([escape(text) for text in column] for column in zip(*cells, strict=True))
+        table = Table(*head, pad_edge=False)
+        for row in rows:
+            table.add_row(*row)
+        endless = console.options.update(max_width=10_000)
+        if console.measure(table, options=endless).maximum <= console.width:
+            return [table]
+    return folded(cells, console.width)
+
+
+_MOST_ACROSS = 6
+"""Columns beyond which metrics stand one below the other, and models side by side."""
 
 
 def _names(metrics: str) -> list[str]:

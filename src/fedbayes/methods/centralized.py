@@ -19,6 +19,12 @@ class Global(PointEstimate[Weights]):
         """The network's initialization."""
         return Weights(run.network.initial)
 
+    def remarks(self, run: Run) -> list[str]:
+        """That there is one report, which weighs what it will."""
+        if self.weighting == "samples":
+            return []
+        return [f"method.weighting has no effect: {self.name} pools all data"]
+
     def update(self, server: Weights, reports: Sum, at: At) -> tuple[Weights, Info]:
         """The weights of the one report."""
         return Weights(reports.mean()), {}

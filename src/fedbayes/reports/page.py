@@ -355,12 +355,8 @@ def _between(run: int, record: Record) -> Iterator[Between]:
 def differences(records: Sequence[Record]) -> list[tuple[str, list[str]]]:
     """Settings in which the runs differ, and the value of each run; – where it has none."""
     keys = list(dict.fromkeys(key for record in records for key in record.settings))
-    values = {key: [record.settings.get(key, "–") for record in records] for key in keys}
-    return [
-        (key, [str(value) for value in own])
-        for key, own in values.items()
-        if any(value != own[0] for value in own)
-    ]
+    values = {key: [str(record.settings.get(key, "–")) for record in records] for key in keys}
+    return [(key, own) for key, own in values.items() if len(set(own)) > 1]
 
 
 def _table(records: Sequence[Record]) -> tuple[list[str], list[dict[str, Any]]]:

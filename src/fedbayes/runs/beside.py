@@ -10,9 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedbayes.data.wording import listed
 from fedbayes.errors import FedbayesWarning, RunError
-from fedbayes.files import digest, parse_json, read_bytes, write_beside
+from fedbayes.files import digest, read_bytes, write_beside
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.progress import DIGEST
+from fedbayes.seals import sealed_table, unsealed_table
 
 
 class Stored(Protocol):
@@ -38,7 +39,7 @@ Found = TypeVar("Found")
 def calibrated_model(folder: RunFolder, *, personal: bool) -> str:
     """Digest of the file of the global model, or of the checkpoint behind clients' own."""
     if not personal:
-        return digest(read_bytes(folder.model_file))
+        return digest(folder.model_bytes())
     progress = folder.progress(folder.best_round())
     if progress is None:
         raise RunError(f"{folder.path} has no checkpoint")
@@ -52,7 +53,7 @@ def calibrated_model(folder: RunFolder, *, personal: bool) -> str:
 
 def write_stored(path: Path, stored: Stored) -> Path:
     """Write the file, in place of the one that is there."""
-    write_beside(path, TypeAdapter(type(stored)).dump_json(stored, indent=2) + b"\n")
+    write_beside(path, sealed_table(TypeAdapter(type(stored)).dump_python(stored, mode="json")))
     return path
 
 
@@ -75,7 +76,7 @@ def read_stored(
     if not path.exists():
         return None
     try:
-        stored = TypeAdapter(kind).validate_python(parse_json(read_bytes(path)))
+        stored = TypeAdapter(kind).validate_python(unsealed_table(read_bytes(path)))
     except (OSError, ValueError, ValidationError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise RunError(f"cannot read {path}: {reason}; make it anew: {command}") from None

@@ -329,8 +329,16 @@ def remarks(
         )
     if config.privacy.repeatable:
         notes.append(f"privacy.repeatable: {PUBLIC}")
-    if method.centralized and (config.cohort != 1.0 or config.min_reports > 1):
-        notes.append(f"cohort and min_reports have no effect: {method.name} pools all data")
+    if method.centralized:
+        named: list[tuple[BaseModel, str, tuple[str, ...]]]
+        named = [(config, "", ("cohort", "sampling", "min_reports"))]
+        named += [(config.aggregation, "aggregation.", ("max_change", "max_weight"))]
+        notes += [
+            f"{prefix}{name} has no effect: {method.name} pools all data"
+            for table, prefix, names in named
+            for name in names
+            if _changed(table, name)
+        ]
     if method.centralized and config.clock.ticks:
         notes.append(f"clock has no effect: {method.name} pools all data")
     notes += stale.remarks(
@@ -344,7 +352,11 @@ def remarks(
         notes.append(f"evaluate_every has no effect: {method.name} has no global model")
     if config.evaluate_local_every != 1 and method.centralized:
         notes.append(f"evaluate_local_every has no effect: {method.name} has no clients' models")
-    if config.evaluate_local_every != 1 and config.stop_after and not method.centralized:
+    elif config.evaluate_local_every != 1 and (why := _silent(config)):
+        notes.append(
+            f"evaluate_local_every has no effect: clients tell nothing of their own models: {why}"
+        )
+    elif config.evaluate_local_every != 1 and config.stop_after:
         every = config.evaluate_local_every
         notes.append(
             "a run that stop_after ends has no evaluation of clients' own models in its last "
@@ -459,12 +471,9 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
     """Of settings that do nothing beside the others or under the method, a sentence each."""
     aggregation, privacy, notes = config.aggregation, config.privacy, list[str]()
 
-    def changed(table: BaseModel, name: str) -> bool:
-        return bool(getattr(table, name) != type(table).model_fields[name].default)
-
     if privacy.noise and config.min_reports > 1:
         notes.append("min_reports has no effect: with noise every round has an update")
-    if privacy.noise and changed(config, "stop_refused"):
+    if privacy.noise and _changed(config, "stop_refused"):
         notes.append("stop_refused has no effect: with noise every round has an update")
     if config.secure.enabled and privacy.noise and privacy.metrics == "on":
         notes.append("privacy.metrics has no effect: with secure.enabled clients send no metrics")
@@ -477,7 +486,7 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
         unseen = "with noise no report is measured by others"
     elif config.secure.enabled:
         unseen = "with secure.enabled nobody sees a single report"
-    if changed(aggregation, "max_change") and unseen:
+    if _changed(aggregation, "max_change") and unseen:
         notes.append(f"aggregation.max_change has no effect: {unseen}")
     if aggregation.outliers == "leave-out":
         compares = type(method).compared is not Method.compared
@@ -488,10 +497,15 @@ def _without_effect(config: Config, method: AnyMethod) -> list[str]:
         notes += [
             f"{table}.max_weight bounds no weight: {alike} all reports have weight 1"
             for table in ("aggregation", "secure")
-            if changed(getattr(config, table), "max_weight")
+            if _changed(getattr(config, table), "max_weight")
             and (config.secure.enabled if table == "secure" else config.evaluate_at != "clients")
         ]
     if config.attack.kind == "none":
-        names = [f"attack.{n}" for n in ("clients", "start") if changed(config.attack, n)]
+        names = [f"attack.{n}" for n in ("clients", "start") if _changed(config.attack, n)]
         notes += [f"{name} has no effect: attack.kind is none" for name in names]
     return notes
+
+
+def _changed(table: BaseModel, name: str) -> bool:
+    """Whether a setting has another value than its default; a cohort of 1 is not one of 1.0."""
+    return repr(getattr(table, name)) != repr(type(table).model_fields[name].default)

@@ -92,11 +92,17 @@ class RunFolder:
         self._lines_size = 0
         self._headline = "", True
 
+    @property
+    def _of_rounds(self) -> list[Path]:
+        """What only a run that had rounds leaves beside its checkpoints."""
+        return [self.metrics_file, self.summary_file, self.model_file, self.clients]
+
     def refuse_second_run(self) -> None:
-        """See that no run is here yet.
+        """See that no run is here yet, and no files that one left: a new run would go on from its
+        checkpoint, and keep its division of the data.
 
         Raises:
-            RunError: there is one.
+            RunError: there is one, or there are.
         """
         if self.config_file.exists():
             raise RunError(
@@ -106,6 +112,13 @@ class RunFolder:
         if (self.path / SEEDS_FILE).exists():
             raise RunError(
                 f"{self.path} already holds runs of several seeds; choose another folder"
+            )
+        left = [*self._of_rounds, self.partition_file, self.preprocessing_file, self.sums_file]
+        left += map(self.checkpoints.file, self.rounds())
+        if traces := [str(path.relative_to(self.path)) for path in left if path.exists()]:
+            raise RunError(
+                f"{self.path} holds files of another run, {listed(traces)}, though no "
+                f"{self.config_file.name}; choose another folder, or move them away"
             )
 
     def lock(self) -> None:
@@ -428,8 +441,7 @@ class RunFolder:
             RunError: it had.
         """
         self.metrics()  # what is damaged is told first
-        left = [self.metrics_file, self.summary_file, self.model_file, self.clients]
-        if traces := [path.name for path in left if path.exists()]:
+        if traces := [path.name for path in self._of_rounds if path.exists()]:
             raise RunError(
                 f"{self.checkpoints.path} holds no checkpoint, but the run had rounds, for there "
                 f"is {', '.join(traces)}; put the newest checkpoint back from a copy, or start a "
@@ -557,15 +569,22 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.sums_file} is damaged: {error}") from None
+            raise RunError(f"{self.sums_file} is damaged ({error}). {self._anew}") from None
 
     def _check_sum(self, path: Path, data: bytes, sums: Mapping[str, str] | None) -> None:
         if sums is not None and sums.get(path.name) != digest(data):
             raise RunError(
                 f"{path} is damaged, or {self.sums_file.name} beside it is: it is not what the run "
-                f"left at its end. Put it back from a copy; or remove {self.summary_file} and "
-                f"{self.sums_file}, and write them anew: fedbayes resume {self.path}"
+                f"left at its end. {self._anew}"
             )
+
+    @property
+    def _anew(self) -> str:
+        """How to mend what was written at the end."""
+        return (
+            f"Put it back from a copy; or remove {self.summary_file} and {self.sums_file}, and "
+            f"write them anew: fedbayes resume {self.path}"
+        )
 
     def model(self) -> Tensors:
         """The global model at the end.
@@ -581,19 +600,31 @@ class RunFolder:
                     f"{self.path} has no global model: under {summary.get('method')} only clients "
                     "have models of their own"
                 )
+        data = self.model_bytes()
         try:
-            data = read_bytes(self.model_file)
-            self.check_sum(self.model_file, data)
             check_seal(data)
             if not data:
                 raise MessageError("it is empty")
             return decode_file(data, plain=True)
+        except MessageError as error:
+            raise RunError(f"cannot read the model {self.model_file}: {error}") from None
+
+    def model_bytes(self) -> bytes:
+        """The file of the global model.
+
+        Raises:
+            RunError: it is gone, cannot be read, or is not what the run left at its end.
+        """
+        try:
+            data = read_bytes(self.model_file)
         except FileNotFoundError:
             raise RunError(
                 f"the model {self.model_file} is gone; write it anew: fedbayes resume {self.path}"
             ) from None
-        except (OSError, MessageError) as error:
+        except OSError as error:
             raise RunError(f"cannot read the model {self.model_file}: {error}") from None
+        self.check_sum(self.model_file, data)
+        return data
 
     def summary(self) -> Metrics:
         """What came of the run.

@@ -98,7 +98,8 @@ class Inventory:
         return {
             key: f"{key} was {_said(before, key)}, and is {_said(now, key)}"
             for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key)
+            # As they are written: a cohort of 1.0 is all clients, and one of 1 is one.
+            if repr(before.get(key)) != repr(now.get(key))
         }
 
     def holds(self, name: str, data: bytes) -> bool:

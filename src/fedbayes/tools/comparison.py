@@ -195,7 +195,7 @@ def _same(grid: MethodGrid) -> str:
 
     def alike(*names: str) -> bool:
         return all(
-            getattr(config, name) == getattr(first[task], name)
+            repr(getattr(config, name)) == repr(getattr(first[task], name))  # 1.0 is no cohort of 1
             for (task, _), config in grid.settings.items()
             for name in names
         )

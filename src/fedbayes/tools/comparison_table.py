@@ -50,7 +50,19 @@ def rich_tables(table: Compared, width: int) -> list[Table]:
         table: of a config.
         width: of the terminal.
     """
-    (head, *labels), *columns = zip(*_cells(table), strict=True)
+    return folded(_cells(table), width, _title(table))
+
+
+def folded(cells: Sequence[Sequence[str]], width: int, title: str = "") -> list[Table]:
+    """Rows for a terminal, with their labels and all figures whole: in several tables where columns
+    are too many for one.
+
+    Args:
+        cells: headings, and below them rows, each with its label first.
+        width: of the terminal.
+        title: over the first table.
+    """
+    (head, *labels), *columns = zip(*cells, strict=True)
     longest = max(map(len, (head, *labels)))
     parts: list[list[tuple[str, ...]]] = [[]]
     room = first = width - min(longest, max(width // 3, _LABEL)) - 3
@@ -62,8 +74,7 @@ def rich_tables(table: Compared, width: int) -> list[Table]:
         parts[-1].append(column)
         room -= needed
     return [
-        _shown([(head, *labels), *part], _title(table) if not place else "")
-        for place, part in enumerate(parts)
+        _shown([(head, *labels), *part], "" if place else title) for place, part in enumerate(parts)
     ]
 
 
@@ -122,7 +133,8 @@ def markdown(tables: Sequence[Compared], said: Sequence[str]) -> str:
                 figure, shown = row.figures.get(name), marked(name, row.figures.get(name))
                 best = figure is not None and figure.best
                 cells.append(f"**{shown.removesuffix('*')}**" if best else shown)
-            lines.append(f"| `{label}` | " + " | ".join(cells) + " |")
+            cells = [f"`{label}`".replace("|", "\\|"), *cells]
+            lines.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     legend = [line.replace("* best mean", "**Bold**: best mean") for line in said]
     return "\n\n".join([*parts, *legend]) + "\n"
@@ -130,7 +142,8 @@ def markdown(tables: Sequence[Compared], said: Sequence[str]) -> str:
 
 def latex(tables: Sequence[Compared], said: Sequence[str]) -> str:
     r"""As LaTeX for the package booktabs: the best in bold, what is not told apart underlined."""
-    parts = ["% \\usepackage{booktabs}", *(f"% {line}" for line in said)]
+    comments = [f"% {line}" for note in said for line in note.splitlines()]
+    parts = ["% \\usepackage{booktabs}", *comments]
     parts.append("% Here: \\textbf the best mean, \\underline not told apart from it.")
     for table in tables:
         lines = ["\\begin{tabular}{l" + "r" * len(table.columns) + "}", "\\toprule"]
@@ -144,12 +157,17 @@ def latex(tables: Sequence[Compared], said: Sequence[str]) -> str:
 
 
 def _latex(words: str) -> str:
-    for sign, spelled in _SIGNS.items():
-        words = words.replace(sign, spelled)
-    return words
+    return words.translate(_SIGNS)
 
 
-_SIGNS = {"\\": r"\textbackslash ", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#"}
+_SIGNS = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        **{sign: f"\\{sign}" for sign in "_%&#${}"},
+    }
+)
 
 
 def _latex_cell(name: str, figure: Figure | None) -> str:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedbayes.contracts import Sampler
-from fedbayes.files import json_text, parse_json, read_bytes, write_beside
+from fedbayes.files import read_bytes, write_beside
 from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.measures import MEASURES, fitting
 from fedbayes.likelihoods.trust import PIECE, Trust, examine, unsure
@@ -22,6 +22,7 @@ from fedbayes.runs.beside import calibrated_model
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.scores import test_parts
+from fedbayes.seals import sealed_table, unsealed_table
 from fedbayes.tensors import Tensors, to
 from fedbayes.tools.foreign_inputs import foreign_file, foreign_inputs
 
@@ -99,7 +100,7 @@ def try_model(folder: Path, asked: str) -> Trial:
             _reliability(trust),
             _selective(trust),
         )
-    write_beside(trial_file(place), (json_text(asdict(found), indent=2) + "\n").encode())
+    write_beside(trial_file(place), sealed_table(asdict(found)))
     return found
 
 
@@ -127,7 +128,7 @@ def _tried(folder: RunFolder) -> str:
 def stored_trial(folder: RunFolder) -> Trial | None:
     """The trial of a run that was kept; None where there is none that can be read."""
     try:
-        content = parse_json(read_bytes(trial_file(folder)))
+        content = unsealed_table(read_bytes(trial_file(folder)))
         found = TypeAdapter(Trial).validate_python(content)
     except (OSError, ValueError, ValidationError):
         return None

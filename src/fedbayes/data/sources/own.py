@@ -316,6 +316,10 @@ def _assemble(
     """The data set of these samples, those to train on first; `testing` is None without a test
     part.
     """
+    if settings.size and framed is None:
+        raise DataError(
+            f"{where} holds no pictures in files, so data.size has no effect; leave it out"
+        )
     statistics, scale = None, 255.0 if x.dtype == np.uint8 else 1.0
     if tokens is not None:
         statistics = np.zeros(tokens.length, np.float32), np.ones(tokens.length, np.float32)
@@ -360,10 +364,6 @@ def _of_arrays(
     """Statistics and scale of pixels by the processor, where x holds pixels of 8 bits; it is told
     where it does not.
     """
-    if settings.size:
-        raise DataError(
-            f"{where} holds no pictures in files, so data.size has no effect; leave it out"
-        )
     if x.ndim == 4 and x.dtype == np.uint8:
         framed = framing(settings)
         if framed.statistics is None or len(framed.mean) == x.shape[1]:
