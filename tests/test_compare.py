@@ -26,6 +26,7 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
 from fedbayes.tools import grid_display
+from fedbayes.tools.attack_grid import AttackGrid
 from fedbayes.tools.comparison import (
     Compared,
     Figure,
@@ -64,6 +65,22 @@ class Seen:
 
 def grid(folder, methods="fedavg,local", overrides=SMALL, **more):
     return MethodGrid(folder, variants(methods), **{"seeds": 2, "overrides": overrides, **more})
+
+
+def test_a_folder_of_a_run_is_none_for_others(tmp_path):
+    """Two kinds of things in one folder, and a report would be of both."""
+    place = tmp_path / "run"
+    place.mkdir()
+    for name, words in (("config.toml", "holds a run"), ("seeds.toml", "runs of several seeds")):
+        (place / name).write_text("")
+        with pytest.raises(RunError, match=words):
+            grid(place)
+        with pytest.raises(RunError, match=words):
+            AttackGrid(place)
+        (place / name).unlink()
+    (place / "model.safetensors").write_bytes(b"")
+    with pytest.raises(RunError, match=r"files of another run, model\.safetensors"):
+        grid(place)
 
 
 def finish(runs, **more):

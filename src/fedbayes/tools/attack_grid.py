@@ -85,6 +85,7 @@ class AttackGrid:
 
     Raises:
         ConfigError: a name is unknown, or something is wrong with the settings.
+        RunError: the folder is itself that of a run.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class AttackGrid:
     ) -> None:
         self.folder = folder
         """Where the run folders are."""
+        RunFolder(folder).refuse_second_run()
         self._file, self._overrides = config, list(overrides)
         base = Config.load(config, overrides)
         methods = methods or [base.method["name"]]

@@ -77,7 +77,7 @@ class MethodGrid:
 
     Raises:
         ConfigError: something is wrong with the settings, or a name is given twice.
-        RunError: the folder holds runs with other settings.
+        RunError: the folder holds runs with other settings, or is itself that of a run.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class MethodGrid:
     ) -> None:
         self.folder, self.foreign = folder, foreign
         check_foreign(foreign)
+        RunFolder(folder).refuse_second_run()
         for path in configs:
             if path.suffix.lower() != ".toml":
                 raise ConfigError(
