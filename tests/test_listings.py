@@ -205,6 +205,23 @@ def test_a_terminal_that_lacks_a_character_is_told_its_code():
     assert rb"\u03b4 of differential privacy" in done.stdout
 
 
+def test_a_name_of_other_bytes_is_told(monkeypatch, capsys, tmp_path):
+    """Linux has such names from disks of other systems; nothing that is text can hold them."""
+    table = tmp_path / os.fsdecode(b"caf\xe9.csv")
+    try:
+        table.write_text("a,label\n" + "1,0\n2,1\n" * 20)
+    except (OSError, UnicodeError):
+        pytest.skip("the file system takes no such names")
+    given = ["--set", f"data.path={table}", "--set", "data.label=label", "-o", f"{tmp_path}/run"]
+    monkeypatch.setattr("sys.argv", ["fedbayes", "run", *given])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: '{tmp_path}/caf\\udce9.csv': such a name is not UTF-8; rename it"
+    )
+
+
 def test_data_list(cli):
     names = [entry["name"] for entry in json.loads(cli("data", "list", "--json"))]
     assert names == [

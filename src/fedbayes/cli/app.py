@@ -78,6 +78,12 @@ def main() -> None:
         fail(f"{message} See {context.command_path} --help." if context else message)
     except FedbayesError as error:
         fail(str(error))
+    except UnicodeEncodeError as error:
+        # What Python has for other bytes, and what of the text around it may be of the name.
+        odd = re.search(r"[^\s<>|'\"]*[\udc80-\udcff][^\s<>|'\"]*", error.object)
+        if odd is None:
+            raise
+        fail(f"{odd[0]!r}: such a name is not UTF-8; rename it")
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise

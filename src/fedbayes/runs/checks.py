@@ -327,7 +327,7 @@ def remarks(
             "stop_after and keep_checkpoints = 'best' choose by test samples, which ε does not "
             "cover: let these be the server's own"
         )
-    if config.privacy.repeatable:
+    if config.privacy.noise and config.privacy.repeatable:
         notes.append(f"privacy.repeatable: {PUBLIC}")
     if method.centralized:
         named: list[tuple[BaseModel, str, tuple[str, ...]]]

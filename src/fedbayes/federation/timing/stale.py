@@ -197,7 +197,8 @@ def remarks(
     notes = []
     if clock.ticks and not clocked:
         notes.append("clock has no effect: clients on other machines take the time that they take")
-    if clock.rate_spread and not any(isinstance(r, float) for r in (clock.download, clock.upload)):
+    drawn = any(isinstance(rate, float) for rate in (clock.download, clock.upload))
+    if clock.ticks and clock.rate_spread and not drawn:
         notes.append(
             "clock.rate_spread has no effect: it is of a rate that is drawn, and clock.download "
             "and clock.upload give none"
