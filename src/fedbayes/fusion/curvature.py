@@ -353,14 +353,16 @@ class _Sums:
 
         most = max(1, _ROOM // sum(p.numel() for p in parameters.values()))
         try:
-            with warnings.catch_warnings():
+            # No gradients but these, or sums would hold on to all that they came from.
+            with warnings.catch_warnings(), torch.no_grad():
                 warnings.filterwarnings("ignore", "There is a performance drop")
                 found = vmap(grad(value), in_dims=(None, 0, 0), chunk_size=most)(parameters, x, v)
             squares = {name: found[name].square().sum(0) for name in names}
         except RuntimeError:  # an operation that is not mapped, as of an LSTM
             squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
             for one, along in zip(x, v, strict=True):
-                single = grad(value)(parameters, one, along)
+                with torch.no_grad():
+                    single = grad(value)(parameters, one, along)
                 for name in names:
                     squares[name] += single[name].square()
         for name in names:
