@@ -90,6 +90,7 @@ def test_fully_connected_networks_get_the_numbers_of_their_own_matching(
         ("u-net", 0),
         ("squeeze and excite", 3),
         ("shared", 3),
+        ("tied", 3),
         ("parallel", 0),
         ("depthwise", 3),
         ("shuffle", 0),

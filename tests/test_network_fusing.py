@@ -134,6 +134,70 @@ class Scaled(nn.Module):
         return self.network((x - self.mean) * self.factor)
 
 
+class Tied(nn.Module):
+    """Two layers of one weight, and a layer under two names."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.first, self.one, self.two = nn.Linear(6, 9), nn.Linear(9, 9), nn.Linear(9, 9)
+        self.last = nn.Linear(9, classes)
+        self.two.weight, self.again = self.one.weight, self.first
+
+    def forward(self, x):
+        x = self.one(torch.relu(self.first(x)))
+        return self.last(torch.relu(self.two(torch.relu(x))))
+
+
+class Untied(Tied):
+    """The same without a name for what is there twice."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        del self.again
+
+
+def tied(shape, classes):
+    return Tied(classes)
+
+
+@pytest.mark.parametrize("method", ["function", "match", "permute", "average"])
+def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, capsys):
+    """What comes out is what networks give whose layers have one name each, and stays shared."""
+    given = {}
+    for kind in (Tied, Untied):
+        for number in range(2):
+            torch.manual_seed(number)
+            path = tmp_path / f"{kind.__name__}{number}.pt"
+            network = kind(3)
+            torch.save(network.state_dict(), path)
+            given.setdefault(kind, []).append(path)
+    scale = ["--set", "function.draws=512"] if method == "function" else []
+    for kind, factory in ((Tied, "tied"), (Untied, "untied")):
+        asked = ("--model", f"tests.test_network_fusing:{factory}", "--shape", 6, "--classes", 3)
+        minutes = SMALL if method == "function" else ()
+        out = tmp_path / f"{factory}.pt"
+        status = command(
+            "fuse", *given[kind], "-o", out, "--method", method, *asked, *scale, *minutes
+        )
+        assert status == 0, capsys.readouterr().err
+        assert "are not used" not in capsys.readouterr().out
+    fused = torch.load(tmp_path / "tied.pt")
+    other = torch.load(tmp_path / "untied.pt")
+    assert all(torch.equal(fused[name], tensor) for name, tensor in other.items())
+    assert torch.equal(fused["one.weight"], fused["two.weight"])
+    assert torch.equal(fused["first.bias"], fused["again.bias"])
+    parted = dict(torch.load(given[Tied][0]))
+    parted["two.weight"] = parted["two.weight"] + 1
+    torch.save(parted, given[Tied][0])
+    asked = ("--model", "tests.test_network_fusing:tied", "--shape", 6, "--classes", 3)
+    assert command("fuse", *given[Tied], "-o", tmp_path / "g.pt", *asked, "--method", method) == 2
+    assert "holds no weights of model" in capsys.readouterr().err
+
+
+def untied(shape, classes):
+    return Untied(classes)
+
+
 def test_programs_are_fused_as_the_weights_in_them_are(photos, tmp_path):
     """Also where tensors that nobody learns come before the first layer."""
     networks, programs = {}, {}

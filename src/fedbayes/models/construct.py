@@ -155,14 +155,14 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
     digest = frozen_digest(card)
     if digest:
         weights = Network(module).completed(weights, digest, file)
-    named = named_as(weights, wanted)
+    named = named_as(weights, module)
     if named is None or any(t.shape != wanted[name].shape for name, t in named.items()):
         odd = unlike(weights if named is None else named, wanted)
         raise ModelError(f"{file} holds no weights of model {settings.name!r}: {odd}")
     for name, tensor in named.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
             raise ModelError(f"{file}: {name} holds NaN or infinite values")
-    module.load_state_dict(named)
+    module.load_state_dict(named, strict=False)  # which has shared tensors under all names
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> object:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.messages import Masked, Message
-from fedbayes.models.operations import follow
+from fedbayes.models.operations import follow, tensor_names
 from fedbayes.models.trace import Trace
 from fedbayes.tensors import Tensors
 
@@ -296,7 +296,8 @@ def evaluating(module: nn.Module) -> nn.Module:
 
 def program_units(program: "ExportedProgram") -> Groups:
     """The groups of units of a network that was exported."""
-    weights = {n: p for n, p in program.named_parameters() if p.ndim > 1}
+    names = set(tensor_names(program).values())
+    weights = {n: p for n, p in program.named_parameters() if p.ndim > 1 and n in names}
     buffers = dict(program.named_buffers()).keys()
     return _Collected(follow(program), weights, buffers).result()
 

@@ -18,6 +18,8 @@ from fedbayes.fusion.permutation import permuted_average
 from fedbayes.fusion.posterior_settings import AveragingSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.models import ModelSettings
+from fedbayes.models.resize import with_weights
+from fedbayes.models.steps import clean
 from fedbayes.models.units import find_units
 from fedbayes.tensors import Tensors, parameter_count
 from fedbayes.tools.model_files import (
@@ -111,10 +113,11 @@ class AveragingJob:
             samples = sent[:, 0].astype(np.float64)
             warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
         alpha = (samples / samples.sum()).tolist()
-        states = [dict(network.state_dict()) for network in networks]
+        kept = networks[0].state_dict().keys()
+        states = [{n: t for n, t in clean(one).items() if n in kept} for one in networks]
         told: dict[str, Any] = {}
         if self.method == "average":
-            weights = combine(states, alpha)
+            mean = combine(states, alpha)
         else:
             watch("bringing units into one order")
             example = silos.preprocessing.apply(
@@ -122,12 +125,13 @@ class AveragingJob:
             )
             units = find_units(networks[0], example)
             permuted = permuted_average(states, units.groups, alpha)
-            weights = permuted.weights
+            mean = permuted.weights
             told = {
                 "spread_before": permuted.before,
                 "spread_after": permuted.after,
                 "untouched": dict(units.untouched),
             }
+        weights = dict(with_weights(networks[0], mean).state_dict())
         card = silos.card
         if card is not None:
             card = replace(card, method={"name": f"fuse {self.method}"}, client="")

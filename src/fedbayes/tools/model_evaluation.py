@@ -127,7 +127,7 @@ def open_model(
         weights = network.completed(weights, card.frozen, name)
         count = parameter_count(weights)
     wanted = network.start
-    named = named_as(weights, wanted)
+    named = named_as(weights, network.module)
     cut = settings.name == "mlp" or (card is not None and given is None)
     if named is not None and not cut and _shapes(named) != _shapes(wanted):
         named = None  # as of LeNet-5 and of another network of as many layers

@@ -225,7 +225,7 @@ def _module(
     if card is not None:
         weights = network.completed(weights, card.frozen, name)
     wanted = network.start
-    named = named_as(weights, wanted)
+    named = named_as(weights, network.module)
     if named is None or any(named[key].shape != tensor.shape for key, tensor in wanted.items()):
         if settings.name == "mlp" and likelihood.head() is None:
             return _mlp(name, weights, preprocessing, likelihood)
