@@ -13,11 +13,13 @@ from torch.nn import functional
 
 import fedbayes
 from fedbayes.data import Preprocessing
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
+from fedbayes.fusion.graph_matching import match_graph
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
+from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, read_model, read_program
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
@@ -682,3 +684,40 @@ def test_options_that_cannot_all_be_meant_are_told_first(
     assert command("fuse", *asked, "--method", "function", *options) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "g.safetensors").exists()
+
+
+class Shifting(nn.Module):
+    """A network that shifts its inputs where they are."""
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.body, self.head = nn.Linear(inputs, 5), nn.Linear(5, classes)
+
+    def forward(self, x):
+        x.sub_(0.5)
+        return self.head(torch.relu(self.body(x.flatten(1))))
+
+
+def shifting(shape, classes):
+    return Shifting(int(np.prod(shape)), classes)
+
+
+def test_networks_that_write_over_their_inputs_are_refused(inputs, tmp_path, capsys):
+    """Each that is asked after them would be asked at other inputs."""
+    nets = {"a": MLP(6, [5], 3), "b": Shifting(6, 3)}
+    x = inputs.batch(-1, 4)
+    with pytest.raises(ModelError, match=r"^b writes over its inputs"):
+        fuse_functions(nets, nets["a"], inputs, settings=QUICK)
+    with pytest.raises(ModelError, match=r"^b writes over its inputs"):
+        match_graph(nets, MatchingSettings(), x)
+    torch.testing.assert_close(x, inputs.batch(-1, 4))
+    for shape in ("6", "3,4,4", "1,4,4"):
+        size = int(np.prod([int(n) for n in shape.split(",")]))
+        paths = []
+        for number in range(2):
+            paths.append(tmp_path / f"{size}-{number}.pt")
+            torch.save(Shifting(size, 3).state_dict(), paths[-1])
+        asked = ("--model", "tests.test_network_fusing:shifting", "--shape", shape, "--classes", 3)
+        assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
+        assert "writes over its inputs" in capsys.readouterr().err
+    assert not (tmp_path / "g.pt").exists()

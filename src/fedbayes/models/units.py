@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbayes.errors import ModelError
 from fedbayes.messages import Masked, Message
 from fedbayes.models.operations import follow, tensor_names
 from fedbayes.models.trace import Trace
@@ -292,6 +293,31 @@ def evaluating(module: nn.Module) -> nn.Module:
         return module.eval()
     except NotImplementedError:
         return module
+
+
+WRITES_OVER = (
+    "writes over its inputs (as x.sub_(…) and x += … do), and samples are shown more than once; "
+    "let it compute others, as x = x - …"
+)
+"""What to say of such a network, behind its name."""
+
+
+def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
+    """See that networks leave their inputs as they are.
+
+    Args:
+        networks: by name; left in evaluation mode.
+        x: inputs [n, ...]; not changed.
+
+    Raises:
+        ModelError: one writes over them.
+    """
+    for name, network in networks.items():
+        own = x.clone()
+        with torch.no_grad():
+            evaluating(network)(own)
+        if own._version:
+            raise ModelError(f"{name} {WRITES_OVER}")
 
 
 def program_units(program: "ExportedProgram") -> Groups:
