@@ -603,6 +603,14 @@ def test_priors_between_0_and_1_do_not_stand_for_other_values():
     for name in ("leaves", "noise"):
         with pytest.raises(ConfigError, match=r"trained on values of mean 112 .* \(data\.scale\)"):
             Inputs.seen(build_prior(name, (3, 8, 8)), seen)
+    rows = Preprocessing((5,), 1.0, (50.0,) * 5, (10.0,) * 5, FOUR)
+    with pytest.raises(ConfigError, match="trained on values of mean 50"):
+        Inputs.seen(build_prior("noise", (5,)), rows)
+    grey = Preprocessing((5,), 255.0, (0.25,) * 5, (0.5,) * 5, FOUR)
+    inputs = Inputs.seen(build_prior("noise", (5,)), grey)
+    x = inputs.batch(0, 64)
+    assert -0.5 <= float(x.min()) < 0 < float(x.max()) <= 1.5
+    torch.testing.assert_close(x, grey.apply(255 * (0.25 + 0.5 * x)))
 
 
 def test_real_samples_are_held_out(tmp_path):

@@ -388,6 +388,8 @@ def drawn(
         columns=seen.columns,
     )
     inputs = Inputs.seen(prior, seen, seed, sums=bool(sums))
+    if silos.programs and silos.card is not None:
+        Inputs.seen(prior, silos.card.preprocessing, seed, sums=bool(sums))  # they see the same
     if silos.programs and prior.name == "gaussian" and not sums and len(seen.shape) == 1:
         if silos.card is None:
             raise ConfigError(
