@@ -729,3 +729,12 @@ def test_networks_that_write_over_their_inputs_are_refused(inputs, tmp_path, cap
         assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
         assert "writes over its inputs" in capsys.readouterr().err
     assert not (tmp_path / "g.pt").exists()
+
+
+def test_labels_of_no_class_are_told_before_anything_is_fused(photos, tmp_path, capsys):
+    test, out = tmp_path / "t.npz", tmp_path / "g.pt"
+    np.savez(test, x=np.zeros((5, 3, 8, 8), np.float32), y=np.arange(5))
+    assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL, "--test", test) == 2
+    said = capsys.readouterr().err
+    assert "a label is 4, and the models tell 4 classes, 0 to 3" in said
+    assert not out.exists()
