@@ -738,3 +738,31 @@ def test_labels_of_no_class_are_told_before_anything_is_fused(photos, tmp_path, 
     said = capsys.readouterr().err
     assert "a label is 4, and the models tell 4 classes, 0 to 3" in said
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "options", "words"),
+    [
+        (2, torch.float32, ("6", "3"), "2"),
+        (None, torch.bfloat16, ("6", "3"), "type float32: "),
+        (None, torch.float32, ("6", "4"), "no logits of 4 classes"),
+        (None, torch.float32, ("7", "3"), "of shape (n, 7)"),
+    ],
+)
+def test_programs_that_do_not_answer_the_samples_are_refused(
+    size, kind, options, words, tmp_path, capsys
+):
+    """Such as those that were exported for a batch of one size."""
+    paths = [tmp_path / f"{number}.pt2" for number in range(2)]
+    for path in paths:
+        batch = None if size else ({0: torch.export.Dim("batch")},)
+        x = torch.zeros(size or 2, 6, dtype=kind)
+        whole = torch.export.export(nn.Linear(6, 3).to(kind), (x,), dynamic_shapes=batch)
+        torch.export.save(whole, path)
+    shape, classes = options
+    asked = ("--shape", shape, "--classes", classes, "--inputs", "noise", *SMALL)
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt2", *asked) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"error: {paths[0]} gives no logits" in said
+    assert words in said
+    assert not (tmp_path / "g.pt2").exists()

@@ -18,7 +18,7 @@ from fedbayes.models.resize import with_weights
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors
-from fedbayes.tools.evaluation_set import is_program
+from fedbayes.tools.evaluation_set import is_program, require_answers
 from fedbayes.tools.model_files import ModelFiles
 
 
@@ -286,6 +286,8 @@ def _programs(
     ones = (1.0,) * base.shape[0]
     raw = replace(base, mean=(0.0,) * base.shape[0], std=tuple(one / base.scale for one in ones))
     modules = {name: module for name, (module, _) in found.items()}
+    for name, module in modules.items():
+        require_answers(module, raw, name)
     wanted = modules[str(like)] if like is not None else next(iter(modules.values()))
     if network is not None:
         built = models.build(network, base.shape, likelihood.outputs, seed=0)
