@@ -234,6 +234,8 @@ class _Graph(Passes[Places]):
         fresh: Tensors = {}
         joint = self.settings.alternations > 0
         for name, old in self.own.tensors.items():
+            if not old.is_floating_point() and name not in there:
+                continue  # it stays the first network's
             if not old.is_floating_point():
                 values = self.coordinates.placed(0, name, matched)
             elif name in self.tensors:

@@ -30,6 +30,11 @@ def of_one_graph(
             odd = ~torch.isfinite(values) if tensor in learnt else torch.isnan(values)
             if bool(odd.any()):  # masks of attention are infinite
                 raise ModelError(f"the values {tensor!r} of {name} are not all finite")
+            if values.is_complex() and tensor in learnt:
+                raise ModelError(
+                    f"the weights {tensor!r} of {name} are complex numbers, which are not matched; "
+                    "--method function asks networks alone"
+                )
     require_inputs_kept(clients, example)
     own, donors = find_donors(list(clients.values()), like, example, lambda _: None)
     known = {donor.client for donor in donors}
