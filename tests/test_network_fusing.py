@@ -766,3 +766,37 @@ def test_programs_that_do_not_answer_the_samples_are_refused(
     assert f"error: {paths[0]} gives no logits" in said
     assert words in said
     assert not (tmp_path / "g.pt2").exists()
+
+
+class Named(nn.Module):
+    """A fully connected network whose layers have names of their own, and no biases if told."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5, bias=bias), nn.Linear(5, 3, bias=bias)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("method", ["function", "match", "permute", "average"])
+def test_networks_that_shapes_tell_keep_the_names_and_biases_of_the_first(bias, method, tmp_path):
+    paths, nets = [], []
+    for number in range(2):
+        torch.manual_seed(number)
+        nets.append(Named(bias).eval())
+        paths.append(tmp_path / f"{number}.pt")
+        torch.save(nets[-1].state_dict(), paths[-1])
+    out, fresh = tmp_path / "g.pt", Named(bias).eval()
+    options = SMALL if method == "function" else ("--gamma", 1e-9) if method == "match" else ()
+    given = ("--method", method, "--shape", 6, *options)
+    assert command("fuse", *paths, "-o", out, *given) == 0
+    fresh.load_state_dict(torch.load(out))
+    x = torch.randn(50, 6)
+    with torch.no_grad():
+        mean = torch.stack([net(x).log_softmax(-1) for net in nets]).mean(0)
+        far, alone = ((net(x).log_softmax(-1) - mean).abs().mean() for net in (fresh, nets[0]))
+    if method == "function":
+        assert far < 0.5 * alone
+    assert command("fuse", out, paths[0], "-o", tmp_path / "again.pt", *given) == 0

@@ -131,7 +131,7 @@ class AveragingJob:
                 "spread_after": permuted.after,
                 "untouched": dict(units.untouched),
             }
-        weights = dict(with_weights(networks[0], mean).state_dict())
+        weights = silos.written(dict(with_weights(networks[0], mean).state_dict()))
         card = silos.card
         if card is not None:
             card = replace(card, method={"name": f"fuse {self.method}"}, client="")

@@ -345,7 +345,8 @@ def write_network(
         task={} if silos.card is None else silos.card.task,
     )
     if path.suffix.lower() != PROGRAM:
-        write_model(path, dict(network.state_dict()), card if silos.told else None)
+        weights = silos.written(dict(network.state_dict()))
+        write_model(path, weights, card if silos.told else None)
         return
     inputs = PROGRAM_INPUTS if silos.told else UNTOLD
     card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
