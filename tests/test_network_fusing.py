@@ -182,7 +182,10 @@ def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, ca
             "fuse", *given[kind], "-o", out, "--method", method, *asked, *scale, *minutes
         )
         assert status == 0, capsys.readouterr().err
-        assert "are not used" not in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "are not used" not in said
+        count = sum(parameter.numel() for parameter in kind(3).parameters())
+        assert f" {count} parameters" in said
     fused = torch.load(tmp_path / "tied.pt")
     other = torch.load(tmp_path / "untied.pt")
     assert all(torch.equal(fused[name], tensor) for name, tensor in other.items())

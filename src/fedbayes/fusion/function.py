@@ -29,6 +29,7 @@ from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares, divergence, frozen
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
+from fedbayes.models.steps import stored
 from fedbayes.models.units import require_inputs_kept
 from fedbayes.tensors import parameter_count
 
@@ -97,7 +98,7 @@ class FunctionFusion:
     @property
     def parameters(self) -> int:
         """Scalars of the fused network."""
-        return parameter_count(dict(self.module.state_dict()))
+        return parameter_count(stored(self.module))
 
 
 def fuse_functions(

@@ -35,8 +35,9 @@ from fedbayes.fusion.widths import computes, recorded
 from fedbayes.matching import MatchingSettings, match_layer
 from fedbayes.matching.passes import Passes
 from fedbayes.models.resize import Placed, placed, with_weights
+from fedbayes.models.steps import stored
 from fedbayes.models.units import Group
-from fedbayes.tensors import Tensors
+from fedbayes.tensors import Tensors, parameter_count
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class GraphMatching:
     @property
     def parameters(self) -> int:
         """Scalars of the fused network."""
-        return sum(tensor.numel() for tensor in self.module.state_dict().values())
+        return parameter_count(stored(self.module))
 
     @property
     def wider(self) -> bool:

@@ -292,6 +292,12 @@ def clean(module: nn.Module) -> Tensors:
     return {name: tensor.detach() for name, tensor in both}
 
 
+def stored(module: nn.Module) -> Tensors:
+    """What a module's `state_dict` has, each tensor once though shared."""
+    kept = module.state_dict().keys()
+    return {name: tensor for name, tensor in clean(module).items() if name in kept}
+
+
 def same_function(steps: Steps, module: nn.Module, x: Tensor) -> bool:
     """Whether a module of the same shapes is the network that was recorded, with other weights."""
     try:
