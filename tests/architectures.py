@@ -172,6 +172,20 @@ class Shared(nn.Module):
         return self.last(torch.relu(self.twice(torch.relu(x))))
 
 
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.one, self.two = nn.Linear(6, 7), nn.Linear(7, 7), nn.Linear(7, 7)
+        self.last = nn.Linear(7, 3)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        x = self.one(torch.relu(self.first(x)))
+        return self.last(torch.relu(self.two(torch.relu(x))))
+
+
 class Parallel(nn.Module):
     """Two heads over one body, added."""
 
@@ -401,6 +415,7 @@ ARCHITECTURES = {
     "u-net": (UNet, image),
     "squeeze and excite": (SqueezeExcite, image),
     "shared": (Shared, flat),
+    "tied": (Tied, flat),
     "parallel": (Parallel, flat),
     "depthwise": (Depthwise, image),
     "shuffle": (Shuffle, image),

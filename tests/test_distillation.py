@@ -103,6 +103,42 @@ class Small(nn.Sequential):
         )
 
 
+class Training(nn.Module):
+    """What a network's own code does in training: dropout, and an answer of another form."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 8), nn.BatchNorm1d(8)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.first(x)))
+        x = nn.functional.dropout(x, 0.5, self.training)[:, None]
+        found = self.last(self.attention(x, x, x, need_weights=False)[0][:, 0])
+        return (found, x) if self.training else found
+
+
+class Evaluation(Training):
+    """The same without any of it."""
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.first(x)))[:, None]
+        self.attention.dropout = 0.0
+        return self.last(self.attention(x, x, x, need_weights=False)[0][:, 0])
+
+
+def test_what_networks_do_in_training_alone_is_left_out():
+    found = []
+    for kind in (Training, Evaluation):
+        torch.manual_seed(3)
+        student = kind()
+        found.append(distill(student, linear_teacher(), inputs(Gauss((4,))), settings(lr=0.02)))
+    assert found[0].divergence == found[1].divergence < found[0].checks[0].divergence
+    for name, tensor in found[0].module.state_dict().items():
+        assert torch.equal(tensor, found[1].module.state_dict()[name]), name
+
+
 def small():
     torch.manual_seed(0)
     teacher = Teacher([Small().eval() for _ in range(2)])

@@ -66,7 +66,7 @@ def error(fused, teacher, x):
 
 UNITED = (
     *("mlp", "lenet", "batch norm", "text", "u-net", "squeeze and excite"),
-    *("shared", "parallel", "separable", "grouped", "decoder", "channel shuffle"),
+    *("shared", "tied", "parallel", "separable", "grouped", "decoder", "channel shuffle"),
 )
 
 

@@ -1,5 +1,6 @@
 """Matching of any traced graph, against the dense one, formulas written out, and all matchings."""
 
+import copy
 import json
 from itertools import combinations, permutations, product
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from fedbayes.errors import ModelError
 from fedbayes.fusion import fuse, match_graph
+from fedbayes.fusion.combining import combine
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, read_model, read_program
 from fedbayes.models.networks import CNN
@@ -90,6 +92,7 @@ def test_fully_connected_networks_get_the_numbers_of_their_own_matching(
         ("u-net", 0),
         ("squeeze and excite", 3),
         ("shared", 3),
+        ("tied", 3),
         ("parallel", 0),
         ("depthwise", 3),
         ("shuffle", 0),
@@ -516,3 +519,36 @@ def test_gpi_fnm_of_other_networks_names_the_way(tmp_path, capsys):
         torch.save(CNN(1, 10, 10, 2).state_dict(), paths[-1])
     assert command("fuse", *paths, "-o", tmp_path / "g.pt", "--method", "gpi-fnm") == 2
     assert "fedbayes fuse --method match" in " ".join(capsys.readouterr().err.split())
+
+
+class Rotated(nn.Module):
+    """Pairs of features turned by position, as rotary embeddings are, by complex factors."""
+
+    def __init__(self, learnt=False):
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(4, 6), nn.Linear(6, 8), nn.Linear(8, 3)
+        turns = torch.polar(torch.ones(5, 4), torch.arange(20.0).reshape(5, 4))
+        if learnt:
+            self.turns = nn.Parameter(turns)
+        else:
+            self.register_buffer("turns", turns)
+        self.register_buffer("large", torch.tensor(2**53 + 1))
+
+    def forward(self, x):
+        x = self.two(torch.relu(self.one(x)))
+        pairs = torch.view_as_complex(x.unflatten(-1, (4, 2))) * self.turns
+        x = torch.view_as_real(pairs).flatten(2) * (self.large - 2**53)
+        return self.head(x.mean(1))
+
+
+def test_numbers_that_are_no_reals_stay_what_they_are():
+    torch.manual_seed(0)
+    net = Rotated()
+    nets = {name: copy.deepcopy(net) for name in "abc"}
+    found = match_graph(nets, COPIES, torch.zeros(2, 5, 4))
+    x = torch.randn(7, 5, 4)
+    torch.testing.assert_close(found.module(x), net(x), rtol=1e-4, atol=1e-5)
+    mean = combine([net.state_dict() for _ in range(3)], [0.25, 0.25, 0.5])
+    assert torch.equal(mean["turns"], net.turns)
+    with pytest.raises(ModelError, match="'turns' of a are complex numbers"):
+        match_graph({"a": Rotated(True), "b": Rotated(True)}, COPIES, torch.zeros(2, 5, 4))

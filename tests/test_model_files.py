@@ -84,8 +84,8 @@ def test_checkpoints_of_trainers(tmp_path, key, name):
 def test_weights_behind_an_attribute_are_found():
     module = MLP(2, [3], 2)
     inner = {f"net.{n}": t for n, t in module.state_dict().items()}
-    assert named_as(inner, module.state_dict()).keys() == module.state_dict().keys()
-    assert named_as(inner | {"loss.weight": torch.ones(2)}, module.state_dict()) is None
+    assert named_as(inner, module).keys() == module.state_dict().keys()
+    assert named_as(inner | {"loss.weight": torch.ones(2)}, module) is None
 
 
 class Evil:

@@ -13,11 +13,13 @@ from torch.nn import functional
 
 import fedbayes
 from fedbayes.data import Preprocessing
-from fedbayes.errors import ConfigError
+from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
+from fedbayes.fusion.graph_matching import match_graph
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
+from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, read_model, read_program
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
@@ -132,6 +134,73 @@ class Scaled(nn.Module):
 
     def forward(self, x):
         return self.network((x - self.mean) * self.factor)
+
+
+class Tied(nn.Module):
+    """Two layers of one weight, and a layer under two names."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.first, self.one, self.two = nn.Linear(6, 9), nn.Linear(9, 9), nn.Linear(9, 9)
+        self.last = nn.Linear(9, classes)
+        self.two.weight, self.again = self.one.weight, self.first
+
+    def forward(self, x):
+        x = self.one(torch.relu(self.first(x)))
+        return self.last(torch.relu(self.two(torch.relu(x))))
+
+
+class Untied(Tied):
+    """The same without a name for what is there twice."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        del self.again
+
+
+def tied(shape, classes):
+    return Tied(classes)
+
+
+@pytest.mark.parametrize("method", ["function", "match", "permute", "average"])
+def test_tensors_that_layers_share_have_one_name_of_several(method, tmp_path, capsys):
+    """What comes out is what networks give whose layers have one name each, and stays shared."""
+    given = {}
+    for kind in (Tied, Untied):
+        for number in range(2):
+            torch.manual_seed(number)
+            path = tmp_path / f"{kind.__name__}{number}.pt"
+            network = kind(3)
+            torch.save(network.state_dict(), path)
+            given.setdefault(kind, []).append(path)
+    scale = ["--set", "function.draws=512"] if method == "function" else []
+    for kind, factory in ((Tied, "tied"), (Untied, "untied")):
+        asked = ("--model", f"tests.test_network_fusing:{factory}", "--shape", 6, "--classes", 3)
+        minutes = SMALL if method == "function" else ()
+        out = tmp_path / f"{factory}.pt"
+        status = command(
+            "fuse", *given[kind], "-o", out, "--method", method, *asked, *scale, *minutes
+        )
+        assert status == 0, capsys.readouterr().err
+        said = capsys.readouterr().out
+        assert "are not used" not in said
+        count = sum(parameter.numel() for parameter in kind(3).parameters())
+        assert f" {count} parameters" in said
+    fused = torch.load(tmp_path / "tied.pt")
+    other = torch.load(tmp_path / "untied.pt")
+    assert all(torch.equal(fused[name], tensor) for name, tensor in other.items())
+    assert torch.equal(fused["one.weight"], fused["two.weight"])
+    assert torch.equal(fused["first.bias"], fused["again.bias"])
+    parted = dict(torch.load(given[Tied][0]))
+    parted["two.weight"] = parted["two.weight"] + 1
+    torch.save(parted, given[Tied][0])
+    asked = ("--model", "tests.test_network_fusing:tied", "--shape", 6, "--classes", 3)
+    assert command("fuse", *given[Tied], "-o", tmp_path / "g.pt", *asked, "--method", method) == 2
+    assert "holds no weights of model" in capsys.readouterr().err
+
+
+def untied(shape, classes):
+    return Untied(classes)
 
 
 def test_programs_are_fused_as_the_weights_in_them_are(photos, tmp_path):
@@ -537,6 +606,14 @@ def test_priors_between_0_and_1_do_not_stand_for_other_values():
     for name in ("leaves", "noise"):
         with pytest.raises(ConfigError, match=r"trained on values of mean 112 .* \(data\.scale\)"):
             Inputs.seen(build_prior(name, (3, 8, 8)), seen)
+    rows = Preprocessing((5,), 1.0, (50.0,) * 5, (10.0,) * 5, FOUR)
+    with pytest.raises(ConfigError, match="trained on values of mean 50"):
+        Inputs.seen(build_prior("noise", (5,)), rows)
+    grey = Preprocessing((5,), 255.0, (0.25,) * 5, (0.5,) * 5, FOUR)
+    inputs = Inputs.seen(build_prior("noise", (5,)), grey)
+    x = inputs.batch(0, 64)
+    assert -0.5 <= float(x.min()) < 0 < float(x.max()) <= 1.5
+    torch.testing.assert_close(x, grey.apply(255 * (0.25 + 0.5 * x)))
 
 
 def test_real_samples_are_held_out(tmp_path):
@@ -618,3 +695,111 @@ def test_options_that_cannot_all_be_meant_are_told_first(
     assert command("fuse", *asked, "--method", "function", *options) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "g.safetensors").exists()
+
+
+class Shifting(nn.Module):
+    """A network that shifts its inputs where they are."""
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.body, self.head = nn.Linear(inputs, 5), nn.Linear(5, classes)
+
+    def forward(self, x):
+        x.sub_(0.5)
+        return self.head(torch.relu(self.body(x.flatten(1))))
+
+
+def shifting(shape, classes):
+    return Shifting(int(np.prod(shape)), classes)
+
+
+def test_networks_that_write_over_their_inputs_are_refused(inputs, tmp_path, capsys):
+    """Each that is asked after them would be asked at other inputs."""
+    nets = {"a": MLP(6, [5], 3), "b": Shifting(6, 3)}
+    x = inputs.batch(-1, 4)
+    with pytest.raises(ModelError, match=r"^b writes over its inputs"):
+        fuse_functions(nets, nets["a"], inputs, settings=QUICK)
+    with pytest.raises(ModelError, match=r"^b writes over its inputs"):
+        match_graph(nets, MatchingSettings(), x)
+    torch.testing.assert_close(x, inputs.batch(-1, 4))
+    for shape in ("6", "3,4,4", "1,4,4"):
+        size = int(np.prod([int(n) for n in shape.split(",")]))
+        paths = []
+        for number in range(2):
+            paths.append(tmp_path / f"{size}-{number}.pt")
+            torch.save(Shifting(size, 3).state_dict(), paths[-1])
+        asked = ("--model", "tests.test_network_fusing:shifting", "--shape", shape, "--classes", 3)
+        assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
+        assert "writes over its inputs" in capsys.readouterr().err
+    assert not (tmp_path / "g.pt").exists()
+
+
+def test_labels_of_no_class_are_told_before_anything_is_fused(photos, tmp_path, capsys):
+    test, out = tmp_path / "t.npz", tmp_path / "g.pt"
+    np.savez(test, x=np.zeros((5, 3, 8, 8), np.float32), y=np.arange(5))
+    assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL, "--test", test) == 2
+    said = capsys.readouterr().err
+    assert "a label is 4, and the models tell 4 classes, 0 to 3" in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "options", "words"),
+    [
+        (2, torch.float32, ("6", "3"), "2"),
+        (None, torch.bfloat16, ("6", "3"), "type float32: "),
+        (None, torch.float32, ("6", "4"), "no logits of 4 classes"),
+        (None, torch.float32, ("7", "3"), "of shape (n, 7)"),
+    ],
+)
+def test_programs_that_do_not_answer_the_samples_are_refused(
+    size, kind, options, words, tmp_path, capsys
+):
+    """Such as those that were exported for a batch of one size."""
+    paths = [tmp_path / f"{number}.pt2" for number in range(2)]
+    for path in paths:
+        batch = None if size else ({0: torch.export.Dim("batch")},)
+        x = torch.zeros(size or 2, 6, dtype=kind)
+        whole = torch.export.export(nn.Linear(6, 3).to(kind), (x,), dynamic_shapes=batch)
+        torch.export.save(whole, path)
+    shape, classes = options
+    asked = ("--shape", shape, "--classes", classes, "--inputs", "noise", *SMALL)
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt2", *asked) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"error: {paths[0]} gives no logits" in said
+    assert words in said
+    assert not (tmp_path / "g.pt2").exists()
+
+
+class Named(nn.Module):
+    """A fully connected network whose layers have names of their own, and no biases if told."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5, bias=bias), nn.Linear(5, 3, bias=bias)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("method", ["function", "match", "permute", "average"])
+def test_networks_that_shapes_tell_keep_the_names_and_biases_of_the_first(bias, method, tmp_path):
+    paths, nets = [], []
+    for number in range(2):
+        torch.manual_seed(number)
+        nets.append(Named(bias).eval())
+        paths.append(tmp_path / f"{number}.pt")
+        torch.save(nets[-1].state_dict(), paths[-1])
+    out, fresh = tmp_path / "g.pt", Named(bias).eval()
+    options = SMALL if method == "function" else ("--gamma", 1e-9) if method == "match" else ()
+    given = ("--method", method, "--shape", 6, *options)
+    assert command("fuse", *paths, "-o", out, *given) == 0
+    fresh.load_state_dict(torch.load(out))
+    x = torch.randn(50, 6)
+    with torch.no_grad():
+        mean = torch.stack([net(x).log_softmax(-1) for net in nets]).mean(0)
+        far, alone = ((net(x).log_softmax(-1) - mean).abs().mean() for net in (fresh, nets[0]))
+    if method == "function":
+        assert far < 0.5 * alone
+    assert command("fuse", out, paths[0], "-o", tmp_path / "again.pt", *given) == 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.fusion.permutation import align, distance, permuted_average
 from fedbayes.models import MLP
+from fedbayes.models.steps import clean
 from fedbayes.models.units import find_units, permute
 from tests.architectures import ARCHITECTURES
 from tests.test_posteriors import shaken
@@ -26,6 +27,7 @@ RECOVERED = [
     "attention",
     "u-net",
     "shared",
+    "tied",
     "grouped",
     "channel shuffle",
     "decoder",
@@ -39,7 +41,7 @@ def network(name):
     torch.manual_seed(0)
     module = shaken(make())
     groups = [group for group in find_units(module, example()).groups if not group.output]
-    return module, groups, {n: t.detach().clone() for n, t in module.state_dict().items()}
+    return module, groups, {n: t.clone() for n, t in clean(module).items()}
 
 
 def shuffled(weights, groups, seed):

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fedbayes.models import units
 from fedbayes.models.compact import compact
+from fedbayes.models.steps import clean
 from tests.architectures import ARCHITECTURES, ODD
 
 
@@ -24,7 +25,9 @@ def traced(name):
     module = make().eval()
     found = units.find_units(module, example())
     weights = {}
-    for key, tensor in module.state_dict().items():
+    for key, tensor in clean(module).items():
+        if key not in module.state_dict():
+            continue
         if not tensor.is_floating_point():
             weights[key] = tensor
         else:  # nothing may hold only since a scale is one or a shift is zero
@@ -41,7 +44,7 @@ def traced(name):
 
 NARROWED = {
     *("mlp", "lenet", "cnn", "batch norm", "resnet20", "resnet18", "mobilenet", "vgg", "text"),
-    *("u-net", "squeeze and excite", "shared", "parallel", "depthwise"),
+    *("u-net", "squeeze and excite", "shared", "tied", "parallel", "depthwise"),
     *("grouped", "separable", "decoder"),
 }
 """Architectures without a width in their code, and without layer normalization."""

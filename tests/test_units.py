@@ -225,3 +225,12 @@ def test_dropout_takes_running_statistics_along():
         method={"name": "feddrop"},
     )
     assert torch.isfinite(run.server().buffers["2.running_var"]).all()
+
+
+def test_layers_under_two_names_have_units():
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    module.register_module("again", module[0])
+    module.forward = lambda x: module[2](module[1](module[0](x)))
+    network = Network(module, shape=(6,))
+    assert [group.layer for group in network.groups] == ["0", "2"]
+    assert not network.traced.untouched

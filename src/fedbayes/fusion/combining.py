@@ -10,7 +10,7 @@ from fedbayes.tensors import Tensors
 
 
 def combine(models: Sequence[Tensors], alpha: Sequence[float]) -> Tensors:
-    """Σ_s α_s of `state_dict`s of one graph, in float64 and back; integers are rounded.
+    """Σ_s α_s of `state_dict`s of one graph, in double precision and back; integers are rounded.
 
     Raises:
         ModelError: they have other names or shapes.
@@ -32,13 +32,15 @@ def combine(models: Sequence[Tensors], alpha: Sequence[float]) -> Tensors:
     combined = {}
     for name, like in first.items():
         total = weighted_sum([model[name] for model in models], alpha)
-        combined[name] = (total if like.is_floating_point() else total.round()).to(like.dtype)
+        whole = not (like.is_floating_point() or like.is_complex())
+        combined[name] = (total.round() if whole else total).to(like.dtype)
     return combined
 
 
 def weighted_sum(tensors: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
-    """Σ_s factor_s tensor_s, float64."""
-    total = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
+    """Σ_s factor_s tensor_s, float64, of complex numbers complex128."""
+    kind = torch.complex128 if tensors[0].is_complex() else torch.float64
+    total = torch.zeros(tensors[0].shape, dtype=kind, device=tensors[0].device)
     for tensor, factor in zip(tensors, factors, strict=True):
         total.add_(tensor, alpha=factor)
     return total

@@ -29,6 +29,8 @@ from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares, divergence, frozen
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
+from fedbayes.models.steps import stored
+from fedbayes.models.units import require_inputs_kept
 from fedbayes.tensors import parameter_count
 
 SLACK = 0.01
@@ -96,7 +98,7 @@ class FunctionFusion:
     @property
     def parameters(self) -> int:
         """Scalars of the fused network."""
-        return parameter_count(dict(self.module.state_dict()))
+        return parameter_count(stored(self.module))
 
 
 def fuse_functions(
@@ -135,8 +137,10 @@ def fuse_functions(
     settings, say = settings or FunctionSettings(), watch or (lambda text: None)
     teacher, samples = teacher_of(clients, counts, likelihood)
     kept = Kept(draws)
+    few = kept.batch(-1, CHUNK)[:2]
+    require_inputs_kept({**clients, "the wanted network": like}, few)
     if settings.posterior is not None:
-        check_calibration(like, teacher, samples, kept.batch(-1, CHUNK)[:2], settings.posterior)
+        check_calibration(like, teacher, samples, few, settings.posterior)
     sought = _seeking(teacher, kept, settings)
     if settings.balance:
         sought = Kept(_balanced(teacher, sought, counts))

@@ -35,8 +35,9 @@ from fedbayes.fusion.widths import computes, recorded
 from fedbayes.matching import MatchingSettings, match_layer
 from fedbayes.matching.passes import Passes
 from fedbayes.models.resize import Placed, placed, with_weights
+from fedbayes.models.steps import stored
 from fedbayes.models.units import Group
-from fedbayes.tensors import Tensors
+from fedbayes.tensors import Tensors, parameter_count
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class GraphMatching:
     @property
     def parameters(self) -> int:
         """Scalars of the fused network."""
-        return sum(tensor.numel() for tensor in self.module.state_dict().values())
+        return parameter_count(stored(self.module))
 
     @property
     def wider(self) -> bool:
@@ -234,6 +235,8 @@ class _Graph(Passes[Places]):
         fresh: Tensors = {}
         joint = self.settings.alternations > 0
         for name, old in self.own.tensors.items():
+            if not old.is_floating_point() and name not in there:
+                continue  # it stays the first network's
             if not old.is_floating_point():
                 values = self.coordinates.placed(0, name, matched)
             elif name in self.tensors:

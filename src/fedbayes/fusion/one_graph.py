@@ -12,6 +12,7 @@ from fedbayes.fusion.donors import Donor, find_donors
 from fedbayes.fusion.widths import bears
 from fedbayes.models.resize import widened
 from fedbayes.models.steps import clean
+from fedbayes.models.units import require_inputs_kept
 from fedbayes.tensors import Tensors
 
 
@@ -29,6 +30,12 @@ def of_one_graph(
             odd = ~torch.isfinite(values) if tensor in learnt else torch.isnan(values)
             if bool(odd.any()):  # masks of attention are infinite
                 raise ModelError(f"the values {tensor!r} of {name} are not all finite")
+            if values.is_complex() and tensor in learnt:
+                raise ModelError(
+                    f"the weights {tensor!r} of {name} are complex numbers, which are not matched; "
+                    "--method function asks networks alone"
+                )
+    require_inputs_kept(clients, example)
     own, donors = find_donors(list(clients.values()), like, example, lambda _: None)
     known = {donor.client for donor in donors}
     for number, (name, client) in enumerate(clients.items()):

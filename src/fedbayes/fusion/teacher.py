@@ -234,16 +234,19 @@ class ChannelsLast:
 
 
 def set_training(module: nn.Module, training: bool) -> None:
-    """Training or evaluation mode; dropout stays off, and exported programs, which know no other
-    mode, stay as they are.
+    """Training or evaluation mode of batch normalization. All else stays in evaluation mode,
+    dropout and what a network's own code does in training alone (auxiliary outputs, say); but
+    recurrent layers on a GPU, which has their gradients in training mode only. Exported programs,
+    which know no other mode, stay as they are.
     """
     try:
-        module.train(training)
+        module.eval()
     except NotImplementedError:
         return
     for layer in module.modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd):
-            layer.train(False)
+        recurrent = isinstance(layer, nn.RNNBase) and any(p.is_cuda for p in layer.parameters())
+        if recurrent or isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.train(training)
 
 
 def divergence(outputs: Tensor, teacher_outputs: Tensor, likelihood: Likelihood) -> Tensor:

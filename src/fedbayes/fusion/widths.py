@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.donors import Donor
 from fedbayes.models.resize import Placed, placed, resized, widened
-from fedbayes.models.steps import Steps
+from fedbayes.models.steps import Steps, clean
 from fedbayes.models.units import Group, evaluating
 
 Widths = Mapping[str, int | float] | float
@@ -149,8 +149,8 @@ def recorded(own: Donor, module: nn.Module, found: Orders, example: Tensor) -> S
         ModelError: at these widths the network's own code computes otherwise, or its units lie
             otherwise than they are placed.
     """
-    fresh = {name: tensor.shape for name, tensor in module.named_parameters()}
-    if all(own.tensors[name].shape == shape for name, shape in fresh.items()):
+    fresh = clean(module)
+    if all(fresh[name].shape == tensor.shape for name, tensor in own.tensors.items()):
         return own.steps
     steps = Steps(module, example, "at these widths the network")
     there = {group.layer: group for group in steps.units().groups}

@@ -67,8 +67,8 @@ class Inputs:
     ) -> "Inputs":
         """Draws as networks with a preprocessing see them.
 
-        Images are drawn in [0, 1], rows in their own units; but rows of a normal prior that knows
-        no sums as networks see them.
+        Images are drawn in [0, 1], and so are rows of a prior of such values; others in their own
+        units, but those of a normal prior that knows no sums as networks see them.
 
         Raises:
             ConfigError: a prior of values between 0 and 1 is to stand for others.
@@ -80,7 +80,7 @@ class Inputs:
             sums: whether the prior knows the clients' sums.
         """
         mean, std = torch.tensor(by.mean), torch.tensor(by.std)
-        if len(by.shape) > 1:
+        if len(by.shape) > 1 or prior.bounded:
             if prior.bounded and not (mean.min() >= 0 and mean.max() <= 1 and std.max() <= 1):
                 raise ConfigError(
                     f"{prior.name!r} draws values between 0 and 1, and the networks were trained "

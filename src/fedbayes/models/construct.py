@@ -20,6 +20,7 @@ from fedbayes.models.network import Network
 from fedbayes.models.networks import CNN, MLP, LeNet5, ResNet20
 from fedbayes.models.others import build_other
 from fedbayes.models.settings import BUILT_IN, OTHERS, ModelSettings, Precision
+from fedbayes.models.units import WRITES_OVER
 
 
 def build(
@@ -155,14 +156,14 @@ def _load(module: nn.Module, settings: ModelSettings, file: Path) -> None:
     digest = frozen_digest(card)
     if digest:
         weights = Network(module).completed(weights, digest, file)
-    named = named_as(weights, wanted)
+    named = named_as(weights, module)
     if named is None or any(t.shape != wanted[name].shape for name, t in named.items()):
         odd = unlike(weights if named is None else named, wanted)
         raise ModelError(f"{file} holds no weights of model {settings.name!r}: {odd}")
     for name, tensor in named.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
             raise ModelError(f"{file}: {name} holds NaN or infinite values")
-    module.load_state_dict(named)
+    module.load_state_dict(named, strict=False)  # which has shared tensors under all names
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], outputs: int) -> object:
@@ -210,7 +211,8 @@ def initialize(module: nn.Module, settings: ModelSettings) -> None:
 
 def _try_out(network: Network, name: str, shape: tuple[int, ...], width: int) -> None:
     """One forward pass of zeros, so that a misfit is told before anything trains."""
-    x = torch.zeros(2, *shape, device=network.device)
+    (x,) = network.prepare({"inputs": torch.zeros(2, *shape)}).values()  # as it is laid out there
+    before = x._version
     try:
         with torch.no_grad():
             outputs = network(network.prepare(network.initial), x)
@@ -221,3 +223,5 @@ def _try_out(network: Network, name: str, shape: tuple[int, ...], width: int) ->
             f"model {name!r} maps 2 inputs to shape {tuple(outputs.shape)}; {(2, width)} is "
             "wanted, for the likelihood (a logit for each class, say)"
         )
+    if x._version != before:
+        raise ModelError(f"model {name!r} {WRITES_OVER}")

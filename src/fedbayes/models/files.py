@@ -291,17 +291,40 @@ def _refuse_pickles(data: bytes) -> None:
 _OBJECTS = ("custom_obj", "opaque_obj")
 
 
-def named_as(weights: Tensors, names: Iterable[str]) -> Tensors | None:
-    """The weights under these names, which they may bear behind a prefix, as a network does that
-    is an attribute of another module; None if they are other weights.
+def other_names(module: nn.Module) -> dict[str, str]:
+    """Of tensors that several modules share, the first name, which is theirs, by the others."""
+
+    def named(once: bool) -> Iterable[tuple[str, Tensor]]:
+        yield from module.named_parameters(remove_duplicate=once)
+        yield from module.named_buffers(remove_duplicate=once)
+
+    first = {id(tensor): name for name, tensor in named(True)}
+    return {n: own for n, tensor in named(False) if (own := first[id(tensor)]) != n}
+
+
+def named_as(weights: Tensors, module: nn.Module) -> Tensors | None:
+    """The weights under the names that a module has for them, each once though shared; None if
+    they are other weights.
+
+    They may bear these behind a prefix, as a network does that is an attribute of another module;
+    and a `state_dict` has a tensor that several modules share under each of its names.
     """
-    wanted = set(names)
-    if weights.keys() == wanted:
-        return weights
+    others = other_names(module)
+    wanted = module.state_dict().keys() - others.keys()
     prefix = min(weights, default="").partition(".")[0] + "."
     short = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    if len(short) == len(weights) and short.keys() == wanted:
-        return short
+    for found in (weights, short):
+        own = {name: tensor for name, tensor in found.items() if name not in others}
+        if (
+            len(found) == len(weights)
+            and own.keys() == wanted
+            and all(
+                torch.equal(tensor, own[others[name]])
+                for name, tensor in found.items()
+                if name in others
+            )
+        ):
+            return own
     return None
 
 

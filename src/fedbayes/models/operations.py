@@ -510,17 +510,15 @@ def follow(program: "ExportedProgram") -> Trace:
     """The trace of an exported network: atoms carried through all of its operations."""
     trace = Trace()
     signature = program.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    lasting = {**signature.inputs_to_parameters}
-    lasting |= {
-        node: name
-        for node, name in signature.inputs_to_buffers.items()
-        if name not in signature.non_persistent_buffers
-    }
+    names = tensor_names(program)
+    passing = set(signature.non_persistent_buffers)
     values: dict[Node, Any] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            name = lasting.get(node.name)
+            if not node.users:
+                continue  # the other name of a shared tensor, say
+            name = names.get(node.name)
+            name = None if name in passing else name
             shape = _shapes(node.meta.get("val"))
             trained = node.name in signature.inputs_to_parameters
             values[node] = Flow(shape) if name is None else _entry(trace, name, shape, trained)
@@ -536,6 +534,21 @@ def follow(program: "ExportedProgram") -> Trace:
             values[node] = _step(trace, node, values)
     trace.readers -= trace.makers
     return trace
+
+
+def tensor_names(program: "ExportedProgram") -> dict[str, str]:
+    """Names of the parameters and buffers that placeholders stand for.
+
+    A tensor that several modules share has one name, its first, as `nn.Module.named_parameters`
+    has it; operations get it by the last one.
+    """
+    signature = program.graph_signature
+    own = dict((*program.named_parameters(), *program.named_buffers()))
+    first: dict[int, str] = {}
+    for name, tensor in own.items():
+        first.setdefault(id(tensor), name)
+    given = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    return {placeholder: first[id(own[name])] for placeholder, name in given.items()}
 
 
 def _entry(trace: Trace, name: str, shape: Shape, trained: bool) -> Flow:

@@ -11,6 +11,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from fedbayes.errors import ModelError
+from fedbayes.models.operations import tensor_names
 from fedbayes.models.units import Groups, evaluating, exported, program_units
 from fedbayes.tensors import Tensors
 
@@ -56,16 +57,17 @@ class Steps:
         self.shape = tuple(example.shape)
         signature = self._program.graph_signature
         named = {
-            **signature.inputs_to_parameters,
-            **signature.inputs_to_buffers,
+            **tensor_names(self._program),
             **signature.inputs_to_lifted_tensor_constants,
         }
         nodes = list(self._program.graph.nodes)
         self.nodes: list[Node] = [n for n in nodes if n.op == "call_function"]
         """Operations in their order."""
         placeholders = [n for n in nodes if n.op == "placeholder"]
-        self.names: dict[Node, str] = {n: named[n.name] for n in placeholders if n.name in named}
-        """Of tensors that the module holds."""
+        self.names: dict[Node, str] = {
+            n: named[n.name] for n in placeholders if n.name in named and n.users
+        }
+        """Of tensors that the module holds and operations get."""
         inputs = [n for n in placeholders if n.name in signature.user_inputs]
         outputs = next(n for n in nodes if n.op == "output").args[0]
         if len(inputs) != 1 or len(outputs) != 1:
@@ -285,12 +287,15 @@ def _by_name(node: Node, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def clean(module: nn.Module) -> Tensors:
-    """A module's parameters and buffers by name, without gradients."""
-    both = (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    )
+    """A module's parameters and buffers by name, each once though shared, without gradients."""
+    both = (*module.named_parameters(), *module.named_buffers())
     return {name: tensor.detach() for name, tensor in both}
+
+
+def stored(module: nn.Module) -> Tensors:
+    """What a module's `state_dict` has, each tensor once though shared."""
+    kept = module.state_dict().keys()
+    return {name: tensor for name, tensor in clean(module).items() if name in kept}
 
 
 def same_function(steps: Steps, module: nn.Module, x: Tensor) -> bool:

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbayes.errors import ModelError
 from fedbayes.messages import Masked, Message
-from fedbayes.models.operations import follow
+from fedbayes.models.operations import follow, tensor_names
 from fedbayes.models.trace import Trace
 from fedbayes.tensors import Tensors
 
@@ -294,9 +295,35 @@ def evaluating(module: nn.Module) -> nn.Module:
         return module
 
 
+WRITES_OVER = (
+    "writes over its inputs (as x.sub_(…) and x += … do), and samples are shown more than once; "
+    "let it compute others, as x = x - …"
+)
+"""What to say of such a network, behind its name."""
+
+
+def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
+    """See that networks leave their inputs as they are.
+
+    Args:
+        networks: by name; left in evaluation mode.
+        x: inputs [n, ...]; not changed.
+
+    Raises:
+        ModelError: one writes over them.
+    """
+    for name, network in networks.items():
+        own = x.clone()
+        with torch.no_grad():
+            evaluating(network)(own)
+        if own._version:
+            raise ModelError(f"{name} {WRITES_OVER}")
+
+
 def program_units(program: "ExportedProgram") -> Groups:
     """The groups of units of a network that was exported."""
-    weights = {n: p for n, p in program.named_parameters() if p.ndim > 1}
+    names = set(tensor_names(program).values())
+    weights = {n: p for n, p in program.named_parameters() if p.ndim > 1 and n in names}
     buffers = dict(program.named_buffers()).keys()
     return _Collected(follow(program), weights, buffers).result()
 

@@ -18,8 +18,10 @@ from fedbayes.fusion.permutation import permuted_average
 from fedbayes.fusion.posterior_settings import AveragingSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.models import ModelSettings
+from fedbayes.models.resize import with_weights
+from fedbayes.models.steps import stored
 from fedbayes.models.units import find_units
-from fedbayes.tensors import Tensors, parameter_count
+from fedbayes.tensors import parameter_count
 from fedbayes.tools.model_files import (
     WEIGHTS,
     ModelFiles,
@@ -65,17 +67,14 @@ class AveragingJob:
         if self.method in BY_POSTERIORS and self.counts is not None:
             raise ConfigError(f"--counts has no effect on {self.method}: posteriors say their own")
         begin = perf_counter()
-        weights, told = (
-            self._by_posteriors(watch) if self.method in BY_POSTERIORS else self._plainly(watch)
-        )
+        told = self._by_posteriors(watch) if self.method in BY_POSTERIORS else self._plainly(watch)
         return {
             "method": self.method,
-            "parameters": parameter_count(weights),
             **told,
             "seconds": perf_counter() - begin,
         }
 
-    def _by_posteriors(self, watch: Callable[[str], object]) -> tuple[Tensors, dict[str, Any]]:
+    def _by_posteriors(self, watch: Callable[[str], object]) -> dict[str, Any]:
         watch("reading posteriors")
         found = [read_posterior(path, self.files) for path in self.models]
         cards = [card for _, card in found]
@@ -95,9 +94,10 @@ class AveragingJob:
         if card is not None:
             card = replace(card, method={"name": f"fuse {self.method}"}, client="")
         write_model(self.out, weights, card)
-        return weights, {"samples": [one.samples for one, _ in found]}
+        told = {"parameters": parameter_count(weights)}
+        return told | {"samples": [one.samples for one, _ in found]}
 
-    def _plainly(self, watch: Callable[[str], object]) -> tuple[Tensors, dict[str, Any]]:
+    def _plainly(self, watch: Callable[[str], object]) -> dict[str, Any]:
         silos = read_silos(self.models, self.network, self.seen, files=self.files)
         if silos.programs:
             raise ModelError(
@@ -111,10 +111,10 @@ class AveragingJob:
             samples = sent[:, 0].astype(np.float64)
             warnings.warn(FROM_FILES, FedbayesWarning, stacklevel=3)
         alpha = (samples / samples.sum()).tolist()
-        states = [dict(network.state_dict()) for network in networks]
+        states = [stored(network) for network in networks]
         told: dict[str, Any] = {}
         if self.method == "average":
-            weights = combine(states, alpha)
+            mean = combine(states, alpha)
         else:
             watch("bringing units into one order")
             example = silos.preprocessing.apply(
@@ -122,14 +122,15 @@ class AveragingJob:
             )
             units = find_units(networks[0], example)
             permuted = permuted_average(states, units.groups, alpha)
-            weights = permuted.weights
+            mean = permuted.weights
             told = {
                 "spread_before": permuted.before,
                 "spread_after": permuted.after,
                 "untouched": dict(units.untouched),
             }
+        weights = silos.written(dict(with_weights(networks[0], mean).state_dict()))
         card = silos.card
         if card is not None:
             card = replace(card, method={"name": f"fuse {self.method}"}, client="")
         write_model(self.out, weights, card)
-        return weights, told
+        return {"parameters": parameter_count(mean), **told}

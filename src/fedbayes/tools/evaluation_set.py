@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from fedbayes.data import Dataset, DataSettings, Preprocessing, differences, load_dataset
 from fedbayes.data.columns import reading
@@ -19,7 +20,7 @@ from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.own import has_columns
 from fedbayes.data.wording import describe, listed
 from fedbayes.errors import ColumnError, ConfigError, DataError, FedbayesWarning, ModelError
-from fedbayes.likelihoods import Likelihood
+from fedbayes.likelihoods import Likelihood, Predictor
 from fedbayes.models import ModelSettings, read_program
 from fedbayes.runs.build import build_data, build_likelihood, stored_data
 from fedbayes.runs.card import OWN, Card
@@ -198,6 +199,38 @@ def is_program(path: Path) -> bool:
             "or as weights: fedbayes export RUN -o model.pt2"
         )
     return path.suffix.lower() == ".pt2"
+
+
+def require_answers(answer: Predictor, seen: Preprocessing, name: str) -> None:
+    """See that a program answers raw samples, as many as there may be.
+
+    Args:
+        answer: from samples to what it says of them.
+        seen: which samples they are, and what is predicted.
+        name: of its file.
+
+    Raises:
+        ModelError: it does not.
+    """
+    found: object = None
+    reason = ""
+    try:
+        with torch.no_grad():
+            found = answer(seen.example(TRIED, torch.Generator().manual_seed(0)))
+    except Exception as error:  # a program's own, of any class
+        reason = f": {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+    target = seen.target
+    shape = (TRIED, target.predicted)
+    if not isinstance(found, Tensor) or tuple(found.shape) != shape:
+        what = f"logits of {shape[1]} classes" if target.classes else f"{shape[1]} predictions"
+        raise ModelError(
+            f"{name} gives no {what} for samples of shape "
+            f"({', '.join(map(str, ('n', *seen.shape)))}) and type float32{reason}"
+        )
+
+
+TRIED = 3
+"""Samples that a program is tried on: one or two may be the only number that it takes."""
 
 
 def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:

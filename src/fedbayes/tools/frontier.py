@@ -20,6 +20,7 @@ from fedbayes.fusion.teacher import Function, Teacher, frozen
 from fedbayes.likelihoods import Classes, Likelihood, evaluate, total
 from fedbayes.metrics import calibrate
 from fedbayes.models.resize import with_weights
+from fedbayes.models.steps import stored
 from fedbayes.runs.readable import words
 from fedbayes.tensors import Samples, parameter_count
 
@@ -128,7 +129,7 @@ class Scale:
     ) -> Mark:
         return Mark(
             name,
-            parameter_count(dict(network.state_dict())),
+            parameter_count(stored(network)),
             multiplications(network, self.example),
             found,
             self.metrics(frozen(network, name)),

@@ -15,6 +15,7 @@ from fedbayes.fusion.function import Agreement, FunctionFusion, Likeness
 from fedbayes.fusion.laplace import LastLayer
 from fedbayes.inputs import InputPrior, Inputs
 from fedbayes.inputs.picture import draw_inputs
+from fedbayes.models.steps import stored
 from fedbayes.reports.fusion import render
 from fedbayes.tensors import parameter_count
 from fedbayes.tools.frontier import Mark, draw_frontier, finite, multiplications
@@ -126,7 +127,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 def _size(network: nn.Module, outcome: Outcome) -> dict[str, int]:
     example = outcome.inputs.batch(-1, 1)
     return {
-        "parameters": parameter_count(dict(network.state_dict())),
+        "parameters": parameter_count(stored(network)),
         "multiplications": multiplications(network, example),
     }
 

@@ -41,7 +41,13 @@ from fedbayes.runs.config import Config
 from fedbayes.runs.trained import joined
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors, parameter_count
-from fedbayes.tools.evaluation_set import EvaluationSet, is_program, refuse_own_order, trained_in
+from fedbayes.tools.evaluation_set import (
+    EvaluationSet,
+    is_program,
+    refuse_own_order,
+    require_answers,
+    trained_in,
+)
 from fedbayes.tools.model_files import read_with_card
 
 
@@ -127,7 +133,7 @@ def open_model(
         weights = network.completed(weights, card.frozen, name)
         count = parameter_count(weights)
     wanted = network.start
-    named = named_as(weights, wanted)
+    named = named_as(weights, network.module)
     cut = settings.name == "mlp" or (card is not None and given is None)
     if named is not None and not cut and _shapes(named) != _shapes(wanted):
         named = None  # as of LeNet-5 and of another network of as many layers
@@ -204,21 +210,7 @@ def _program(path: Path, tests: EvaluationSet) -> Candidate:
         answer = lambda x: module(seen.apply(x))  # noqa: E731
     else:
         seen, whose = card.preprocessing, trained_in(str(path))
-    found: object = None
-    reason = ""
-    try:
-        with torch.no_grad():
-            found = answer(seen.example(2, torch.Generator().manual_seed(0)))
-    except Exception as error:  # a program's own, of any class
-        reason = f": {(str(error).strip() or type(error).__name__).splitlines()[0]}"
-    target = seen.target
-    shape = (2, target.predicted)
-    if not isinstance(found, Tensor) or tuple(found.shape) != shape:
-        what = f"logits of {shape[1]} classes" if target.classes else f"{shape[1]} predictions"
-        raise ModelError(
-            f"{path} gives no {what} for samples of shape "
-            f"({', '.join(map(str, ('n', *seen.shape)))}) and type float32{reason}"
-        )
+    require_answers(answer, seen, str(path))
     return _answering(answer, size, seen, whose)
 
 

@@ -272,6 +272,11 @@ def read_samples(
             raise DataError(f"{path}: NaN or infinite targets; {form} are wanted")
     elif (y < 0).any():
         raise DataError(f"{path}: negative labels; {form} are wanted")
+    elif target is not None and y.max() >= target.classes:
+        raise DataError(
+            f"{path}: a label is {y.max()}, and the models tell {target.classes} classes, 0 to "
+            f"{target.classes - 1}; give labels of these"
+        )
     else:
         labels = torch.from_numpy(y.astype(np.int64))
     if preprocessing is not None:

@@ -345,7 +345,8 @@ def write_network(
         task={} if silos.card is None else silos.card.task,
     )
     if path.suffix.lower() != PROGRAM:
-        write_model(path, dict(network.state_dict()), card if silos.told else None)
+        weights = silos.written(dict(network.state_dict()))
+        write_model(path, weights, card if silos.told else None)
         return
     inputs = PROGRAM_INPUTS if silos.told else UNTOLD
     card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
@@ -388,6 +389,8 @@ def drawn(
         columns=seen.columns,
     )
     inputs = Inputs.seen(prior, seen, seed, sums=bool(sums))
+    if silos.programs and silos.card is not None:
+        Inputs.seen(prior, silos.card.preprocessing, seed, sums=bool(sums))  # they see the same
     if silos.programs and prior.name == "gaussian" and not sums and len(seen.shape) == 1:
         if silos.card is None:
             raise ConfigError(

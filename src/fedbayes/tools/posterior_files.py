@@ -166,13 +166,13 @@ def open_module(
     if card is not None:
         weights = network.completed(weights, card.frozen, source)
     wanted = module.state_dict()
-    given = named_as(weights, wanted)
+    given = named_as(weights, module)
     if given is None or any(t.shape != wanted[n].shape for n, t in given.items()):
         raise ModelError(
             f"{source} holds no weights of model {settings.name!r}: "
             f"{unlike(weights if given is None else given, wanted)}"
         )
-    module.load_state_dict(given)
+    module.load_state_dict(given, strict=False)  # which has shared tensors under all names
     own = {id(tensor): name for name, tensor in weights.items()}
     return module, {name: own[id(tensor)] for name, tensor in given.items()}
 

@@ -1,7 +1,7 @@
 """Networks of any kind from the files of silos, and what goes into them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from fedbayes.models.resize import with_weights
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tensors import Tensors
-from fedbayes.tools.evaluation_set import is_program
+from fedbayes.tools.evaluation_set import is_program, require_answers
 from fedbayes.tools.model_files import ModelFiles
 
 
@@ -55,6 +55,12 @@ class Silos:
     """Whether they are programs, which take raw samples."""
     told: bool
     """Whether it is known what raw samples are, by cards or by the user."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of tensors of a network that is known by its shapes, as the file of `like` has them."""
+
+    def written(self, weights: Tensors) -> Tensors:
+        """Weights of the fused network under the names that a file of it is to have."""
+        return {self.names.get(name, name): tensor for name, tensor in weights.items()}
 
     @property
     def dense(self) -> bool:
@@ -118,8 +124,9 @@ def _weights(
     likelihood = (
         card.likelihood if card is not None else build_likelihood("auto", preprocessing.target)
     )
+    biases = any(tensor.ndim == 1 for weights, _ in found.values() for tensor in weights.values())
     modules = {
-        name: _module(name, weights, own, settings[name], preprocessing, likelihood)
+        name: _module(name, weights, own, settings[name], preprocessing, likelihood, biases)
         for name, (weights, own) in found.items()
     }
     wanted = str(like) if like is not None else next(iter(modules))
@@ -132,7 +139,19 @@ def _weights(
         card,
         programs=False,
         told=card is not None or bool(seen.mean or seen.std),
+        names=_names(found[wanted][0], wanted) if settings[wanted] is None else {},
     )
+
+
+def _names(weights: Tensors, source: str) -> dict[str, str]:
+    """Of the tensors of `MLP`, those of a fully connected network in a file."""
+    layers = dense_layers(weights, source)
+    both = [(layer.name, layer.bias_name) for layer in layers]
+    return {
+        f"{2 * depth + 1}.{kind}": name
+        for depth, names in enumerate(both)
+        for kind, name in zip(("weight", "bias"), names, strict=True)
+    }
 
 
 def _named_in(card: Card | None) -> ModelSettings | None:
@@ -210,25 +229,26 @@ def _module(
     settings: ModelSettings | None,
     preprocessing: Preprocessing,
     likelihood: Likelihood,
+    biases: bool,
 ) -> nn.Module:
-    """The network of a file.
+    """The network of a file; one that is known by its shapes with biases, if any of these has.
 
     Raises:
         ModelError: the weights are of another one.
     """
     weights = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
     if settings is None:
-        return _mlp(name, weights, preprocessing, likelihood)
+        return _mlp(name, weights, preprocessing, likelihood, biases)
     network = models.build(
         settings, preprocessing.shape, likelihood.outputs, head=likelihood.head(), seed=0
     )
     if card is not None:
         weights = network.completed(weights, card.frozen, name)
     wanted = network.start
-    named = named_as(weights, wanted)
+    named = named_as(weights, network.module)
     if named is None or any(named[key].shape != tensor.shape for key, tensor in wanted.items()):
         if settings.name == "mlp" and likelihood.head() is None:
-            return _mlp(name, weights, preprocessing, likelihood)
+            return _mlp(name, weights, preprocessing, likelihood, biases)
         raise ModelError(
             f"{name} holds no weights of model {settings.name!r}: {unlike(weights, wanted)}"
         )
@@ -236,7 +256,11 @@ def _module(
 
 
 def _mlp(
-    name: str, weights: Tensors, preprocessing: Preprocessing, likelihood: Likelihood
+    name: str,
+    weights: Tensors,
+    preprocessing: Preprocessing,
+    likelihood: Likelihood,
+    biases: bool,
 ) -> nn.Module:
     """A fully connected ReLU network of any widths."""
     layers = dense_layers(weights, name)
@@ -248,11 +272,11 @@ def _mlp(
             f"{name} maps {inputs} inputs to {widths[-1]} outputs; inputs of "
             f"{size(preprocessing.shape)} and {wanted[1]} outputs are wanted"
         )
-    module = MLP(inputs, widths[:-1], widths[-1])
+    module = MLP(inputs, widths[:-1], widths[-1], bias=biases)
     own = [m for m in module if isinstance(m, nn.Linear)]
     for layer, linear in zip(layers, own, strict=True):
         bias = torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias
-        linear.load_state_dict({"weight": layer.weight, "bias": bias})
+        linear.load_state_dict({"weight": layer.weight} | ({"bias": bias} if biases else {}))
     return module.eval()
 
 
@@ -286,6 +310,8 @@ def _programs(
     ones = (1.0,) * base.shape[0]
     raw = replace(base, mean=(0.0,) * base.shape[0], std=tuple(one / base.scale for one in ones))
     modules = {name: module for name, (module, _) in found.items()}
+    for name, module in modules.items():
+        require_answers(module, raw, name)
     wanted = modules[str(like)] if like is not None else next(iter(modules.values()))
     if network is not None:
         built = models.build(network, base.shape, likelihood.outputs, seed=0)
