@@ -66,6 +66,22 @@ class Vgg(nn.Sequential):
         )
 
 
+class Slopes(nn.Sequential):
+    """Slopes that are learnt, one for each channel."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(3, 6, 3, 2),
+            nn.PReLU(6),
+            nn.Conv2d(6, 8, 3, 2, groups=2),
+            nn.PReLU(8),
+            nn.Flatten(),
+            nn.Linear(8 * 9, 7),
+            nn.PReLU(7),
+            nn.Linear(7, 4),
+        )
+
+
 class Text(nn.Module):
     """Embedding and convolutions over a sequence."""
 
@@ -360,6 +376,7 @@ ODD = {
     "positions": lambda m, x: x * m.place,
     "scaled": lambda m, x: x * m.scale,
     "scale and half": lambda m, x: x * m.scale + 0.5,
+    "one slope": lambda m, x: functional.prelu(x - 0.5, torch.tensor([0.2])),
     "halves": lambda m, x: torch.cat([x[:, :4].tanh(), x[:, 4:].relu()], dim=1),
     "halves added": lambda m, x: torch.cat([x[:, :4] + x[:, 4:], x[:, 4:]], dim=1),
     "shifted": lambda m, x: functional.pad(x[:, 1:] + x[:, :-1], (0, 1)),
@@ -408,6 +425,7 @@ ARCHITECTURES = {
         lambda: image(side=32),
     ),
     "vgg": (Vgg, image),
+    "slopes": (Slopes, image),
     "text": (Text, words),
     "pre-norm transformer": (lambda: Transformer(True), words),
     "post-norm transformer": (lambda: Transformer(False), words),

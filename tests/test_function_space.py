@@ -67,6 +67,7 @@ def error(fused, teacher, x):
 UNITED = (
     *("mlp", "lenet", "batch norm", "text", "u-net", "squeeze and excite"),
     *("shared", "tied", "parallel", "separable", "grouped", "decoder", "channel shuffle"),
+    "slopes",
 )
 
 
@@ -97,6 +98,7 @@ COPIED = (
     "grouped",
     "separable",
     "decoder",
+    "slopes",
     "channel shuffle",
     "recurrent",
 )

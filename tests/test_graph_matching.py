@@ -125,7 +125,16 @@ def test_networks_in_other_orders_match_back_to_the_network(name, alternations):
 @given(
     seed=st.integers(0, 10**6),
     name=st.sampled_from(
-        ["batch norm", "u-net", "shared", "depthwise", "attention", "text", "channel shuffle"]
+        [
+            "batch norm",
+            "u-net",
+            "shared",
+            "depthwise",
+            "attention",
+            "text",
+            "channel shuffle",
+            "slopes",
+        ]
     ),
     epsilon=st.sampled_from([0.0, 0.3, 1.0]),
 )

@@ -45,7 +45,7 @@ def traced(name):
 NARROWED = {
     *("mlp", "lenet", "cnn", "batch norm", "resnet20", "resnet18", "mobilenet", "vgg", "text"),
     *("u-net", "squeeze and excite", "shared", "tied", "parallel", "depthwise"),
-    *("grouped", "separable", "decoder"),
+    *("grouped", "separable", "decoder", "slopes"),
 }
 """Architectures without a width in their code, and without layer normalization."""
 

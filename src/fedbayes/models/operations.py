@@ -96,6 +96,17 @@ def _product(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow:
     return trace.elementwise(operands, shape, product=True, reason="a product")
 
 
+@_rule("prelu")
+def _prelu(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow:
+    """Negative entries by a slope: one for all, or one for each channel."""
+    x, slope = args["self"], args["weight"]
+    letters = list(range(len(shape)))
+    operands = [(x, letters)]
+    if slope.shape != (1,):
+        operands.append((slope, letters[1:2]))
+    return trace.merge(operands, shape, letters, product=True, reason="a slope")
+
+
 @_rule("div")
 def _quotient(trace: Trace, args: Arguments, shape: Shape, name: str) -> Flow:
     divisor = args["other"]
