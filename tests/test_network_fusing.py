@@ -803,3 +803,14 @@ def test_networks_that_shapes_tell_keep_the_names_and_biases_of_the_first(bias, 
     if method == "function":
         assert far < 0.5 * alone
     assert command("fuse", out, paths[0], "-o", tmp_path / "again.pt", *given) == 0
+
+
+def test_weights_of_other_types_are_told(tmp_path, capsys):
+    paths = [tmp_path / f"{number}.pt" for number in range(2)]
+    for path, kind in zip(paths, (torch.float64, torch.bfloat16), strict=True):
+        torch.save(Named(True).to(kind).state_dict(), path)
+    out = tmp_path / "g.pt"
+    assert command("fuse", *paths, "-o", out, "--shape", 6, *SMALL) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the files have bfloat16, float64 weights; the fused ones are" in said
+    assert {tensor.dtype for tensor in torch.load(out).values()} == {torch.float32}

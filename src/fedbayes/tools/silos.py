@@ -1,5 +1,6 @@
 """Networks of any kind from the files of silos, and what goes into them."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,8 +10,8 @@ from torch import nn
 
 from fedbayes import models
 from fedbayes.data import Preprocessing
-from fedbayes.data.wording import size
-from fedbayes.errors import ModelError
+from fedbayes.data.wording import listed, size
+from fedbayes.errors import FedbayesWarning, ModelError
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.models import MLP, ModelSettings, dense_layers, named_as, read_program, unlike
@@ -130,6 +131,15 @@ def _weights(
         for name, (weights, own) in found.items()
     }
     wanted = str(like) if like is not None else next(iter(modules))
+    tensors = [tensor for own, _ in found.values() for tensor in own.values()]
+    kinds = {t.dtype for t in tensors if t.is_floating_point()} - {torch.float32}
+    if kinds:
+        others = listed(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        warnings.warn(
+            f"the files have {others} weights; the fused ones are computed and written as float32",
+            FedbayesWarning,
+            stacklevel=3,
+        )
     return Silos(
         {str(path): modules[str(path)] for path in paths},
         modules[wanted],
