@@ -15,7 +15,6 @@ from fedbayes.models.resize import named_tensor, placed, resized, with_weights
 from fedbayes.models.units import Group
 from fedbayes.tensors import Tensors
 
-
 ROUNDING = 1e-4
 """By which answers may differ, as a part of the largest, when sums have fewer zeros in them."""
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import tomli_w
 
-from fedbayes.data.wording import listed
 from fedbayes.errors import ConfigError, FedbayesError, RunError
-from fedbayes.files import json_text, parse_json, parse_toml, read_text, write_beside
+from fedbayes.files import json_text, parse_toml, read_text, write_beside
 from fedbayes.reports.result import Result
 from fedbayes.runs.activity import Notify, unnoticed
 from fedbayes.runs.config import Config, renewed
@@ -189,9 +188,21 @@ class SeedRuns:
         """Write `seeds.json` once all runs have ended.
 
         Returns:
-            Its content: the seeds, and of each metric the values in their order, the mean and the
-            standard deviation (of a sample: the sum of squares over one less than their number),
-            which is None of a single run.
+            Its content, `summary`.
+
+        Raises:
+            RunError: as for `summary`.
+        """
+        table = self.summary
+        self._note()
+        write_beside(self._table_file, (json_text(table, indent=2) + "\n").encode())
+        return table
+
+    @property
+    def summary(self) -> Metrics:
+        """What came of the runs, by their own summaries: the seeds, and of each metric the values
+        in their order, the mean and the standard deviation (of a sample: the sum of squares over
+        one less than their number), which is None of a single run.
 
         Raises:
             RunError: a run has not ended, or ended without an update.
@@ -203,7 +214,7 @@ class SeedRuns:
         every = [seed_metrics(summary) for summary in summaries]
         names = list(dict.fromkeys(name for metrics in every for name in metrics))
         metrics = {name: [found.get(name) for found in every] for name in names}
-        table = {
+        return {
             **{name: first[name] for name in ("method", "headline", "dataset", "model")},
             "seeds": self.seeds,
             "metrics": {
@@ -213,27 +224,6 @@ class SeedRuns:
             },
             "folder": str(self.folder),
         }
-        self._note()
-        write_beside(self._table_file, (json_text(table, indent=2) + "\n").encode())
-        return table
-
-    @property
-    def summary(self) -> Metrics:
-        """What came of the runs: the content of `seeds.json`.
-
-        Raises:
-            RunError: they have not all ended.
-        """
-        try:
-            table: Metrics = parse_json(read_text(self._table_file))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.folder} has no summary yet: {error}") from None
-        if table["seeds"] != self.seeds:
-            raise RunError(
-                f"the summary in {self.folder} is of the seeds {listed(table['seeds'])}, not of "
-                f"{listed(self.seeds)}; conclude() makes a new one once all have ended"
-            )
-        return table
 
     @property
     def _table_file(self) -> Path:
