@@ -22,6 +22,7 @@ from fedbayes.tensors import Samples
 from fedbayes.testing import assert_identical
 from fedbayes.tools.posterior_files import read_posterior, write_posterior
 from tests.command_line import command
+from tests.test_network_fusing import Tied
 from tests.toy_models import residual
 
 THREE = build_likelihood("categorical", Target("class", ("0", "1", "2")))
@@ -336,3 +337,13 @@ def test_factors_that_cannot_be_are_refused(client, spoil, said):
     path.write_bytes(sealed(tensors, {"fedbayes-posterior": "1"}))
     with pytest.raises(ModelError, match=said):
         read_posterior(path)
+
+
+def test_tensors_that_layers_share_are_counted_once(tmp_path, capsys):
+    data, out = tmp_path / "data.npz", tmp_path / "c.safetensors"
+    np.savez(data, x=np.random.default_rng(0).normal(size=(12, 6)), y=np.arange(12) % 3)
+    torch.save(Tied(3).state_dict(), tmp_path / "m.pt")
+    asked = ["posterior", tmp_path / "m.pt", "--data", data, "-o", out, "--mean", "0", "--std", "1"]
+    assert command(*asked, "--model", "tests.test_network_fusing:tied") == 0
+    count = sum(parameter.numel() for parameter in Tied(3).parameters())
+    assert f": {count} weights, the diagonal" in " ".join(capsys.readouterr().out.split())

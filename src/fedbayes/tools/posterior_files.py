@@ -29,6 +29,7 @@ from fedbayes.models import (
     named_as,
     unlike,
 )
+from fedbayes.models.steps import stored
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.seals import check_seal, sealed
@@ -90,7 +91,7 @@ class PosteriorJob:
         return {
             "samples": result.samples,
             "layers": list(_renamed(result, names).factors),
-            "parameters": parameter_count(result.weights),
+            "parameters": parameter_count(stored(module)),
             "bytes": size,
         }
 
