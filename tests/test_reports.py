@@ -284,6 +284,23 @@ def test_damaged_folders_are_told_as_far_as_they_go(runs, tmp_path):
         gather([folder])
 
 
+def test_what_a_page_leaves_out_is_said_where_it_is_written(runs, tmp_path, capsys):
+    """Of a config whose lines were cut off, the first settings and how many more."""
+    folder = tmp_path / "cut"
+    shutil.copytree(runs[0], folder)
+    lines = (folder / "config.toml").read_text().splitlines(keepends=True)
+    (folder / "config.toml").write_text("".join(lines[:5]))
+    for call in ("report",), ("plot", "-f", "bytes"):
+        out = tmp_path / ("x.html" if call == ("report",) else "x.png")
+        assert command(call[0], folder, *call[1:], "-o", out) == 0
+        told = " ".join(capsys.readouterr().err.split())
+        assert "note: cut: no split" in told
+        assert "is not what the run was made with" in told
+        assert " more. Take it back" in told
+        assert len(told) < 3000
+        assert out.exists()
+
+
 def test_the_page_asks_for_nothing(runs):
     page = render(gather(runs))
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")

@@ -1,5 +1,6 @@
 """`report`, `plot`: runs for people to look at."""
 
+import warnings
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +9,7 @@ import rich
 import typer
 
 from fedbayes.cli.app import Console, app
-from fedbayes.errors import RunError
+from fedbayes.errors import FedbayesWarning, RunError
 
 if TYPE_CHECKING:
     from fedbayes.reports.serve import Server
@@ -50,8 +51,14 @@ def report(
 
     out = out or Path("report.html")
     with rich.get_console().status("") as status:
-        write_page(folders, out, status.update)
+        notes = write_page(folders, out, status.update)
+    _say(notes)
     Console().print(f"wrote {out}", highlight=False, soft_wrap=True)
+
+
+def _say(notes: list[str]) -> None:
+    for note in notes:
+        warnings.warn(note, FedbayesWarning, stacklevel=1)
 
 
 def _watch(folders: list[Path], host: str | None, port: int | None, *, show: bool) -> None:
@@ -100,5 +107,6 @@ def plot(
     from fedbayes.reports import plot
 
     with rich.get_console().status("") as status:
-        plot(folders, figure, out, status.update)
+        notes = plot(folders, figure, out, status.update)
+    _say(notes)
     Console().print(f"wrote {out}", highlight=False, soft_wrap=True)

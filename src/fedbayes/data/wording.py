@@ -7,11 +7,11 @@ from fedbayes.targets import Target
 _KINDS = {"labels": "labels", "real": "real", "count": "counts", "survival": "time and event"}
 
 
-def listed(names: Iterable[object], most: int = 10) -> str:
+def listed(names: Iterable[object], most: int = 10, between: str = ", ") -> str:
     """Names in a row; of many the first ones, and how many more there are."""
     words = [str(name) for name in names]
     more = f" and {len(words) - most:,} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more
+    return between.join(words[:most]) + more
 
 
 def describe(target: Target) -> str:

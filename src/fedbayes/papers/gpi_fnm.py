@@ -108,9 +108,9 @@ TOP_DOWN = (
 )
 """Why deep networks fall behind their parts."""
 
-SPREADS: dict[str, Row] = {"cifar10": {"sigma": (1.5, 2.0)}}
-"""Values of σ by data set, in place of a grid's. The 3,072 weights of a neuron on CIFAR-10 stay
-near their random start, and with σ = 1 most neurons find no partner."""
+SPREADS: dict[str, Row] = {"cifar10": {"sigma": (1.5, 2.0), "sigma0": (1.0, 3.0)}}
+"""Values of σ and σ0 by data set, in place of a grid's. The 3,072 weights of a neuron on CIFAR-10
+stay near their random start: with σ = 1, or with σ0 = 10, most neurons find no partner."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedbayes.errors import RunError
 from fedbayes.files import writable, write_beside
 from fedbayes.reports.charts import Chart, Heat, Lines, Points, Reliability, Spread
 from fedbayes.reports.figures import charts
-from fedbayes.reports.gather import Watch, gather
+from fedbayes.reports.gather import Watch, gather, notes_on
 from fedbayes.reports.palette import LIGHT, MARKERS
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedbayes", "pdf.fonttype
 """Text stays text in SVG and PDF, and a file is the same whenever it is drawn."""
 
 
-def plot(folders: Sequence[Path], figure: str, out: Path, watch: Watch = lambda _: None) -> None:
+def plot(
+    folders: Sequence[Path], figure: str, out: Path, watch: Watch = lambda _: None
+) -> list[str]:
     """Draw one figure of one run or several into a PNG, SVG or PDF file.
 
     Args:
@@ -39,6 +41,9 @@ def plot(folders: Sequence[Path], figure: str, out: Path, watch: Watch = lambda 
         figure: a name in `figures.FIGURES`, or of any metric in `metrics.jsonl`.
         out: the file to write; its suffix is the format.
         watch: is told which run is being read.
+
+    Returns:
+        Notes on the runs: what could not be read of them, and why.
 
     Raises:
         RunError: a folder holds no run, there is no such figure, or the file cannot be written.
@@ -49,6 +54,7 @@ def plot(folders: Sequence[Path], figure: str, out: Path, watch: Watch = lambda 
     records = gather(folders, watch)
     names = [record.label for record in records]
     write_beside(out, draw(charts(figure, records), names, out.suffix.lower().lstrip(".")))
+    return notes_on(records)
 
 
 def draw(found: Sequence[Chart], names: Sequence[str], form: str) -> bytes:

@@ -27,7 +27,7 @@ from fedbayes.reports.charts import (
     filled,
     widely_spread,
 )
-from fedbayes.reports.gather import Record
+from fedbayes.reports.gather import Record, notes_on
 from fedbayes.runs.between import BETWEEN
 from fedbayes.runs.folder import Metrics
 from fedbayes.runs.readable import words
@@ -476,7 +476,7 @@ def charts(figure: str, records: Sequence[Record]) -> list[Chart]:
         names = ", ".join(dict.fromkeys([*FIGURES, *round_metrics(records)]))
         raise RunError(f"there is no figure {figure!r}; there are {names}")
     if not any(filled(chart) for chart in found):
-        notes = "; ".join(f"{r.label}: {note}" for r in records for note in r.notes)
+        notes = "; ".join(notes_on(records))
         raise RunError(f"there is nothing to draw of {figure}" + (f" ({notes})" if notes else ""))
     return found
 

@@ -156,6 +156,11 @@ def gather(folders: Sequence[Path], watch: Watch = lambda _: None) -> list[Recor
     return records
 
 
+def notes_on(records: Sequence[Record]) -> list[str]:
+    """What is not told of runs, and why, with their names."""
+    return [f"{record.label}: {note}" for record in records for note in record.notes]
+
+
 def refuse_no_run(run: RunFolder) -> None:
     """See that a folder holds a run.
 

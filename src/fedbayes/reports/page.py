@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from fedbayes.files import writable, write_beside
 from fedbayes.reports.charts import Chart, Heat, telling
 from fedbayes.reports.figures import FIGURES
-from fedbayes.reports.gather import Record, Watch, gather
+from fedbayes.reports.gather import Record, Watch, gather, notes_on
 from fedbayes.reports.palette import DARK, LIGHT, MARKERS
 from fedbayes.reports.troubles import troubles
 from fedbayes.runs.between import rows as rows_of
@@ -103,7 +103,7 @@ class Clients:
     note: str
 
 
-def write_page(folders: Sequence[Path], out: Path, watch: Watch = lambda _: None) -> None:
+def write_page(folders: Sequence[Path], out: Path, watch: Watch = lambda _: None) -> list[str]:
     """Write the report of one run, or the comparison of several, as an HTML file.
 
     Args:
@@ -111,11 +111,16 @@ def write_page(folders: Sequence[Path], out: Path, watch: Watch = lambda _: None
         out: the file to write.
         watch: is told which run is being read.
 
+    Returns:
+        Its notes: what it leaves out, and why.
+
     Raises:
         RunError: a folder holds no run, or the file cannot be written.
     """
     writable(out, "the page", (".html", ".htm"))
-    write_beside(out, render(gather(folders, watch)).encode())
+    records = gather(folders, watch)
+    write_beside(out, render(records).encode())
+    return notes_on(records)
 
 
 def render(

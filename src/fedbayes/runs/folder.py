@@ -250,8 +250,8 @@ class RunFolder:
         if bound:
             raise RunError(
                 f"{self.config_file} is not what the run was made with, as "
-                f"{self.checkpoints.newest_name} has it: {'; '.join(bound)}. Take it back, or "
-                "start a new run with it"
+                f"{self.checkpoints.newest_name} has it: {listed(bound, between='; ')}. Take it "
+                "back, or start a new run with it"
             )
 
     def note_changed_config(self) -> None:
@@ -265,7 +265,7 @@ class RunFolder:
         free = [how for key, how in changed.items() if is_free(key)]
         if not free:
             return ""
-        return f"{self.config_file} has changed since the last round: {'; '.join(free)}"
+        return f"{self.config_file} has changed since the last round: {listed(free, between='; ')}"
 
     def refuse_lost_files(self) -> None:
         """See that all files are there that stay as they are, before a run goes on.
