@@ -1,6 +1,7 @@
 """The card that goes with an exported program."""
 
 import json
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import fedbayes
+from fedbayes.errors import FedbayesWarning
 from fedbayes.tools.export import export
 from fedbayes.tools.model_card import markdown
 
@@ -46,6 +48,19 @@ def test_metrics_are_of_each_clients_test_rows(run, exported):
         assert card["clients"][name]["accuracy"] == pytest.approx(right.mean())
         assert f"{right.mean():.4g}" in text
     assert card["metrics"]["test_rows"] == len(partition.test)
+
+
+def test_a_card_that_becomes_another_files_is_told(run, tmp_path):
+    export(run.folder.path, tmp_path / "risk.pt2")
+    said = r"was the card of risk\.pt2; it is that of risk\.onnx"
+    with pytest.warns(FedbayesWarning, match=said):
+        export(run.folder.path, tmp_path / "risk.onnx")
+    assert json.loads((tmp_path / "risk.card.json").read_text())["file"] == "risk.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FedbayesWarning)
+        export(run.folder.path, tmp_path / "risk.onnx")
+        (tmp_path / "risk.onnx").rename(tmp_path / "old.onnx")
+        export(run.folder.path, tmp_path / "risk.pt2")
 
 
 def test_what_it_says_of_data_and_inputs(run, exported):

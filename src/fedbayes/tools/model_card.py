@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from fedbayes.contracts import Run, Sampler
 from fedbayes.data import FederatedData, Preprocessing
+from fedbayes.errors import FedbayesWarning
 from fedbayes.files import write_beside
 from fedbayes.likelihoods import evaluate
 from fedbayes.likelihoods.conformal import SCORES, Conformal
@@ -158,9 +160,23 @@ def write_cards(path: Path, found: Facts) -> tuple[Path, Path]:
         Both files.
     """
     files = path.with_suffix(".card.json"), path.with_suffix(".card.md")
+    if (other := _described(files[0])) != path.name and (path.parent / other).is_file():
+        warnings.warn(
+            f"{files[0]} was the card of {other}; it is that of {path.name} now",
+            FedbayesWarning,
+            stacklevel=2,
+        )
     write_beside(files[0], (json.dumps(_plain(found), indent=2) + "\n").encode())
     write_beside(files[1], markdown(found).encode())
     return files
+
+
+def _described(card: Path) -> str:
+    """The name of the file that a card is of; empty where there is none."""
+    try:
+        return str(json.loads(card.read_bytes())["file"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
 
 
 def _plain(value: Any) -> Any:
