@@ -339,6 +339,10 @@ def remarks(
             for name in names
             if _changed(table, name)
         ]
+    elif config.sampling != "uniform" and run.cohort == run.clients:
+        notes.append(
+            f"sampling = {config.sampling!r} has no effect: cohort is all clients, in every round"
+        )
     if method.centralized and config.clock.ticks:
         notes.append(f"clock has no effect: {method.name} pools all data")
     notes += stale.remarks(
