@@ -106,7 +106,13 @@ def find_node(project: Path, context: Context) -> Node:
         wanted = read_schema(project / "schema.json")
         path = Path(str(given["data"])) if "data" in given else None
         sql = {name: str(given[name]) for name in ("query", "database") if name in given}
-        return build_runtime(config, own_data(config, path, wanted, client=client, **sql))
+        if config.data.clients is None:
+            raise ConfigError(
+                "the app does not say how many clients there are, which a node with data of its "
+                "own has to know; set data.clients"
+            )
+        mine = own_data(config, path, wanted, client=client, **sql)
+        return build_runtime(config, mine, clients=config.data.clients)
 
     # Where the process stays for other messages, its data are read once.
     return Node(client, cache(runtime), state_store(config, Path(str(states)).expanduser()))
