@@ -115,7 +115,8 @@ def find_node(project: Path, context: Context) -> Node:
         return build_runtime(config, mine, clients=config.data.clients)
 
     # Where the process stays for other messages, its data are read once.
-    return Node(client, cache(runtime), state_store(config, Path(str(states)).expanduser()))
+    store = state_store(config, Path(str(states)).expanduser())
+    return Node(client, cache(runtime), store, lambda run: plan_of(config, run.cohort))
 
 
 def _with_weights(config: Config, given: object) -> Config:
@@ -183,16 +184,21 @@ def on_grid(
 
 def flower(config: Config, cohort: int) -> Callable[..., Flower]:
     """What makes the engine that a config asks for, for cohorts of this size."""
-    plan = secure.plan(
+    plan = plan_of(config, cohort)
+    if config.asynchronous.active and not ENGINES[config.engine].clocked:
+        return AsynchronousFlower
+    return Flower if plan is None else partial(SecureFlower, plan)
+
+
+def plan_of(config: Config, cohort: int) -> secure.Plan | None:
+    """The numbers of secure aggregation in cohorts of this size; None without it."""
+    return secure.plan(
         config.secure,
         config.build_method(),
         config.aggregation,
         cohort,
         private=bool(config.privacy.noise),
     )
-    if config.asynchronous.active and not ENGINES[config.engine].clocked:
-        return AsynchronousFlower
-    return Flower if plan is None else partial(SecureFlower, plan)
 
 
 def _once(grid: Grid) -> Callable[[], Grid]:
