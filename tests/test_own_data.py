@@ -15,7 +15,7 @@ from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
 from fedbayes.federation.broadcast import Broadcast
-from fedbayes.flower import superlink_at
+from fedbayes.flower import apps, superlink_at
 from fedbayes.flower.apps import _same, find_node, on_grid
 from fedbayes.flower.keys import make_keys, read_public_key
 from fedbayes.flower.own_data import own_data
@@ -371,6 +371,19 @@ def test_a_node_with_own_data_knows_how_many_clients_there_are(method, tmp_path)
         rows = there.data.train(client)
         here = replace(here, data=SimpleNamespace(train=lambda _, rows=rows: rows, test=data.test))
         assert there.train(task).report == here.train(task).report
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_node_computes_as_repeatably_as_the_settings_say(
+    deterministic, table, tmp_path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(apps, "repeatable", lambda device, wanted: asked.append((device, wanted)))
+    config = table.model_copy(update={"deterministic": deterministic})
+    write_project(tmp_path / "p", config, build_data(config))
+    given = {"client": 0, "data": str(table.data.path)}
+    find_node(tmp_path / "p", SimpleNamespace(node_config=given, run_config={})).runtime()
+    assert asked == [(torch.device("cpu"), deterministic)]
 
 
 def test_an_app_that_does_not_say_how_many_clients_there_are_is_refused(table, tmp_path):

@@ -15,6 +15,7 @@ from platformdirs import user_data_path
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
+from fedbayes.devices import choose_device, repeatable
 from fedbayes.errors import ConfigError, EngineError, FedbayesError
 from fedbayes.federation import secure
 from fedbayes.federation.client_runtime import ClientRuntime
@@ -101,6 +102,7 @@ def find_node(project: Path, context: Context) -> Node:
     states = given.get("state") or user_data_path("fedbayes") / "nodes" / str(client)
 
     def runtime() -> ClientRuntime:
+        repeatable(choose_device(config.device), config.deterministic)
         if not {"data", "query"} & given.keys():
             return build_runtime(config, build_data(config))
         wanted = read_schema(project / "schema.json")
