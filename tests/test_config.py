@@ -19,6 +19,8 @@ from fedbayes.fields import idle
 from fedbayes.likelihoods import LIKELIHOODS
 from fedbayes.methods import METHODS
 from fedbayes.runs.config import Config, schema, settings
+from fedbayes.tensors import pack
+from fedbayes.testing import assert_identical
 
 
 def test_defaults_learn_digits():
@@ -449,6 +451,10 @@ for arguments in sys.argv[1:]:
             },
             "evaluate_local_every has no effect: .* privacy.metrics is off",
         ),
+        *(
+            ({"sampling": sampling}, f"sampling = '{sampling}' has no effect: cohort is all")
+            for sampling in ("cyclic", "poisson")
+        ),
         ({"aggregation": {"rule": "median"}}, "of 2 reports a round it is their mean"),
         ({"training": {"patience": 2, "epochs": 3}}, "it may after epoch 3, and training.epochs"),
         (
@@ -462,6 +468,18 @@ def test_a_setting_without_effect_is_told(settings, words):
     whole["data"] = {"clients": 2, "limit": 60, **settings.get("data", {})}
     with pytest.warns(FedbayesWarning, match=words):
         Simulation(Config.create(**whole)).close()
+
+
+@pytest.mark.parametrize("sampling", ["cyclic", "poisson"])
+def test_ways_to_draw_all_clients_are_one(sampling):
+    whole = {"rounds": 2, "data": {"clients": 3, "limit": 60}, "model": {"hidden": 4}}
+    ends = []
+    for way in ("uniform", sampling):
+        with warnings.catch_warnings(action="ignore"):
+            simulation = Simulation(Config.create(**whole, sampling=way))
+        with simulation:
+            ends.append(list(simulation)[-1].server)
+    assert_identical(pack(ends[0]), pack(ends[1]))
 
 
 def test_seeking_where_there_are_no_classes_is_told(tmp_path):

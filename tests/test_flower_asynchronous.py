@@ -16,6 +16,7 @@ from fedbayes.flower.apps import client_app, on_grid, state_store
 from fedbayes.flower.asynchronous import AsynchronousFlower
 from fedbayes.flower.node import Node
 from fedbayes.flower.simulated import simulated_grid
+from fedbayes.flower.wire import TRAIN, read_task
 from fedbayes.runs.build import build_runtime
 from fedbayes.tensors import pack, unpack
 from fedbayes.testing import assert_identical
@@ -158,6 +159,36 @@ def test_a_slow_client_reports_in_a_later_round(tmp_path):
         assert {e.since for e in turns[4].under_way if e.client == 2} == {since}
 
 
+def test_bytes_are_those_of_the_messages_that_were_sent(tmp_path):
+    """The way to client 2 takes no task, whose bytes are of no round therefore."""
+    sent = {}
+
+    def engine(run):
+        grid = Grid(run)
+
+        def push(messages):
+            reached = []
+            for message in messages:
+                if message.metadata.message_type == TRAIN:
+                    task = read_task(message.content)
+                    if task.client == 2:
+                        continue
+                    sent[task.client, task.round] = len(task.message)
+                reached.append(message)
+            return grid._grid.push_messages(reached)
+
+        grid.push_messages = push
+        return grid.engine(run)
+
+    config = Config.create(**{**SETTINGS, "cohort": 5})
+    with Simulation(config, tmp_path / "run", engine=engine) as simulation:
+        turns, _ = told(simulation)
+        lines = simulation.folder.metrics()
+    assert any(2 in turn.starts for turn in turns)
+    assert {client for client, _ in sent} == {0, 1, 3, 4}
+    assert sum(line["bytes_down"] for line in lines) == sum(sent.values())
+
+
 def test_who_was_at_work_is_asked_again_after_a_resume(tmp_path):
     config = Config.create(**SETTINGS, method={"name": "scaffold"})
     with started(config, tmp_path / "run") as simulation:
@@ -195,7 +226,7 @@ class _Silent:
     def __init__(self, run):
         pass
 
-    def arrivals(self, reports, more):
+    def arrivals(self, reports, more, sent):
         assert list(more(set())) == []
         return iter(())
 

@@ -1,5 +1,6 @@
 """Clients that bring their own data: the federation's classes, shapes and scales."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +14,13 @@ pytest.importorskip("flwr")
 from fedbayes import Config, Simulation
 from fedbayes.data import FederatedData
 from fedbayes.errors import ConfigError, DataError, FedbayesWarning, RunError
-from fedbayes.flower import superlink_at
+from fedbayes.federation.broadcast import Broadcast
+from fedbayes.flower import apps, superlink_at
 from fedbayes.flower.apps import _same, find_node, on_grid
 from fedbayes.flower.keys import make_keys, read_public_key
 from fedbayes.flower.own_data import own_data
 from fedbayes.flower.project import app_files, read_schema, write_project
-from fedbayes.runs.build import build_data
+from fedbayes.runs.build import build_data, build_runtime
 
 
 @pytest.fixture
@@ -337,6 +339,61 @@ def test_the_schema_of_a_table_says_how_columns_are_encoded(wards, tmp_path):
         update={"data": wards.data.model_copy(update={"database": "x://me@secret/db"})}
     )
     assert b"secret" not in b"".join(app_files(hidden, build_data(wards)).values())
+
+
+@pytest.mark.parametrize("method", ["pvi", "fedlap", "ivon-admm"])
+def test_a_node_with_own_data_knows_how_many_clients_there_are(method, tmp_path):
+    """Each ward's rows at its own node: reports are those of a federation in one process."""
+    rng = np.random.default_rng(3)
+    rows = list(samples(rng, 90, ("ant", "bee", "cat")))
+    frame = pd.DataFrame(rows, columns=["width", "height", "label"])
+    frame["ward"] = rng.choice(["a", "b", "c"], len(frame))
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    config = Config.create(
+        cohort=2,
+        engine="flower",
+        data={"path": str(tmp_path / "all.csv"), "group": "ward", "label": "label"},
+        training={"optimizer": "adam", "lr": 0.01},
+        method={"name": method},
+    )
+    data = build_data(config)
+    write_project(tmp_path / "p", config, data)
+    here = build_runtime(config, data)
+    sent = Broadcast(here.run, here.method, here.method.init(here.run), 1)
+    for client, ward in enumerate("abc"):
+        path = tmp_path / f"{ward}.csv"
+        frame[frame.ward == ward].to_csv(path, index=False)
+        given = {"client": client, "data": str(path)}
+        node = find_node(tmp_path / "p", SimpleNamespace(node_config=given, run_config={}))
+        there = node.runtime()
+        assert (there.run.clients, there.run.cohort) == (3, 2)
+        (task,) = sent.tasks([client], {})
+        rows = there.data.train(client)
+        here = replace(here, data=SimpleNamespace(train=lambda _, rows=rows: rows, test=data.test))
+        assert there.train(task).report == here.train(task).report
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_node_computes_as_repeatably_as_the_settings_say(
+    deterministic, table, tmp_path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(apps, "repeatable", lambda device, wanted: asked.append((device, wanted)))
+    config = table.model_copy(update={"deterministic": deterministic})
+    write_project(tmp_path / "p", config, build_data(config))
+    given = {"client": 0, "data": str(table.data.path)}
+    find_node(tmp_path / "p", SimpleNamespace(node_config=given, run_config={})).runtime()
+    assert asked == [(torch.device("cpu"), deterministic)]
+
+
+def test_an_app_that_does_not_say_how_many_clients_there_are_is_refused(table, tmp_path):
+    write_project(tmp_path / "p", table, build_data(table))
+    file = tmp_path / "p" / "config.toml"
+    file.write_text(file.read_text().replace("clients = 3", ""))
+    given = {"client": 0, "data": str(table.data.path)}
+    node = find_node(tmp_path / "p", SimpleNamespace(node_config=given, run_config={}))
+    with pytest.raises(ConfigError, match="how many clients there are"):
+        node.runtime()
 
 
 def test_own_rows_may_be_those_of_a_query(wards, tmp_path):

@@ -206,6 +206,26 @@ def test_interruption_says_how_to_go_on(tmp_path, signals):
         assert summary["rounds"] == len(RunFolder(folder).metrics())
 
 
+@pytest.mark.parametrize("method", ["scaffold", "fedavg"])
+def test_private_states_are_looked_for_where_they_are(method, tmp_path):
+    """Without any, a run goes on with every engine."""
+    pytest.importorskip("flwr")
+    first, other, alike = "sequential", "flower-simulation", "workers"
+    for before, after in ((first, other), (other, first), (first, alike)):
+        folder = tmp_path / f"{before}-{after}"
+        settings = {"data": {"clients": 2, "limit": 60}, "model": {"hidden": 4}}
+        config = Config.create(**settings, rounds=1, engine=before, method={"name": method})
+        fedbayes.run(config, folder)
+        file = folder / "config.toml"
+        text = file.read_text().replace("rounds = 1\n", "rounds = 2\n")
+        file.write_text(text.replace(f'engine = "{before}"', f'engine = "{after}"'))
+        if method == "scaffold" and after != alike:
+            with pytest.raises(RunError, match=f"2 clients of .* where engine '{before}' keeps"):
+                fedbayes.resume(folder)
+        else:
+            assert fedbayes.resume(folder).summary["rounds"] == 2
+
+
 def test_a_resume_of_a_complete_run_changes_nothing(tmp_path, capsys):
     assert command("run", *SMALL, "--rounds", 2, "-o", tmp_path / "r") == 0
     before = (tmp_path / "r" / "model.safetensors").read_bytes()

@@ -3,6 +3,8 @@
 import hmac
 import os
 from base64 import urlsafe_b64decode
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
@@ -24,7 +26,9 @@ from fedbayes import run
 from fedbayes.errors import EngineError
 from fedbayes.federation.client_runtime import Task
 from fedbayes.federation.secure import Plan
-from fedbayes.flower import secagg, secagg_node
+from fedbayes.flower import secagg, secagg_node, simulated
+from fedbayes.flower.engine import Flower
+from fedbayes.flower.secagg import SecureFlower
 from fedbayes.flower.secagg_masks import draw, with_masks
 from tests.test_secure import close, open_sum, plan_of, settings
 
@@ -184,4 +188,32 @@ def test_a_client_in_a_federation_refuses_to_open_one_report(monkeypatch):
     monkeypatch.setattr(workflow, "unmask_stage", greedy)
     words = "client 3: its node says: the server says of a client both that it stayed and"
     with pytest.raises(EngineError, match=words):
+        run(settings())
+
+
+def test_a_node_of_a_secure_federation_sends_no_report_without_masks(monkeypatch):
+    monkeypatch.setattr(simulated, "flower", lambda config, cohort: Flower)
+    with pytest.raises(EngineError, match="its node says: it reports under secure aggregation al"):
+        run(settings())
+
+
+@pytest.mark.parametrize("change", [{"levels": 2**8}, {"range": 1e6}, {"max_weight": 1.0}])
+def test_a_node_reports_by_the_numbers_of_its_own_settings(change, monkeypatch):
+    other = replace(plan_of(settings()), **change)
+    monkeypatch.setattr(simulated, "flower", lambda config, cohort: partial(SecureFlower, other))
+    with pytest.raises(EngineError, match="are not those of the federation's settings"):
+        run(settings())
+
+
+def test_keys_that_fewer_can_open_are_noticed_before_a_report(monkeypatch):
+    workflow = secagg._flower().SecAggPlusWorkflow
+    honest = workflow.setup_stage
+
+    def lowered(self, grid, context, state):
+        self.reconstruction_threshold = 2
+        return honest(self, grid, context, state)
+
+    monkeypatch.setattr(workflow, "setup_stage", lowered)
+    assert plan_of(settings()).threshold > 2
+    with pytest.raises(EngineError, match="are not those of the federation's settings"):
         run(settings())

@@ -1,6 +1,8 @@
 """Secure aggregation: the sum is right, nothing else is seen, and drop-outs cost what they must."""
 
 import math
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -554,3 +556,31 @@ def test_a_killed_node_is_left_out_of_the_sum(tmp_path):
     losses = [(loss["round"], loss["client"]) for loss in ended.summary["losses"]]
     assert losses == [(2, 1)], ended.summary["losses"]
     assert close(ended.model, without(open_sum(config), ended.summary["losses"]))
+
+
+@pytest.mark.parametrize("most", [1e6, 50.0])
+def test_a_grid_that_is_coarse_beside_the_weights_is_told(most):
+    """The error that the note promises is that of a round, and would be less as it says."""
+    config = settings(secure={"max_weight": most, "levels": 2**24}, data={**SMALL, "clients": 4})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        simulation = Simulation(config)
+    told = [str(w.message) for w in said if "secure.max_weight" in str(w.message)]
+    with simulation:
+        before = simulation.method.model(simulation.server, simulation.run)
+        list(simulation)
+        after = simulation.method.model(simulation.server, simulation.run)
+        sizes = simulation.data.train_sizes()
+    shown = run(open_sum(config)).model
+    error = max(float((after[n] - shown[n]).abs().max()) for n in before)
+    if most < 10 * sizes.max():
+        assert not told
+        assert error < 1e-4
+        return
+    (found,) = re.findall(r"be off by (\S+) in a round, and with max_weight = 38 by (\S+)", *told)
+    assert sizes.max() == 38
+    assert 1e-4 < error < 1.1 * float(found[0])
+    assert float(found[1]) < 1e-5
+
+
+SMALL = {"name": "digits", "partition": "iid", "limit": 200}

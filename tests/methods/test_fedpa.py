@@ -83,6 +83,26 @@ def test_without_shrinkage_towards_samples_it_is_averaging_of_means():
         torch.testing.assert_close(report.tensors[name], drawn[-2:].mean(0), atol=1e-6, rtol=1e-5)
 
 
+def test_a_client_that_diverges_is_refused_and_the_others_count():
+    """Client 1 has inputs of another size, by which its steps overflow."""
+    config = Config.create(
+        rounds=1,
+        data={"name": "digits", "clients": 3, "limit": 90},
+        model={"hidden": 4},
+        training={"epochs": 5, "batch_size": 4},
+        method={"name": "fedpa", "burn_in_rounds": 0},
+    )
+    with Simulation(config) as simulation:
+        data, whole = simulation.runtime.data, simulation.runtime.data.train
+        data.train = lambda client: (
+            whole(client)._replace(x=whole(client).x * 1e30) if client == 1 else whole(client)
+        )
+        (step,) = simulation
+    assert list(step.metrics["refused"]) == ["1"]
+    assert "NaN" in step.metrics["refused"]["1"]
+    assert not step.metrics["skipped"]
+
+
 def regressions():
     """Clients whose rows and slopes differ: their own solutions, and that of the pool."""
     rng = torch.Generator().manual_seed(0)

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedbayes import Config, Simulation
 from fedbayes.contracts.drawn import draws_of, sampler_of
-from fedbayes.errors import ConfigError, ModelError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedep import FedEP
 from fedbayes.methods.fedlap import FedLap
@@ -292,3 +292,24 @@ def test_linearized_draws_of_a_network_with_group_normalization():
         ends = [net({n: m + sign * step[n] for n, m in mean.items()}, x) for sign in (1, -1)]
         wanted = net(mean, x) + (ends[0] - ends[1]) / 2e-5
         torch.testing.assert_close(drawn, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("thinning", [1, 2])
+def test_clients_that_cannot_answer_are_counted_before_the_first_round(thinning):
+    """Of 5 steps 3 are left after burn-in, of 8 there are 4, which are samples if none is left
+    out; the others end the run.
+    """
+    config = Config.create(
+        rounds=1,
+        data={
+            **{"name": "digits", "clients": 2, "partition": "counts", "test_counts": [1] * 10},
+            "class_counts": [[4] * 10, [6] * 10],
+        },
+        model={"hidden": 4},
+        training={"batch_size": 8},
+        method={"name": "fedep", "inference": "sgld", "thinning": thinning},
+    )
+    with pytest.warns(FedbayesWarning, match=f"{thinning} of 2 clients cannot answer, which ends"):
+        simulation = Simulation(config)
+    with simulation, pytest.raises(ConfigError, match="client 0 takes 5 steps in a round"):
+        list(simulation)

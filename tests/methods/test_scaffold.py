@@ -26,6 +26,7 @@ from fedbayes.messages import decode, decode_file, dense
 from fedbayes.methods.fedsparse import ScaffoldFedSparse
 from fedbayes.methods.scaffold import Control, Scaffold
 from fedbayes.tensors import part, unpack
+from fedbayes.testing import assert_identical
 from tests.methods.places import at, network, run_of, samples
 
 
@@ -75,6 +76,25 @@ def test_the_other_option_is_the_gradient_at_the_servers_weights():
     found = gradient([server.weights[n] for n in names], data.x, data.y)
     for name, expected in zip(names, found, strict=True):
         torch.testing.assert_close(after.control[name], expected)
+
+
+def test_the_gradient_at_the_servers_weights_moves_no_running_statistics():
+    """In the first round variates are zero, so that clients train as without any."""
+    ends = []
+    scaffold = {"name": "scaffold", "control": "gradient"}
+    for method in (scaffold, {"name": "reptile", "weighting": "uniform"}):
+        config = fedbayes.Config.create(
+            rounds=1,
+            data={"name": "digits", "clients": 2, "limit": 60},
+            model={"name": "tests.toy_models:normalized"},
+            training={"lr": 0.05, "batch_size": 8},
+            method=method,
+        )
+        with Simulation(config) as simulation:
+            list(simulation)
+            ends.append(simulation.method.model(simulation.server, simulation.run))
+    assert any("running_var" in name for name in ends[0])
+    assert_identical(*ends)
 
 
 def test_a_linear_term_adds_to_every_gradient():

@@ -211,7 +211,8 @@ def _answers(
 def _sent(broadcast: Broadcast, past: Past | None) -> tuple[int, int]:
     """Encoded bytes that went to clients in the round, and what compression spared of them."""
     if past is not None:
-        lengths = [broadcast.length(client) for client in past.starts]
+        live = past.live
+        lengths = live.lengths if live else [broadcast.length(client) for client in past.starts]
         return sum(sent for sent, _ in lengths), sum(spared for _, spared in lengths)
     return sum(broadcast.sent.values()), sum(broadcast.spared.values())
 

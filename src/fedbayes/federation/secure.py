@@ -6,7 +6,8 @@ as a vector of bounded reals, which Flower rounds to integers, and the mean that
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +54,16 @@ class Plan:
     def step(self) -> float:
         """Distance of two numbers that can be told apart, 2 R / L."""
         return 2 * self.range / self.levels
+
+    def error(self, samples: float) -> float:
+        """How far a weight of the mean may be off that no client changed.
+
+        Args:
+            samples: mean weight of the reports.
+        """
+        share = samples / self.max_weight if self.max_weight else 1.0
+        left = share - self.step / self.range if self.max_weight else 1.0
+        return self.step / left if left > 0 else math.inf
 
     def write(self, report: Report, centre: Tensors) -> Vector:
         """The vector that stands for a report, float64 [1 + entries].
@@ -236,3 +247,28 @@ def plan(
         clip=aggregation.clip or 0.0,
         exact=private,
     )
+
+
+def remarks(plan: Plan | None, sizes: NDArray[Any]) -> list[str]:
+    """What a user should know of how finely reports are added, a sentence each.
+
+    Args:
+        plan: of the run; None without secure aggregation.
+        sizes: training samples of each client.
+    """
+    if plan is None or not plan.max_weight:
+        return []
+    if plan.max_weight <= 10 * (largest := float(sizes.max())):
+        return []
+    off, least = (p.error(float(sizes.mean())) for p in (plan, replace(plan, max_weight=largest)))
+    if off < _FINE:
+        return []
+    return [
+        f"secure.max_weight = {plan.max_weight:,g}, and no client has more than {largest:,.0f} "
+        f"training samples: weights may be off by {off:.1g} in a round, and with max_weight = "
+        f"{largest:.0f} by {least:.1g}"
+    ]
+
+
+_FINE = 1e-4
+"""Error of a weight that is not worth a word."""

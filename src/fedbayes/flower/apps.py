@@ -15,6 +15,7 @@ from platformdirs import user_data_path
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
+from fedbayes.devices import choose_device, repeatable
 from fedbayes.errors import ConfigError, EngineError, FedbayesError
 from fedbayes.federation import secure
 from fedbayes.federation.client_runtime import ClientRuntime
@@ -101,15 +102,23 @@ def find_node(project: Path, context: Context) -> Node:
     states = given.get("state") or user_data_path("fedbayes") / "nodes" / str(client)
 
     def runtime() -> ClientRuntime:
+        repeatable(choose_device(config.device), config.deterministic)
         if not {"data", "query"} & given.keys():
             return build_runtime(config, build_data(config))
         wanted = read_schema(project / "schema.json")
         path = Path(str(given["data"])) if "data" in given else None
         sql = {name: str(given[name]) for name in ("query", "database") if name in given}
-        return build_runtime(config, own_data(config, path, wanted, client=client, **sql))
+        if config.data.clients is None:
+            raise ConfigError(
+                "the app does not say how many clients there are, which a node with data of its "
+                "own has to know; set data.clients"
+            )
+        mine = own_data(config, path, wanted, client=client, **sql)
+        return build_runtime(config, mine, clients=config.data.clients)
 
     # Where the process stays for other messages, its data are read once.
-    return Node(client, cache(runtime), state_store(config, Path(str(states)).expanduser()))
+    store = state_store(config, Path(str(states)).expanduser())
+    return Node(client, cache(runtime), store, lambda run: plan_of(config, run.cohort))
 
 
 def _with_weights(config: Config, given: object) -> Config:
@@ -177,16 +186,21 @@ def on_grid(
 
 def flower(config: Config, cohort: int) -> Callable[..., Flower]:
     """What makes the engine that a config asks for, for cohorts of this size."""
-    plan = secure.plan(
+    plan = plan_of(config, cohort)
+    if config.asynchronous.active and not ENGINES[config.engine].clocked:
+        return AsynchronousFlower
+    return Flower if plan is None else partial(SecureFlower, plan)
+
+
+def plan_of(config: Config, cohort: int) -> secure.Plan | None:
+    """The numbers of secure aggregation in cohorts of this size; None without it."""
+    return secure.plan(
         config.secure,
         config.build_method(),
         config.aggregation,
         cohort,
         private=bool(config.privacy.noise),
     )
-    if config.asynchronous.active and not ENGINES[config.engine].clocked:
-        return AsynchronousFlower
-    return Flower if plan is None else partial(SecureFlower, plan)
 
 
 def _once(grid: Grid) -> Callable[[], Grid]:

@@ -22,7 +22,10 @@ class AsynchronousFlower(Flower):
         self._given_up_at: dict[int, float] = {}
 
     def arrivals(
-        self, reports: int, more: Callable[[Set[int]], Iterable[Task]]
+        self,
+        reports: int,
+        more: Callable[[Set[int]], Iterable[Task]],
+        sent: Callable[[Task], object],
     ) -> Iterator[tuple[int, Outcome | NoReport]]:
         """The first so many reports of clients at work, and who was lost meanwhile, as they come.
 
@@ -32,6 +35,7 @@ class AsynchronousFlower(Flower):
             reports: that are wanted.
             more: gives tasks of those that may start, of the clients that are connected; asked
                 again and again.
+            sent: is told of each task when it is sent for the first time.
 
         Raises:
             EngineError: the SuperLink was lost, or none ever was.
@@ -40,7 +44,7 @@ class AsynchronousFlower(Flower):
         end, taken = time.monotonic() + self.timeout, 0
         while taken < reports and (self._ready or time.monotonic() < end):
             try:
-                self._exchange(more)
+                self._exchange(more, sent)
             except LinkError as error:
                 self._broken(error, end)
             while self._ready and taken < reports:
@@ -69,7 +73,9 @@ class AsynchronousFlower(Flower):
         self.poller.forget_all_but([*self.roster.asked, *waited])
         self.roster.ask_again()
 
-    def _exchange(self, more: Callable[[Set[int]], Iterable[Task]]) -> None:
+    def _exchange(
+        self, more: Callable[[Set[int]], Iterable[Task]], sent: Callable[[Task], object]
+    ) -> None:
         """Send tasks to whoever may start, and take in what was answered."""
         pending, now = self._pending, time.monotonic()
         for node in self.roster.discover():
@@ -77,7 +83,13 @@ class AsynchronousFlower(Flower):
         for task in more(self.roster.nodes.keys()):
             pending[task.client] = PendingTask(task)
             self._given_up_at[task.client] = now + self.timeout
-        self._push(pending, now + self.timeout)
+        new = [each for each in pending.values() if not each.sent]
+        try:
+            self._push(pending, now + self.timeout)
+        finally:  # a link may break between two of them
+            for each in new:
+                if each.sent:
+                    sent(each.task)
         self._pull(pending, self._ready)
         late = [c for c in pending if time.monotonic() >= self._given_up_at[c]]
         for client in late:

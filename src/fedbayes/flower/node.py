@@ -13,8 +13,10 @@ from typing import TypeVar
 
 from flwr.app import Context, Message, RecordDict
 
+from fedbayes.contracts import Run
 from fedbayes.errors import DataError, EngineError, FedbayesError
 from fedbayes.federation.client_runtime import ClientRuntime, Outcome, Task
+from fedbayes.federation.secure import Plan
 from fedbayes.federation.state_store import StateStore
 from fedbayes.files import write_beside
 from fedbayes.flower.wire import HELLO, read_task, write_complaint, write_hello, write_reply
@@ -36,6 +38,8 @@ class Node:
     runtime: Callable[[], ClientRuntime]
     """Its runtime, built when there is work."""
     states: StateStore
+    plan: Callable[[Run], Plan | None] = lambda run: None
+    """The numbers of secure aggregation by the settings that it was given; None: there is none."""
 
     def answer(self, message: Message) -> Message:
         """Do what a message asks for. What the user can mend is answered in plain words."""
@@ -47,14 +51,24 @@ class Node:
             return complaint(error, message)
 
     def train(self, content: RecordDict) -> RecordDict:
-        """Carry out the task in a message; the reply."""
+        """Carry out the task in a message; the reply.
+
+        Raises:
+            EngineError: it is another client's, or its report is wanted without masks.
+        """
         task = read_task(content)
         if task.card:
             return write_reply(self.keep(task))
         self._require_own(task)
         runtime = self.runtime()
-        tried = task.evaluate is not None
-        return write_reply(runtime.tried(task) if tried else self.work(task, runtime))
+        if task.evaluate is not None:
+            return write_reply(runtime.tried(task))
+        if self.plan(runtime.run) is not None:
+            raise EngineError(
+                "it reports under secure aggregation alone (secure.enabled), and the server asked "
+                "for its report without masks"
+            )
+        return write_reply(self.work(task, runtime))
 
     def _require_own(self, task: Task) -> None:
         if task.client != self.client:

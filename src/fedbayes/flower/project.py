@@ -78,7 +78,7 @@ def app_files(
         folder: where the ServerApp keeps its run folder; empty if no ServerApp reads the files.
     """
     return {
-        **_app(config, name, folder),
+        **_app(config, name, folder, data.clients),
         "schema.json": data.preprocessing.public().dump(),
     }
 
@@ -88,9 +88,9 @@ def hello_files() -> dict[str, bytes]:
     return _app(Config.create(engine="flower"), "hello", "")
 
 
-def _app(config: Config, name: str, folder: str) -> dict[str, bytes]:
-    # Where data lie is each machine's own affair.
-    hidden: dict[str, Any] = {"dir": None}
+def _app(config: Config, name: str, folder: str, clients: int | None = None) -> dict[str, bytes]:
+    # Where data lie is each machine's own affair; how many clients there are, nodes must know.
+    hidden: dict[str, Any] = {"dir": None, "clients": clients}
     if not folder:
         hidden |= {"database": None, "summaries": ()}
         if config.data.path is not None:

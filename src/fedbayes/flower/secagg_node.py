@@ -12,7 +12,12 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.common import Code, FitIns, FitRes, Parameters, Scalar, Status, ndarray_to_bytes
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.common.secure_aggregation.secaggplus_constants import (
+    RECORD_KEY_CONFIGS,
+    RECORD_KEY_STATE,
+    Key,
+    Stage,
+)
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
 
 from fedbayes import seeds
@@ -39,9 +44,10 @@ def secure_answer(node: Callable[[Context], Node]) -> Callable[[Message, Context
         The mod masks the parameters and sends nothing else of them.
         """
         task, about = read_secure_task(recorddict_to_fitins(message.content, keep_input=True))
-        plan = Plan(**about)
         client = node(context)
         runtime = client.runtime()
+        plan = Plan(**about)
+        _require_agreed(plan, client.plan(runtime.run), context)
         outcome = client.work(task, runtime)
         broadcast, method, run = decode(task.message), runtime.method, runtime.run
         report = decode_report(outcome.report, method.expected(broadcast, run))
@@ -114,6 +120,30 @@ def _refuse_to_unmask_one(asked: ConfigRecord) -> None:
             "the server says of a client both that it stayed and that it left; the two secrets "
             "that it asks for would open that client's report"
         )
+
+
+def _require_agreed(told: Plan, own: Plan | None, context: Context) -> None:
+    """See that the server goes by the numbers that the node's own settings come to.
+
+    Args:
+        told: what it says now.
+        own: by the settings.
+        context: with what it said when the round's keys were made.
+
+    Raises:
+        EngineError: it goes by others.
+    """
+    began = context.state.config_records[RECORD_KEY_STATE]
+    agreed = None if own is None else (own.threshold, own.range, own.levels)
+    if told != own or agreed != tuple(began[name] for name in _AGREED):
+        raise EngineError(
+            "the server's numbers of secure aggregation (threshold, range, levels, ...) are not "
+            "those of the federation's settings; it gets no report"
+        )
+
+
+_AGREED = ("threshold", "clipping_range", "target_range")
+"""Fields of the state of Flower's mod that the server chooses."""
 
 
 def write_secure_task(task: Task, plan: Any) -> FitIns:

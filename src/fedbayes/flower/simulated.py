@@ -32,7 +32,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from fedbayes.errors import EngineError
 from fedbayes.federation.client_runtime import ClientRuntime
-from fedbayes.flower.apps import client_app, flower, state_store
+from fedbayes.flower.apps import client_app, flower, plan_of, state_store
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.node import Node
 from fedbayes.runs.config import Config
@@ -123,7 +123,8 @@ def simulated(config: Config, runtime: ClientRuntime, clients: int, folder: Path
 
     def node(context: Context) -> Node:
         client = int(context.node_config[PARTITION_ID_KEY])
-        return Node(client, lambda: runtime, state_store(config, folder / str(client)))
+        store = state_store(config, folder / str(client))
+        return Node(client, lambda: runtime, store, lambda run: plan_of(config, run.cohort))
 
     grid, close = simulated_grid(client_app(node), clients)
     return flower(config, config.cohort_size(clients))(

@@ -124,8 +124,13 @@ def require_plain_sgd(training: LocalTraining) -> None:
 def mean_gradient(
     weights: Tensors, objective: Loss, samples: Samples, batch_size: int, names: list[str]
 ) -> Tensors:
-    """The gradient of a mean loss over all samples at fixed weights: option I of SCAFFOLD."""
-    leaves = {n: t.detach().requires_grad_() if n in names else t for n, t in weights.items()}
+    """The gradient of a mean loss over all samples at fixed weights: option I of SCAFFOLD.
+
+    Running statistics, which a pass through the network moves, are moved in a copy.
+    """
+    leaves = {
+        n: t.detach().requires_grad_() if n in names else t.clone() for n, t in weights.items()
+    }
     sums = {name: torch.zeros_like(leaves[name]) for name in names}
     pieces = torch.split(samples.x, batch_size), torch.split(samples.y, batch_size)
     for x, y in zip(*pieces, strict=True):

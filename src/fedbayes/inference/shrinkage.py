@@ -24,7 +24,7 @@ def drift(samples: Tensors, weights: Tensors, shrinkage: float) -> Tensors:
         shrinkage: ρ, at least 0; with 0, or a single sample, Σ̂ is the identity.
 
     Returns:
-        By name, float64.
+        By name, float64; NaN of samples that are not finite, or too far apart for the equations.
     """
     centred, gaps = Tensors(), Tensors()
     for name, drawn in samples.items():
@@ -44,6 +44,7 @@ def drift(samples: Tensors, weights: Tensors, shrinkage: float) -> Tensors:
 
 
 def _solved(system: Tensor, right: Tensor) -> Tensor:
-    """The solution of positive definite equations, [l]."""
-    root = torch.linalg.cholesky(system)
-    return torch.cholesky_solve(right[:, None], root)[:, 0]
+    """The solution of positive definite equations, [l]; NaN if they are none."""
+    root, failed = torch.linalg.cholesky_ex(system)
+    found = torch.cholesky_solve(right[:, None], root)[:, 0]
+    return found.masked_fill(failed > 0, torch.nan)

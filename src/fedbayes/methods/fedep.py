@@ -63,6 +63,24 @@ class FedEP(Moments):
         else:
             require_langevin(run.training)
 
+    def falls_short(self, samples: int, run: Run) -> str:
+        """A client with too few steps for a precision of its samples cannot answer."""
+        if self.inference != "sgld" or self._schedule(samples, run)[2] >= _FEWEST:
+            return ""
+        return (
+            "cannot answer, which ends the run when their turn comes (over a network they are lost "
+            f"for the round): they take too few steps in a round for {_FEWEST} samples of their "
+            "weights; set training.steps (100, say), or lower method.thinning"
+        )
+
+    def _schedule(self, samples: int, run: Run) -> tuple[int, int, int]:
+        """Of a round with so many training samples: steps, those of burn-in, and samples of the
+        weights.
+        """
+        steps = run.training.step_count(samples)
+        burn_in = int(self.burn_in * steps)
+        return steps, burn_in, (steps - burn_in) // self.thinning
+
     def moments(
         self, problem: Problem, samples: Samples, at: At
     ) -> tuple[Solved, Tensors, Tensors, Info]:
@@ -80,9 +98,8 @@ class FedEP(Moments):
     ) -> tuple[Solved, Tensors, Tensors, Info]:
         """Mean and precision of Langevin samples, and the share of entries that are floored."""
         run, count = at.run, len(samples.y)
-        steps = run.training.step_count(count)
-        burn_in = int(self.burn_in * steps)
-        if (found := (steps - burn_in) // self.thinning) < _FEWEST:
+        steps, burn_in, found = self._schedule(count, run)
+        if found < _FEWEST:
             raise ConfigError(
                 f"client {at.client} takes {steps} steps in a round, which come to {found} samples "
                 f"of its weights, and {_FEWEST} are needed; set training.steps (100, say), which "

@@ -270,12 +270,15 @@ def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) 
     return build_run(config, network, preprocessing, likelihood, clients)
 
 
-def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -> ClientRuntime:
+def build_runtime(
+    config: Config, data: FederatedData, *, clients: int | None = None, quiet: bool = False
+) -> ClientRuntime:
     """The clients of a federation, ready to work in this process.
 
     Args:
         config: the settings.
         data: the clients' data.
+        clients: how many there are in the federation; None: as many as the data are of.
         quiet: whether nothing is said of the likelihood that was found: another process has.
     """
     likelihood = build_likelihood(config, data.target, quiet=quiet)
@@ -283,13 +286,13 @@ def build_runtime(config: Config, data: FederatedData, *, quiet: bool = False) -
     def network(client: int | None = None) -> Network:
         return build_network(config, data.shape, likelihood, client)
 
-    shared = network()
+    shared, clients = network(), clients or data.clients
     return ClientRuntime(
-        build_run(config, shared, data.preprocessing, likelihood, data.clients),
+        build_run(config, shared, data.preprocessing, likelihood, clients),
         method=config.build_method(),
         own_network=network,
         data=data,
-        adversary=Adversary.of(config.attack, config.seed, data.clients),
+        adversary=Adversary.of(config.attack, config.seed, clients),
         figures=not config.privacy.noise or config.privacy.metrics == "on",
         evaluate_every=config.evaluate_local_every,
         compression=config.compression,

@@ -320,6 +320,10 @@ def remarks(
             f"aggregation.rule = 'median' protects from nobody: of {reports} reports a round it is "
             "their mean"
         )
+    if ENGINES[config.engine].states != "remote":  # on other machines, they may have other data
+        private = bool(config.privacy.noise)
+        plan = secure.plan(config.secure, method, config.aggregation, run.cohort, private=private)
+        notes += secure.remarks(plan, data.train_sizes())
     link = Link(config.compression, method, run)
     notes += compression.remarks(config.compression, link)
     if config.privacy.noise and (config.stop_after or config.keep_checkpoints == "best"):
@@ -339,6 +343,10 @@ def remarks(
             for name in names
             if _changed(table, name)
         ]
+    elif config.sampling != "uniform" and run.cohort == run.clients:
+        notes.append(
+            f"sampling = {config.sampling!r} has no effect: cohort is all clients, in every round"
+        )
     if method.centralized and config.clock.ticks:
         notes.append(f"clock has no effect: {method.name} pools all data")
     notes += stale.remarks(

@@ -35,6 +35,7 @@ from fedbayes.data import Partition, Preprocessing
 from fedbayes.data.numbered import Numbered
 from fedbayes.data.wording import listed
 from fedbayes.errors import DataError, FedbayesWarning, MessageError, RunError
+from fedbayes.federation.engine_table import ENGINES
 from fedbayes.files import (
     digest,
     flush,
@@ -253,6 +254,29 @@ class RunFolder:
                 f"{self.checkpoints.newest_name} has it: {listed(bound, between='; ')}. Take it "
                 "back, or start a new run with it"
             )
+
+    def refuse_moved_states(self, clients: int, engine: str) -> None:
+        """See that the engine finds clients' private states, of which each kind has its own place.
+
+        Args:
+            clients: that have one.
+            engine: that the run is to go on with.
+
+        Raises:
+            RunError: the engine before left them elsewhere; says which engines would find them.
+        """
+        known = self.inventory()
+        before = engine if known is None else str(parse_toml(known.config)["engine"])
+        if not clients or before not in ENGINES:
+            return
+        if (place := ENGINES[before].states) == ENGINES[engine].states:
+            return
+        able = [name for name, kind in ENGINES.items() if kind.states == place]
+        raise RunError(
+            f"{clients} clients of {self.path} have private states where engine {before!r} keeps "
+            f"them, and engine {engine!r} would look for them elsewhere; set engine to "
+            f"{' or '.join(able)}, or start a new run"
+        )
 
     def note_changed_config(self) -> None:
         """Say which settings differ that may, such as the number of rounds."""

@@ -188,6 +188,7 @@ class Simulation:
                 f"frozen weights of the network are not those that {self.folder.path} began with; "
                 "put its code and files back as they were, or start a new run"
             )
+        self.folder.refuse_moved_states(len(checkpoint.states), self.config.engine)
         record = identified(checkpoint.privacy, self.config)
         timing = self._turns.take_up(checkpoint)
         self.progress: Progress = replace(checkpoint, privacy=record, timing=timing)

@@ -72,7 +72,10 @@ class Arriving(Protocol):
     """An engine whose clients stay at work from one round to the next, and report as they end."""
 
     def arrivals(
-        self, reports: int, more: Callable[[Set[int]], Iterable[Task]]
+        self,
+        reports: int,
+        more: Callable[[Set[int]], Iterable[Task]],
+        sent: Callable[[Task], object],
     ) -> Iterator[tuple[int, Outcome | NoReport]]:
         """The first so many reports, and who was lost meanwhile, as they come.
 
@@ -80,6 +83,7 @@ class Arriving(Protocol):
             reports: that are wanted; fewer come where time is over.
             more: gives tasks of those that may start, of the clients that are connected; asked
                 again and again.
+            sent: is told of each task when it is sent for the first time.
         """
 
     def at_hand(self) -> set[int]:

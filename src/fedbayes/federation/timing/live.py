@@ -34,6 +34,9 @@ class Live:
     """Clients that have started in the round."""
     reports: list[UnderWay] = field(default_factory=list, init=False)
     """Whose reports have come, as they came."""
+    lengths: list[tuple[int, int]] = field(default_factory=list, init=False)
+    """Of each message that went out in the round, whenever its client started, encoded bytes, and
+    by how many compression made them less."""
     _since: dict[int, int] = field(default_factory=dict, init=False)
     _late: tuple[UnderWay, ...] = field(default=(), init=False)
 
@@ -72,7 +75,10 @@ class Live:
             self._since |= dict.fromkeys(started, self.number)
             yield from had.tasks([*lost, *started], states)
 
-        for client, outcome in self.engine.arrivals(self.settings.buffer or 1, more):
+        def sent(task: Task) -> None:
+            self.lengths.append(had.of(task.client).length(task.client))
+
+        for client, outcome in self.engine.arrivals(self.settings.buffer or 1, more, sent):
             heard.add(client)
             each = UnderWay(0.0, self._since.pop(client), client)
             if not isinstance(outcome, NoReport) or outcome.refused:
