@@ -37,15 +37,15 @@ def as_if_read(text: str) -> str:
 
 
 def codes(column: Any) -> Any:
-    """A column of a file's text as categories that do not depend on its other cells.
+    """A column of a file's cells as categories that do not depend on its other cells.
 
     1.0 and 1.50 are 1 and 1.5, as for `name_of`; 01 is a code, and stays as it is. A column of
     truth values alone is one of these, however they are written.
     """
-    texts = column.dropna().unique().tolist()
-    if texts and all(text.lower() in TRUTHS for text in texts):
-        return column.map({text: TRUTHS[text.lower()] for text in texts}).astype(object)
-    names = {t: as_if_read(t.strip()) if _NUMBER.fullmatch(t.strip()) else t for t in texts}
+    texts = {value: name_of(value) for value in column.dropna().unique().tolist()}
+    if texts and all(text.lower() in TRUTHS for text in texts.values()):
+        return column.map({v: TRUTHS[text.lower()] for v, text in texts.items()}).astype(object)
+    names = {v: as_if_read(t) if _NUMBER.fullmatch(t) else t for v, t in texts.items()}
     return column.map(names).astype(object)
 
 

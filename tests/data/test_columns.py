@@ -5,6 +5,7 @@ The independent side is pandas: `get_dummies`, means and standard deviations of 
 
 import dataclasses
 import warnings
+from datetime import datetime
 
 import numpy as np
 import pandas as pd
@@ -247,6 +248,64 @@ def test_a_file_with_other_things_in_a_column_is_named(tmp_path):
         DataError, match=r"column 'sex' holds numbers \('1.0' in row 1\); it holds text"
     ):
         load_dataset(DataSettings(path=tmp_path))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".xlsx", ".parquet"])
+@pytest.mark.parametrize("other", ["050607", "A1"])
+def test_text_and_dates_that_look_like_numbers_are_read_as_they_are(tmp_path, suffix, other):
+    """007 is no 7, and 020304 the second of March, when training and when predicting: whatever else
+    is in the column, and however few rows are read at a time.
+    """
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    codes = ["007", "1.50", "1e3", other] * 5
+    days = ["020304", "010203", "110805", "050607"] * 5
+    frame = pd.DataFrame({"code": codes, "day": days, "label": list("xy") * 10})
+    file = tmp_path / f"t{suffix}"
+    writers = {".csv": "to_csv", ".xlsx": "to_excel", ".parquet": "to_parquet"}
+    getattr(frame, writers[suffix])(file, index=False)
+    asked = {"text": ("code",), "text_width": 32, "dates": ("day",), "date_format": "%d%m%y"}
+    dataset = load_dataset(DataSettings(path=file, **asked))
+    hashed = HashingVectorizer(n_features=32).transform(codes).toarray()
+    since = [(datetime.strptime(day, "%d%m%y") - datetime(1970, 1, 1)).days for day in days]
+    expected = np.column_stack([hashed, since]).astype(np.float32)
+    np.testing.assert_array_equal(dataset.x, expected)
+    pieces = [code(piece.x, dataset.columns, "t") for piece in Rows(file, dataset.columns, size=3)]
+    np.testing.assert_array_equal(np.concatenate(pieces), expected)
+
+
+def test_texts_with_decimal_commas_are_texts(tmp_path):
+    """In a file with semicolons a text such as 1,5 is not mended, as numbers and categories are."""
+    frame = pd.DataFrame(
+        {"note": ["1,5", "2,5"] * 3, "dose": ["0,5", "3"] * 3, "label": list("xy") * 3}
+    )
+    frame.to_csv(file := tmp_path / "t.csv", sep=";", index=False)
+    dataset = load_dataset(DataSettings(path=file, text=("note",), text_width=16))
+    (piece,) = Rows(file, dataset.columns)
+    np.testing.assert_array_equal(code(piece.x, dataset.columns, "t"), dataset.x)
+    assert dataset.x[:2, -1].tolist() == [0.5, 3]
+
+
+@pytest.mark.parametrize("numbers", [[10203, 111213], [10203.0, np.nan]])
+def test_numbers_that_have_lost_a_zero_are_no_dates(tmp_path, numbers):
+    """010203 as a number is 10203, which `strptime` takes for the tenth of February."""
+    frame = pd.DataFrame({"day": numbers, "label": ["x", "y"]})
+    frame.to_parquet(file := tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"'day'.*written as %d%m%y \('10203.* in row 1"):
+        load_dataset(DataSettings(path=file, dates=("day",), date_format="%d%m%y"))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_whole_numbers_beside_empty_cells_are_dates(tmp_path, suffix):
+    """pandas writes such numbers as 20200331.0, which `predict` refused."""
+    frame = pd.DataFrame({"day": [20200331, np.nan, 20210401], "label": list("xyx")})
+    file = tmp_path / f"t{suffix}"
+    frame.to_csv(file, index=False) if suffix == ".csv" else frame.to_parquet(file)
+    dataset = load_dataset(DataSettings(path=file, dates=("day",), date_format="%Y%m%d"))
+    (piece,) = Rows(file, dataset.columns)
+    wanted = [(datetime(2020, 3, 31) - datetime(1970, 1, 1)).days, np.nan]
+    for x in (dataset.x, code(piece.x, dataset.columns, "t")):
+        np.testing.assert_array_equal(x[:2, 0], np.float32(wanted))
 
 
 def test_a_sheet_of_several_is_named(tmp_path):

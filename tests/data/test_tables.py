@@ -201,7 +201,7 @@ def test_labels_of_test_files_are_of_the_kind_of_the_others(tmp_path, train, tes
     assert set(load(tmp_path).classes) == {*train, *test}
 
 
-@pytest.mark.parametrize("delimiter", [",", ";"])
+@pytest.mark.parametrize("delimiter", [",", ";", None])
 def test_columns_of_categories_are_read_cell_by_cell(tmp_path, delimiter):
     """Codes keep their zeros, numbers their name, whatever the other cells of the column are."""
     names = []
@@ -216,8 +216,11 @@ def test_columns_of_categories_are_read_cell_by_cell(tmp_path, delimiter):
         )
         if delimiter == ";":
             frame["dose"] = frame.dose.str.replace(".", ",", regex=False)
-        file = tmp_path / f"t{len(names)}.csv"
-        frame.to_csv(file, index=False, sep=delimiter)
+        file = tmp_path / f"t{len(names)}{'.csv' if delimiter else '.xlsx'}"
+        if delimiter:
+            frame.to_csv(file, index=False, sep=delimiter)
+        else:
+            frame.to_excel(file, index=False)
         names.append(
             {c.name: c.categories for c in load(file, categorical=["code", "dose", "flag"]).columns}
         )
