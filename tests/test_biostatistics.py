@@ -389,12 +389,25 @@ def test_what_cannot_be_fitted_is_said_with_its_columns(change, options, words):
         glm(clients, **options)
 
 
+def test_which_of_a_number_and_a_text_is_the_event_is_asked():
+    """Text sorts behind numbers: where one client has 1 alone and another no, no would happen."""
+    clients = {"s0": BASE[:6].assign(y=1), "s1": BASE[6:].assign(y="no")}
+    with pytest.raises(DataError, match=r"'y' has the values 1 and no.*--happened"):
+        glm(clients, "y", ["a"], family="binomial")
+    assert glm(clients, "y", ["a"], family="binomial", happened="1").events == 6
+
+
 def test_columns_that_differ_between_clients_are_named():
     other = BASE[6:].assign(a=[f"{value} mg" for value in BASE.a[6:]])
     with pytest.raises(DataError, match="'a' holds text at client s1 and numbers at client s0"):
         glm({"s0": BASE[:6], "s1": other}, "y", ["a"], family="binomial")
     with pytest.raises(ColumnError, match=r"client s1 has no column 'a' \(did you mean 'A'\?\)"):
         glm({"s0": BASE[:6], "s1": BASE[6:].rename(columns={"a": "A"})}, "y", ["a"])
+    both = {"s0": BASE[:6][["y", "a"]], "s1": BASE[6:][["y", "a", "n"]]}
+    for clients in (both, dict(reversed(both.items()))):  # whoever comes first
+        with pytest.raises(ColumnError, match=r"s0 has no column 'n', which client s1 has.*drop n"):
+            glm(clients, "y")
+        assert glm(clients, "y", drop=["n"]).names == ("intercept", "a")
     many = pd.DataFrame({"y": BASE.y.tolist() * 10, "id": [f"p{i}" for i in range(120)]})
     with pytest.raises(DataError, match=r"'id' has 60 different texts at client s0.*--drop id"):
         glm({"s0": many[:60], "s1": many[60:]}, "y", family="binomial")

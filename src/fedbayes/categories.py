@@ -1,7 +1,8 @@
 """Categories of a table's column: what they are called, and in which order they come."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,17 +67,25 @@ def places(names: Sequence[str], categories: Sequence[str]) -> list[int]:
     ]
 
 
-def spelled_apart(one: Iterable[str], two: Iterable[str]) -> tuple[str, str] | None:
-    """A category of each that are one number or truth value, where neither has both; None if none
-    are, as in `01` and `1`.
+def spelled_apart(tables: Mapping[str, Iterable[str]]) -> tuple[tuple[str, str], ...]:
+    """Two tables, each with a category of it, that write one number or truth value otherwise, as in
+    `01` and `1`, where neither has both; nothing if all are written alike.
+
+    Args:
+        tables: the categories of each, by its name.
     """
-    first, second = set(one), set(two)
-    read = {as_if_read(name): name for name in sorted(first - second)}
-    for name in sorted(second - first):
-        other = read.get(as_if_read(name))
-        if other is not None:
-            return other, name
-    return None
+    seen: dict[str, dict[frozenset[str], str]] = defaultdict(dict)  # whose a spelling is first
+    for table, categories in tables.items():
+        found: dict[str, set[str]] = defaultdict(set)
+        for category in categories:
+            found[as_if_read(category)].add(category)
+        for value, spellings in found.items():
+            own = frozenset(spellings)
+            for others, other in seen[value].items():
+                if not (own <= others or others <= own):
+                    return (other, min(others - own)), (table, min(own - others))
+            seen[value].setdefault(own, table)
+    return ()
 
 
 def without_blanks(column: Any) -> Any:

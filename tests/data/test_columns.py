@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedbayes.categories import places
+from fedbayes.categories import places, spelled_apart
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
 from fedbayes.data.cells import code
 from fedbayes.data.columns import Column, reading
@@ -411,3 +413,35 @@ def test_the_row_of_a_bad_cell_is_told_whatever_the_rows_are_called():
     frame = pd.DataFrame({"a": ["1", "2", "x", "4"]}, index=[7, 7, 7, 7])
     with pytest.raises(DataError, match=r"no number \('x' in row 3, of 1 such rows\)"):
         code(frame, [Column("a")], "the frame")
+
+
+@given(
+    st.lists(
+        st.sets(st.sampled_from(["01", "1", "1.0", "true", "True", "a", "2"]), max_size=4),
+        max_size=5,
+    )
+)
+def test_spellings_are_compared_as_in_all_pairs_of_tables(tables):
+    """Against a search over all pairs of tables and of their categories."""
+
+    def alike(one, other):
+        numbers = {"01": "1", "1": "1", "1.0": "1", "true": "True", "True": "True"}
+        return one != other and numbers.get(one, one) == numbers.get(other, other)
+
+    apart = {
+        ((i, one), (j, other))
+        for i, first in enumerate(tables)
+        for j, second in enumerate(tables)
+        for one in first - second
+        for other in second - first
+        if i < j and alike(one, other)
+    }
+    found = spelled_apart(dict(enumerate(tables)))
+    assert (tuple(found) in apart) if apart else found == ()
+
+
+def test_spellings_of_many_tables_are_compared_in_a_time_that_grows_as_they_do():
+    """In all pairs of 20,000 tables this would be 10 billion categories."""
+    tables = {k: [f"k{k % 7}", "01", str(k % 50 + 2)] for k in range(20_000)}
+    assert spelled_apart(tables) == ()
+    assert spelled_apart(tables | {"last": ["1"]}) == ((0, "01"), ("last", "1"))

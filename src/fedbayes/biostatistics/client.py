@@ -119,6 +119,18 @@ OPEN = ("names", "columns", "event_times")
 """What is answered one by one under secure aggregation too."""
 
 
+def groupings(question: Packet) -> tuple[str, ...]:
+    """Columns that divide rows in the analysis that a question is of, and so are text,
+    whatever they look like; none if it is of no analysis.
+    """
+    told = question.told
+    try:
+        wanted = told["wanted"] if "wanted" in told else told["coding"]["wanted"]
+        return Wanted.model_validate(wanted).groupings
+    except (KeyError, TypeError, ValidationError):
+        return ()
+
+
 class LocalClients:
     """Clients whose tables are in this process.
 

@@ -271,7 +271,7 @@ class DataSettings(SourceSettings):
                         f"{setting} is for your own data, and has no effect on {self.name}; "
                         "leave it out, or give the path of your own data"
                     )
-        for setting in ("label", "classes", "features", *KINDS):
+        for setting in ("label", "classes", "features", "summaries", *KINDS):
             names = getattr(self, setting)
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
