@@ -332,6 +332,16 @@ def test_stored_columns_that_do_not_fit_are_told(tmp_path):
         dataclasses.replace(stored, columns=stored.columns[1:])
 
 
+@pytest.mark.parametrize("bad", ["inf", "-1e39"])
+def test_the_row_and_client_of_an_infinite_number_are_named(tmp_path, bad):
+    """`sample 0` was counted from 0, and behind the rows of the training part."""
+    (tmp_path / "t.csv").write_text(f"x,ward,label\n1,a,u\n{bad},b,v\n2,a,u\n")
+    with pytest.raises(
+        DataError, match=r"t.csv: .*'x' is infinite.*row 2 .*row 2 is of client 'b'"
+    ):
+        load_dataset(DataSettings(path=tmp_path / "t.csv", group="ward"))
+
+
 def test_a_client_with_other_things_in_a_column_is_named(tmp_path):
     frame = patients().assign(crp="1.5")
     row = frame.index[frame.site == "south"][3]

@@ -30,7 +30,7 @@ def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
         float32 [N, C]; NaN where a cell is empty, `UNSEEN` where it is none of the categories.
 
     Raises:
-        CellError: a cell is not of its column's kind; names column and row.
+        CellError: a cell is not of its column's kind, or infinite; names column and row.
     """
     coded = np.empty((len(frame), sum(len(column.codes) for column in columns)), np.float32)
     at = 0
@@ -143,7 +143,18 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
 def _numbers(column: Any, wanted: Column, where: str) -> Array:
     way = "mend it: a value that is not known is an empty cell"
     found = as_numbers(column, wanted.name, where, way, texts=True)
-    return np.asarray(found.to_numpy(np.float32, na_value=np.nan)).reshape(-1, 1)
+    with np.errstate(over="ignore"):
+        numbers = np.asarray(found.to_numpy(np.float32, na_value=np.nan))
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        row = int(infinite.argmax())
+        raise CellError(
+            f"{where}: column '{wanted.name}' is infinite, or too large for float32, in row "
+            f"{row + 1:,} (of {int(infinite.sum()):,} such rows); replace it, or empty the cell",
+            wanted.name,
+            row,
+        )
+    return numbers.reshape(-1, 1)
 
 
 def _truths(column: Any, wanted: Column, where: str) -> Array:
