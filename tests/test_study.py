@@ -573,9 +573,12 @@ def test_nodes_read_codes_as_they_are_written(coded):
     from fedbayes.flower.sums_node import find_client
 
     pd.read_csv("south.csv", dtype={"code": str}).to_csv("south.csv")  # with an index
-    files = ("north.csv", "south.csv")
-    found = [find_client(SimpleNamespace(node_config={"client": number, "data": file}))
-             for number, file in enumerate(files)]  # fmt: skip
+    with pd.ExcelWriter("north.xlsx") as book:
+        coded[0].to_excel(book, sheet_name="codes", index=False)
+        coded[1].to_excel(book, sheet_name="others", index=False)
+    own = ({"data": "north.xlsx", "sheet": "codes"}, {"data": "south.csv"})
+    found = [find_client(SimpleNamespace(node_config={"client": number, **config}))
+             for number, config in enumerate(own)]  # fmt: skip
 
     def node(context):
         return found[int(context.node_config[PARTITION_ID_KEY])]

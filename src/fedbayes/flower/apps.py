@@ -73,6 +73,7 @@ def find_node(project: Path, context: Context) -> Node:
     client: which client it is, from 0.
     data: a file or folder with its samples; without it, the client's part of the data set that
         the config names, which must then be on this machine.
+    sheet: of an Excel file with several; else the one that the config names.
     query, database: in place of data, a SQL query that gives the samples, and the URL of its
         database; else FEDBAYES_DATABASE.
     data-dir: folder with data sets; else FEDBAYES_DATA.
@@ -105,8 +106,9 @@ def find_node(project: Path, context: Context) -> Node:
             return build_runtime(config, build_data(config))
         wanted = read_schema(project / "schema.json")
         path = Path(str(given["data"])) if "data" in given else None
-        sql = {name: str(given[name]) for name in ("query", "database") if name in given}
-        return build_runtime(config, own_data(config, path, wanted, client=client, **sql))
+        names = ("query", "database", "sheet")
+        place = {name: str(given[name]) for name in names if name in given}
+        return build_runtime(config, own_data(config, path, wanted, client=client, **place))
 
     # Where the process stays for other messages, its data are read once.
     return Node(client, cache(runtime), state_store(config, Path(str(states)).expanduser()))

@@ -143,6 +143,7 @@ def find_client(context: Context) -> SumsNode:
 
     client: which client it is, from 0.
     data: its own table, a CSV, Parquet or Excel file.
+    sheet: of an Excel file with several.
     min-count: fewest rows, in all and of a category, of which it says anything.
     secure: whether it says sums under secure aggregation alone.
 
@@ -159,10 +160,12 @@ def find_client(context: Context) -> SumsNode:
     if type(least) is not int:
         raise ConfigError("min-count in the node config is a whole number")
     path = Path(str(given["data"])).expanduser().absolute()
+    sheet = str(given["sheet"]) if "sheet" in given else None
 
     @lru_cache(maxsize=1)
     def table(categories: tuple[str, ...]) -> Client:
-        frame = read_table(path, SourceSettings(path=path, categorical=categories), [])
+        settings = SourceSettings(sheet=sheet, categorical=categories)
+        frame = read_table(path, settings, [])
         return Client(frame.drop(columns=UNNAMED) if has_row_numbers(frame) else frame, least)
 
     return SumsNode(client, table, secure)

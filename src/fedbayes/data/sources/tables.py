@@ -160,11 +160,11 @@ def _read_excel(file: Path, sheet: str | None, texts: Collection[str]) -> Any:
                 f"{file} has no sheet '{sheet}'{did_you_mean(sheet, names)}; it has {listed(names)}"
             )
         chosen = sheet or names[0]
-        head = book.parse(chosen, header=None, nrows=1)
+        head = pd.read_excel(book, sheet_name=chosen, header=None, nrows=1)
         header = head.iloc[0].dropna().tolist() if len(head) else []
         refuse_twice([str(name).strip() for name in header], file)
         as_is = [name for name in header if str(name).strip() in texts]
-        return book.parse(chosen, dtype=dict.fromkeys(as_is, object))
+        return pd.read_excel(book, sheet_name=chosen, dtype=dict.fromkeys(as_is, object))
 
 
 def refuse_twice(names: list[str], file: Path) -> None:
