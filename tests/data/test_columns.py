@@ -157,6 +157,25 @@ def test_missing_values_may_be_imputed_alone_or_dropped(tmp_path):
     assert "rows are left out" in " ".join(dropped.notes)
 
 
+@pytest.mark.parametrize("missing", ["drop", "impute", "indicate"])
+def test_what_becomes_of_missing_values_does_not_matter_without_any(tmp_path, missing):
+    (tmp_path / "t.csv").write_text("x,ward,label\n1,a,u\n2,b,v\n3,a,u\n")
+    said = "no value is missing, so data.missing has no effect"
+    settings = DataSettings(path=tmp_path / "t.csv", drop="ward")
+    assert not any(said in note for note in load_dataset(settings).notes)
+    settings = settings.model_copy(update={"missing": missing})
+    assert any(said in note for note in load_dataset(settings).notes)
+    for row in ("4,,u", ",a,v"):  # of a category too
+        (tmp_path / "t.csv").write_text(f"x,ward,label\n1,a,u\n2,b,v\n3,a,u\n{row}\n")
+        settings = DataSettings(path=tmp_path / "t.csv", missing=missing)
+        assert not any(said in note for note in load_dataset(settings).notes)
+
+
+def test_rows_of_a_factory_are_left_out_there():
+    with pytest.raises(ValueError, match="missing = 'drop' has no effect on what mine:make gives"):
+        DataSettings(name="mine:make", missing="drop")
+
+
 def test_texts_are_hashed_as_scikit_learn_does(tmp_path):
     from sklearn.feature_extraction.text import HashingVectorizer
 
