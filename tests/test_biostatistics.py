@@ -129,6 +129,28 @@ def test_an_offset_is_added_to_the_predictor(cancer, family):
     assert found.null_deviance == pytest.approx(fit.null_deviance)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_offsets_may_be_large_where_their_exponential_is_of_no_count(cancer):
+    """Of a line they are a value before; of an event, predictors at which μ rounds to 0 or 1."""
+    table = cancer.assign(before=cancer.age * 40 + 1e3, sure=cancer.tsize.astype(float))
+    clients = parted(table, 3)
+    found = glm(clients, "progrec", ["age"], offset="before")
+    fit = sm.OLS(table.progrec - table.before, sm.add_constant(table[["age"]])).fit()
+    np.testing.assert_allclose(found.estimates, fit.params, rtol=1e-9)
+    np.testing.assert_allclose(found.std_errors, fit.bse, rtol=1e-9)
+    found = glm(clients, "many", ["age"], family="binomial", offset="sure")
+    eta = found.estimates @ np.array([np.ones(len(table)), table.age]) + table.sure
+    loglik = -np.logaddexp(0, np.where(table.many, -eta, eta)).sum()
+    assert found.deviance == pytest.approx(-2 * loglik)
+    assert np.isfinite(found.null_deviance)
+    assert found.null_deviance == pytest.approx(-2 * found.null_loglik)
+    sure = parted(cancer.assign(sure=np.where(cancer.many, -80.0, 80.0)), 3)
+    with pytest.raises(DataError, match="the coefficients of intercept grow without end"):
+        glm(sure, "many", ["age"], family="binomial", offset="sure")
+    with pytest.raises(DataError, match=r"client site 0: the offset is above 500 .* logarithm"):
+        glm(clients, "pnodes", ["age"], family="poisson", offset="before")
+
+
 @pytest.mark.parametrize("family", ["gaussian", "binomial", "poisson"])
 def test_a_weight_is_so_many_rows(cancer, family):
     table = cancer.assign(times=np.random.default_rng(1).integers(0, 4, len(cancer)))
@@ -451,8 +473,11 @@ def test_coefficients_have_names_of_their_own():
 
 def test_numbers_too_large_are_refused():
     table = BASE.assign(off=BASE.a * 1e6)
-    with pytest.raises((DataError, MessageError), match="not finite"):
+    with pytest.raises(DataError, match="s0: the offset is above 500 in 6 rows"):
         glm({"s0": table[:6], "s1": table[6:]}, "n", ["a"], family="poisson", offset="off")
+    table = BASE.assign(a=BASE.a * 1e200)
+    with pytest.raises((DataError, MessageError), match="not finite"):
+        glm({"s0": table[:6], "s1": table[6:]}, "n", ["a"], family="poisson")
 
 
 def test_sums_travel_and_no_rows(cancer):

@@ -98,7 +98,9 @@ class Client:
 _ANSWERS: dict[str, Callable[[Client, Mapping[str, Any], dict[str, Any]], Packet]] = {
     "names": lambda client, told, numbers: client.names,
     "columns": lambda client, told, numbers: client.describe(told),
-    "moments": lambda client, told, numbers: tell_moments(client.rows(told), numbers["center"]),
+    "moments": lambda client, told, numbers: tell_moments(
+        client.rows(told), numbers["center"], told["coding"]["wanted"]["counts"]
+    ),
     "glm": lambda client, told, numbers: tell_fit(client.rows(told), told["family"], numbers),
     "event_times": lambda client, told, numbers: tell_event_times(
         client.rows(told), told["groups"]
