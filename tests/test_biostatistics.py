@@ -419,6 +419,38 @@ def test_which_of_a_number_and_a_text_is_the_event_is_asked():
     assert glm(clients, "y", ["a"], family="binomial", happened="1").events == 6
 
 
+def test_every_analysis_says_which_of_two_texts_is_the_event():
+    """Capital letters come first: of Dead and alive, alive is the last."""
+    words = BASE.assign(y=np.where(BASE.y == 1, "Dead", "alive"), t=BASE.n + 1)
+    clients = {"s0": words[:6], "s1": words[6:]}
+    for happened, wanted in (("", "alive"), ("Dead", "Dead")):
+        curves = kaplan_meier(clients, "t", "y", happened=happened)
+        assert curves.curves["all"].events.sum() == (words.y == wanted).sum()
+        found = (
+            curves,
+            glm(clients, "y", ["a"], family="binomial", happened=happened),
+            meta_analysis(clients, "y", ["a"], family="binomial", happened=happened),
+            cox(clients, "t", "y", ["a"], happened=happened),
+        )
+        for one in found:
+            assert f" y = {wanted}" in one.summary().splitlines()[0]
+            assert one.to_dict()["happened"] == wanted
+    assert (
+        "time to y: 12 rows of 2 clients"
+        in kaplan_meier(
+            {"s0": BASE[:6].assign(t=1), "s1": BASE[6:].assign(t=1)}, "t", "y"
+        ).summary()
+    )
+
+
+def test_tables_that_no_file_could_hold_are_refused():
+    twice = pd.concat([BASE[["y", "a"]], BASE[["a"]]], axis=1)
+    with pytest.raises(DataError, match="two columns 'a'"):
+        glm({"s0": twice}, "y")
+    with pytest.raises(DataError, match="s0: column 'c' holds no single values"):
+        glm({"s0": BASE.assign(c=[[1]] * 12)}, "n", ["c"])
+
+
 def test_columns_that_differ_between_clients_are_named():
     other = BASE[6:].assign(a=[f"{value} mg" for value in BASE.a[6:]])
     with pytest.raises(DataError, match="'a' holds text at client s1 and numbers at client s0"):

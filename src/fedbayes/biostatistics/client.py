@@ -32,8 +32,11 @@ class Client:
     """
 
     def __init__(self, frame: "pd.DataFrame", least: int = 0) -> None:
+        frame = frame.rename(columns=str)
+        if len(twice := frame.columns[frame.columns.duplicated()]):
+            raise DataError(f"a client's table has two columns '{twice[0]}'; rename one of them")
         # As in tables for networks, a blank cell is an empty one, and no category.
-        self._frame, self._least = frame.rename(columns=str).apply(without_blanks), least
+        self._frame, self._least = frame.apply(without_blanks), least
         self._coded: tuple[Coding, Design] | None = None
 
     def answer(self, question: Packet) -> Packet:

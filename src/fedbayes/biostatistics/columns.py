@@ -138,11 +138,19 @@ Told = Mapping[str, Described]
 """By client."""
 
 
+def explained(column: str, happened: str) -> str:
+    """What an analysis is of, as in `status = dead`; the column alone if that is 1, or no event."""
+    return column if happened in ("", "1", "True") else f"{column} = {happened}"
+
+
 def texts(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Values of a column as names of categories; missing ones as NaN."""
     import pandas as pd
 
-    index, distinct = pd.factorize(column.astype(object))
+    try:
+        index, distinct = pd.factorize(column.astype(object))
+    except TypeError:  # lists and the like have no hash
+        raise DataError(f"column '{column.name}' holds no single values; leave it out") from None
     names = np.array([*map(name_of, distinct), np.nan], object)
     return pd.Series(names[index], index=column.index, dtype=object)
 
