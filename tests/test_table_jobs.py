@@ -375,6 +375,12 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
         columns = {column["name"]: column for column in said["columns"]}
         assert said["width"] == whole.preprocessing.shape[0]
         assert "in no training row, in 40 rows (first in row 1)" in columns["ward"]["hint"]
+    new.assign(ward=["", *["spa"] * 39]).to_csv("both.csv", index=False)
+    assert run("data", "check", "both.csv", "--like", "whole", "--json") == 0
+    hints = [column["hint"] for column in json.loads(capsys.readouterr().out)["columns"]]
+    (hint,) = (hint for hint in hints if "'ward'" in hint)
+    assert "'ward' is empty, as in no training row, in 1 row (first in row 1)" in hint
+    assert "'ward' has a category, as in no training row, in 39 rows (first in row 2)" in hint
     new.drop(columns="label").assign(age="old").to_csv("bare.csv", index=False)
     assert run("data", "check", "bare.csv", "--like", "whole", "--json") == 1
     assert "holds what is no number ('old' in row 1, of 40" in capsys.readouterr().out
