@@ -50,6 +50,20 @@ def codes(column: Any) -> Any:
     return column.map(names).astype(object)
 
 
+def identifiers(column: Any) -> Any:
+    """A column of a file's cells as names: numbers if all are, unless one is a code such as 01."""
+    import pandas as pd
+
+    column = column.infer_objects()
+    texts = [value.strip() for value in column.dropna().unique() if isinstance(value, str)]
+    if not texts or any(re.match(r"[+-]?0[0-9]", text) for text in texts):
+        return column
+    try:
+        return pd.to_numeric(without_blanks(column))
+    except (TypeError, ValueError):
+        return column
+
+
 def places(names: Sequence[str], categories: Sequence[str]) -> list[int]:
     """The place of each name among the categories, -1 where it is none of them.
 

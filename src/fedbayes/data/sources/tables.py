@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import codes
+from fedbayes.categories import codes, identifiers
 from fedbayes.data.cells import cell, is_numeric, no_number
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
@@ -133,6 +133,8 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
         if not name.endswith(".parquet"):  # which has types, so that 01 is text, and 1 a number
             for column in frame.columns.intersection([*settings.categorical]):
                 frame[column] = codes(frame[column])
+            if settings.group in frame.columns:
+                frame[settings.group] = identifiers(frame[settings.group])
     if frame.empty:
         raise DataError(f"{file} has no rows")
     refuse_twice(list(frame.columns), file)
@@ -143,8 +145,8 @@ def _texts(settings: SourceSettings) -> frozenset[str]:
     """Columns that are read as text: 01 is none once it is read as a number, which depends on what
     else is in the column.
     """
-    tokens = () if settings.tokens is None else (settings.tokens,)
-    return frozenset((*settings.categorical, *settings.text, *settings.dates, *tokens))
+    single = filter(None, (settings.group, settings.tokens))
+    return frozenset((*settings.categorical, *settings.text, *settings.dates, *single))
 
 
 def _read_excel(file: Path, sheet: str | None, texts: Collection[str]) -> Any:
