@@ -129,6 +129,28 @@ def test_an_offset_is_added_to_the_predictor(cancer, family):
     assert found.null_deviance == pytest.approx(fit.null_deviance)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_offsets_may_be_large_where_their_exponential_is_of_no_count(cancer):
+    """Of a line they are a value before; of an event, predictors at which μ rounds to 0 or 1."""
+    table = cancer.assign(before=cancer.age * 40 + 1e3, sure=cancer.tsize.astype(float))
+    clients = parted(table, 3)
+    found = glm(clients, "progrec", ["age"], offset="before")
+    fit = sm.OLS(table.progrec - table.before, sm.add_constant(table[["age"]])).fit()
+    np.testing.assert_allclose(found.estimates, fit.params, rtol=1e-9)
+    np.testing.assert_allclose(found.std_errors, fit.bse, rtol=1e-9)
+    found = glm(clients, "many", ["age"], family="binomial", offset="sure")
+    eta = found.estimates @ np.array([np.ones(len(table)), table.age]) + table.sure
+    loglik = -np.logaddexp(0, np.where(table.many, -eta, eta)).sum()
+    assert found.deviance == pytest.approx(-2 * loglik)
+    assert np.isfinite(found.null_deviance)
+    assert found.null_deviance == pytest.approx(-2 * found.null_loglik)
+    sure = parted(cancer.assign(sure=np.where(cancer.many, -80.0, 80.0)), 3)
+    with pytest.raises(DataError, match="the coefficients of intercept grow without end"):
+        glm(sure, "many", ["age"], family="binomial", offset="sure")
+    with pytest.raises(DataError, match=r"client site 0: the offset is above 500 .* logarithm"):
+        glm(clients, "pnodes", ["age"], family="poisson", offset="before")
+
+
 @pytest.mark.parametrize("family", ["gaussian", "binomial", "poisson"])
 def test_a_weight_is_so_many_rows(cancer, family):
     table = cancer.assign(times=np.random.default_rng(1).integers(0, 4, len(cancer)))
@@ -389,12 +411,57 @@ def test_what_cannot_be_fitted_is_said_with_its_columns(change, options, words):
         glm(clients, **options)
 
 
+def test_which_of_a_number_and_a_text_is_the_event_is_asked():
+    """Text sorts behind numbers: where one client has 1 alone and another no, no would happen."""
+    clients = {"s0": BASE[:6].assign(y=1), "s1": BASE[6:].assign(y="no")}
+    with pytest.raises(DataError, match=r"'y' has the values 1 and no.*--happened"):
+        glm(clients, "y", ["a"], family="binomial")
+    assert glm(clients, "y", ["a"], family="binomial", happened="1").events == 6
+
+
+def test_every_analysis_says_which_of_two_texts_is_the_event():
+    """Capital letters come first: of Dead and alive, alive is the last."""
+    words = BASE.assign(y=np.where(BASE.y == 1, "Dead", "alive"), t=BASE.n + 1)
+    clients = {"s0": words[:6], "s1": words[6:]}
+    for happened, wanted in (("", "alive"), ("Dead", "Dead")):
+        curves = kaplan_meier(clients, "t", "y", happened=happened)
+        assert curves.curves["all"].events.sum() == (words.y == wanted).sum()
+        found = (
+            curves,
+            glm(clients, "y", ["a"], family="binomial", happened=happened),
+            meta_analysis(clients, "y", ["a"], family="binomial", happened=happened),
+            cox(clients, "t", "y", ["a"], happened=happened),
+        )
+        for one in found:
+            assert f" y = {wanted}" in one.summary().splitlines()[0]
+            assert one.to_dict()["happened"] == wanted
+    assert (
+        "time to y: 12 rows of 2 clients"
+        in kaplan_meier(
+            {"s0": BASE[:6].assign(t=1), "s1": BASE[6:].assign(t=1)}, "t", "y"
+        ).summary()
+    )
+
+
+def test_tables_that_no_file_could_hold_are_refused():
+    twice = pd.concat([BASE[["y", "a"]], BASE[["a"]]], axis=1)
+    with pytest.raises(DataError, match="two columns 'a'"):
+        glm({"s0": twice}, "y")
+    with pytest.raises(DataError, match="s0: column 'c' holds no single values"):
+        glm({"s0": BASE.assign(c=[[1]] * 12)}, "n", ["c"])
+
+
 def test_columns_that_differ_between_clients_are_named():
     other = BASE[6:].assign(a=[f"{value} mg" for value in BASE.a[6:]])
     with pytest.raises(DataError, match="'a' holds text at client s1 and numbers at client s0"):
         glm({"s0": BASE[:6], "s1": other}, "y", ["a"], family="binomial")
     with pytest.raises(ColumnError, match=r"client s1 has no column 'a' \(did you mean 'A'\?\)"):
         glm({"s0": BASE[:6], "s1": BASE[6:].rename(columns={"a": "A"})}, "y", ["a"])
+    both = {"s0": BASE[:6][["y", "a"]], "s1": BASE[6:][["y", "a", "n"]]}
+    for clients in (both, dict(reversed(both.items()))):  # whoever comes first
+        with pytest.raises(ColumnError, match=r"s0 has no column 'n', which client s1 has.*drop n"):
+            glm(clients, "y")
+        assert glm(clients, "y", drop=["n"]).names == ("intercept", "a")
     many = pd.DataFrame({"y": BASE.y.tolist() * 10, "id": [f"p{i}" for i in range(120)]})
     with pytest.raises(DataError, match=r"'id' has 60 different texts at client s0.*--drop id"):
         glm({"s0": many[:60], "s1": many[60:]}, "y", family="binomial")
@@ -438,8 +505,11 @@ def test_coefficients_have_names_of_their_own():
 
 def test_numbers_too_large_are_refused():
     table = BASE.assign(off=BASE.a * 1e6)
-    with pytest.raises((DataError, MessageError), match="not finite"):
+    with pytest.raises(DataError, match="s0: the offset is above 500 in 6 rows"):
         glm({"s0": table[:6], "s1": table[6:]}, "n", ["a"], family="poisson", offset="off")
+    table = BASE.assign(a=BASE.a * 1e200)
+    with pytest.raises((DataError, MessageError), match="not finite"):
+        glm({"s0": table[:6], "s1": table[6:]}, "n", ["a"], family="poisson")
 
 
 def test_sums_travel_and_no_rows(cancer):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -173,6 +174,9 @@ def test_paired_tests():
     assert paired([1.0], [2.0]) is None
     assert paired([1.0, 2.0], [1.0, 2.0]) == 1
     assert paired([1.0, 2.0], [2.0, 3.0]) == 0
+    with warnings.catch_warnings():  # gaps that differ by rounding alone
+        warnings.simplefilter("error")
+        assert paired([0.9, 0.8, 0.7], [0.8, 0.7, 0.6]) == pytest.approx(0, abs=1e-12)
 
 
 def test_tables_have_empty_cells_and_never_zeros_for_what_is_not_there(ended):

@@ -309,6 +309,25 @@ def ward_rows(rows, seed):
     return frame
 
 
+def test_a_node_names_the_sheet_of_its_own_file(wards, tmp_path):
+    """In place of the sheet that the federation's settings name, which may be of another file."""
+    frame = ward_rows(40, 1)
+    with pd.ExcelWriter(tmp_path / "mine.xlsx") as file:
+        for sheet, shift in (("one", 0), ("two", 5)):
+            frame.assign(age=frame.age + shift).to_excel(file, sheet_name=sheet, index=False)
+    schema = build_data(wards).preprocessing.public()
+    ages = [
+        own_data(wards, tmp_path / "mine.xlsx", schema, sheet=sheet).dataset.x[:, 0]
+        for sheet in ("one", "two")
+    ]
+    np.testing.assert_allclose(np.sort(ages[1]), np.sort(ages[0] + 5), rtol=1e-6)
+    with pytest.raises(DataError, match="has the sheets one, two; choose one"):
+        own_data(wards, tmp_path / "mine.xlsx", schema)
+    frame.to_csv(tmp_path / "mine.csv", index=False)
+    with pytest.raises(DataError, match="no sheets"):
+        own_data(wards, tmp_path / "mine.csv", schema, sheet="one")
+
+
 def test_own_tables_are_encoded_as_the_federations(wards, tmp_path):
     """Whatever a silo's own columns would be taken for: here each row has a sex of its own."""
     seen = build_data(wards).preprocessing

@@ -312,13 +312,18 @@ BAD = {
     ),
     "infinite": (
         lambda f: f.assign(age=f.age.where(f.index != 20, np.inf)),
-        "column 'age' is infinite in row 21",
+        "column 'age' is infinite, or too large for float32, in row 21",
+    ),
+    "too large": (
+        lambda f: f.assign(age=f.age.where(f.index != 20, 1e300)),
+        "column 'age' is infinite, or too large for float32, in row 21",
     ),
     "no rows": (lambda f: f.head(0), "has no rows to predict"),
     "taken": (lambda f: f.assign(predicted=1), "has a column 'predicted' already"),
 }
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_tables_leave_nothing(tmp_path, classes, place, patients, kind, suffix):

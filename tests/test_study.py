@@ -1,6 +1,7 @@
 """`fedbayes glm` and `survival`: from files, over Flower and over nodes to a result."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -547,7 +548,7 @@ def test_a_node_that_says_secure_sums_alone(patients):
 
     def node(context):
         number = int(context.node_config[PARTITION_ID_KEY])
-        return SumsNode(number, lambda: Client(parts[number]), secure=True)
+        return SumsNode(number, lambda _: Client(parts[number]), secure=True)
 
     for secure in (False, True):
         grid, close = sums.simulated_grid(sums.answering(node), 3)
@@ -561,6 +562,41 @@ def test_a_node_that_says_secure_sums_alone(patients):
                 glm(nodes, "died", ["age"], family="binomial")
         finally:
             nodes.close()
+
+
+def test_nodes_read_codes_as_they_are_written(coded):
+    """01 in a file of numbers alone is the 01 of a file with A1; a numbered row is no feature."""
+    pytest.importorskip("flwr")
+    from flwr.common.constant import PARTITION_ID_KEY
+
+    from fedbayes.flower import sums
+    from fedbayes.flower.sums_node import find_client
+
+    pd.read_csv("south.csv", dtype={"code": str}).to_csv("south.csv")  # with an index
+    with pd.ExcelWriter("north.xlsx") as book:
+        coded[0].to_excel(book, sheet_name="codes", index=False)
+        coded[1].to_excel(book, sheet_name="others", index=False)
+    own = ({"data": "north.xlsx", "sheet": "codes"}, {"data": "south.csv"})
+    found = [find_client(SimpleNamespace(node_config={"client": number, **config}))
+             for number, config in enumerate(own)]  # fmt: skip
+
+    def node(context):
+        return found[int(context.node_config[PARTITION_ID_KEY])]
+
+    grid, close = sums.simulated_grid(sums.answering(node), 2)
+    engine = sums._engine(lambda: grid, 2, 60, close, False, poll=0.01)
+    nodes = sums.NodeCarrier(engine, ("north", "south"))
+    whole = pd.concat(coded).reset_index(drop=True)
+    pooled = glm({"all": whole.assign(code=whole.code.replace("5.0", "5"))}, "died",
+                 drop=["hospital"], family="binomial")  # fmt: skip
+    assert "code=02" in pooled.names
+    try:
+        options = {"drop": ["hospital"], "categories": ["code"], "family": "binomial"}
+        over = glm(nodes, "died", **options)
+    finally:
+        nodes.close()
+    assert over.names == pooled.names
+    np.testing.assert_allclose(over.estimates, pooled.estimates, rtol=1e-6)
 
 
 @pytest.mark.parametrize("study", ["glm", "survival km"])

@@ -155,6 +155,23 @@ def test_sums_of_squares_add_in_any_division(parts):
     assert found.squares == pytest.approx(np.var(pooled) * len(pooled), rel=1e-9, abs=1e-2)
 
 
+def test_spellings_that_differ_are_told_of_the_files_that_have_them():
+    def codes(*names):
+        column = ColumnSummary(
+            name="code", kind="category", missing=0, categories=dict.fromkeys(names, 1)
+        )
+        return TableSummary(rows=len(names), columns=(column,))
+
+    several = [codes("a"), codes("a", "01"), codes("b", "1")]
+    with pytest.raises(DataError, match=r"two has the category .01. of .*, which in three is .1."):
+        add_summaries(several, ["one", "two", "three"])
+
+
+def test_a_summary_counts_once():
+    with pytest.raises(ValueError, match=r"summaries names .*a\.json. twice"):
+        DataSettings(path="t.csv", summaries=["a.json", "b.json", "a.json"])
+
+
 def test_summaries_that_do_not_belong_together_are_refused(place):
     run("data", "summarize", "s0.csv", "-o", "s0.json")
     run("data", "summarize", "s1.csv", "-o", "s1.json", "-s", "data.categorical=age")
@@ -358,6 +375,12 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
         columns = {column["name"]: column for column in said["columns"]}
         assert said["width"] == whole.preprocessing.shape[0]
         assert "in no training row, in 40 rows (first in row 1)" in columns["ward"]["hint"]
+    new.assign(ward=["", *["spa"] * 39]).to_csv("both.csv", index=False)
+    assert run("data", "check", "both.csv", "--like", "whole", "--json") == 0
+    hints = [column["hint"] for column in json.loads(capsys.readouterr().out)["columns"]]
+    (hint,) = (hint for hint in hints if "'ward'" in hint)
+    assert "'ward' is empty, as in no training row, in 1 row (first in row 1)" in hint
+    assert "'ward' has a category, as in no training row, in 39 rows (first in row 2)" in hint
     new.drop(columns="label").assign(age="old").to_csv("bare.csv", index=False)
     assert run("data", "check", "bare.csv", "--like", "whole", "--json") == 1
     assert "holds what is no number ('old' in row 1, of 40" in capsys.readouterr().out

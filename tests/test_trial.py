@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -24,7 +25,7 @@ from fedbayes.runs.folder import RunFolder
 from fedbayes.seals import sealed_table, unsealed_table
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
-from fedbayes.tools.foreign_inputs import check_foreign, foreign_inputs
+from fedbayes.tools.foreign_inputs import check_foreign, foreign_file, foreign_inputs
 from fedbayes.tools.trial import separation, trial_file, try_model
 
 CLASSES = Target("class", ("a", "b", "c"))
@@ -232,6 +233,18 @@ def test_rows_of_a_file_are_foreign_inputs(tmp_path):
     data = stored_data(config, run.folder)
     found = foreign_inputs(data, config.data, str(other))
     assert torch.equal(found.x, data.preprocessing.apply(np.array([[50.0, 9], [60, 8]], "f")))
+    book = tmp_path / "other#1.xlsx"
+    with pd.ExcelWriter(book) as file:
+        for sheet, shift in (("May", 0), ("June #2", 1)):
+            pd.DataFrame({"b": [9, 8], "a": [50 + shift, 60]}).to_excel(
+                file, sheet_name=sheet, index=False
+            )
+    with pytest.raises(DataError, match="sheets May, June #2; choose one"):
+        foreign_inputs(data, config.data, str(book))
+    for sheet, first in (("May", 50.0), ("June #2", 51.0)):
+        x = foreign_inputs(data, config.data, f"{book}#{sheet}").x
+        assert torch.equal(x, data.preprocessing.apply(np.array([[first, 9], [60, 8]], "f")))
+    assert foreign_file(f"{book}#May") == foreign_file(str(book)) != ""
     assert foreign_inputs(data, config.data, "auto").name == "wide"
     with pytest.raises(ConfigError, match="is for images; for rows there is wide"):
         foreign_inputs(data, config.data, "inverted")

@@ -347,6 +347,7 @@ def test_a_node_gives_messages_to_the_processes_and_sends_what_they_say(runs, mo
         ("client=0 dta='x'", "unknown in the node config: dta"),
         ("client=0 secure=1", "secure in the node config is true or false"),
         ("client=0 data='x' query='y'", "exclude one another"),
+        ("client=0 query='y' sheet='May'", "sheet in the node config is of an Excel file"),
         ("nowhere.toml", "nowhere.toml"),
     ],
 )

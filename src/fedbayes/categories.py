@@ -1,7 +1,8 @@
 """Categories of a table's column: what they are called, and in which order they come."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,16 +38,30 @@ def as_if_read(text: str) -> str:
 
 
 def codes(column: Any) -> Any:
-    """A column of a file's text as categories that do not depend on its other cells.
+    """A column of a file's cells as categories that do not depend on its other cells.
 
     1.0 and 1.50 are 1 and 1.5, as for `name_of`; 01 is a code, and stays as it is. A column of
     truth values alone is one of these, however they are written.
     """
-    texts = column.dropna().unique().tolist()
-    if texts and all(text.lower() in TRUTHS for text in texts):
-        return column.map({text: TRUTHS[text.lower()] for text in texts}).astype(object)
-    names = {t: as_if_read(t.strip()) if _NUMBER.fullmatch(t.strip()) else t for t in texts}
+    texts = {value: name_of(value) for value in column.dropna().unique().tolist()}
+    if texts and all(text.lower() in TRUTHS for text in texts.values()):
+        return column.map({v: TRUTHS[text.lower()] for v, text in texts.items()}).astype(object)
+    names = {v: as_if_read(t) if _NUMBER.fullmatch(t) else t for v, t in texts.items()}
     return column.map(names).astype(object)
+
+
+def identifiers(column: Any) -> Any:
+    """A column of a file's cells as names: numbers if all are, unless one is a code such as 01."""
+    import pandas as pd
+
+    column = column.infer_objects()
+    texts = [value.strip() for value in column.dropna().unique() if isinstance(value, str)]
+    if not texts or any(re.match(r"[+-]?0[0-9]", text) for text in texts):
+        return column
+    try:
+        return pd.to_numeric(without_blanks(column))
+    except (TypeError, ValueError):
+        return column
 
 
 def places(names: Sequence[str], categories: Sequence[str]) -> list[int]:
@@ -66,17 +81,25 @@ def places(names: Sequence[str], categories: Sequence[str]) -> list[int]:
     ]
 
 
-def spelled_apart(one: Iterable[str], two: Iterable[str]) -> tuple[str, str] | None:
-    """A category of each that are one number or truth value, where neither has both; None if none
-    are, as in `01` and `1`.
+def spelled_apart(tables: Mapping[str, Iterable[str]]) -> tuple[tuple[str, str], ...]:
+    """Two tables, each with a category of it, that write one number or truth value otherwise, as in
+    `01` and `1`, where neither has both; nothing if all are written alike.
+
+    Args:
+        tables: the categories of each, by its name.
     """
-    first, second = set(one), set(two)
-    read = {as_if_read(name): name for name in sorted(first - second)}
-    for name in sorted(second - first):
-        other = read.get(as_if_read(name))
-        if other is not None:
-            return other, name
-    return None
+    seen: dict[str, dict[frozenset[str], str]] = defaultdict(dict)  # whose a spelling is first
+    for table, categories in tables.items():
+        found: dict[str, set[str]] = defaultdict(set)
+        for category in categories:
+            found[as_if_read(category)].add(category)
+        for value, spellings in found.items():
+            own = frozenset(spellings)
+            for others, other in seen[value].items():
+                if not (own <= others or others <= own):
+                    return (other, min(others - own)), (table, min(own - others))
+            seen[value].setdefault(own, table)
+    return ()
 
 
 def without_blanks(column: Any) -> Any:

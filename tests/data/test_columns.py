@@ -5,13 +5,16 @@ The independent side is pandas: `get_dummies`, means and standard deviations of 
 
 import dataclasses
 import warnings
+from datetime import datetime
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedbayes.categories import places
+from fedbayes.categories import places, spelled_apart
 from fedbayes.data import DataSettings, FederatedData, Preprocessing, load_dataset, partition
 from fedbayes.data.cells import code
 from fedbayes.data.columns import Column, reading
@@ -154,6 +157,25 @@ def test_missing_values_may_be_imputed_alone_or_dropped(tmp_path):
     assert "rows are left out" in " ".join(dropped.notes)
 
 
+@pytest.mark.parametrize("missing", ["drop", "impute", "indicate"])
+def test_what_becomes_of_missing_values_does_not_matter_without_any(tmp_path, missing):
+    (tmp_path / "t.csv").write_text("x,ward,label\n1,a,u\n2,b,v\n3,a,u\n")
+    said = "no value is missing, so data.missing has no effect"
+    settings = DataSettings(path=tmp_path / "t.csv", drop="ward")
+    assert not any(said in note for note in load_dataset(settings).notes)
+    settings = settings.model_copy(update={"missing": missing})
+    assert any(said in note for note in load_dataset(settings).notes)
+    for row in ("4,,u", ",a,v"):  # of a category too
+        (tmp_path / "t.csv").write_text(f"x,ward,label\n1,a,u\n2,b,v\n3,a,u\n{row}\n")
+        settings = DataSettings(path=tmp_path / "t.csv", missing=missing)
+        assert not any(said in note for note in load_dataset(settings).notes)
+
+
+def test_rows_of_a_factory_are_left_out_there():
+    with pytest.raises(ValueError, match="missing = 'drop' has no effect on what mine:make gives"):
+        DataSettings(name="mine:make", missing="drop")
+
+
 def test_texts_are_hashed_as_scikit_learn_does(tmp_path):
     from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -249,6 +271,64 @@ def test_a_file_with_other_things_in_a_column_is_named(tmp_path):
         load_dataset(DataSettings(path=tmp_path))
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".xlsx", ".parquet"])
+@pytest.mark.parametrize("other", ["050607", "A1"])
+def test_text_and_dates_that_look_like_numbers_are_read_as_they_are(tmp_path, suffix, other):
+    """007 is no 7, and 020304 the second of March, when training and when predicting: whatever else
+    is in the column, and however few rows are read at a time.
+    """
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    codes = ["007", "1.50", "1e3", other] * 5
+    days = ["020304", "010203", "110805", "050607"] * 5
+    frame = pd.DataFrame({"code": codes, "day": days, "label": list("xy") * 10})
+    file = tmp_path / f"t{suffix}"
+    writers = {".csv": "to_csv", ".xlsx": "to_excel", ".parquet": "to_parquet"}
+    getattr(frame, writers[suffix])(file, index=False)
+    asked = {"text": ("code",), "text_width": 32, "dates": ("day",), "date_format": "%d%m%y"}
+    dataset = load_dataset(DataSettings(path=file, **asked))
+    hashed = HashingVectorizer(n_features=32).transform(codes).toarray()
+    since = [(datetime.strptime(day, "%d%m%y") - datetime(1970, 1, 1)).days for day in days]
+    expected = np.column_stack([hashed, since]).astype(np.float32)
+    np.testing.assert_array_equal(dataset.x, expected)
+    pieces = [code(piece.x, dataset.columns, "t") for piece in Rows(file, dataset.columns, size=3)]
+    np.testing.assert_array_equal(np.concatenate(pieces), expected)
+
+
+def test_texts_with_decimal_commas_are_texts(tmp_path):
+    """In a file with semicolons a text such as 1,5 is not mended, as numbers and categories are."""
+    frame = pd.DataFrame(
+        {"note": ["1,5", "2,5"] * 3, "dose": ["0,5", "3"] * 3, "label": list("xy") * 3}
+    )
+    frame.to_csv(file := tmp_path / "t.csv", sep=";", index=False)
+    dataset = load_dataset(DataSettings(path=file, text=("note",), text_width=16))
+    (piece,) = Rows(file, dataset.columns)
+    np.testing.assert_array_equal(code(piece.x, dataset.columns, "t"), dataset.x)
+    assert dataset.x[:2, -1].tolist() == [0.5, 3]
+
+
+@pytest.mark.parametrize("numbers", [[10203, 111213], [10203.0, np.nan]])
+def test_numbers_that_have_lost_a_zero_are_no_dates(tmp_path, numbers):
+    """010203 as a number is 10203, which `strptime` takes for the tenth of February."""
+    frame = pd.DataFrame({"day": numbers, "label": ["x", "y"]})
+    frame.to_parquet(file := tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"'day'.*written as %d%m%y \('10203.* in row 1"):
+        load_dataset(DataSettings(path=file, dates=("day",), date_format="%d%m%y"))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_whole_numbers_beside_empty_cells_are_dates(tmp_path, suffix):
+    """pandas writes such numbers as 20200331.0, which `predict` refused."""
+    frame = pd.DataFrame({"day": [20200331, np.nan, 20210401], "label": list("xyx")})
+    file = tmp_path / f"t{suffix}"
+    frame.to_csv(file, index=False) if suffix == ".csv" else frame.to_parquet(file)
+    dataset = load_dataset(DataSettings(path=file, dates=("day",), date_format="%Y%m%d"))
+    (piece,) = Rows(file, dataset.columns)
+    wanted = [(datetime(2020, 3, 31) - datetime(1970, 1, 1)).days, np.nan]
+    for x in (dataset.x, code(piece.x, dataset.columns, "t")):
+        np.testing.assert_array_equal(x[:2, 0], np.float32(wanted))
+
+
 def test_a_sheet_of_several_is_named(tmp_path):
     with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
         patients().to_excel(book, sheet_name="rows", index=False)
@@ -269,6 +349,16 @@ def test_stored_columns_that_do_not_fit_are_told(tmp_path):
         Preprocessing.load(stored.dump().replace(b'"gaps": true', b'"gaps": false'))
     with pytest.raises(ValueError, match="columns do not fit"):
         dataclasses.replace(stored, columns=stored.columns[1:])
+
+
+@pytest.mark.parametrize("bad", ["inf", "-1e39"])
+def test_the_row_and_client_of_an_infinite_number_are_named(tmp_path, bad):
+    """`sample 0` was counted from 0, and behind the rows of the training part."""
+    (tmp_path / "t.csv").write_text(f"x,ward,label\n1,a,u\n{bad},b,v\n2,a,u\n")
+    with pytest.raises(
+        DataError, match=r"t.csv: .*'x' is infinite.*row 2 .*row 2 is of client 'b'"
+    ):
+        load_dataset(DataSettings(path=tmp_path / "t.csv", group="ward"))
 
 
 def test_a_client_with_other_things_in_a_column_is_named(tmp_path):
@@ -352,3 +442,35 @@ def test_the_row_of_a_bad_cell_is_told_whatever_the_rows_are_called():
     frame = pd.DataFrame({"a": ["1", "2", "x", "4"]}, index=[7, 7, 7, 7])
     with pytest.raises(DataError, match=r"no number \('x' in row 3, of 1 such rows\)"):
         code(frame, [Column("a")], "the frame")
+
+
+@given(
+    st.lists(
+        st.sets(st.sampled_from(["01", "1", "1.0", "true", "True", "a", "2"]), max_size=4),
+        max_size=5,
+    )
+)
+def test_spellings_are_compared_as_in_all_pairs_of_tables(tables):
+    """Against a search over all pairs of tables and of their categories."""
+
+    def alike(one, other):
+        numbers = {"01": "1", "1": "1", "1.0": "1", "true": "True", "True": "True"}
+        return one != other and numbers.get(one, one) == numbers.get(other, other)
+
+    apart = {
+        ((i, one), (j, other))
+        for i, first in enumerate(tables)
+        for j, second in enumerate(tables)
+        for one in first - second
+        for other in second - first
+        if i < j and alike(one, other)
+    }
+    found = spelled_apart(dict(enumerate(tables)))
+    assert (tuple(found) in apart) if apart else found == ()
+
+
+def test_spellings_of_many_tables_are_compared_in_a_time_that_grows_as_they_do():
+    """In all pairs of 20,000 tables this would be 10 billion categories."""
+    tables = {k: [f"k{k % 7}", "01", str(k % 50 + 2)] for k in range(20_000)}
+    assert spelled_apart(tables) == ()
+    assert spelled_apart(tables | {"last": ["1"]}) == ((0, "01"), ("last", "1"))

@@ -154,7 +154,11 @@ def test_arrays(tmp_path, shape, dtype, seen, scale):
         ({}, {"label": "kind", "group": "farm"}, "set group"),
         ({}, {"label": "kind"}, "column 'part' says train and test.*drop"),
         ({}, {"label": "kind", "split": "site"}, "neither train nor test"),
-        ({"a": np.inf}, {"label": "kind", "split": "part"}, "infinite value at column 'a'"),
+        (
+            {"a": np.inf},
+            {"label": "kind", "split": "part"},
+            "column 'a' is infinite, or too large for float32, in row 1 .of 40",
+        ),
         (
             {"kind": None},
             {"label": "kind", "split": "part"},

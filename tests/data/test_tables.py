@@ -201,7 +201,29 @@ def test_labels_of_test_files_are_of_the_kind_of_the_others(tmp_path, train, tes
     assert set(load(tmp_path).classes) == {*train, *test}
 
 
-@pytest.mark.parametrize("delimiter", [",", ";"])
+@pytest.mark.parametrize("suffix", [".csv", ".xlsx"])
+@pytest.mark.parametrize(
+    ("ids", "clients"),
+    [
+        (["01", "1", "001"], ("001", "01", "1")),  # three hospitals, and not one
+        (["10", "9", "2"], ("2", "9", "10")),  # in the order of numbers
+        (["10", "9.0", " 2"], ("2", "9", "10")),
+        (["0", "0.5", "-1"], ("-1", "0", "0.5")),
+        (["10", "9", "a"], ("10", "9", "a")),
+        (["true", "false", "true"], ("False", "True")),
+    ],
+)
+def test_clients_are_told_apart_by_leading_zeros(tmp_path, suffix, ids, clients):
+    frame = FRAME.assign(site=ids * 4)
+    file = tmp_path / f"t{suffix}"
+    frame.to_csv(file, index=False) if suffix == ".csv" else frame.to_excel(file, index=False)
+    dataset = load(file, group="site")
+    assert {name.lower() for name in dataset.group_names} == {name.lower() for name in clients}
+    if "true" not in ids:
+        assert dataset.group_names == clients
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", None])
 def test_columns_of_categories_are_read_cell_by_cell(tmp_path, delimiter):
     """Codes keep their zeros, numbers their name, whatever the other cells of the column are."""
     names = []
@@ -216,8 +238,11 @@ def test_columns_of_categories_are_read_cell_by_cell(tmp_path, delimiter):
         )
         if delimiter == ";":
             frame["dose"] = frame.dose.str.replace(".", ",", regex=False)
-        file = tmp_path / f"t{len(names)}.csv"
-        frame.to_csv(file, index=False, sep=delimiter)
+        file = tmp_path / f"t{len(names)}{'.csv' if delimiter else '.xlsx'}"
+        if delimiter:
+            frame.to_csv(file, index=False, sep=delimiter)
+        else:
+            frame.to_excel(file, index=False)
         names.append(
             {c.name: c.categories for c in load(file, categorical=["code", "dose", "flag"]).columns}
         )

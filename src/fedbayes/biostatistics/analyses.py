@@ -256,7 +256,9 @@ def meta_analysis(
             coefficients[term] = pool(list(having), estimates, errors)
     ratio = "hazard_ratio" if family == "cox" else FAMILIES[family].ratio
     rows = {name: fit.rows for name, fit in fits.items()}
-    return MetaAnalysis(family, ratio, coefficients, left_out, rows)
+    return MetaAnalysis(
+        family, ratio, coefficients, left_out, rows, outcome or event, coding.happened
+    )
 
 
 class _OwnFit(BaseModel):

@@ -32,8 +32,11 @@ class Client:
     """
 
     def __init__(self, frame: "pd.DataFrame", least: int = 0) -> None:
+        frame = frame.rename(columns=str)
+        if len(twice := frame.columns[frame.columns.duplicated()]):
+            raise DataError(f"a client's table has two columns '{twice[0]}'; rename one of them")
         # As in tables for networks, a blank cell is an empty one, and no category.
-        self._frame, self._least = frame.rename(columns=str).apply(without_blanks), least
+        self._frame, self._least = frame.apply(without_blanks), least
         self._coded: tuple[Coding, Design] | None = None
 
     def answer(self, question: Packet) -> Packet:
@@ -98,7 +101,9 @@ class Client:
 _ANSWERS: dict[str, Callable[[Client, Mapping[str, Any], dict[str, Any]], Packet]] = {
     "names": lambda client, told, numbers: client.names,
     "columns": lambda client, told, numbers: client.describe(told),
-    "moments": lambda client, told, numbers: tell_moments(client.rows(told), numbers["center"]),
+    "moments": lambda client, told, numbers: tell_moments(
+        client.rows(told), numbers["center"], told["coding"]["wanted"]["counts"]
+    ),
     "glm": lambda client, told, numbers: tell_fit(client.rows(told), told["family"], numbers),
     "event_times": lambda client, told, numbers: tell_event_times(
         client.rows(told), told["groups"]
@@ -117,6 +122,18 @@ SUMS = ("moments", "glm", "counts", "risk_sets", "own_likelihood")
 """What is answered with sums that add over clients."""
 OPEN = ("names", "columns", "event_times")
 """What is answered one by one under secure aggregation too."""
+
+
+def groupings(question: Packet) -> tuple[str, ...]:
+    """Columns that divide rows in the analysis that a question is of, and so are text,
+    whatever they look like; none if it is of no analysis.
+    """
+    told = question.told
+    try:
+        wanted = told["wanted"] if "wanted" in told else told["coding"]["wanted"]
+        return Wanted.model_validate(wanted).groupings
+    except (KeyError, TypeError, ValidationError):
+        return ()
 
 
 class LocalClients:

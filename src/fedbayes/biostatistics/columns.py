@@ -69,9 +69,10 @@ class Wanted(BaseModel):
         """The column that says whether the event happened, if there is one."""
         return self.outcome if self.two_valued else self.event
 
-    def is_grouping(self, column: str) -> bool:
-        """Whether a column divides rows, whatever it holds."""
-        return column in (self.strata, self.by, *self.categories)
+    @property
+    def groupings(self) -> tuple[str, ...]:
+        """Columns that divide rows, whatever they hold."""
+        return tuple(filter(None, (self.strata, self.by, *self.categories)))
 
 
 class Term(BaseModel):
@@ -137,11 +138,19 @@ Told = Mapping[str, Described]
 """By client."""
 
 
+def explained(column: str, happened: str) -> str:
+    """What an analysis is of, as in `status = dead`; the column alone if that is 1, or no event."""
+    return column if happened in ("", "1", "True") else f"{column} = {happened}"
+
+
 def texts(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Values of a column as names of categories; missing ones as NaN."""
     import pandas as pd
 
-    index, distinct = pd.factorize(column.astype(object))
+    try:
+        index, distinct = pd.factorize(column.astype(object))
+    except TypeError:  # lists and the like have no hash
+        raise DataError(f"column '{column.name}' holds no single values; leave it out") from None
     names = np.array([*map(name_of, distinct), np.nan], object)
     return pd.Series(names[index], index=column.index, dtype=object)
 
@@ -191,7 +200,7 @@ def describe(frame: "pd.DataFrame", wanted: Wanted) -> Packet:
         entry: dict[str, Any] = {"kind": kind, "missing": int(missing[name].sum())}
         if kind == "number":
             entry["infinite"] = int(np.isinf(rows[name].astype(float)).sum())
-        grouping = wanted.is_grouping(name)
+        grouping = name in wanted.groupings
         if name == wanted.binary or grouping or kind == "text":
             entry["levels"] = _levels(rows[name], name, wanted, grouping)
         told[name] = entry
@@ -230,19 +239,8 @@ def agree(
     """
     names = {c: named.columns for c, named in exchange.words("names", {}, Named).items()}
     wanted = _with_features(wanted, drop, names, every)
-    for client, columns in names.items():
-        for role in (*ROLES, "features"):
-            value = getattr(wanted, role)
-            for column in value if isinstance(value, tuple) else [value] if value else []:
-                if column not in columns:
-                    like = did_you_mean(column, columns)
-                    raise ColumnError(
-                        f"client {client} has no column '{column}'{like}, which {role} names; it "
-                        f"has {', '.join(columns[:30])}",
-                        column,
-                        role,
-                        like,
-                    )
+    for column in wanted.used:
+        _require(column, wanted, names)
     told = exchange.words("columns", {"wanted": wanted.model_dump()}, Described)
     for client, described in told.items():
         if set(described.columns) != set(wanted.used):
@@ -281,10 +279,10 @@ class Agreement(BaseModel):
 def _with_features(
     wanted: Wanted, drop: tuple[str, ...], names: Mapping[str, list[str]], every: bool
 ) -> Wanted:
-    first = next(iter(names.values()))
+    known = tuple(dict.fromkeys(column for columns in names.values() for column in columns))
     for column in drop:
-        if column not in first:
-            like = did_you_mean(column, first)
+        if column not in known:
+            like = did_you_mean(column, known)
             raise ColumnError(f"drop names '{column}', which is no column{like}", column, "drop")
     taken = {getattr(wanted, role) for role in ROLES} | set(drop)
     if wanted.features:
@@ -295,13 +293,35 @@ def _with_features(
                 "out of features"
             )
     elif every:
-        everywhere = tuple(column for column in first if column not in taken)
+        everywhere = tuple(column for column in known if column not in taken)
         wanted = wanted.model_copy(update={"features": everywhere})
     for column in (*wanted.categories, *(column for column, _ in wanted.references)):
         if column not in wanted.features:
             like = did_you_mean(column, wanted.features)
             raise DataError(f"'{column}' is called a category, but is no feature{like}")
     return wanted
+
+
+def _require(column: str, wanted: Wanted, names: Mapping[str, list[str]]) -> None:
+    """See that all clients have a column."""
+    lacking = next((client for client in names if column not in names[client]), None)
+    if lacking is None:
+        return
+    having = next((client for client in names if column in names[client]), None)
+    role = next((role for role in ROLES if getattr(wanted, role) == column), "features")
+    like = did_you_mean(column, names[lacking])
+    what = f"which {role} names"
+    if role == "features":
+        what = "which is one of the features"
+        if having is not None:
+            what = f"which client {having} has: leave it out (--drop {column}), or give it to all"
+    raise ColumnError(
+        f"client {lacking} has no column '{column}'{like}, {what}; it has "
+        f"{', '.join(names[lacking][:30])}",
+        column,
+        role,
+        like,
+    )
 
 
 def _refuse_missing(wanted: Wanted, told: Told) -> None:
@@ -378,8 +398,7 @@ def _term(column: str, wanted: Wanted, told: Told) -> Term:
 
 def _union(column: str, told: Told) -> tuple[str, ...]:
     """The categories of a column at all clients."""
-    levels: set[str] = set()
-    seen: dict[str, list[str]] = {}
+    levels: dict[str, list[str]] = {}
     for client, entry in told.items():
         own = entry.columns[column].levels
         if isinstance(own, int):
@@ -388,16 +407,15 @@ def _union(column: str, told: Told) -> tuple[str, ...]:
                 f"category has at most {MOST_LEVELS}; leave it out (--drop {column}), or name it "
                 f"as a category (--category {column})"
             )
-        for other, theirs in seen.items():
-            if pair := spelled_apart(theirs, own):
-                raise DataError(
-                    f"column '{column}' has the category {pair[0]!r} at client {other}, which at "
-                    f"client {client} is {pair[1]!r}; write it alike for all, with a letter where "
-                    "programs take codes for numbers, as in c01"
-                )
-        seen[client] = own
-        levels |= set(own)
-    return ordered(levels)
+        levels[client] = own
+    if apart := spelled_apart(levels):
+        (one, here), (other, there) = apart
+        raise DataError(
+            f"column '{column}' has the category {here!r} at client {one}, which at client "
+            f"{other} is {there!r}; write it alike for all, with a letter where programs take "
+            "codes for numbers, as in c01"
+        )
+    return ordered({level for own in levels.values() for level in own})
 
 
 def _happened(wanted: Wanted, told: Told) -> str:
@@ -430,7 +448,7 @@ def _happened(wanted: Wanted, told: Told) -> str:
         return wanted.happened
     if set(levels) <= {"0", "1"} or set(levels) <= {"False", "True"}:
         return levels[-1]
-    if all(kind in ("number", "flag") for kind in _kinds(column, told).values()):
+    if any(kind in ("number", "flag") for kind in _kinds(column, told).values()):
         raise DataError(
             f"'{column}' has the values {' and '.join(levels)}, not 0 and 1; say which of them "
             f"means that the event happened (--happened {levels[-1]})"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
-from fedbayes.biostatistics.columns import Wanted, agree
+from fedbayes.biostatistics.columns import Wanted, agree, explained
 from fedbayes.biostatistics.exchange import Array, Exchange
 from fedbayes.biostatistics.times import event_times
 
@@ -90,6 +90,10 @@ class LogRank:
 class Survival:
     """Kaplan-Meier curves of all clients' rows together."""
 
+    event: str
+    """The column that says whether the event happened."""
+    happened: str
+    """Its value that means that it did."""
     by: str
     """The column of the groups; empty without."""
     curves: Mapping[str, Curve]
@@ -135,9 +139,18 @@ class Survival:
             frames.append(pd.DataFrame(columns))
         return pd.concat(frames, ignore_index=True)
 
+    def heading(self) -> str:
+        """In a line, what the curves are of."""
+        return (
+            f"time to {explained(self.event, self.happened)}: {sum(self.rows.values()):,} rows of "
+            f"{len(self.rows)} clients"
+        )
+
     def to_dict(self, level: float = 0.95) -> dict[str, Any]:
         """All of it as JSON has it; infinite medians, which were not reached, as null."""
         found: dict[str, Any] = {
+            "event": self.event,
+            "happened": self.happened,
             "by": self.by or None,
             "confidence_level": level,
             "curves": {},
@@ -168,7 +181,7 @@ class Survival:
 
     def summary(self) -> str:
         """In a few lines, how many survive how long."""
-        lines = []
+        lines = [self.heading()]
         for name, curve in self.curves.items():
             median, low, high = curve.median()
             lines.append(
@@ -202,6 +215,8 @@ def fit_curves(exchange: Exchange, wanted: Wanted) -> Survival:
         there = events[group] > 0
         curves[name] = Curve(times[there], at_risk[group][there], events[group][there])
     return Survival(
+        event=wanted.event,
+        happened=agreed.coding.happened,
         by=wanted.by,
         curves=curves,
         test=_logrank(groups, at_risk, events) if len(groups) > 1 else None,

@@ -14,6 +14,9 @@ from fedbayes.errors import DataError, EngineError
 if TYPE_CHECKING:
     import pandas as pd
 
+_LARGEST = 500.0
+"""Offset of counts: exp(500) is 1e217."""
+
 
 @dataclass(frozen=True)
 class Design:
@@ -77,6 +80,11 @@ def design(frame: "pd.DataFrame", coding: Coding) -> Design:
                 f"{int((exposure <= 0).sum()):,} rows, and has no logarithm there"
             )
         offset = offset + np.log(exposure)
+    if wanted.counts and (offset > _LARGEST).any():
+        raise DataError(
+            f"the offset is above {_LARGEST:g} in {int((offset > _LARGEST).sum()):,} rows, and "
+            "expected counts are multiplied by its exponential; it may want a logarithm"
+        )
     return Design(
         x=np.concatenate([np.zeros((count, 0)), *blocks], axis=1),
         y=y,
@@ -143,7 +151,7 @@ class Moments:
     xy: Array
     """Sum of feature times outcome [p]."""
     exposure: float
-    """Sum of exp(offset)."""
+    """Sum of exp(offset), where the outcome is a count."""
     offset: float
     """Sum of the offsets."""
 
@@ -157,18 +165,25 @@ class Moments:
         return matrix
 
 
-def tell_moments(data: Design, center: Array) -> Packet:
-    """A client's answer: sums and squares of columns around a center, [p + 1], the outcome last."""
+def tell_moments(data: Design, center: Array, counts: bool) -> Packet:
+    """A client's answer: sums and squares of columns around a center, [p + 1], the outcome last.
+
+    Args:
+        data: its rows.
+        center: of each column.
+        counts: whether the outcome is a count, so that exp(offset) matters.
+    """
     columns = np.concatenate([data.x, data.y[:, None]], axis=1)
     away = columns - center
     weights = data.weights
+    exposure = weights @ np.exp(data.offset) if counts else 0.0
     return Packet(
         numbers={
             "total": np.array([weights.sum()]),
             "sum": weights @ away,
             "squares": weights @ away**2,
             "xy": (weights * data.y) @ data.x,
-            "offset": np.array([weights @ np.exp(data.offset), weights @ data.offset]),
+            "offset": np.array([exposure, weights @ data.offset]),
         }
     )
 

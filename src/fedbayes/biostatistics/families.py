@@ -28,7 +28,7 @@ class Family:
     loglik: Callable[[Array, Array], Array]
     """Of the outcome y and the linear predictor, with a dispersion of 1."""
     deviance: Callable[[Array, Array], Array]
-    """Of y and μ."""
+    """Of y and the linear predictor, of which μ may round to 0 or 1."""
     link: Callable[[float], float]
     """The linear predictor of a mean."""
     ratio: str
@@ -39,16 +39,12 @@ def _bernoulli(y: Array, eta: Array) -> Array:
     return np.asarray(y * eta - np.logaddexp(0.0, eta))
 
 
-def _bernoulli_deviance(y: Array, mu: Array) -> Array:
-    return np.asarray(-2 * (xlogy(y, mu) + xlogy(1 - y, 1 - mu)))
-
-
 def _poisson(y: Array, eta: Array) -> Array:
     return np.asarray(y * eta - np.exp(eta) - gammaln(y + 1))
 
 
-def _poisson_deviance(y: Array, mu: Array) -> Array:
-    return np.asarray(2 * (xlogy(y, y) - xlogy(y, mu) - (y - mu)))
+def _poisson_deviance(y: Array, eta: Array) -> Array:
+    return np.asarray(2 * (xlogy(y, y) - y * eta - y + np.exp(eta)))
 
 
 FAMILIES: dict[str, Family] = {
@@ -56,7 +52,7 @@ FAMILIES: dict[str, Family] = {
         mean=lambda eta: eta,
         variance=np.ones_like,
         loglik=lambda y, eta: -((y - eta) ** 2) / 2,
-        deviance=lambda y, mu: (y - mu) ** 2,
+        deviance=lambda y, eta: (y - eta) ** 2,
         link=lambda mu: mu,
         ratio="",
     ),
@@ -64,7 +60,7 @@ FAMILIES: dict[str, Family] = {
         mean=expit,
         variance=lambda mu: mu * (1 - mu),
         loglik=_bernoulli,
-        deviance=_bernoulli_deviance,
+        deviance=lambda y, eta: -2 * _bernoulli(y, eta),
         link=lambda mu: float(np.log(mu / (1 - mu))),
         ratio="odds_ratio",
     ),

@@ -7,7 +7,7 @@ import numpy as np
 from fedbayes.biostatistics.columns import Agreement, Wanted, agree
 from fedbayes.biostatistics.design import Design, Moments, moments
 from fedbayes.biostatistics.exchange import Array, Exchange, Packet
-from fedbayes.biostatistics.families import FAMILIES, Family
+from fedbayes.biostatistics.families import FAMILIES
 from fedbayes.biostatistics.newton import Evaluation, maximize, packed, unpacked
 from fedbayes.biostatistics.results import Regression
 from fedbayes.errors import DataError
@@ -43,7 +43,7 @@ def tell_fit(data: Design, family: str, numbers: dict[str, Array]) -> Packet:
         hessian = x.T @ (x * (w * kind.variance(mu))[:, None])
         return Packet(
             numbers={
-                "loglik": np.array([w @ kind.loglik(y, eta), w @ kind.deviance(y, mu)]),
+                "loglik": np.array([w @ kind.loglik(y, eta), w @ kind.deviance(y, eta)]),
                 "gradient": x.T @ (w * (y - mu)),
                 "hessian": packed(hessian),
             }
@@ -85,7 +85,8 @@ def fit_glm(
         hessian = unpacked(found["hessian"], p)
         return Evaluation(at, float(loglik), found["gradient"], hessian, float(deviance))
 
-    null = _intercept_alone(evaluate, FAMILIES[family], scales, family, p)
+    offset = bool(wanted.offset or wanted.exposure)
+    null = _intercept_alone(evaluate, scales, family, p, offset=offset)
     names = ("intercept", *agreed.coding.names)
     first, best = maximize(evaluate, null, names, _INFINITE[family])
     return _result(exchange, agreed, scales, family, first, best)
@@ -133,9 +134,10 @@ def refuse_empty_levels(agreed: Agreement, scales: Moments, *, all_too: bool, ou
 
 
 def _intercept_alone(
-    evaluate: Callable[[Array], Evaluation], kind: Family, scales: Moments, family: str, p: int
+    evaluate: Callable[[Array], Evaluation], scales: Moments, family: str, p: int, *, offset: bool
 ) -> Array:
-    """Coefficients of the model of an intercept alone [p]."""
+    """Coefficients of the model of an intercept alone, and perhaps an offset [p]."""
+    kind = FAMILIES[family]
     start = np.zeros(p)
     if family == "gaussian":
         start[0] = -scales.offset / scales.total / scales.y_scale
@@ -144,7 +146,7 @@ def _intercept_alone(
         start[0] = kind.link(scales.y_sum / scales.exposure)
         return start
     start[0] = kind.link(scales.y_mean)
-    if scales.offset == 0 and scales.exposure == scales.total:
+    if not offset:
         return start
 
     def restricted(at: Array) -> Evaluation:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
+from fedbayes.biostatistics.columns import explained
 from fedbayes.biostatistics.exchange import Array
 from fedbayes.errors import DataError
 
@@ -73,6 +74,10 @@ class MetaAnalysis:
     """Sites without a fit of their own, and why."""
     rows: Mapping[str, int]
     """Rows of each site that counts."""
+    outcome: str
+    """What is explained."""
+    happened: str
+    """Its value that means that it happened; empty for numbers."""
 
     def frame(self, level: float = 0.95) -> "pd.DataFrame":
         """A DataFrame with two rows for each coefficient, fixed and random effects.
@@ -107,6 +112,11 @@ class MetaAnalysis:
                 )
         return pd.DataFrame(rows)
 
+    def heading(self) -> str:
+        """In a line, what was fitted to what."""
+        sites = ", ".join(f"{name} ({count:,} rows)" for name, count in self.rows.items())
+        return f"fits of {explained(self.outcome, self.happened)} by {sites}, put together"
+
     def to_dict(self, level: float = 0.95) -> dict[str, Any]:
         """All of it as JSON has it."""
         found: dict[str, Any] = {}
@@ -132,6 +142,8 @@ class MetaAnalysis:
                 found[term][effects] = dict(zip(names, values, strict=True))
         return {
             "model": self.model,
+            "outcome": self.outcome,
+            "happened": self.happened or None,
             "confidence_level": level,
             "meta": found,
             "left_out": dict(self.left_out),
@@ -140,7 +152,8 @@ class MetaAnalysis:
 
     def summary(self) -> str:
         """The pooled coefficients as text."""
-        return str(self.frame().to_string(index=False, float_format=lambda x: f"{x:.5g}"))
+        table = self.frame().to_string(index=False, float_format=lambda x: f"{x:.5g}")
+        return f"{self.heading()}\n\n{table}"
 
 
 def _q(estimates: Array, weights: Array) -> float:

@@ -86,7 +86,7 @@ def maximize(
     far = [name for name, way in zip(names, reached, strict=True) if way > 0.1 * reached.max()]
     raise DataError(
         f"the fit does not settle within {MOST_STEPS} rounds: the coefficients of "
-        f"{', '.join(far)} grow without end. {infinite}"
+        f"{', '.join(far or names)} grow without end. {infinite}"
     )
 
 

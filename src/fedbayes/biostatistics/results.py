@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from scipy import stats
 
+from fedbayes.biostatistics.columns import explained
 from fedbayes.biostatistics.exchange import Array
 
 if TYPE_CHECKING:
@@ -145,11 +146,9 @@ class Regression:
         name = "Cox" + (f" ({self.ties} ties)" if self.ties else "")
         name = kind.get(self.model, name)
         events = "" if self.events is None else f", {self.events:,.0f} events"
-        explained = self.outcome + (
-            f" = {self.happened}" if self.happened not in ("", "1", "True") else ""
-        )
+        what = explained(self.outcome, self.happened)
         return (
-            f"{name} regression of {explained}: {sum(self.rows.values()):,} rows of "
+            f"{name} regression of {what}: {sum(self.rows.values()):,} rows of "
             f"{len(self.rows)} clients{events}, {self.rounds} rounds"
         )
 

@@ -45,7 +45,12 @@ Reference = Annotated[
 ]
 Drop = Annotated[list[str] | None, typer.Option("--drop", help="Columns that are no features.")]
 Happened = Annotated[
-    str, typer.Option("--happened", help="Value that means that the event happened. Default: 1.")
+    str,
+    typer.Option(
+        "--happened",
+        help="Value that means that the event happened. Default: 1, true, or the last of two "
+        "texts.",
+    ),
 ]
 DropMissing = Annotated[
     bool, typer.Option("--drop-missing", help="Leave out rows with a missing value.")
@@ -404,7 +409,7 @@ def _show_regression(found: "Regression", level: float) -> None:
             cells += [f"{row[found.statistic]:.3f}", _p(row["p"])]
             cells += [f"{row['low']:.4g}, {row['high']:.4g}"]
         table.add_row(escape(str(term)), *cells)
-    console.print(found.heading(), highlight=False, soft_wrap=True)
+    console.print(found.heading(), highlight=False, soft_wrap=True, markup=False)
     console.print(table)
     chi2, degrees, p = found.ratio_test
     lines = [
@@ -436,8 +441,7 @@ def _show_meta(found: "MetaAnalysis", level: float) -> None:
             _p(row["q_p"]) if first else "",
             f"{row['i2']:.0%}" if first else "",
         )
-    sites = ", ".join(f"{name} ({count:,} rows)" for name, count in found.rows.items())
-    console.print(f"fits of {sites}, put together", highlight=False, soft_wrap=True, markup=False)
+    console.print(found.heading(), highlight=False, soft_wrap=True, markup=False)
     console.print(table)
 
 
@@ -453,8 +457,7 @@ def _show_survival(found: "Survival", level: float) -> None:
             bounds = curve.intervals(level)[-1]
             last = f"{curve.survival[-1]:.4f} ({bounds[0]:.4f} to {bounds[1]:.4f})"
         table.add_row(escape(name), f"{curve.events.sum():,.0f}", median, f"{low}, {high}", last)
-    rows = sum(found.rows.values())
-    console.print(f"{rows:,} rows of {len(found.rows)} clients", highlight=False)
+    console.print(found.heading(), highlight=False, soft_wrap=True, markup=False)
     console.print(table)
     if found.test is not None:
         test = found.test

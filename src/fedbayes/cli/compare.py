@@ -54,8 +54,8 @@ def compare(
         typer.Option(
             "--ood",
             help="Inputs of which models should be unsure: permuted, inverted or noise of images, "
-            "wide of rows, the name of a data set, a file of rows, or none. auto: permuted of "
-            "images, else wide.",
+            "wide of rows, the name of a data set, a file of rows (of Excel with its sheet, "
+            "as in new.xlsx#May), or none. auto: permuted of images, else wide.",
         ),
     ] = "auto",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and tables.")] = Path(

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fedbayes.data.cache import cached, fingerprint
-from fedbayes.data.dataset import Dataset
+from fedbayes.data.dataset import CHUNK, Dataset
 from fedbayes.data.known import KNOWN, Entry, Known
 from fedbayes.data.settings import DataSettings
 from fedbayes.data.sources import own
 from fedbayes.data.sources.factories import read_factory
+from fedbayes.data.sources.files import DROPPED
 from fedbayes.data.sources.pictures import framing
 from fedbayes.data.tokens import Tokens
 from fedbayes.errors import DataError
@@ -33,6 +36,12 @@ def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
         DataError: It is neither here nor there, or damaged; the message says where it was
             looked for, and where to get it.
     """
+    dataset = _load(settings, kinds)
+    return replace(dataset, notes=(*dataset.notes, *_without_gaps(dataset, settings)))
+
+
+def _load(settings: DataSettings, kinds: Sequence[str]) -> Dataset:
+    """As `load_dataset`, without what is to be said of settings that have no effect."""
     if settings.generator is not None:
         raise DataError(
             f"{settings.generator} gives the samples of one client at a time, and they are never "
@@ -67,6 +76,17 @@ def load_dataset(settings: DataSettings, kinds: Sequence[str] = ()) -> Dataset:
     if permuted:
         return replace(dataset, name=settings.name, permuted=True)
     return dataset
+
+
+def _without_gaps(dataset: Dataset, settings: DataSettings) -> list[str]:
+    """That it does not matter what becomes of missing values, where it is said and none is."""
+    if settings.missing == "default" or any(DROPPED in note for note in dataset.notes):
+        return []
+    x = dataset.x
+    starts = range(0, len(x), CHUNK) if x.dtype.kind == "f" else ()
+    if any(np.isnan(x[start : start + CHUNK]).any() for start in starts):
+        return []
+    return [f"{dataset.name}: no value is missing, so data.missing has no effect"]
 
 
 def _pretrained(settings: DataSettings) -> tuple[object, ...]:

@@ -1,5 +1,6 @@
 """Cells of a table's columns as numbers."""
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,8 @@ from fedbayes.errors import CellError
 
 _NUMERIC = ("boolean", "integer", "floating", "mixed-integer-float", "decimal", "empty")
 """Kinds of objects, as pandas calls them, that are numbers."""
+_ONCE_NUMBER = re.compile(r"[0-9]+\.0")
+"""A whole number as programs write it that keep empty cells in a column of fractions."""
 
 
 def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
@@ -27,7 +30,7 @@ def code(frame: Any, columns: Sequence[Column], where: str) -> Array:
         float32 [N, C]; NaN where a cell is empty, `UNSEEN` where it is none of the categories.
 
     Raises:
-        CellError: a cell is not of its column's kind; names column and row.
+        CellError: a cell is not of its column's kind, or infinite; names column and row.
     """
     coded = np.empty((len(frame), sum(len(column.codes) for column in columns)), np.float32)
     at = 0
@@ -140,7 +143,18 @@ def _factorized(column: Any, name: str, where: str) -> tuple[Array, list[object]
 def _numbers(column: Any, wanted: Column, where: str) -> Array:
     way = "mend it: a value that is not known is an empty cell"
     found = as_numbers(column, wanted.name, where, way, texts=True)
-    return np.asarray(found.to_numpy(np.float32, na_value=np.nan)).reshape(-1, 1)
+    with np.errstate(over="ignore"):
+        numbers = np.asarray(found.to_numpy(np.float32, na_value=np.nan))
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        row = int(infinite.argmax())
+        raise CellError(
+            f"{where}: column '{wanted.name}' is infinite, or too large for float32, in row "
+            f"{row + 1:,} (of {int(infinite.sum()):,} such rows); replace it, or empty the cell",
+            wanted.name,
+            row,
+        )
+    return numbers.reshape(-1, 1)
 
 
 def _truths(column: Any, wanted: Column, where: str) -> Array:
@@ -195,8 +209,13 @@ def dates(column: Any, name: str, date_format: str, where: str) -> Array:
     index, distinct = _factorized(column, name, where)
     texts = pd.Series([_dated(value) for value in distinct], dtype=object)
     form = date_format or "ISO8601"
-    found = _days(pd.to_datetime(texts, utc=True, errors="coerce", format=form))
-    wrong = np.append(np.isnan(found) & (texts != "").to_numpy(bool), False)[index]
+    times = pd.to_datetime(texts, utc=True, errors="coerce", format=form)
+    found = _days(times)
+    bad = np.isnan(found) & (texts != "").to_numpy(bool)
+    if date_format:  # 010203 as a number is 10203, which may be read as another day
+        numbers = np.array([_is_number(value) for value in distinct], bool)
+        bad |= numbers & (times.dt.strftime(date_format) != texts).to_numpy(bool)
+    wrong = np.append(bad, False)[index]
     if wrong.any():
         row = int(wrong.argmax())
         how = f"written as {date_format}" if date_format else "written as 2020-03-31"
@@ -219,10 +238,17 @@ def _days(times: Any) -> Array:
 
 
 def _dated(value: object) -> object:
-    """A date as it is, all else as text."""
+    """A date as it is, all else as text, without the .0 of whole numbers beside empty cells."""
     if hasattr(value, "year"):
         return value
-    return value.strip() if isinstance(value, str) else name_of(value)
+    return name_of(value).removesuffix(".0") if _is_number(value) else name_of(value)
+
+
+def _is_number(value: object) -> bool:
+    """Whether a cell is a number, or text of one that was: 20200331.0."""
+    if isinstance(value, str):
+        return _ONCE_NUMBER.fullmatch(value.strip()) is not None
+    return not hasattr(value, "year")
 
 
 def _hashed(column: Any, wanted: Column, where: str) -> Array:

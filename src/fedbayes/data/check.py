@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbayes.data.cells import code, values
-from fedbayes.data.columns import Column
+from fedbayes.data.cells import values
 from fedbayes.data.kinds import judge
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.labels import group_indices, read_target
@@ -126,9 +125,6 @@ def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Lo
     if verdict.column is None:
         look = _plain(column, name, where)
         return replace(look, missing=verdict.missing, refused=verdict.refused)
-    if refused := _infinite(column, verdict.column, where):
-        look = _plain(column, name, where)
-        return replace(look, missing=verdict.missing, refused=refused)
     look, kind = _plain(column, name, where), verdict.column.kind
     hint = ""
     if look.distinct == 1 and not verdict.missing:
@@ -144,21 +140,6 @@ def _feature(column: Any, name: str, settings: SourceSettings, where: str) -> Lo
         look = replace(look, values=tuple(_short(end) for end in ends))
     width = len(verdict.column.features)
     return replace(look, kind=kind, missing=verdict.missing, width=width, hint=hint)
-
-
-def _infinite(cells: Any, column: Column, where: str) -> str:
-    """Why numbers of a column cannot be used; empty if they can."""
-    if column.kind != "number":
-        return ""
-    with np.errstate(over="ignore"):
-        infinite = np.isinf(code(cells.to_frame(column.name), [column], where)[:, 0])
-    if not infinite.any():
-        return ""
-    return (
-        f"{where}: column '{column.name}' is infinite, or too large for float32, in row "
-        f"{int(infinite.argmax()) + 1:,} (of {int(infinite.sum()):,} such rows); replace it, or "
-        "empty the cell"
-    )
 
 
 def _short(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbayes.categories import ordered
-from fedbayes.data.cells import as_numbers, dates, is_numeric, no_number, values
+from fedbayes.data.cells import as_numbers, code, dates, is_numeric, no_number, values
 from fedbayes.data.columns import Column, Kind
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.wording import listed
@@ -61,6 +61,8 @@ def judge(column: Any, name: str, settings: SourceSettings, where: str) -> Verdi
     try:
         found = _as_named(column, name, kind, settings, where) if kind else None
         found = found or _by_cells(column, name, settings, where)
+        if found.kind == "number":
+            code(column.to_frame(name), [found], where)  # an infinite one has no code
     except DataError as error:
         row = error.row if isinstance(error, CellError) else None
         return Verdict(None, int(column.isna().sum()), str(error), row)

@@ -182,6 +182,11 @@ class DataSettings(SourceSettings):
                 f"there is no data set '{self.name}'{like}; choose one of {', '.join(BUILT_IN)}, "
                 "give the path of your own, or name your own factory as package.module:factory"
             )
+        if self.missing == "drop" and self.of_factory:
+            raise ValueError(
+                f"missing = 'drop' has no effect on what {self.name} gives; leave such rows out "
+                "there"
+            )
         if self.missing == "indicate" and self.name != "own":
             raise ValueError("missing = 'indicate' is for your own tables; choose impute or drop")
         if self.name == "own" and self.path is None and self.query is None:
@@ -271,7 +276,7 @@ class DataSettings(SourceSettings):
                         f"{setting} is for your own data, and has no effect on {self.name}; "
                         "leave it out, or give the path of your own data"
                     )
-        for setting in ("label", "classes", "features", *KINDS):
+        for setting in ("label", "classes", "features", "summaries", *KINDS):
             names = getattr(self, setting)
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:

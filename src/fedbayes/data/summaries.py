@@ -6,8 +6,8 @@ have each. Of every column: its name and kind, and in how many rows it is empty.
 than that.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -157,6 +157,8 @@ def add_summaries(several: Sequence[TableSummary], names: Sequence[str]) -> Tabl
     for other, name in zip(others, names[1:], strict=True):
         _compare(first.columns, other.columns, names[0], name)
         _compare(first.target, other.target, names[0], name)
+    _refuse_spelled_apart(dict(zip(names, several, strict=True)))
+    for other in others:
         columns, target = (
             tuple(_added(*pair, first.rows, other.rows) for pair in _paired(here, there))
             for here, there in ((first.columns, other.columns), (first.target, other.target))
@@ -186,15 +188,25 @@ def _compare(first: Columns, other: Columns, one: str, two: str) -> None:
                 "it in numeric, categorical, dates or text for all: fedbayes data check then names "
                 "the rows that do not fit"
             )
-        if pair := spelled_apart(here.categories, there.categories):
-            raise DataError(
-                f"{one} has the category {pair[0]!r} of column '{here.name}', which in {two} is "
-                f"{pair[1]!r}; write it alike for all, and name the column in categorical"
-            )
         if here.width != there.width:
             raise DataError(
                 f"{two} hashes column '{here.name}' into {there.width} numbers, and {one} into "
                 f"{here.width}; set one text_width for all"
+            )
+
+
+def _refuse_spelled_apart(several: Mapping[str, TableSummary]) -> None:
+    """See that a category is written alike by all, whose columns are the same."""
+    found: dict[str, dict[str, Collection[str]]] = defaultdict(dict)
+    for name, summary in several.items():
+        for column in summary.columns:
+            found[column.name][name] = column.categories
+    for column_name, categories in found.items():
+        if apart := spelled_apart(categories):
+            (one, here), (two, there) = apart
+            raise DataError(
+                f"{one} has the category {here!r} of column '{column_name}', which in {two} is "
+                f"{there!r}; write it alike for all, and name the column in categorical"
             )
 
 

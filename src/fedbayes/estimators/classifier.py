@@ -73,7 +73,7 @@ class FederatedClassifier(ClassifierMixin, FederatedEstimator):  # type: ignore[
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class only, {self.classes_[0]!r}; there must be two")
+            raise ValueError(f"y has one class only, {str(self.classes_[0])!r}; there must be two")
         config = self._config(clients)
         if config.target_kinds and "class" not in config.target_kinds:
             raise ConfigError(

@@ -74,6 +74,7 @@ def find_node(project: Path, context: Context) -> Node:
     client: which client it is, from 0.
     data: a file or folder with its samples; without it, the client's part of the data set that
         the config names, which must then be on this machine.
+    sheet: of an Excel file with several; else the one that the config names.
     query, database: in place of data, a SQL query that gives the samples, and the URL of its
         database; else FEDBAYES_DATABASE.
     data-dir: folder with data sets; else FEDBAYES_DATA.
@@ -107,13 +108,14 @@ def find_node(project: Path, context: Context) -> Node:
             return build_runtime(config, build_data(config))
         wanted = read_schema(project / "schema.json")
         path = Path(str(given["data"])) if "data" in given else None
-        sql = {name: str(given[name]) for name in ("query", "database") if name in given}
+        names = ("query", "database", "sheet")
+        place = {name: str(given[name]) for name in names if name in given}
         if config.data.clients is None:
             raise ConfigError(
                 "the app does not say how many clients there are, which a node with data of its "
                 "own has to know; set data.clients"
             )
-        mine = own_data(config, path, wanted, client=client, **sql)
+        mine = own_data(config, path, wanted, client=client, **place)
         return build_runtime(config, mine, clients=config.data.clients)
 
     # Where the process stays for other messages, its data are read once.

@@ -6,8 +6,8 @@ from typing import Any
 from fedbayes.errors import ConfigError
 
 NODE_CONFIG = (
-    *("client", "data", "query", "database", "data-dir", "state", "weights", "min-count"),
-    "secure",
+    *("client", "data", "sheet", "query", "database", "data-dir", "state", "weights"),
+    *("min-count", "secure"),
 )
 """What a node's config may say; each app takes what concerns it."""
 
@@ -30,4 +30,6 @@ def check_node_config(given: Mapping[str, Any]) -> int:
         raise ConfigError("secure in the node config is true or false")
     if "data" in given and "query" in given:
         raise ConfigError("data and query in the node config exclude one another")
+    if "sheet" in given and "data" not in given:
+        raise ConfigError("sheet in the node config is of an Excel file; name it with data")
     return client

@@ -33,6 +33,7 @@ def own_data(
     *,
     query: str | None = None,
     database: str | None = None,
+    sheet: str | None = None,
     client: int = 0,
 ) -> OwnData:
     """Read a client's own samples and put them in the federation's terms.
@@ -43,6 +44,7 @@ def own_data(
         wanted: what the network sees of a sample in this federation.
         query: SQL that gives the samples, in place of the path.
         database: its database, as `data.database` has it.
+        sheet: the sheet of an Excel file, in place of the one that the federation's settings name.
         client: its number, so that label noise differs between clients.
 
     Raises:
@@ -50,8 +52,8 @@ def own_data(
     """
     file = None if path is None else path.expanduser().absolute()
     read = {"name": "own", "path": file, "query": query, "database": database, "clients": 1}
-    if file is None or file.suffix.lower() != ".xlsx":
-        read["sheet"] = None
+    if sheet is not None or file is None or file.suffix.lower() != ".xlsx":
+        read["sheet"] = sheet
     one_part = {"partition": "iid", "limit": None, "classes": wanted.classes}
     # By name, in the federation's order; a column that says whose rows they are is not needed.
     columns = {**reading(wanted.table), "group": None} if wanted.table else {}

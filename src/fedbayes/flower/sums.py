@@ -165,7 +165,7 @@ def simulated_nodes(
 
     def node(context: Context) -> SumsNode:
         number = int(context.node_config[PARTITION_ID_KEY])
-        return SumsNode(number, lambda: clients[number])
+        return SumsNode(number, lambda _: clients[number])
 
     grid, close = simulated_grid(answering(node), len(clients))
     try:

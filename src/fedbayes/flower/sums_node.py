@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,10 @@ from flwr.clientapp import ClientApp
 from flwr.compat.common.recorddict_compat import recorddict_to_fitins
 
 from fedbayes.biostatistics import Client, Packet
-from fedbayes.biostatistics.client import OPEN, SUMS
+from fedbayes.biostatistics.client import OPEN, SUMS, groupings
 from fedbayes.biostatistics.limbs import Limbs
-from fedbayes.data import DataSettings
-from fedbayes.data.sources.tables import read_table
+from fedbayes.data.source_settings import SourceSettings
+from fedbayes.data.sources.tables import UNNAMED, has_row_numbers, read_table
 from fedbayes.errors import ConfigError, EngineError, FedbayesError, MessageError
 from fedbayes.federation.client_runtime import Outcome, Task
 from fedbayes.federation.secure import Vector
@@ -72,8 +72,8 @@ class SumsNode:
     """One client where its table is: what a ClientApp works with."""
 
     number: int
-    table: Callable[[], Client]
-    """Its table, read when it is asked."""
+    table: Callable[[tuple[str, ...]], Client]
+    """Its table, read when it is asked, with columns of these names as text."""
     secure: bool = False
     """Whether it says sums under secure aggregation alone."""
 
@@ -93,7 +93,7 @@ class SumsNode:
                     "it says sums under secure aggregation alone (secure in its node config); ask "
                     "with --secure"
                 )
-            answer = self.table().answer(question)
+            answer = self.table(groupings(question)).answer(question)
             outcome = Outcome(report=write_packet(answer), state=b"", info={}, scores={})
             return Message(write_reply(outcome), reply_to=message)
         except FedbayesError as error:
@@ -110,7 +110,7 @@ class SumsNode:
             raise EngineError("it was asked as another client, or for a sum of too few")
         if question.told.get("ask") not in SUMS:
             raise EngineError("it was asked for a sum of what does not add")
-        return limbs.write(self.table().answer(question).numbers)
+        return limbs.write(self.table(groupings(question)).answer(question).numbers)
 
 
 def answering(find: Callable[[Context], SumsNode]) -> ClientApp:
@@ -143,6 +143,7 @@ def find_client(context: Context) -> SumsNode:
 
     client: which client it is, from 0.
     data: its own table, a CSV, Parquet or Excel file.
+    sheet: of an Excel file with several.
     min-count: fewest rows, in all and of a category, of which it says anything.
     secure: whether it says sums under secure aggregation alone.
 
@@ -159,6 +160,12 @@ def find_client(context: Context) -> SumsNode:
     if type(least) is not int:
         raise ConfigError("min-count in the node config is a whole number")
     path = Path(str(given["data"])).expanduser().absolute()
-    settings = DataSettings(path=path)
-    table = cache(lambda: Client(read_table(path, settings, []), least))
+    sheet = str(given["sheet"]) if "sheet" in given else None
+
+    @lru_cache(maxsize=1)
+    def table(categories: tuple[str, ...]) -> Client:
+        settings = SourceSettings(sheet=sheet, categorical=categories)
+        frame = read_table(path, settings, [])
+        return Client(frame.drop(columns=UNNAMED) if has_row_numbers(frame) else frame, least)
+
     return SumsNode(client, table, secure)

@@ -17,7 +17,7 @@ from fedbayes.data.encoding import Unknown
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.pictures import Framing, framing
 from fedbayes.data.wording import describe
-from fedbayes.errors import CellError, ConfigError, DataError, FedbayesWarning, ModelError
+from fedbayes.errors import ConfigError, DataError, FedbayesWarning, ModelError
 from fedbayes.likelihoods import Classes, Likelihood, Numeric
 from fedbayes.likelihoods.answers import Answers, answers, probabilities
 from fedbayes.likelihoods.categorical import Categorical
@@ -203,7 +203,6 @@ class TrainedModel:
         odd: dict[tuple[str, bool], Unknown] = {}
         for member in self.members:
             rows, unknown = member.preprocessing.encode(x, where)
-            _refuse_infinite(rows, member.preprocessing, where)
             raw.append(member.preprocessing.raw(rows))
             odd |= {(one.column.name, one.empty): one for one in unknown}
         return raw, list(odd.values())
@@ -309,24 +308,6 @@ def _why_endless(conformal: Conformal) -> str:
     if conformal.too_few:
         return f"{conformal.rows:,} rows are too few"
     return "the model was too far from the truth in too many of the rows that were counted"
-
-
-def _refuse_infinite(rows: Any, preprocessing: Preprocessing, where: str) -> None:
-    """See that all numbers of encoded rows [n, features] are finite, or missing.
-
-    Raises:
-        CellError: one is not.
-    """
-    odd = np.argwhere(np.isinf(rows))
-    if len(odd):
-        row, column = (int(place) for place in odd[0])
-        name = preprocessing.features[column]
-        raise CellError(
-            f"{where}: column '{name}' is infinite in row {row + 1:,}; leave a value that is not "
-            "known empty",
-            name,
-            row,
-        )
 
 
 def together(models: Sequence[TrainedModel]) -> TrainedModel:

@@ -22,6 +22,8 @@ KINDS = {
 }
 """What is made without other data, by name."""
 AUTO, NONE = "auto", "none"
+_SHEET = ".xlsx#"
+"""Between the name of an Excel file and that of its sheet."""
 WIDTH = 3.0
 """Standard deviations that `wide` has for every one of the training rows."""
 
@@ -50,10 +52,11 @@ def check_foreign(asked: str) -> None:
     known = (AUTO, NONE, *KINDS, *KNOWN)
     if asked in known:
         return
-    if Path(asked).suffix or "/" in asked:
-        if not Path(asked).is_file():
+    path, _ = _file_and_sheet(asked)
+    if path.suffix or "/" in asked:
+        if not path.is_file():
             raise ConfigError(f"--ood {asked}: there is no such file")
-        if not asked.lower().endswith(FORMATS):
+        if not path.name.lower().endswith(FORMATS):
             raise ConfigError(f"--ood {asked}: give a file that ends in {', '.join(FORMATS)}")
         return
     raise ConfigError(
@@ -62,9 +65,15 @@ def check_foreign(asked: str) -> None:
     )
 
 
+def _file_and_sheet(asked: str) -> tuple[Path, str | None]:
+    """A file, and the sheet that is asked for of an Excel file, as in `new.xlsx#May`."""
+    path, mark, sheet = asked.partition(_SHEET)
+    return (Path(path + mark[:-1]), sheet) if sheet else (Path(asked), None)
+
+
 def foreign_file(asked: str) -> str:
     """Digest of the file that was asked for; empty if that is a name, or there is no such file."""
-    path = Path(asked)
+    path, _ = _file_and_sheet(asked)
     if asked in (AUTO, NONE, *KINDS, *KNOWN) or not path.is_file():
         return ""
     return digest(read_bytes(path))
@@ -78,8 +87,9 @@ def foreign_inputs(data: FederatedData, settings: DataSettings, asked: str) -> F
     Args:
         data: of the run.
         settings: where data sets are.
-        asked: as in `KINDS`, the name of a data set, a file of rows; `auto`: `permuted` of images
-            and `wide` of all else but texts; or `none`.
+        asked: as in `KINDS`, the name of a data set, a file of rows (with its sheet, as in
+            `new.xlsx#May`); `auto`: `permuted` of images and `wide` of all else but texts; or
+            `none`.
 
     Returns:
         None where none are asked for, or texts have none.
@@ -125,7 +135,8 @@ def _of_others(seen: Preprocessing, settings: DataSettings, asked: str, most: in
     """Samples of another data set or file, as the network sees them."""
     if asked not in KNOWN:
         parts = []
-        for piece in Rows(Path(asked), seen.table, most):
+        path, sheet = _file_and_sheet(asked)
+        for piece in Rows(path, seen.table, most, sheet):
             parts.append(seen.apply(piece.x))
             if sum(map(len, parts)) >= most:
                 break

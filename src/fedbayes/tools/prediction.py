@@ -124,8 +124,8 @@ def predict_file(
     notes = [*dict.fromkeys(read.notes), *(one.told(read.where) for one in _summed(odd))]
     if missing:
         notes.append(
-            f"{read.where}: {missing:,} of {count:,} rows have an empty cell that the model reads, "
-            "as in training: a quantity is taken for the mean of the training rows"
+            f"{read.where}: {missing:,} of {count:,} rows have an empty cell that the model reads; "
+            "a quantity is taken for the mean of the training rows"
         )
     if broken:
         notes.append(f"{read.where}: the model predicts nothing finite of {broken:,} rows")

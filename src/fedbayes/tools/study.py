@@ -21,7 +21,7 @@ from fedbayes.biostatistics import (
     kaplan_meier,
     meta_analysis,
 )
-from fedbayes.errors import ColumnError, ConfigError, FedbayesWarning
+from fedbayes.errors import ConfigError, FedbayesWarning
 from fedbayes.files import writable, write_beside
 from fedbayes.runs.config import Config
 from fedbayes.tools.client_tables import ClientTables, client_tables
@@ -130,17 +130,9 @@ class Study:
             columns["outcome"] = columns["outcome"] or (tables.outcome if tables else "")
             if not columns["outcome"]:
                 raise ConfigError("say which column is explained: --outcome COLUMN")
-        try:
-            if self.by_client:
-                return meta_analysis(clients, **columns)
-            return _FITS[self.kind](clients, **columns)
-        except ColumnError as error:
-            raise ColumnError(
-                str(error).replace("which features names", "which --features names"),
-                error.column,
-                error.setting,
-                error.like,
-            ) from None
+        if self.by_client:
+            return meta_analysis(clients, **columns)
+        return _FITS[self.kind](clients, **columns)
 
     @contextmanager
     def _clients(self) -> Iterator[tuple[Carrier, ClientTables | None]]:

@@ -1,5 +1,6 @@
 """Whether a client's table fits what a federation or a model has its columns encoded by."""
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,9 +45,11 @@ def check_like(config: Config, like: Path) -> TableCheck:
     if check.refused:
         return check
     new = unknown(code(check.frame, seen.table, check.file), seen.columns)
-    told = {odd.column.name: odd.told() for odd in new}
+    told: dict[str, list[str]] = defaultdict(list)  # empty cells, and unknown categories
+    for odd in new:
+        told[odd.column.name].append(odd.told())
     columns = tuple(
-        replace(look, hint=told.get(look.name, ""), width=_width(look.name, seen))
+        replace(look, hint="; ".join(told[look.name]), width=_width(look.name, seen))
         for look in check.columns
     )
     return replace(check, columns=columns, notes=())

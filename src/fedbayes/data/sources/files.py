@@ -10,6 +10,8 @@ from fedbayes.data.dataset import Array, Rows
 from fedbayes.errors import DataError
 
 PARTS = ("train", "test")
+DROPPED = "are left out, since values are missing in them"
+"""What is said of such rows."""
 
 
 def parts_by_name(folder: Path, suffix: str | tuple[str, ...]) -> dict[str, list[Path]]:
@@ -66,10 +68,7 @@ def incomplete(where: object, rows: int, kept: int) -> list[str]:
         )
     if kept == rows:
         return []
-    return [
-        f"{where}: {rows - kept:,} of {rows:,} rows are left out, since values are missing in "
-        "them; missing = 'impute' keeps them"
-    ]
+    return [f"{where}: {rows - kept:,} of {rows:,} rows {DROPPED}; missing = 'impute' keeps them"]
 
 
 def index_names(values: Sequence[object] | Array) -> tuple[Rows, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fedbayes.data.columns import Column
+from fedbayes.data.columns import reading as reading_as
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
 from fedbayes.data.sources.own import as_pictures, plain_array
@@ -158,7 +159,7 @@ def _csv(rows: Rows) -> _Parts:
             chosen = frame[wanted]
             if delimiter != ",":
                 numbers = chosen[[name for name in wanted if name not in texts]].copy()
-                mend_decimal_commas(numbers)
+                mend_decimal_commas(numbers, numbers.columns)
                 chosen = chosen.assign(**{name: numbers[name] for name in numbers.columns})
                 chosen = chosen.assign(**_with_points(chosen, rows.table))
             rows.share = file.tell() / max(total, 1)
@@ -249,7 +250,8 @@ def _excel(rows: Rows) -> _Parts:
     """A sheet, which is read whole; what is kept becomes text."""
     import pandas as pd
 
-    frame = read_table(rows.path, SourceSettings(sheet=rows.sheet), rows.notes)
+    settings = SourceSettings(**reading_as(rows.table), sheet=rows.sheet)
+    frame = read_table(rows.path, settings, rows.notes)
     wanted = wanted_columns(rows.table, list(frame.columns), rows.where)
     # Read as numbers, ids would lose their leading zeros.
     sheet = 0 if rows.sheet is None else rows.sheet

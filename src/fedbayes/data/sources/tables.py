@@ -4,7 +4,7 @@ import csv
 import gzip
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.categories import codes
+from fedbayes.categories import codes, identifiers
 from fedbayes.data.cells import cell, is_numeric, no_number
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.files import reading
@@ -111,7 +111,7 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
 
     Args:
         file: A CSV, Parquet or Excel file.
-        settings: The sheet to take.
+        settings: The sheet to take, and which columns are text, whatever they look like.
         notes: Takes up what a user should know.
 
     Raises:
@@ -119,24 +119,38 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
     """
     import pandas as pd
 
-    name = file.name.lower()
+    name, texts = file.name.lower(), _texts(settings)
     if settings.sheet is not None and not name.endswith(".xlsx"):
         raise DataError(f"{file} has no sheets, so sheet has no effect; leave it out")
     with reading(file):
         if name.endswith(".parquet"):
             frame = pd.read_parquet(file)
         elif name.endswith(".xlsx"):
-            frame = _read_excel(file, settings.sheet)
+            frame = _read_excel(file, settings.sheet, texts)
         else:
-            frame = _read_csv(file, settings.categorical, notes)
+            frame = _read_csv(file, texts, settings.categorical, notes)
         frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+        if not name.endswith(".parquet"):  # which has types, so that 01 is text, and 1 a number
+            for column in frame.columns.intersection([*settings.categorical]):
+                frame[column] = codes(frame[column])
+            if settings.group in frame.columns:
+                frame[settings.group] = identifiers(frame[settings.group])
     if frame.empty:
         raise DataError(f"{file} has no rows")
     refuse_twice(list(frame.columns), file)
     return frame
 
 
-def _read_excel(file: Path, sheet: str | None) -> Any:
+def _texts(settings: SourceSettings) -> frozenset[str]:
+    """Columns that are read as text: 01 is none once it is read as a number, which depends on what
+    else is in the column.
+    """
+    single = filter(None, (settings.group, settings.tokens))
+    return frozenset((*settings.categorical, *settings.text, *settings.dates, *single))
+
+
+def _read_excel(file: Path, sheet: str | None, texts: Collection[str]) -> Any:
+    """A sheet of an Excel file; cells of columns of these names as they are."""
     import pandas as pd
 
     with pd.ExcelFile(file, engine="openpyxl") as book:
@@ -148,11 +162,11 @@ def _read_excel(file: Path, sheet: str | None) -> Any:
                 f"{file} has no sheet '{sheet}'{did_you_mean(sheet, names)}; it has {listed(names)}"
             )
         chosen = sheet or names[0]
-        head = book.parse(chosen, header=None, nrows=1)
-        refuse_twice(
-            [str(name).strip() for name in head.iloc[0].dropna()] if len(head) else [], file
-        )
-        return book.parse(chosen)
+        head = pd.read_excel(book, sheet_name=chosen, header=None, nrows=1)
+        header = head.iloc[0].dropna().tolist() if len(head) else []
+        refuse_twice([str(name).strip() for name in header], file)
+        as_is = [name for name in header if str(name).strip() in texts]
+        return pd.read_excel(book, sheet_name=chosen, dtype=dict.fromkeys(as_is, object))
 
 
 def refuse_twice(names: list[str], file: Path) -> None:
@@ -166,10 +180,10 @@ def refuse_twice(names: list[str], file: Path) -> None:
         raise DataError(f"{file} has two columns '{twice[0]}'; give each column a name of its own")
 
 
-def _read_csv(file: Path, categories: Sequence[str], notes: list[str]) -> Any:
-    """A CSV file; columns of these names as text, since a code such as 01 is none once it is read
-    as a number, which depends on what else is in the column.
-    """
+def _read_csv(
+    file: Path, texts: Collection[str], categories: Collection[str], notes: list[str]
+) -> Any:
+    """A CSV file; columns of these names as text, in which those of categories may be numbers."""
     import pandas as pd
 
     delimiter, names = layout(file)
@@ -187,16 +201,15 @@ def _read_csv(file: Path, categories: Sequence[str], notes: list[str]) -> Any:
                 low_memory=False,
                 encoding="utf-8-sig",
             )
-            header = read(nrows=0).columns if categories else ()
-            chosen = [name for name in header if name.strip() in categories]
-            frame = read(dtype=dict.fromkeys(chosen, str))
+            header = read(nrows=0).columns
+            frame = read(dtype={name: str for name in header if name.strip() in texts})
     except pd.errors.ParserWarning:
         raise DataError(
             f"{file} has more values in a row than its first line has names; name every column"
         ) from None
-    commas = [] if delimiter == "," else mend_decimal_commas(frame, chosen)
-    for name in chosen:
-        frame[name] = codes(frame[name])
+    coded = [name for name in header if name.strip() in categories]
+    mended = [name for name in header if name in coded or name.strip() not in texts]
+    commas = [] if delimiter == "," else mend_decimal_commas(frame, mended, coded)
     if delimiter != ",":
         numbers = f", and numbers with decimal commas in {listed(commas)}" if commas else ""
         notes.append(f"{file} is read with {DELIMITERS[delimiter]} between columns{numbers}")
@@ -230,17 +243,20 @@ def layout(file: Path) -> tuple[str, list[str]]:
     return ",", [name.strip() for name in rows[","][0]] if rows[","] else []
 
 
-def mend_decimal_commas(frame: Any, texts: Sequence[str] = ()) -> list[str]:
+def mend_decimal_commas(
+    frame: Any, columns: Iterable[str], texts: Collection[str] = ()
+) -> list[str]:
     """Read columns of text such as 1,5 as numbers, in place; their names.
 
     Args:
         frame: the table.
-        texts: columns that stay text, such as 1.5.
+        columns: those that may be such.
+        texts: of these the ones that stay text, such as 1.5.
     """
     import pandas as pd
 
     mended = []
-    for column in frame.columns:
+    for column in columns:
         if pd.api.types.infer_dtype(frame[column], skipna=True) != "string":
             continue
         there = frame[column].dropna()
