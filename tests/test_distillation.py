@@ -11,7 +11,7 @@ from torch import nn
 
 from fedbayes.errors import ModelError, RunError
 from fedbayes.fusion.distillation import STATISTICS, _Run, cycle, distill, recompute
-from fedbayes.fusion.draws import CHUNK, Kept
+from fedbayes.fusion.draws import CHUNK, Augmented, Kept
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import ChannelsLast, Teacher, class_shares
 from fedbayes.fusion.temperature import temperature
@@ -205,6 +205,50 @@ def test_it_learns_and_the_best_is_kept():
     with torch.no_grad():
         found_now = CLASSES.divergence(teacher(x), found.module(x)).mean()
     assert float(found_now) == pytest.approx(found.divergence, rel=1e-4)
+
+
+class Half(Gauss):
+    """Rows whose last two columns are zero, and that are turned until none of them is."""
+
+    def draw(self, count, rng):
+        return super().draw(count, rng) * torch.tensor([1.0, 1.0, 0.0, 0.0])
+
+    def augmented(self, x, rng):
+        order = torch.rand(x.shape, generator=rng).argsort(1)
+        return x.gather(1, order)
+
+
+def test_what_is_held_out_is_augmented_as_what_is_learnt_from():
+    """A start that is right on the draws as they are is wrong on those that are learnt from."""
+    teacher = linear_teacher()
+    student = nn.Linear(4, 3)
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            both = torch.stack([getattr(c.module, name) for c in teacher.clients])
+            shares = teacher.shares if name == "bias" else teacher.shares[..., None]
+            getattr(student, name).copy_((shares * (both - both.mean(1, keepdim=True))).sum(0))
+        student.weight[:, 2:] = 0
+    draws = inputs(Half((4,)))
+    plain = distill(student, teacher, draws, settings(lr=0.01))
+    assert plain.checks[0].divergence < 1e-7
+    found = distill(student, teacher, draws, settings(lr=0.01, steps=400, augment=True))
+    assert found.checks[0].divergence > 0.01
+    assert found.divergence < 0.1 * found.checks[0].divergence
+    x = torch.randn(1000, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        far = [CLASSES.divergence(teacher(x), f(x)).mean() for f in (student, found.module)]
+    assert far[1] < 0.1 * far[0]
+
+
+def test_augmented_draws_are_the_same_for_the_same_number():
+    draws = Augmented(inputs(Half((4,))))
+    assert torch.equal(draws.batch(3, 64), draws.batch(3, 64))
+    raw = draws.draws.batch(3, 64)
+    assert torch.equal(draws.batch(3, 64).sort(1).values, raw.sort(1).values)
+    moved = draws.batch(3, 64) != raw
+    assert moved.any(0).all()
+    orders = [(draws.batch(n, 64) == 0)[:, 2:] for n in (-3, 3, 4)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(orders, 2))
 
 
 def test_it_ends_where_nothing_improves_and_gives_the_start():

@@ -25,6 +25,8 @@ from fedbayes.runs.card import Card
 from fedbayes.targets import Target
 from fedbayes.tools.frontier import Scale, average, multiplications
 from tests.command_line import command
+from tests.toy_inputs import Gauss
+from tests.toy_inputs import inputs as toy_inputs
 
 QUICK = FunctionSettings(
     draws=1024, seeking=SeekingSettings(share=0), distillation=DistillationSettings(steps=30)
@@ -520,6 +522,32 @@ def test_from_python_it_is_the_same_again_and_training_end_to_end_helps(inputs):
     assert one.likeness.divergence <= one.solved.divergence
     assert one.parameters == 6 * 12 + 12 + 12 * 3 + 3
     assert set(one.clients) == set(clients)
+
+
+class Half(Gauss):
+    """Rows whose last columns are zero, and that augmentation puts into other orders."""
+
+    def draw(self, count, rng):
+        return super().draw(count, rng) * (torch.arange(6) < 2)
+
+    def augmented(self, x, rng):
+        return x.gather(1, torch.rand(x.shape, generator=rng).argsort(1))
+
+
+def test_layers_are_solved_on_augmented_draws():
+    """Draws that tell of two columns alone tell of all once they are augmented."""
+    clients = networks(3, 12)
+    counts = [[9, 1, 0], [0, 8, 2], [3, 0, 7]]
+    teacher, _ = teacher_of(clients, counts, None)
+    x, far = torch.randn(2000, 6), []
+    for augment in (True, False):
+        settings = replace_settings(distillation=None, draws=4096, augment=augment)
+        draws = toy_inputs(Half((6,)))
+        fused = fuse_functions(clients, clients["n0"], draws, counts=counts, settings=settings)
+        with torch.no_grad():
+            said, found = (_centred(f(x).T) for f in (teacher, fused.module))
+        far.append(float((said - found).norm() / said.norm()))
+    assert far[0] < 0.8 * far[1]
 
 
 FOUR = Target("class", ("a", "b", "c", "d"))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedbayes import seeds
 from fedbayes.errors import MessageError, ModelError, RunError
 from fedbayes.files import digest, read_bytes, write_beside
-from fedbayes.fusion.draws import CHUNK, Draws, Kept
+from fedbayes.fusion.draws import CHUNK, Augmented, Draws, Kept
 from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import ChannelsLast, Teacher, divergence, set_training
 from fedbayes.fusion.temperature import temperature
@@ -180,11 +180,15 @@ class _Run:
         self.told: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _held_out(self) -> list[tuple[Tensor, Tensor]]:
-        """Held-out draws and what the teacher says of them, in pieces."""
-        pieces = []
+        """Held-out draws, augmented as those that are learnt from, and what the teacher says of
+        them, in pieces.
+        """
+        pieces, draws = [], self.draws.draws
+        if self.settings.augment:
+            draws = Augmented(draws)
         for number in range(math.ceil(self.settings.held_out / CHUNK)):
             count = min(CHUNK, self.settings.held_out - number * CHUNK)
-            x = self.draws.draws.batch(-1 - number, count).to(self.device)
+            x = draws.batch(-1 - number, count).to(self.device)
             with torch.no_grad():
                 pieces.append((x, self.teacher(x)))
         with torch.no_grad():

@@ -5,6 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedbayes import seeds
+
 CHUNK = 512
 """Inputs that are drawn at once."""
 MEMORY = 512 * 2**20
@@ -43,6 +45,20 @@ class Derived:
     def augmented(self, x: Tensor, rng: torch.Generator) -> Tensor:
         """As `Draws.augmented`."""
         return self.draws.augmented(x, rng)
+
+
+class Augmented(Derived):
+    """Draws that are changed as augmentation changes them, each number in one way.
+
+    Draws that were moved toward a class carry what the teacher's clients alone respond to. A turn
+    takes much of that away: networks solved on turned draws are better on samples.
+    """
+
+    def batch(self, number: int, count: int) -> Tensor:
+        """As `Draws.batch`."""
+        purpose = "augmented draws" if number >= 0 else "augmented draws held out"
+        rng = seeds.torch_rng(self.seed, purpose, round=abs(number))
+        return self.augmented(self.draws.batch(number, count), rng)
 
 
 class Kept(Derived):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calibration import NAMES, Calibration, calibrate, check_calibration
 from fedbayes.fusion.distillation import Distilled, Progress, distill
-from fedbayes.fusion.draws import CHUNK, Draws, Kept
+from fedbayes.fusion.draws import CHUNK, Augmented, Draws, Kept
 from fedbayes.fusion.kronecker import AllLayers
 from fedbayes.fusion.regression import regress
 from fedbayes.fusion.reweighting import Balanced
@@ -144,6 +144,7 @@ def fuse_functions(
     sought = _seeking(teacher, kept, settings)
     if settings.balance:
         sought = Kept(_balanced(teacher, sought, counts))
+    solved_on = Augmented(sought) if settings.augment else sought
     notes: list[str] = []
     begin = perf_counter()
     batches = math.ceil(settings.draws / CHUNK)
@@ -151,7 +152,7 @@ def fuse_functions(
         list(clients.values()),
         like,
         teacher,
-        lambda number: sought.batch(number, CHUNK),
+        lambda number: solved_on.batch(number, CHUNK),
         batches,
         widths=widths,
         samples=samples,

@@ -69,6 +69,11 @@ class FunctionSettings(BaseModel):
         description="chosen: each from one client; merged: neurons also of several, as one; auto: "
         "whichever is nearer to what the clients say together, which takes twice as long",
     )
+    augment: bool = Field(
+        True,
+        description="turns, flips and the like of the prior, of the inputs that layers are solved "
+        "on",
+    )
     ridge: float = Field(1e-3, ge=0, description="of the mean diagonal of normal equations")
     seeking: SeekingSettings = Field(
         default_factory=SeekingSettings, description="inputs moved toward rare classes"
