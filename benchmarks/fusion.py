@@ -237,7 +237,7 @@ class Clients:
         write_sums(add_sums([sums_of((x * std + mean).numpy()) for x in rows]), path)
         return path
 
-    def fused(self, width, sums, distillation):
+    def fused(self, width, sums, settings):
         """A fusion in function space."""
         _, inputs = drawn(self.silos, "auto", [self.sums] if sums else None, self.seed)
         fusion = fuse_functions(
@@ -247,7 +247,7 @@ class Clients:
             counts=self.counts,
             likelihood=self.silos.likelihood,
             widths=width,
-            settings=FunctionSettings(distillation=distillation),
+            settings=settings,
         )
         return {
             "accuracy": self.accuracy(frozen(fusion.module)),
@@ -265,18 +265,16 @@ def write_breast_cancer(path):
     content.data.assign(benign=content.target).to_csv(path, index=False)
 
 
-def measure(name, seed, results, folder, distillation, rows):
+def measure(name, seed, results, folder, settings, rows):
     """All of one case and seed that is missing; rows with one of these words, if there are any."""
     case = CASES[name]
-    fusion = FunctionSettings(distillation=distillation).model_dump(
-        mode="json", exclude_defaults=True
-    )
+    fusion = settings.model_dump(mode="json", exclude_defaults=True)
     trained, fused = fingerprint(case.config), fingerprint([case.config, fusion])
     keys = [
         {"case": name, "seed": seed, "what": what}
         | {"settings": fused if ", width" in what else trained}
         for what in case.rows()
-        if distillation is not None or not what.startswith("end to end")
+        if settings.distillation is not None or not what.startswith("end to end")
         if not rows or any(word in what for word in rows)
     ]
     clients = None
@@ -284,9 +282,10 @@ def measure(name, seed, results, folder, distillation, rows):
         clients = clients or Clients(name, seed, folder)
         way, _, kind = key["what"].partition(", ")
         if kind in case.fusions():
-            found = clients.fused(
-                *case.fusions()[kind], None if way == "least squares" else distillation
-            )
+            chosen = settings
+            if way == "least squares":
+                chosen = settings.model_copy(update={"distillation": None})
+            found = clients.fused(*case.fusions()[kind], chosen)
         else:
             found = clients.measured(key["what"])
         results.add({**key, **found})
@@ -318,6 +317,9 @@ def main():
     parser.add_argument("--results", type=Path, default=Path("fusion.jsonl"))
     parser.add_argument("--keep", type=Path, default=Path("fusion-runs"))
     parser.add_argument("--minutes", type=float, help="of training end to end; 0: none")
+    parser.add_argument(
+        "--no-augment", action="store_true", help="least squares on inputs as they are drawn"
+    )
     parser.add_argument("--rows", nargs="*", help="words: measure what has one in its name")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
@@ -326,6 +328,7 @@ def main():
     if given.minutes is not None:
         minutes = given.minutes
         distillation = DistillationSettings(steps=10**9, minutes=minutes) if minutes else None
+    settings = FunctionSettings(distillation=distillation, augment=not given.no_augment)
     results = Results(given.results)
     keys = {}
     with contextlib.suppress(KeyboardInterrupt):
@@ -333,7 +336,7 @@ def main():
             keys[name] = []
             for seed in range(given.seeds):
                 folder = given.keep.absolute()
-                keys[name] += measure(name, seed, results, folder, distillation, given.rows)
+                keys[name] += measure(name, seed, results, folder, settings, given.rows)
     for name, wanted in keys.items():
         print(f"\n{name}\n\n{table(results.table(wanted))}")
 
