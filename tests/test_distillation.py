@@ -240,6 +240,15 @@ def test_what_is_held_out_is_augmented_as_what_is_learnt_from():
     assert far[1] < 0.1 * far[0]
 
 
+def test_running_statistics_are_of_augmented_draws():
+    torch.manual_seed(1)
+    student = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    chosen = settings(lr=0.01, steps=200, augment=True)
+    found = distill(student, linear_teacher(), inputs(Half((4,))), chosen)
+    assert found.step > 0
+    torch.testing.assert_close(found.module[0].running_var, torch.full((4,), 0.5), atol=0.1, rtol=0)
+
+
 def test_augmented_draws_are_the_same_for_the_same_number():
     draws = Augmented(inputs(Half((4,))))
     assert torch.equal(draws.batch(3, 64), draws.batch(3, 64))

@@ -160,6 +160,8 @@ class _Run:
             self.module = copy.deepcopy(student)
         self.teacher, self.settings = teacher, settings
         self.draws = draws if isinstance(draws, Kept) else Kept(draws)
+        # As they are learnt from: what is held out, and running statistics, are of such.
+        self.learnt = Augmented(self.draws) if settings.augment else self.draws
         self.network = ChannelsLast(self.module)
         self.device = next((p.device for p in student.parameters()), torch.device("cpu"))
         self.batch = min(settings.batch_size, settings.draws)
@@ -180,15 +182,11 @@ class _Run:
         self.told: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _held_out(self) -> list[tuple[Tensor, Tensor]]:
-        """Held-out draws, augmented as those that are learnt from, and what the teacher says of
-        them, in pieces.
-        """
-        pieces, draws = [], self.draws.draws
-        if self.settings.augment:
-            draws = Augmented(draws)
+        """Held-out draws and what the teacher says of them, in pieces."""
+        pieces = []
         for number in range(math.ceil(self.settings.held_out / CHUNK)):
             count = min(CHUNK, self.settings.held_out - number * CHUNK)
-            x = draws.batch(-1 - number, count).to(self.device)
+            x = self.learnt.batch(-1 - number, count).to(self.device)
             with torch.no_grad():
                 pieces.append((x, self.teacher(x)))
         with torch.no_grad():
@@ -416,7 +414,7 @@ class _Run:
         self.module.load_state_dict(at.best)
         found = at.lowest
         if at.best_step:
-            recompute(self.network, self.draws, self.device)
+            recompute(self.network, self.learnt, self.device)
             found = self.divergence()
             if not found <= at.lowest:
                 self.module.load_state_dict(at.best)
