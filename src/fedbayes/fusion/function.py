@@ -142,9 +142,9 @@ def fuse_functions(
     if settings.posterior is not None:
         check_calibration(like, teacher, samples, few, settings.posterior)
     sought = _seeking(teacher, kept, settings)
+    solved_on: Draws = Augmented(sought) if settings.augment else sought
     if settings.balance:
-        sought = Kept(_balanced(teacher, sought, counts))
-    solved_on = Augmented(sought) if settings.augment else sought
+        sought = solved_on = Kept(_balanced(teacher, solved_on, counts))
     notes: list[str] = []
     begin = perf_counter()
     batches = math.ceil(settings.draws / CHUNK)
