@@ -29,11 +29,10 @@ from sklearn.datasets import load_breast_cancer
 from fedbayes import Config
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.curvature import posterior
-from fedbayes.fusion.function import FunctionSettings, fuse_functions, teacher_of
+from fedbayes.fusion.function import fuse_functions, teacher_of
 from fedbayes.fusion.permutation import permuted_average
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
-from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import Teacher, class_shares, frozen
 from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
@@ -42,6 +41,7 @@ from fedbayes.models.units import find_units
 from fedbayes.papers.experiment import Results, fingerprint, finished, mean_and_std
 from fedbayes.papers.finding import markdown
 from fedbayes.runs.build import stored_data
+from fedbayes.tools.function_settings import function_settings
 from fedbayes.tools.network_fusing import drawn
 from fedbayes.tools.silos import Seen, read_silos
 
@@ -318,17 +318,13 @@ def main():
     parser.add_argument("--keep", type=Path, default=Path("fusion-runs"))
     parser.add_argument("--minutes", type=float, help="of training end to end; 0: none")
     parser.add_argument(
-        "--no-augment", action="store_true", help="least squares on inputs as they are drawn"
+        "--set", nargs="*", default=[], help="as fedbayes fuse has it: function.augment=false"
     )
     parser.add_argument("--rows", nargs="*", help="words: measure what has one in its name")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    distillation = DistillationSettings()
-    if given.minutes is not None:
-        minutes = given.minutes
-        distillation = DistillationSettings(steps=10**9, minutes=minutes) if minutes else None
-    settings = FunctionSettings(distillation=distillation, augment=not given.no_augment)
+    settings = function_settings(given.set, given.minutes)
     results = Results(given.results)
     keys = {}
     with contextlib.suppress(KeyboardInterrupt):

@@ -44,6 +44,17 @@ def linear_teacher():
     return Teacher(clients, class_shares([[3, 1, 2], [1, 4, 2]]))
 
 
+def taught(teacher):
+    """The linear network that says what a teacher of linear ones says."""
+    student = nn.Linear(4, 3)
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            both = torch.stack([getattr(c.module, name) for c in teacher.clients])
+            shares = teacher.shares if name == "bias" else teacher.shares[..., None]
+            getattr(student, name).copy_((shares * (both - both.mean(1, keepdim=True))).sum(0))
+    return student
+
+
 def settings(**chosen):
     plain = {"steps": 60, "draws": 256, "held_out": 128, "checks": 6, "augment": False}
     return DistillationSettings(**{**plain, **chosen})
@@ -221,12 +232,8 @@ class Half(Gauss):
 def test_what_is_held_out_is_augmented_as_what_is_learnt_from():
     """A start that is right on the draws as they are is wrong on those that are learnt from."""
     teacher = linear_teacher()
-    student = nn.Linear(4, 3)
+    student = taught(teacher)
     with torch.no_grad():
-        for name in ("weight", "bias"):
-            both = torch.stack([getattr(c.module, name) for c in teacher.clients])
-            shares = teacher.shares if name == "bias" else teacher.shares[..., None]
-            getattr(student, name).copy_((shares * (both - both.mean(1, keepdim=True))).sum(0))
         student.weight[:, 2:] = 0
     draws = inputs(Half((4,)))
     plain = distill(student, teacher, draws, settings(lr=0.01))
@@ -262,13 +269,7 @@ def test_augmented_draws_are_the_same_for_the_same_number():
 
 def test_it_ends_where_nothing_improves_and_gives_the_start():
     teacher = linear_teacher()
-    student = nn.Linear(4, 3)
-    with torch.no_grad():
-        for name in ("weight", "bias"):
-            both = torch.stack([getattr(c.module, name) for c in teacher.clients])
-            both = both - both.mean(1, keepdim=True)
-            shares = teacher.shares if name == "bias" else teacher.shares[..., None]
-            getattr(student, name).copy_((shares * both).sum(0))
+    student = taught(teacher)
     chosen = settings(steps=1000, checks=100, patience=3, lr=1.0)
     found = distill(student, teacher, inputs(Gauss((4,))), chosen)
     assert found.ended == "no improvement in 3 checks"
