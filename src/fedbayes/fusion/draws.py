@@ -50,8 +50,8 @@ class Derived:
 class Augmented(Derived):
     """Draws that are changed as augmentation changes them, each number in one way.
 
-    Draws that were moved toward a class carry what the teacher's clients alone respond to. A turn
-    takes much of that away: networks solved on turned draws are better on samples.
+    Of draws that were moved toward classes: solved on these as they are, networks are worse on
+    samples than on draws that nobody moved, and solved on turned ones they are about as good.
     """
 
     def batch(self, number: int, count: int) -> Tensor:
