@@ -190,7 +190,7 @@ def test_colours_stand_out(theme):
 
 
 @pytest.mark.parametrize("figure", [*FIGURES, "loss"])
-@pytest.mark.parametrize("form", [pytest.param("png", marks=pytest.mark.slow), "svg"])
+@pytest.mark.parametrize("form", ["png", "svg"])
 def test_single_figures(figure, form, runs, tmp_path):
     if figure in ("metrics", "clock", "predictions", "coverage", "privacy"):
         with pytest.raises(RunError, match="nothing to draw"):
