@@ -9,6 +9,9 @@ and, where they share a start, what posteriors make of it (`regmean`, `fisher`, 
 fused networks after least squares and after training end to end. Every setting of the fusion is
 the default of `fedbayes fuse`; none was chosen by test samples.
 
+With `--validation 20000` clients share that many of the training samples, and everything is
+judged by 5,000 others: so settings can be compared without a test sample.
+
 Measurements are appended to `--results`, each as it comes; what stands there under the same
 settings is not measured again. The clients' runs are kept in `--keep`, so that a changed fusion
 needs no new training. Needs MNIST, CIFAR-10 and the vehicle sensors (FEDBAYES_DATA, or the hub).
@@ -18,15 +21,17 @@ import argparse
 import contextlib
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from sklearn.datasets import load_breast_cancer
 
 from fedbayes import Config
+from fedbayes.data.federated import FederatedData
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.function import fuse_functions, teacher_of
@@ -50,6 +55,8 @@ LENET = {**SGD, "weight_decay": 5e-4, "batch_size": 32, "lr": 0.02}
 GPI_FNM = {"optimizer": "amsgrad", "lr": 0.01, "weight_decay": 1e-5, "epochs": 10}
 """Of the GPI-FNM paper, on MNIST."""
 FEDFISHER = {**SGD, "lr": 0.01, "batch_size": 64, "epochs": 30}
+JUDGES = 5000
+"""Training samples that no client has, for `--validation`."""
 POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
 
 
@@ -86,6 +93,13 @@ class Case:
     sums: bool = False
     """Whether to fuse with the clients' sums, too."""
     baselines: tuple[str, ...] = field(default=())
+    validated: bool = False
+    """Whether it is judged by training samples that no client has."""
+
+    def validation(self, samples):
+        """The same, with so many training samples among the clients."""
+        data = self.config["data"] | {"limit": samples}
+        return replace(self, config=self.config | {"data": data}, validated=True)
 
     def fusions(self):
         """Fused networks by name: their width, and whether clients send sums."""
@@ -153,8 +167,7 @@ CASES = {
 class Clients:
     """The networks of one case and seed, trained now or read again."""
 
-    def __init__(self, name, seed, folder):
-        case = CASES[name]
+    def __init__(self, name, seed, folder, case):
         config = {"rounds": 1, "method": {"name": "local"}} | case.config | {"seed": seed}
         data = dict(config["data"])
         if "path" in data:
@@ -171,6 +184,8 @@ class Clients:
         )
         self.counts = self.data.counts()
         self.networks = self.silos.networks
+        if case.validated:
+            self.data = judged_by_others(self.data, seed)
         self.test = self.data.test_union(0, self.data.test_total)
         self.share = (self.counts.sum(1) / self.counts.sum()).tolist()
 
@@ -258,6 +273,19 @@ class Clients:
         }
 
 
+def judged_by_others(data, seed):
+    """Clients' data, with training samples that nobody has for their test samples."""
+    own, pool = data.partition, data.dataset
+    others = np.setdiff1d(np.arange(pool.official_train or 0), own.train)
+    if len(others) < JUDGES:
+        raise SystemExit(f"--validation: there are no {JUDGES:,} training samples beside these")
+    others = np.sort(np.random.default_rng(seed).choice(others, JUDGES, replace=False))
+    offsets = np.full(len(own.test_offsets), len(others))
+    offsets[0] = 0
+    judges = replace(own, test=others, test_offsets=offsets)
+    return FederatedData(pool, judges, seed, data.preprocessing.statistics)
+
+
 def write_breast_cancer(path):
     """The breast cancer table of scikit-learn, as a file."""
     content = load_breast_cancer(as_frame=True)
@@ -265,9 +293,11 @@ def write_breast_cancer(path):
     content.data.assign(benign=content.target).to_csv(path, index=False)
 
 
-def measure(name, seed, results, folder, settings, rows):
+def measure(name, seed, results, folder, settings, rows, validation=None):
     """All of one case and seed that is missing; rows with one of these words, if there are any."""
     case = CASES[name]
+    if validation is not None:
+        name, case = f"{name}-validation", case.validation(validation)
     fusion = settings.model_dump(mode="json", exclude_defaults=True)
     trained, fused = fingerprint(case.config), fingerprint([case.config, fusion])
     keys = [
@@ -279,7 +309,7 @@ def measure(name, seed, results, folder, settings, rows):
     ]
     clients = None
     for key in results.missing(keys):
-        clients = clients or Clients(name, seed, folder)
+        clients = clients or Clients(name, seed, folder, case)
         way, _, kind = key["what"].partition(", ")
         if kind in case.fusions():
             chosen = settings
@@ -297,7 +327,7 @@ def table(rows):
     """Of one case: means and deviations over seeds."""
     ensemble = rows[rows["what"] == "ensemble"].set_index("seed")["accuracy"]
     lines = []
-    order = CASES[rows["case"].iloc[0]].rows()
+    order = CASES[rows["case"].iloc[0].removesuffix("-validation")].rows()
     for what, own in sorted(rows.groupby("what"), key=lambda group: order.index(group[0])):
         share = own["accuracy"] / own["seed"].map(ensemble)
         line = {"what": what, "seeds": len(own), "accuracy": mean_and_std(own["accuracy"])}
@@ -321,6 +351,9 @@ def main():
         "--set", nargs="*", default=[], help="as fedbayes fuse has it: function.augment=false"
     )
     parser.add_argument("--rows", nargs="*", help="words: measure what has one in its name")
+    parser.add_argument(
+        "--validation", type=int, metavar="SAMPLES", help="of training; judge by the others"
+    )
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -332,7 +365,9 @@ def main():
             keys[name] = []
             for seed in range(given.seeds):
                 folder = given.keep.absolute()
-                keys[name] += measure(name, seed, results, folder, settings, given.rows)
+                keys[name] += measure(
+                    name, seed, results, folder, settings, given.rows, given.validation
+                )
     for name, wanted in keys.items():
         print(f"\n{name}\n\n{table(results.table(wanted))}")
 

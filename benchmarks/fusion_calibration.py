@@ -24,7 +24,6 @@ from fedbayes import Config, Simulation
 from fedbayes.fusion.calibration import calibrate
 from fedbayes.fusion.draws import CHUNK, Kept
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
-from fedbayes.fusion.seeking import Seeker
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.fusion.teacher import frozen
 from fedbayes.inputs import Inputs, build_prior, sums_of
@@ -79,7 +78,7 @@ def one(case, seed, epochs, minutes):
         of: calibrate(
             fusion.module,
             teacher,
-            Kept(Seeker(draws, teacher, settings.seeking)),
+            draws,
             settings.draws // CHUNK,
             round(sum(samples)),
             lambda network: held_out.likeness(held_out.outputs(network)).divergence,

@@ -104,13 +104,13 @@ class Federation:
         draws = Inputs(self.draws.prior, self.draws.mean, self.draws.std, 1000 * number)
         if way == "least squares":
             named = {str(client): network for client, network in enumerate(networks)}
-            chosen = FunctionSettings(distillation=settings)
+            chosen = FunctionSettings(distillation=settings, seeking=SeekingSettings(share=0.7))
             fused = fuse_functions(named, self.like, draws, counts=self.counts, settings=chosen)
             return dict(fused.module.state_dict())
         teacher = self.teacher(networks)
         if way == "bounded":
             teacher = Bounded(networks, teacher.shares, offsets=teacher.offsets)
-        sought = Kept(Seeker(Kept(draws), teacher, SeekingSettings()))
+        sought = Kept(Seeker(Kept(draws), teacher, SeekingSettings(share=0.7)))
         start = with_weights(self.like, average)
         learnt = dict(distill(start, teacher, sought, settings).module.state_dict())
         return combine([average, learnt], [0.5, 0.5]) if way == "halfway" else learnt

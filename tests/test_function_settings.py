@@ -16,13 +16,14 @@ def test_settings_of_all_tables():
         [
             "function.draws=512",
             "function.balance=true",
-            "function.seeking.share=0",
+            "function.seeking.share=0.3",
+            "function.seeking.steps=4",
             "function.distillation.lr=0.01",
             "function.distillation.loss=kl",
         ],
         posterior="last-layer",
     )
-    assert (found.draws, found.balance, found.seeking.share) == (512, True, 0)
+    assert (found.draws, found.balance, found.seeking.share) == (512, True, 0.3)
     assert found.distillation == DistillationSettings(lr=0.01, loss="kl")
     assert found.posterior == "last-layer"
 
@@ -39,6 +40,11 @@ def test_minutes():
         (["function.drawn=5"], None, "function.drawn is no setting.*'function.draws'"),
         (["function.draws=5"], None, "function.draws is 5; expected integer >= 64"),
         (["function.seeking.share=2"], None, "function.seeking.share is 2; expected number"),
+        (
+            ["function.seeking.steps=4"],
+            None,
+            "seeking: steps = 4 has no effect",
+        ),
         (["function.lr=1"], None, "did you mean 'function.distillation.lr'"),
         (["function.distillation.lrs=1"], None, "did you mean 'function.distillation.lr'"),
         (["function.distillation.loss=nll"], None, "auto | logits | kl"),

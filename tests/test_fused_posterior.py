@@ -12,16 +12,14 @@ from fedbayes.fusion.calibration import FIRST, FITTED
 from fedbayes.fusion.draws import CHUNK
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.laplace import expected, features
-from fedbayes.fusion.settings import FunctionSettings, SeekingSettings
+from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.models import MLP, read_program
 from tests.command_line import command
 
 INPUTS = Inputs(build_prior("gaussian", (6,)), torch.tensor(0.0), torch.tensor(1.0), seed=3)
 COUNTS = [[9, 1, 0], [0, 8, 2], [3, 0, 7]]
-WITH = FunctionSettings(
-    draws=512, seeking=SeekingSettings(share=0), distillation=None, posterior="last-layer"
-)
+WITH = FunctionSettings(draws=512, distillation=None, posterior="last-layer")
 
 
 def networks():
@@ -136,9 +134,9 @@ def test_a_program_has_it_and_the_report_says_what_it_did(files, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_has_that_of_all_layers_and_predicts_by_it(files, tmp_path):
-    out, report, prior = tmp_path / "g.pt2", tmp_path / "r.json", "function.seeking.share=0"
+    out, report = tmp_path / "g.pt2", tmp_path / "r.json"
     wish = ("--posterior", "kronecker", "--report", report, "--json")
-    assert command("fuse", *files, "-o", out, *wish, "--seed", "3", "--set", prior) == 0
+    assert command("fuse", *files, "-o", out, *wish, "--seed", "3") == 0
     settings = WITH.model_copy(update={"posterior": "kronecker", "draws": 4096})
     clients = networks()
     fusion = fuse_functions(clients, clients["n0"], INPUTS, counts=COUNTS, settings=settings)

@@ -16,7 +16,7 @@ from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.graph_matching import match_graph
-from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
+from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.matching import MatchingSettings
@@ -28,9 +28,7 @@ from tests.command_line import command
 from tests.toy_inputs import Gauss
 from tests.toy_inputs import inputs as toy_inputs
 
-QUICK = FunctionSettings(
-    draws=1024, seeking=SeekingSettings(share=0), distillation=DistillationSettings(steps=30)
-)
+QUICK = FunctionSettings(draws=1024, distillation=DistillationSettings(steps=30))
 SMALL = ("--minutes", "0", "--seed", "1")
 
 
@@ -217,7 +215,7 @@ def test_programs_are_fused_as_the_weights_in_them_are(photos, tmp_path):
         )
         torch.export.save(whole, tmp_path / "c.pt2")
         programs[path.stem] = read_program(tmp_path / "c.pt2")[0]
-    settings = FunctionSettings(draws=512, seeking=SeekingSettings(share=0), distillation=None)
+    settings = FunctionSettings(draws=512, distillation=None)
     prior, found = build_prior("leaves", (3, 8, 8)), []
     x = torch.rand(50, 3, 8, 8)
     for clients, mean, std, seen in (
@@ -238,7 +236,7 @@ def test_one_logit_of_two_classes_is_fused_by_shares_of_both(inputs):
     clients = {name: MLP(6, [7], 1).eval() for name in "ab"}
     two = build_likelihood("bernoulli", Target("class", ("no", "yes")))
     counts = [[900, 300], [300, 100]]
-    settings = FunctionSettings(draws=512, seeking=SeekingSettings(share=0), distillation=None)
+    settings = FunctionSettings(draws=512, distillation=None)
     like = next(iter(clients.values()))
     fusion = fuse_functions(
         clients, like, inputs, counts=counts, likelihood=two, widths=2, settings=settings

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.fusion import function
 from fedbayes.fusion.reweighting import Balanced, entropy_balance
-from fedbayes.fusion.settings import FunctionSettings, SeekingSettings
+from fedbayes.fusion.settings import FunctionSettings
 from fedbayes.models import MLP
 from tests.toy_inputs import Gauss, inputs
 
@@ -143,9 +143,7 @@ def test_draws_of_a_fusion_are_balanced_by_the_counts(monkeypatch):
     monkeypatch.setattr(function, "regress", watched)
     far = {}
     for balance in (False, True):
-        chosen = FunctionSettings(
-            draws=2048, distillation=None, balance=balance, seeking=SeekingSettings(share=0)
-        )
+        chosen = FunctionSettings(draws=2048, distillation=None, balance=balance)
         draws = inputs(Gauss((4,)))
         function.fuse_functions(clients, clients["a"], draws, counts=counts, settings=chosen)
         far[balance] = np.abs(seen["mean"].numpy() - wanted).max()

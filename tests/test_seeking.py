@@ -26,11 +26,16 @@ def rare():
     return linear([1.0, 0, 0], [-1.0, 0, 0], [0, 1.0, 0], bias=[0.0, 0.0, -2.5])
 
 
+def some(**settings):
+    """Most of the draws are moved."""
+    return SeekingSettings(share=0.7, **settings)
+
+
 @pytest.mark.parametrize("shares", [None, class_shares([[5, 5, 0], [5, 5, 10]])])
 def test_a_rare_class_becomes_frequent(shares):
     plain = inputs(Gauss((3,)))
     teacher = Teacher([rare(), rare()], shares)
-    seeker = Seeker(plain, teacher, SeekingSettings(size=0.3))
+    seeker = Seeker(plain, teacher, some(size=0.3))
 
     def frequency(draws):
         said = torch.cat([teacher(draws.batch(number, 1000)) for number in range(4)])
@@ -55,7 +60,9 @@ def test_a_share_of_the_draws_is_moved_and_always_the_same():
 def test_a_step_goes_up_the_gradient_by_its_length():
     """Of softmax regression the gradient of log p_k is w_k − Σ_j p_j w_j."""
     layer = rare()
-    seeker = Seeker(inputs(Gauss((3,))), Teacher([layer]), SeekingSettings(steps=2, size=0.1))
+    seeker = Seeker(
+        inputs(Gauss((3,))), Teacher([layer]), SeekingSettings(share=0.7, steps=2, size=0.1)
+    )
     x, wanted = torch.randn(7, 3), torch.tensor([0, 1, 2, 2, 1, 0, 2])
     found = seeker.sought(x, wanted, torch.Generator())
     w = layer.weight.detach().double().numpy()
@@ -73,7 +80,7 @@ def test_a_step_is_no_longer_where_a_class_is_sure(sure):
     """log p of a class of odds e^a has a slope of about e^−a, whose square no float32 holds."""
     margin = float(np.log(sure))
     layer = linear([1.0, 2.0, 0], [0.0, 0.0, 0], bias=[margin, 0.0])
-    seeker = Seeker(inputs(Gauss((3,))), Teacher([layer]), SeekingSettings(steps=1, size=0.1))
+    seeker = Seeker(inputs(Gauss((3,))), Teacher([layer]), some(steps=1, size=0.1))
     x = torch.zeros(4, 3)
     moved = seeker.sought(x, torch.zeros(4, dtype=torch.int64), torch.Generator())
     slope = np.array([1.0, 2.0, 0]) / np.sqrt(5 / 3)
@@ -95,7 +102,7 @@ def test_with_shares_clients_that_know_the_class_are_asked():
     for layer in layers:
         layer.requires_grad_(False)
     teacher = Teacher([counted(i, layer) for i, layer in enumerate(layers)], torch.eye(2))
-    seeker = Seeker(inputs(Gauss((2,))), teacher, SeekingSettings(steps=1, size=1.0))
+    seeker = Seeker(inputs(Gauss((2,))), teacher, some(steps=1, size=1.0))
     x = torch.zeros(4, 2)
     found = seeker.sought(x, torch.tensor([0, 1, 1, 0]), torch.Generator())
     assert asked == [2, 2]
@@ -122,4 +129,4 @@ def test_seeking_is_for_classes():
     kind = build_likelihood("poisson", Target("count", ("n",)))
     teacher = Teacher([nn.Linear(3, 1)], likelihood=kind)
     with pytest.raises(ModelError, match="the likelihood poisson has none"):
-        Seeker(inputs(Gauss((3,))), teacher).batch(0, 10)
+        Seeker(inputs(Gauss((3,))), teacher, some()).batch(0, 10)

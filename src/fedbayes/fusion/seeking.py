@@ -16,8 +16,8 @@ class Seeker(Derived):
     """Draws of which some are moved up the gradient of a class' probability under the teacher.
 
     A prior of pictures hardly draws what the teacher takes for some classes, and a fused network
-    then never hears of them. So a share of the draws goes a few steps toward classes that are drawn
-    at random: x ← x + size · g / rms(g), g the gradient of log p(class | x), for images smoothed
+    hardly hears of them. So a share of the draws goes a few steps toward classes that are drawn at
+    random: x ← x + size · g / rms(g), g the gradient of log p(class | x), for images smoothed
     by a window of 3 by 3, and kept within the values that the prior draws.
 
     Args:
@@ -26,12 +26,10 @@ class Seeker(Derived):
         settings: how many are moved, and how far.
     """
 
-    def __init__(
-        self, draws: Draws, teacher: Teacher, settings: SeekingSettings | None = None
-    ) -> None:
+    def __init__(self, draws: Draws, teacher: Teacher, settings: SeekingSettings) -> None:
         super().__init__(draws)
         self.teacher = teacher
-        self.settings = settings or SeekingSettings()
+        self.settings = settings
 
     def batch(self, number: int, count: int) -> Tensor:
         """As `Draws.batch`: the same for the same number.

@@ -1,8 +1,8 @@
 """How networks are fused in function space, with the names that the command line uses."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PosteriorOf = Literal["last-layer", "kronecker"]
 """What of a network a posterior is of."""
@@ -13,11 +13,23 @@ class SeekingSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    share: float = Field(0.7, ge=0, le=1, description="share of the draws that are moved")
+    share: float = Field(0.0, ge=0, le=1, description="share of the draws that are moved")
     steps: int = Field(10, ge=1, description="steps up the gradient of the class' probability")
     size: float = Field(
         0.05, gt=0, description="length of a step, root mean square in standard deviations"
     )
+
+    @model_validator(mode="after")
+    def _act(self) -> Self:
+        """See that how inputs are moved is not said where none are."""
+        for name in ("steps", "size"):
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if not self.share and value != default:
+                raise ValueError(
+                    f"{name} = {value} has no effect where no inputs are moved; give share too, "
+                    "such as 0.7, or leave it out"
+                )
+        return self
 
 
 class DistillationSettings(BaseModel):
