@@ -101,6 +101,8 @@ COPIED = (
     "slopes",
     "channel shuffle",
     "recurrent",
+    "mixer",
+    "cross attention",
 )
 
 
@@ -125,6 +127,32 @@ def test_copies_with_their_units_in_other_orders_give_the_network_again(name):
     # Fewer places than features leave the ridge to decide between copies.
     fused = regress(modules, make(), teacher, lambda i: inputs(example, i, 64), 6, ridge=1e-7)
     assert error(fused, teacher, inputs(example, 99)) < 0.02
+
+
+class Products(nn.Module):
+    """Layers as matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.randn(6, 7)), nn.Parameter(torch.randn(7, 4))
+
+    def forward(self, x):
+        return torch.relu(x @ self.one) @ self.two
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "left"),
+    [
+        (ARCHITECTURES["mixer"][0], (3, 16, 16), "token.weight, back.weight"),
+        (Products, (6,), "two"),
+    ],
+    ids=["across the units of others", "no layers of PyTorch"],
+)
+def test_layers_that_are_not_solved_for_are_named(make, shape, left):
+    module, said, example = make(), [], torch.zeros(2, *shape)
+    teacher = teacher_of([module] * 2, 4)
+    regress([module] * 2, make(), teacher, lambda i: inputs(example, i), 1, watch=said.append)
+    assert f"not solved for, with their clients' own weights: {left}" in said
 
 
 @pytest.mark.slow

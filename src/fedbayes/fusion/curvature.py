@@ -25,6 +25,7 @@ from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import Network
 from fedbayes.models.resize import with_weights
+from fedbayes.models.units import require_gradients
 from fedbayes.tensors import Samples, Tensors
 
 FEW_CLASSES = 20
@@ -68,6 +69,7 @@ def posterior(
     if not total:
         raise ModelError("there are no samples to compute a posterior on")
     module = copy.deepcopy(module).eval()
+    require_gradients({"the network": module}, samples.x[:2])
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     sums = _Sums(module, settings.largest, factors=factors)
     rng = seeds.torch_rng(seed, "curvature")
