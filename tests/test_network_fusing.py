@@ -778,6 +778,33 @@ class Added(nn.Module):
         return self.head(hidden)
 
 
+class Pair(nn.Module):
+    """Outputs and something beside them."""
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.body = nn.Linear(inputs, classes)
+
+    def forward(self, x):
+        return self.body(x), x
+
+
+def pair(shape, classes):
+    return Pair(*shape, classes)
+
+
+def test_networks_of_several_outputs_are_refused(inputs, tmp_path, capsys):
+    nets = {"a": MLP(6, [5], 3), "b": Pair(6, 3)}
+    with pytest.raises(ModelError, match=r"^b gives a tuple; wanted are its outputs alone"):
+        fuse_functions(nets, nets["a"], inputs, settings=QUICK)
+    paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for path in paths:
+        torch.save(nets["b"].state_dict(), path)
+    asked = ("--model", "tests.test_network_fusing:pair", "--shape", "6", "--classes", 3)
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
+    assert "pair' gives a tuple" in capsys.readouterr().err
+
+
 class Steep(nn.Module):
     """Steps, as trees have them."""
 

@@ -331,13 +331,18 @@ def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
         x: inputs [n, ...]; not changed.
 
     Raises:
-        ModelError: one writes over what its gradients are made of.
+        ModelError: one writes over what its gradients are made of, or gives no tensor.
     """
     for name, network in networks.items():
         leaf = x.clone().requires_grad_(x.is_floating_point())
         with torch.enable_grad():
             answer = evaluating(network)(leaf)
-            if not isinstance(answer, Tensor) or not answer.requires_grad:
+            if not isinstance(answer, Tensor):
+                raise ModelError(
+                    f"{name} gives a {type(answer).__name__}; wanted are its outputs alone, a "
+                    "tensor: let forward return that"
+                )
+            if not answer.requires_grad:
                 continue
             wanted = [t for t in (leaf, *network.parameters()) if t.requires_grad]
             try:
