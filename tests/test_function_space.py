@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion import widths
 from fedbayes.fusion.choice import pivots
 from fedbayes.fusion.graph_matching import match_graph
 from fedbayes.fusion.normal import NormalEquations
@@ -186,9 +187,16 @@ def test_clients_of_other_widths_and_other_graphs():
     example = torch.zeros(2, 6)
     teacher = teacher_of([narrow, wide], 4)
     draw = lambda i: inputs(example, i)  # noqa: E731
-    fused = regress([narrow, wide], MLP(6, [7], 4), teacher, draw, 3, widths=2.0)
-    assert len(fused[1].weight) == 14
-    assert error(fused, teacher, draw(99)) < 1e-4
+    for width in (2.0, 1e5):
+        fused = regress([narrow, wide], MLP(6, [7], 4), teacher, draw, 3, widths=width)
+        assert len(fused[1].weight) == 14
+        assert error(fused, teacher, draw(99)) < 1e-4
+
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(widths, "widened", lambda *given: asked.append(given[2]) or widened(*given))
+        regress([narrow, wide], MLP(6, [7], 4), teacher, draw, 3, widths=1e12)
+    assert asked == [14], "lists of places are no longer than there are units"
 
     said = []
     other = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
