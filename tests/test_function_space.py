@@ -141,6 +141,28 @@ class Products(nn.Module):
         return torch.relu(x @ self.one) @ self.two
 
 
+class Vocabulary(nn.Module):
+    """A network that tells words, by the vectors that it has of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.body = nn.Embedding(11, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return functional.linear(self.body(self.words(x).mean(1)), self.words.weight)
+
+
+def test_vectors_that_are_looked_up_stay_as_they_are():
+    """Side by side they give the clients' sum; solved for as the last layer, features moved."""
+    modules = [trained_like(Vocabulary, seed) for seed in (1, 2)]
+    example, said = torch.zeros(2, 5, dtype=torch.int64), []
+    draw = lambda i: inputs(example, i)  # noqa: E731
+    teacher = teacher_of(modules, 11)
+    fused = regress(modules, Vocabulary(), teacher, draw, 3, widths=2.0, watch=said.append)
+    assert error(fused, lambda x: sum(module(x) for module in modules), draw(9)) < 1e-4
+    assert "not solved for, with their clients' own weights: words.weight" in said
+
+
 @pytest.mark.parametrize(
     ("make", "shape", "left"),
     [

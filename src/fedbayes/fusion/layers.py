@@ -97,6 +97,11 @@ def fits(
         ModelError: a layer has more features than least squares are done for.
     """
     seen: set[str] = set()
+    looked_up = {  # and as embeddings they are what features are made of
+        name
+        for held, name in steps.names.items()
+        if any(kind(user) == "embedding" for user in held.users)
+    }
     found: list[Fit] = []
     left: list[str] = []
     for node in steps.nodes:
@@ -111,7 +116,7 @@ def fits(
         outputs = bool((origin.donor == OUTPUT).any())
         if given not in steps.depends and not outputs:
             continue  # the chosen units' own weights are right
-        if channel is None or weight in own.across:
+        if channel is None or weight in own.across or weight in looked_up:
             left.append(weight)
             continue
         if not donors and not outputs:
