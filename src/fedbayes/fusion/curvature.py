@@ -433,6 +433,8 @@ def _factored(layer: nn.Module, largest: int) -> bool:
             return False
     elif not isinstance(layer, nn.Linear):
         return False
+    if layer._parameters.get("weight") is None:  # computed, as weight_norm does it
+        return False
     if not all(parameter.requires_grad for parameter in layer.parameters()):
         return False
     return max(len(layer.weight), layer.weight[0].numel() + 1) <= largest
