@@ -143,6 +143,38 @@ class Attention(nn.Module):
         return self.head(x[:, -1])
 
 
+class Mixer(nn.Module):
+    """Layers across tokens, channel by channel, and across channels, with one norm for both."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Conv2d(3, 6, 8, 8), nn.LayerNorm(6)
+        self.token, self.back = nn.Linear(4, 5), nn.Linear(5, 4)
+        self.up, self.down, self.head = nn.Linear(6, 9), nn.Linear(9, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.embed(x).flatten(2)
+        mixed = self.token(self.norm(x.transpose(1, 2)).transpose(1, 2))
+        x = (x + self.back(functional.gelu(mixed))).transpose(1, 2)
+        x = x + self.down(functional.gelu(self.up(self.norm(x))))
+        return self.head(x.mean(dim=1))
+
+
+class CrossAttention(nn.Module):
+    """Attention to what has another width, whose layers share one tensor of biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.memory = nn.Embedding(11, 8), nn.Embedding(11, 6)
+        self.attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        memory = self.memory(x)
+        found, _ = self.attention(self.embedding(x), memory, memory, need_weights=False)
+        return self.head(found.mean(dim=1))
+
+
 class UNet(nn.Module):
     """Down, up, and a skip that is concatenated, with a normalization over both."""
 
@@ -430,6 +462,8 @@ ARCHITECTURES = {
     "pre-norm transformer": (lambda: Transformer(True), words),
     "post-norm transformer": (lambda: Transformer(False), words),
     "attention": (Attention, words),
+    "mixer": (Mixer, image),
+    "cross attention": (CrossAttention, words),
     "u-net": (UNet, image),
     "squeeze and excite": (SqueezeExcite, image),
     "shared": (Shared, flat),

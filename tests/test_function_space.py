@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion import widths
 from fedbayes.fusion.choice import pivots
 from fedbayes.fusion.graph_matching import match_graph
 from fedbayes.fusion.normal import NormalEquations
@@ -101,6 +102,8 @@ COPIED = (
     "slopes",
     "channel shuffle",
     "recurrent",
+    "mixer",
+    "cross attention",
 )
 
 
@@ -125,6 +128,54 @@ def test_copies_with_their_units_in_other_orders_give_the_network_again(name):
     # Fewer places than features leave the ridge to decide between copies.
     fused = regress(modules, make(), teacher, lambda i: inputs(example, i, 64), 6, ridge=1e-7)
     assert error(fused, teacher, inputs(example, 99)) < 0.02
+
+
+class Products(nn.Module):
+    """Layers as matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.randn(6, 7)), nn.Parameter(torch.randn(7, 4))
+
+    def forward(self, x):
+        return torch.relu(x @ self.one) @ self.two
+
+
+class Vocabulary(nn.Module):
+    """A network that tells words, by the vectors that it has of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.body = nn.Embedding(11, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return functional.linear(self.body(self.words(x).mean(1)), self.words.weight)
+
+
+def test_vectors_that_are_looked_up_stay_as_they_are():
+    """Side by side they give the clients' sum; solved for as the last layer, features moved."""
+    modules = [trained_like(Vocabulary, seed) for seed in (1, 2)]
+    example, said = torch.zeros(2, 5, dtype=torch.int64), []
+    draw = lambda i: inputs(example, i)  # noqa: E731
+    teacher = teacher_of(modules, 11)
+    fused = regress(modules, Vocabulary(), teacher, draw, 3, widths=2.0, watch=said.append)
+    assert error(fused, lambda x: sum(module(x) for module in modules), draw(9)) < 1e-4
+    assert "not solved for, with their clients' own weights: words.weight" in said
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "left"),
+    [
+        (ARCHITECTURES["mixer"][0], (3, 16, 16), "token.weight, back.weight"),
+        (Products, (6,), "two"),
+    ],
+    ids=["across the units of others", "no layers of PyTorch"],
+)
+def test_layers_that_are_not_solved_for_are_named(make, shape, left):
+    module, said, example = make(), [], torch.zeros(2, *shape)
+    teacher = teacher_of([module] * 2, 4)
+    regress([module] * 2, make(), teacher, lambda i: inputs(example, i), 1, watch=said.append)
+    assert f"not solved for, with their clients' own weights: {left}" in said
 
 
 @pytest.mark.slow
@@ -158,9 +209,16 @@ def test_clients_of_other_widths_and_other_graphs():
     example = torch.zeros(2, 6)
     teacher = teacher_of([narrow, wide], 4)
     draw = lambda i: inputs(example, i)  # noqa: E731
-    fused = regress([narrow, wide], MLP(6, [7], 4), teacher, draw, 3, widths=2.0)
-    assert len(fused[1].weight) == 14
-    assert error(fused, teacher, draw(99)) < 1e-4
+    for width in (2.0, 1e5):
+        fused = regress([narrow, wide], MLP(6, [7], 4), teacher, draw, 3, widths=width)
+        assert len(fused[1].weight) == 14
+        assert error(fused, teacher, draw(99)) < 1e-4
+
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(widths, "widened", lambda *given: asked.append(given[2]) or widened(*given))
+        regress([narrow, wide], MLP(6, [7], 4), teacher, draw, 3, widths=1e12)
+    assert asked == [14], "lists of places are no longer than there are units"
 
     said = []
     other = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))

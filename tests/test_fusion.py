@@ -324,6 +324,7 @@ def test_select_prints_the_grid_and_keeps_the_best(files, silos, capsys):
         (["nan.pt"], "NaN"),
         (["broken.safetensors"], "damaged"),
         (["a.safetensors"], "named twice"),
+        (["a.safetensors", "--method", "kfac"], "named twice"),
         (["deep.pt"], "deep.pt has 3 layers"),
     ],
 )

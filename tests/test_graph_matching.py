@@ -561,3 +561,23 @@ def test_numbers_that_are_no_reals_stay_what_they_are():
     assert torch.equal(mean["turns"], net.turns)
     with pytest.raises(ModelError, match="'turns' of a are complex numbers"):
         match_graph({"a": Rotated(True), "b": Rotated(True)}, COPIES, torch.zeros(2, 5, 4))
+
+
+class Scaled(nn.Module):
+    """Logits times one number that is learnt."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 7), nn.Linear(7, 3)
+        self.scale = nn.Parameter(torch.tensor(1.7))
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x))) * self.scale
+
+
+def test_tensors_without_axes_are_averaged():
+    nets = {"a": Scaled(), "b": Scaled()}
+    with torch.no_grad():
+        nets["b"].scale.fill_(0.7)
+    found = match_graph(nets, UNEVEN, torch.zeros(2, 6))
+    torch.testing.assert_close(found.module.scale.detach(), torch.tensor(1.2))

@@ -14,6 +14,7 @@ from torch.nn import functional
 import fedbayes
 from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.graph_matching import match_graph
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
@@ -23,6 +24,7 @@ from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, read_model, read_program
 from fedbayes.runs.card import Card
 from fedbayes.targets import Target
+from fedbayes.tensors import Samples
 from fedbayes.tools.frontier import Scale, average, multiplications
 from tests.command_line import command
 from tests.toy_inputs import Gauss
@@ -758,6 +760,75 @@ def test_networks_that_write_over_their_inputs_are_refused(inputs, tmp_path, cap
         assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
         assert "writes over its inputs" in capsys.readouterr().err
     assert not (tmp_path / "g.pt").exists()
+
+
+class Added(nn.Module):
+    """A network that trains, whose dropout hands on in evaluation what it then writes over."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.drop = nn.Linear(6, 5), nn.Linear(6, 5), nn.Dropout()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        hidden = self.drop(torch.relu(self.one(x)))
+        hidden += self.two(x)
+        return self.head(hidden)
+
+
+class Pair(nn.Module):
+    """Outputs and something beside them."""
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.body = nn.Linear(inputs, classes)
+
+    def forward(self, x):
+        return self.body(x), x
+
+
+def pair(shape, classes):
+    return Pair(*shape, classes)
+
+
+def test_networks_of_several_outputs_are_refused(inputs, tmp_path, capsys):
+    nets = {"a": MLP(6, [5], 3), "b": Pair(6, 3)}
+    with pytest.raises(ModelError, match=r"^b gives a tuple; wanted are its outputs alone"):
+        fuse_functions(nets, nets["a"], inputs, settings=QUICK)
+    paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for path in paths:
+        torch.save(nets["b"].state_dict(), path)
+    asked = ("--model", "tests.test_network_fusing:pair", "--shape", "6", "--classes", 3)
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked, *SMALL) == 2
+    assert "pair' gives a tuple" in capsys.readouterr().err
+
+
+class Steep(nn.Module):
+    """Steps, as trees have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.leaves = nn.Parameter(torch.randn(6, 3))
+
+    def forward(self, x):
+        return (x > 0).float() @ self.leaves
+
+
+def test_networks_without_gradients_are_told(inputs):
+    """In evaluation mode, or anywhere."""
+    nets = {"a": MLP(6, [5], 3), "b": Added()}
+    with pytest.raises(ModelError, match=r"^b has no gradients in evaluation mode.* x = x \+ …"):
+        fuse_functions(nets, nets["a"], inputs, settings=QUICK)
+    samples = Samples(torch.randn(4, 6), torch.tensor([0, 1, 2, 0]))
+    with pytest.raises(ModelError, match="no gradients in evaluation mode"):
+        posterior(
+            nets["b"], build_likelihood("categorical", Target("class", tuple("abc"))), samples
+        )
+    nets["b"] = Steep()
+    assert fuse_functions(nets, nets["a"], inputs, settings=QUICK).parameters
+    counts = [[5, 0, 1], [2, 3, 4]]
+    with pytest.raises(ModelError, match=r"leave that out \(--set function.seeking.share=0\)"):
+        fuse_functions(nets, nets["a"], inputs, counts=counts, settings=FunctionSettings(draws=512))
 
 
 def test_labels_of_no_class_are_told_before_anything_is_fused(photos, tmp_path, capsys):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
 
 from fedbayes.errors import ConfigError, FedbayesWarning, ModelError
 from fedbayes.fusion.combining import combine
@@ -83,8 +84,9 @@ IMAGES = (4, 3, 16, 16)
         (lambda: residual((1, 8, 8), 4), (4, 1, 8, 8)),
         (lambda: sequence((9,), 4), (4, 9)),
         (ARCHITECTURES["depthwise"][0], IMAGES),
+        (lambda: nn.Sequential(weight_norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 4)), (5, 6)),
     ],
-    ids=["mlp", "batch norm", "residual", "sequence", "depthwise"],
+    ids=["mlp", "batch norm", "residual", "sequence", "depthwise", "weight norm"],
 )
 def test_the_diagonal_is_that_of_the_fisher_matrix(make, shape):
     torch.manual_seed(0)

@@ -242,6 +242,8 @@ def _looked(
     wanted: dict[str, list[tuple[str, Axis]]] = {}
     for group in groups:
         for axis in donor.groups[group.layer].readers:
+            if axis.tensor in donor.across:
+                continue  # at the same places donors have units of their own
             wanted.setdefault(axis.tensor, []).append((group.layer, axis))
     seen: list[tuple[str, Axis, Tensor, int]] = []
     first = steps.first

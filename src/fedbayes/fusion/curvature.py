@@ -25,6 +25,7 @@ from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import Network
 from fedbayes.models.resize import with_weights
+from fedbayes.models.units import require_gradients
 from fedbayes.tensors import Samples, Tensors
 
 FEW_CLASSES = 20
@@ -68,6 +69,7 @@ def posterior(
     if not total:
         raise ModelError("there are no samples to compute a posterior on")
     module = copy.deepcopy(module).eval()
+    require_gradients({"the network": module}, samples.x[:2])
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     sums = _Sums(module, settings.largest, factors=factors)
     rng = seeds.torch_rng(seed, "curvature")
@@ -430,6 +432,8 @@ def _factored(layer: nn.Module, largest: int) -> bool:
         if not plain or isinstance(layer.padding, str):
             return False
     elif not isinstance(layer, nn.Linear):
+        return False
+    if layer._parameters.get("weight") is None:  # computed, as weight_norm does it
         return False
     if not all(parameter.requires_grad for parameter in layer.parameters()):
         return False

@@ -26,6 +26,8 @@ class Donor:
     """Parameters and buffers by name."""
     groups: dict[str, Group]
     """Groups of units by their layer."""
+    across: frozenset[str]
+    """Layers whose places are units of others; see `fedbayes.models.units.Groups`."""
 
     @cached_property
     def entries(self) -> dict[tuple[str, str, int], dict[int, list[int]]]:
@@ -66,7 +68,8 @@ def find_donors(
         small = None
     if small is None or not small.alike(steps):
         small, few = steps, example
-    own = Donor(-1, steps, clean(like), {g.layer: g for g in steps.units().groups})
+    units = steps.units()
+    own = Donor(-1, steps, clean(like), {g.layer: g for g in units.groups}, units.across)
     shapes = {name: tensor.shape for name, tensor in own.tensors.items()}
     donors = []
     for number, client in enumerate(clients):
@@ -74,7 +77,7 @@ def find_donors(
         if {name: t.shape for name, t in tensors.items()} == shapes and same_function(
             small, client, few
         ):
-            donors.append(Donor(number, steps, tensors, own.groups))
+            donors.append(Donor(number, steps, tensors, own.groups, own.across))
             continue
         donor = _other_widths(number, client, tensors, own, example)
         if donor is not None:
@@ -112,7 +115,7 @@ def _other_widths(
             return None
     free = {axis.tensor for g in own.groups.values() for axis in _axes(g)}
     same = all(t.shape == own.tensors[n].shape for n, t in tensors.items() if n not in free)
-    return Donor(number, steps, tensors, groups) if same else None
+    return Donor(number, steps, tensors, groups, own.across) if same else None
 
 
 def _axes(group: Group) -> tuple[Axis, ...]:

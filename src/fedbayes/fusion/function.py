@@ -30,7 +30,7 @@ from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares, diverg
 from fedbayes.fusion.widths import Widths
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.models.steps import stored
-from fedbayes.models.units import require_inputs_kept
+from fedbayes.models.units import require_gradients, require_inputs_kept
 from fedbayes.tensors import parameter_count
 
 SLACK = 0.01
@@ -138,7 +138,9 @@ def fuse_functions(
     teacher, samples = teacher_of(clients, counts, likelihood)
     kept = Kept(draws)
     few = kept.batch(-1, CHUNK)[:2]
-    require_inputs_kept({**clients, "the wanted network": like}, few)
+    networks = {**clients, "the wanted network": like}
+    require_inputs_kept(networks, few)
+    require_gradients(networks, few)
     if settings.posterior is not None:
         check_calibration(like, teacher, samples, few, settings.posterior)
     sought = _seeking(teacher, kept, settings)

@@ -245,7 +245,7 @@ class _Graph(Passes[Places]):
                 values = self.evidence.averaged(name, matched)
             for axis, place in there.get(name, {}).items():
                 values = values.take(self._standing((name, axis), place, matched), axis=axis)
-            fresh[name] = torch.from_numpy(values).to(old.dtype)
+            fresh[name] = torch.from_numpy(np.asarray(values)).to(old.dtype)
         module = with_weights(like, fresh | idle)
         recorded(self.own, module, units, example)
         return module

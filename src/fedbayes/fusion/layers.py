@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from fedbayes.errors import ModelError
 from fedbayes.fusion.assembly import OUTPUT, Origin, Origins
+from fedbayes.fusion.donors import Donor
 from fedbayes.models.steps import Steps, kind
 from fedbayes.tensors import Tensors
 
@@ -81,7 +82,7 @@ class Fit:
 
 
 def fits(
-    steps: Steps, origins: Origins, tensors: Tensors, donors: bool
+    steps: Steps, origins: Origins, tensors: Tensors, own: Donor, donors: bool
 ) -> tuple[list[Fit], list[str]]:
     """Layers to solve for, inputs to outputs, and weights of operations that cannot be.
 
@@ -89,12 +90,18 @@ def fits(
         steps: of the fused network.
         origins: of its units.
         tensors: its parameters and buffers.
+        own: the wanted network.
         donors: whether clients give units; else only what stands for outputs is solved for.
 
     Raises:
         ModelError: a layer has more features than least squares are done for.
     """
     seen: set[str] = set()
+    looked_up = {  # and as embeddings they are what features are made of
+        name
+        for held, name in steps.names.items()
+        if any(kind(user) == "embedding" for user in held.users)
+    }
     found: list[Fit] = []
     left: list[str] = []
     for node in steps.nodes:
@@ -109,7 +116,7 @@ def fits(
         outputs = bool((origin.donor == OUTPUT).any())
         if given not in steps.depends and not outputs:
             continue  # the chosen units' own weights are right
-        if channel is None:
+        if channel is None or weight in own.across or weight in looked_up:
             left.append(weight)
             continue
         if not donors and not outputs:
@@ -121,6 +128,8 @@ def fits(
             )
         rest = _other_operand(steps, node)
         found.append(Fit(node, weight, bias, rows, channel, origin, features, rest))
+    readers = {axis.tensor: None for group in own.groups.values() for axis in group.readers}
+    left += [name for name in readers if donors and name not in seen]
     return found, left
 
 

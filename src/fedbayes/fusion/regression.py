@@ -116,7 +116,7 @@ def regress(
             [(one.group, one.order) for one in chosen],
             example,
         )
-        found, left = fits(steps, origins, tensors, donors[0].client >= 0)
+        found, left = fits(steps, origins, tensors, own, donors[0].client >= 0)
         if left:
             say(f"not solved for, with their clients' own weights: {', '.join(left)}")
         targets = Targets(

@@ -97,6 +97,11 @@ class Seeker(Derived):
         with torch.enable_grad():
             outputs = function(leaf)
             kind = self.teacher.likelihood(outputs.shape[-1])
+            if not outputs.requires_grad:
+                raise ModelError(
+                    "inputs are moved toward classes by gradients, which a network does not have; "
+                    "leave that out (--set function.seeking.share=0)"
+                )
             (slope,) = torch.autograd.grad(kind.log_prob(outputs, wanted).sum(), leaf)
         return slope
 

@@ -103,6 +103,9 @@ class Solver:
         before = None
         if fit.rest is not None:
             before = picked(passed.value(fit.rest[1], self.tensors), fit.channel, places)
+        computed = step.arguments.get("bias") if fit.bias is None else None
+        if computed is not None:
+            before = computed if before is None else before + computed
         if sum(one.nbytes for one in self._passes.values()) + passed.nbytes <= self.memory:
             self._passes[number] = passed
         given = step.arguments

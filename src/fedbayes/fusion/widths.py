@@ -58,7 +58,8 @@ def orders(
         if not 0 < width < float("inf"):
             raise ConfigError(f"widths: {width} is no width for {layer!r}; it is to be above 0")
         times = width / group.count if isinstance(width, int) else width
-        order = _limited(group, widened(group.count, group.cells, times), donors)
+        there = sum(donor.groups[layer].count for donor in donors)
+        order = _limited(group, widened(group.count, group.cells, min(times, there)), donors)
         if isinstance(width, int) and len(order) != width:
             say(f"{layer}: {len(order)} units in place of {width}")
         elif not isinstance(width, int) and len(order) < 0.99 * width * group.count - 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedbayes import seeds
 from fedbayes.errors import ModelError
@@ -218,6 +218,11 @@ def _try_out(network: Network, name: str, shape: tuple[int, ...], width: int) ->
             outputs = network(network.prepare(network.initial), x)
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         raise ModelError(f"model {name!r} fails on inputs of shape {shape}: {error}") from None
+    if not isinstance(outputs, Tensor):
+        raise ModelError(
+            f"model {name!r} gives a {type(outputs).__name__}; wanted are its outputs alone, a "
+            "tensor: let forward return that"
+        )
     if tuple(outputs.shape) != (2, width):
         raise ModelError(
             f"model {name!r} maps 2 inputs to shape {tuple(outputs.shape)}; {(2, width)} is "

@@ -543,8 +543,24 @@ def follow(program: "ExportedProgram") -> Trace:
                 if used.name in names:
                     trace.order.setdefault(names[used.name], len(trace.order))
             values[node] = _step(trace, node, values)
+            _note_across(trace, node, values[node], names)
     trace.readers -= trace.makers
     return trace
+
+
+def _note_across(trace: Trace, node: Node, result: Any, names: Mapping[str, str]) -> None:
+    """Of a layer, units that lie along other axes of its result than that of its channels."""
+    name = _name(node)
+    weights = [names[used.name] for used in node.all_input_nodes if used.name in names]
+    if not weights or not (name.startswith(("conv", "linear")) or name.endswith("norm")):
+        return
+    channel = len(result.shape) - 1
+    if name.startswith("conv"):
+        channel -= int(name[-2])
+    elif name in ("batch_norm", "group_norm", "instance_norm"):
+        channel = 1
+    others = [f.atoms for f in result.fields if set(f.axes) != {channel}]
+    trace.across.setdefault(weights[0], []).extend(others)
 
 
 def tensor_names(program: "ExportedProgram") -> dict[str, str]:

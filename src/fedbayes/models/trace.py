@@ -85,6 +85,8 @@ class Trace:
     """Of every time that atoms were made the same: these and those, entry by entry."""
     group_norms: list[tuple[Atoms, str]] = field(default_factory=list)
     """Atoms that a group normalization counts, and its module."""
+    across: dict[str, list[Atoms]] = field(default_factory=dict)
+    """Of weights, the atoms along other axes of what a layer makes with them than its channels."""
     module: str = ""
     """Of the operation that is being traced."""
     _parents: list[int] = field(default_factory=list)

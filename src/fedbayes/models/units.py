@@ -250,6 +250,9 @@ class Groups:
     """All groups, in the order from inputs to outputs."""
     untouched: Mapping[str, str]
     """Weights whose rows belong to no group, with the reason."""
+    across: frozenset[str] = frozenset()
+    """Weights of layers that go along another axis than that of their inputs' units: places of
+    what they make are units of others, as where tokens are mixed channel by channel."""
 
 
 def find_units(module: nn.Module, example: Tensor) -> Groups:
@@ -318,6 +321,38 @@ def require_inputs_kept(networks: Mapping[str, nn.Module], x: Tensor) -> None:
             evaluating(network)(own)
         if own._version:
             raise ModelError(f"{name} {WRITES_OVER}")
+
+
+def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
+    """See that networks have gradients in evaluation mode, where dropout hands on what it gets.
+
+    Args:
+        networks: by name; left in evaluation mode.
+        x: inputs [n, ...]; not changed.
+
+    Raises:
+        ModelError: one writes over what its gradients are made of, or gives no tensor.
+    """
+    for name, network in networks.items():
+        leaf = x.clone().requires_grad_(x.is_floating_point())
+        with torch.enable_grad():
+            answer = evaluating(network)(leaf)
+            if not isinstance(answer, Tensor):
+                raise ModelError(
+                    f"{name} gives a {type(answer).__name__}; wanted are its outputs alone, a "
+                    "tensor: let forward return that"
+                )
+            if not answer.requires_grad:
+                continue
+            wanted = [t for t in (leaf, *network.parameters()) if t.requires_grad]
+            try:
+                torch.autograd.grad(answer.sum(), wanted, allow_unused=True)
+            except RuntimeError as error:
+                line = str(error).partition(":")[0].partition("\n")[0]
+                raise ModelError(
+                    f"{name} has no gradients in evaluation mode ({line}); let it compute others "
+                    "in place of values that it writes over, as x = x + … for x += … behind dropout"
+                ) from None
 
 
 def program_units(program: "ExportedProgram") -> Groups:
@@ -397,17 +432,23 @@ class _Collected:
             producers = [producer for group in joined for producer in group[1]]
             groups.append((list(dict.fromkeys(together)), [*producers, name]))
         groups.sort(key=lambda group: order[group[1][0]])
-        found = []
+        found, grouped = [], set[int]()
         untouched = dict.fromkeys(self.weights, "its units are not used")
         for atoms, names in groups:
             reason = next((self.reasons[atom] for atom in atoms if atom in self.reasons), None)
             if reason is None:
                 found.append(self._group(atoms, tuple(dict.fromkeys(names))))
+                grouped.update(atoms)
                 for name in names:
                     untouched.pop(name, None)
             else:
                 untouched |= {name: reason for name in names if name in untouched}
-        return Groups(_named(found), untouched)
+        across = frozenset(
+            name
+            for name, others in self.trace.across.items()
+            if any(not grouped.isdisjoint(self._atoms(atoms)) for atoms in others)
+        )
+        return Groups(_named(found), untouched, across)
 
     def _group(self, atoms: list[int], producers: tuple[str, ...]) -> Group:
         """These atoms as the units of a group, with all axes on which they are."""

@@ -141,10 +141,13 @@ def require_several(models: Sequence[Path]) -> None:
     """See that there is something to fuse.
 
     Raises:
-        ModelError: there are fewer than two models.
+        ModelError: there are fewer than two models, or one is named twice.
     """
     if len(models) < 2:
         raise ModelError("there is one model, and nothing to fuse it with; name two or more")
+    for number, path in enumerate(models):
+        if path in models[:number]:
+            raise ModelError(f"{path} is named twice; a model counts once")
 
 
 def shared_card(found: Mapping[Path, Card | None]) -> Card | None:
