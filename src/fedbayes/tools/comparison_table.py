@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -133,11 +134,19 @@ def markdown(tables: Sequence[Compared], said: Sequence[str]) -> str:
                 figure, shown = row.figures.get(name), marked(name, row.figures.get(name))
                 best = figure is not None and figure.best
                 cells.append(f"**{shown.removesuffix('*')}**" if best else shown)
-            cells = [f"`{label}`".replace("|", "\\|"), *cells]
+            cells = [_code(label).replace("|", "\\|"), *cells]
             lines.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     legend = [line.replace("* best mean", "**Bold**: best mean") for line in said]
     return "\n\n".join([*parts, *legend]) + "\n"
+
+
+def _code(words: str) -> str:
+    """As code in Markdown, between more backticks than there are in it."""
+    if "`" not in words:
+        return f"`{words}`"
+    fence = "`" * (max(map(len, re.findall("`+", words))) + 1)
+    return f"{fence} {words} {fence}"
 
 
 def latex(tables: Sequence[Compared], said: Sequence[str]) -> str:
