@@ -631,3 +631,28 @@ def test_a_program_serves_encoded_rows(mixed, tmp_path):
     assert [one["name"] for one in card["inputs"]["columns"]] == list(frame.columns[1:-1])
     assert [one["name"] for one in card["inputs"]["features"]] == list(run.preprocessing.features)
     assert "| sex | category | f, m |" in done.cards[1].read_text()
+
+
+def test_brackets_in_names_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
+    """Neither styles nor their ends, as `[kg]` and `[/b]` would be."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(120, 3)), columns=["dose", "mass [kg]", "[/b] :b:"])
+    frame["site"] = np.repeat(["a [/red]", "[bold]b"], 60)
+    frame.to_csv("rows.csv", index=False)
+    data = {"path": "rows.csv", "label": ["mass [kg]", "[/b] :b:"], "group": "site"}
+    fedbayes.run(folder="runs [b]", data=data, rounds=1, model={"hidden": [4]})
+    status, told, _ = cli(
+        monkeypatch, capsys, "predict", "runs [b]", "rows.csv", "-o", "out [i].csv"
+    )
+    assert status == 0
+    assert told.startswith("wrote out [i].csv: 120 rows, with mean_mass [kg], mean_[/b] :b:, ")
+    _, told, _ = cli(monkeypatch, capsys, "conformal", "runs [b]")
+    assert "wrote runs [b]/conformal.json" in told
+    assert "a [/red]" in told
+    assert "[bold]b" in told
+    model = "runs [b]/model.safetensors"
+    _, told, _ = cli(monkeypatch, capsys, "evaluate", model, "--run", "runs [b]")
+    assert "in runs [b]/model.safetensors" in told
+    assert "\nruns [b]/model.safetensors" in told
+    assert "rmse/[/b] :b:" in told

@@ -113,7 +113,7 @@ def _cells(table: Compared) -> list[list[str]]:
 def text(tables: Sequence[Compared], said: Sequence[str]) -> str:
     """As plain text, with the notes below."""
     file = io.StringIO()
-    console = Console(file=file, width=200, color_system=None)
+    console = Console(file=file, width=200, color_system=None, emoji=False)
     for table in tables:
         console.print(*rich_tables(table, 200), sep="\n")
     for line in said:
