@@ -1,6 +1,7 @@
 """Regressions and curves of clients' sums against statsmodels and lifelines on the pooled rows."""
 
 import itertools
+import math
 import warnings
 from fractions import Fraction
 
@@ -475,6 +476,8 @@ def test_monotone_survival_is_refused():
         kaplan_meier({"s0": table.assign(t=-table.t)[:6]}, "t", "d")
     with pytest.raises(DataError, match="'d' is '0' in all 12 rows"):
         kaplan_meier({"s0": table.assign(d=0)}, "t", "d")
+    with pytest.raises(ConfigError, match="coarsen is inf; give 0 or a step"):
+        kaplan_meier({"s0": table}, "t", "d", coarsen=math.inf)
 
 
 def test_a_client_without_a_whole_row_adds_nothing(cancer):

@@ -110,6 +110,19 @@ def test_a_single_wrong_sample_is_no_gap():
     assert "fewer than 10 samples merged" in found.note
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_what_is_no_prediction_has_no_entropy(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    likelihood = Categorical(target=Target("class", ("a", "b", "c")))
+    f, y = torch.randn(3, 40, 3, generator=rng), torch.randint(3, (40,), generator=rng)
+    clean = examine(likelihood, [(lambda _: f[:, 1:], Samples(f[0, 1:], y[1:]))])
+    f[1, 0, 2] = torch.nan
+    found = examine(likelihood, [(lambda _: f, Samples(f[0], y))])
+    for name in ("entropy_wrong", "information_wrong"):
+        assert summary(found)[name] == pytest.approx(summary(clean)[name])
+    plot(found, tmp_path / "a.svg")
+
+
 def test_the_picture_tells_its_counts(tmp_path):
     confidence = torch.tensor([0.95] * 60 + [0.05])
     right = confidence > 0.5

@@ -420,6 +420,8 @@ def test_labels_are_text_in_every_form():
     table = Compared("digits", (0,), "accuracy", ("bytes",), (row,), "")
     *_, last = markdown([table], []).strip().splitlines()
     assert len(re.split(r"(?<!\\)\|", last)) == 4
+    row = replace(row, variant=Variant("`a``b`", "fedavg"))
+    assert "| ``` `a``b` ``` | 1.0 MB |" in markdown([replace(table, rows=(row,))], [])
     tex = latex([table], ["its process ended and said: one\n\\two\nthree"])
     body = [line for line in tex.splitlines() if not line.startswith("%")]
     assert body[0].startswith(r"\begin{tabular}")

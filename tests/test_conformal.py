@@ -4,6 +4,8 @@ runs.
 
 import json
 import math
+import shutil
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbayes
-from fedbayes.errors import ConfigError, ModelError, RunError
+from fedbayes.errors import ConfigError, FedbayesWarning, ModelError, RunError
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.conformal import (
     GRID,
@@ -394,6 +396,18 @@ def test_own_models_have_thresholds_of_their_own(runs, tmp_path):
         assert told.tested > 20
     with pytest.raises(RunError, match="has no threshold of client a"):
         fedbayes.load(folder / "own", site="a")
+
+
+def test_thresholds_that_are_replaced_by_those_of_other_models_are_told(runs, tmp_path):
+    folder, _ = runs
+    copy = shutil.copytree(folder / "own", tmp_path / "own", dirs_exist_ok=True)
+    (copy / "conformal.json").unlink(missing_ok=True)
+    calibrate_conformal(copy, 0.9)
+    with warnings.catch_warnings(action="error"):
+        calibrate_conformal(copy, 0.8)
+    words = r"was of the global model, and is now of clients' own models: predictions of the global"
+    with pytest.warns(FedbayesWarning, match=words):
+        calibrate_conformal(copy, 0.9, personal=True)
 
 
 def test_what_is_not_calibrated_is_told(runs, tmp_path):

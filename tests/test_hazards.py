@@ -173,6 +173,9 @@ def test_what_cannot_be_told_is_said(run, tmp_path, capsys):
         assert command(*arguments, *more) == 2
         assert words in " ".join(capsys.readouterr().err.split())
         assert not (tmp_path / "o.csv").exists()
+    for step in (-1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=f"coarsen is {step:g}; give 0 or a step"):
+            estimate_hazards(place / "run", coarsen=step)
     with pytest.raises(ConfigError, match="rows is 'all'"):
         estimate_hazards(place / "run", rows="all")
     fedbayes.run(folder=tmp_path / "digits", data={"clients": 2}, rounds=1)

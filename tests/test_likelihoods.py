@@ -33,6 +33,8 @@ from fedbayes.likelihoods import (
     complete_likelihood,
     default_likelihood,
 )
+from fedbayes.likelihoods.answers import answers
+from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.metrics import uncertainty
 from fedbayes.targets import Target
 
@@ -383,6 +385,11 @@ def test_variance_explained_of_a_constant_and_of_one_sample():
     assert likelihood.metrics(scores(likelihood.terms(f, y)))["r2"] == 1
     assert likelihood.metrics(scores(likelihood.terms(2 * f, y)))["r2"] == 0
     assert math.isnan(likelihood.metrics(scores(likelihood.terms(f[:, :1], y[:1])))["r2"])
+    # Sums leave a little of the variance of equal targets, on either side of zero.
+    for count in range(2, 40):
+        y = torch.full((count, 1), -1.321)
+        told = likelihood.metrics(scores(likelihood.terms(torch.ones(1, count, 1), y)))
+        assert told["r2"] == 0
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -410,6 +417,20 @@ def test_outputs_that_are_not_finite_are_wrong(case, value):
     for name in terms:
         assert torch.equal(terms[name][others], clean[name][others])
     assert likelihood.metrics(scores(terms))["nll"] == math.inf
+
+
+def test_a_class_that_is_ruled_out_leaves_a_prediction():
+    likelihood = build_likelihood("categorical", Target("class", tuple("abc")))
+    f = torch.zeros(2, 3, 3)
+    f[:, 0, 1] = f[0, 1, 2] = -math.inf
+    f[0, 2] = math.nan
+    found = answers(likelihood, f, conformal=Conformal(0.9, "probability", (1.0,), 99))
+    probability = np.stack([found[f"p_{name}"] for name in "abc"], axis=1)
+    assert probability[:2] == pytest.approx(np.array([[1 / 2, 0, 1 / 2], [5 / 12, 5 / 12, 1 / 6]]))
+    assert np.isnan(probability[2]).all()
+    assert found["predicted"].tolist() == ["a", "a", ""]
+    assert found["set"].tolist() == [("a", "c"), ("a", "b"), ("a", "b", "c")]
+    assert np.isfinite(found["entropy"][:2]).all()
 
 
 @settings(deadline=None, max_examples=30)

@@ -49,7 +49,7 @@ def some(likelihood, n, seed=0, draws=3):
     rng = torch.Generator().manual_seed(seed)
     f = 2 * torch.randn(draws, n, likelihood.outputs, generator=rng)
     if likelihood.target.kind == "labels":
-        return f, (torch.rand(n, 3, generator=rng) > 0.5).float()
+        return f, (torch.rand(n, likelihood.outputs, generator=rng) > 0.5).float()
     return f, torch.randint(likelihood.target.classes, (n,), generator=rng)
 
 
@@ -114,6 +114,15 @@ def test_labels_as_scikit_learn_has_them():
         "f1@0.3": sk.f1_score(t, p > 0.3, average="micro"),
     }
     assert of(LABELS, (*default_measures(LABELS), "f1@0.3"), f, y) == pytest.approx(expected)
+
+
+def test_f1_of_a_single_label_is_not_its_accuracy():
+    likelihood = build_likelihood("multilabel", Target("labels", ("rain",)))
+    f, y = some(likelihood, 100)
+    p, t = torch.sigmoid(f.double()).mean(0).numpy(), y.numpy()
+    found = of(likelihood, ("f1@0.3",), f, y)
+    assert found == pytest.approx({"f1@0.3": sk.f1_score(t[:, 0], p[:, 0] > 0.3)})
+    assert math.isnan(MEASURES["f1"].value(np.zeros((5, 1)), np.zeros((5, 1)), 0.5))
 
 
 def test_crps_of_a_gaussian_and_of_a_mixture():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ import fedbayes
 from fedbayes.data.columns import Column
 from fedbayes.data.sources.streams import Rows
 from fedbayes.errors import ConfigError, DataError, FedbayesError, ModelError
+from fedbayes.likelihoods.conformal import Conformal
 from fedbayes.tools.evaluation_set import find_tests
 from fedbayes.tools.export import export
 from tests.test_evaluate import cli
@@ -631,3 +633,49 @@ def test_a_program_serves_encoded_rows(mixed, tmp_path):
     assert [one["name"] for one in card["inputs"]["columns"]] == list(frame.columns[1:-1])
     assert [one["name"] for one in card["inputs"]["features"]] == list(run.preprocessing.features)
     assert "| sex | category | f, m |" in done.cards[1].read_text()
+
+
+def test_brackets_in_names_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
+    """Neither styles nor their ends, as `[kg]` and `[/b]` would be."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(120, 3)), columns=["dose", "mass [kg]", "[/b] :b:"])
+    frame["site"] = np.repeat(["a [/red]", "[bold]b"], 60)
+    frame.to_csv("rows.csv", index=False)
+    data = {"path": "rows.csv", "label": ["mass [kg]", "[/b] :b:"], "group": "site"}
+    fedbayes.run(folder="runs [b]", data=data, rounds=1, model={"hidden": [4]})
+    status, told, _ = cli(
+        monkeypatch, capsys, "predict", "runs [b]", "rows.csv", "-o", "out [i].csv"
+    )
+    assert status == 0
+    assert told.startswith("wrote out [i].csv: 120 rows, with mean_mass [kg], mean_[/b] :b:, ")
+    _, told, _ = cli(monkeypatch, capsys, "conformal", "runs [b]")
+    assert "wrote runs [b]/conformal.json" in told
+    assert "a [/red]" in told
+    assert "[bold]b" in told
+    model = "runs [b]/model.safetensors"
+    _, told, _ = cli(monkeypatch, capsys, "evaluate", model, "--run", "runs [b]")
+    assert "in runs [b]/model.safetensors" in told
+    assert "\nruns [b]/model.safetensors" in told
+    assert "rmse/[/b] :b:" in told
+
+
+def test_columns_of_a_parquet_have_types_that_later_pieces_fit(place, classes, patients, tmp_path):
+    """In the first piece ages are whole, a feature is empty, and no set has a class."""
+    frame = patients.assign(age=patients.age.where(patients.index >= 20, 50))
+    frame.loc[:19, "bmi"] = np.nan
+    frame.loc[:19, "age"] = 50
+    frame["age"] = frame.age.map("{:g}".format)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    model = fedbayes.load(place / "classes")
+    model = replace(model, conformal=Conformal(0.1, "probability", (0.5,), 99))
+    found = []
+    for size in (20, 1000):
+        out = tmp_path / f"{size}.parquet"
+        fedbayes.predict_file(model, tmp_path / "rows.csv", out, keep_inputs=True, rows=size)
+        found.append(pd.read_parquet(out))
+    assert not found[0].set[:20].map(len).any()
+    assert found[0].set.map(len).any()
+    assert (found[0].set.map(list) == found[1].set.map(list)).all()
+    assert found[0].age.tolist() == frame.age.astype(float).tolist()
+    pd.testing.assert_frame_equal(found[0].drop(columns="set"), found[1].drop(columns="set"))

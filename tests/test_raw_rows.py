@@ -394,6 +394,8 @@ def test_models_that_are_not_there_are_told(alone, place, tmp_path, capsys):
     for arguments, words in (
         (("export", place / "alone", "-o", out), "Name one with --client: A, B, C, D, E"),
         (("calibrate", place / "alone"), "Name one with --client: A, B, C, D, E"),
+        (("calibrate", place / "alone", "--temperature"), "Add --personal"),
+        (("conformal", place / "alone"), "Add --personal"),
         (("export", place / "alone", "-o", out, "--client", "F"), "no client 'F'; there are A, B"),
         (("export", place / "run", "-o", out, "--client", "C"), "under fedavg keep none"),
         (("calibrate", place / "run", "--client", "C"), "under fedavg keep none"),

@@ -14,6 +14,7 @@ import torch
 import fedbayes
 from fedbayes.errors import RunError
 from fedbayes.reports import gather, plot
+from fedbayes.reports.draw import draw
 from fedbayes.reports.figures import FIGURES, charts
 from fedbayes.reports.page import differences, headlines, render
 from fedbayes.reports.palette import DARK, LIGHT
@@ -155,6 +156,20 @@ def test_values_of_other_sizes_have_a_logarithmic_axis(runs):
     zero = replace(other, metrics=[{**m, "loss": 0.0} for m in other.metrics])
     (chart,) = charts("loss", [large, zero])
     assert not chart.log, "zero has no logarithm"
+
+
+def test_names_in_figures_are_no_formulas(runs):
+    one, other = gather(runs[:2])
+    large = replace(other, metrics=[{**m, "loss": 1e4} for m in other.metrics])
+    drawn = draw(charts("loss", [one, large]), ["_$x_{$", "costs $a$"], "svg").decode()
+    assert "> _$x_{$</text>" in drawn, "a legend leaves out what begins with _"
+    assert ">costs $a$</text>" in drawn
+    assert "mathdefault{10^{4}}" in drawn, "an axis of powers of ten"
+    assert ">$\\mathdefault" not in drawn, "which are drawn as such"
+    (heat,) = charts("confusion", [one])
+    named = replace(heat, columns=["$0-$50", *heat.columns[1:]], rows=["$x_{$", *heat.rows[1:]])
+    drawn = draw([named], ["a"], "svg").decode()
+    assert all(f">{name}</text>" in drawn for name in ("$0-$50", "$x_{$"))
 
 
 def test_differences_of_settings(runs):

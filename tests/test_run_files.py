@@ -319,9 +319,10 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
 
 def test_a_second_run_into_one_folder_finds_the_first(tmp_path):
     """Both have seen an empty folder; only one goes on."""
-    first = Simulation(folders.config(), tmp_path / "run")
-    with pytest.raises(RunError, match="already holds a run"):
-        Simulation(folders.config(), tmp_path / "run")
+    first = Simulation(folders.config(), tmp_path / "a run")
+    way = f"already holds a run.*`fedbayes resume '{tmp_path / 'a run'}'`"
+    with pytest.raises(RunError, match=way):
+        Simulation(folders.config(), tmp_path / "a run")
     first.close()
 
 

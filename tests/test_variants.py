@@ -44,6 +44,8 @@ def test_a_file_says_the_same(tmp_path):
         ("fedavg:seed=1", "sets seed, which all methods"),
         ("fedavg:damping=1", "method.damping is a parameter of"),
         ("nothing.toml", "there is no file of methods"),
+        ("..=fedavg", r"'\.\.' is no label for tables and folders; give fedavg one"),
+        ("=fedavg", "'' is no label"),
     ],
 )
 def test_mistakes_are_named(text, words):
@@ -53,7 +55,11 @@ def test_mistakes_are_named(text, words):
 
 def test_files_that_are_none(tmp_path):
     file = tmp_path / "methods.toml"
-    for content, words in (("x = 1", "x is no table"), ("[", "cannot read the methods")):
+    for content, words in (
+        ("x = 1", "x is no table"),
+        ("[", "cannot read the methods"),
+        ('["a\\nb"]\nmethod.name = "fedavg"', "in one line"),
+    ):
         file.write_text(content)
         with pytest.raises(ConfigError, match=words):
             variants(str(file))

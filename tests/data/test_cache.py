@@ -147,7 +147,7 @@ def test_plot(tmp_path, shape):
 
     counts = np.random.default_rng(0).integers(0, 50, shape)
     counts[0] = 0
-    plot_partition(counts, tmp_path / "plot.png", "clients")
+    plot_partition(counts, tmp_path / "plot.png", "$x_{$")  # no formula
     with Image.open(tmp_path / "plot.png") as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 300

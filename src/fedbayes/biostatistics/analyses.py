@@ -1,5 +1,6 @@
 """Regressions, survival curves and meta-analyses of clients' tables, for Python."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -304,8 +305,8 @@ def carrier(clients: Clients, least: int = 0) -> Carrier:
 def _survival(
     time: str, event: str, happened: str, coarsen: float, drop_missing: bool, least: int
 ) -> Wanted:
-    if not coarsen >= 0:
-        raise ConfigError(f"coarsen is {coarsen:g}; it is 0 or more")
+    if not 0 <= coarsen < math.inf:
+        raise ConfigError(f"coarsen is {coarsen:g}; give 0 or a step of times")
     return Wanted(
         time=time,
         event=event,

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 from functools import partial
 from io import TextIOWrapper
-from typing import Annotated, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import click
 import rich
@@ -47,6 +47,15 @@ def options(
 class Console(rich.console.Console):
     """A console on which names and contents of files are only shown, whatever they hold."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
+
+    def print(self, *objects: Any, markup: bool | None = None, **options: Any) -> None:
+        """Print tables and the like, or text as it is: a bracket in it is one, and no style."""
+        if markup is None and all(isinstance(one, str) for one in objects):
+            markup = False
+        super().print(*objects, markup=markup, **options)
+
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
@@ -60,7 +69,8 @@ def main() -> None:
     search_here_last()
     if isinstance(sys.stdout, TextIOWrapper):  # as Python has it for stderr
         sys.stdout.reconfigure(errors="backslashreplace")
-    rich.reconfigure(stderr=True)  # one console for all that is shown while work goes on
+    # One console for all that is shown while work goes on.
+    rich.reconfigure(stderr=True, emoji=False)
     rich.get_console().__class__ = Console
     # Python's own "once" begins anew whenever a library changes a filter.
     warnings.simplefilter("always", FedbayesWarning)
@@ -108,7 +118,7 @@ def _show(
             return
         shown.add(str(message))
         text = f"[yellow]note:[/yellow] {escape(str(message))}"
-        rich.get_console().print(text, highlight=False, soft_wrap=True)
+        rich.get_console().print(text, highlight=False, markup=True, soft_wrap=True)
     else:
         text = warnings.formatwarning(message, category, filename, lineno, line)
         print(plain(text), end="", file=file or sys.stderr)
@@ -117,5 +127,5 @@ def _show(
 def fail(message: str) -> NoReturn:
     """Print a plain message and leave with status 2."""
     text = f"[red]error:[/red] {escape(message)}"
-    rich.get_console().print(text, highlight=False, soft_wrap=True)
+    rich.get_console().print(text, highlight=False, markup=True, soft_wrap=True)
     sys.exit(2)

@@ -447,7 +447,7 @@ def _show_meta(found: "MetaAnalysis", level: float) -> None:
 
 def _show_survival(found: "Survival", level: float) -> None:
     console = Console()
-    table = Table(found.by or "rows", pad_edge=False)
+    table = Table(escape(found.by or "rows"), pad_edge=False)
     for name in ("events", "median", f"{_percent(level)} interval", "survival at the last event"):
         table.add_column(name, justify="right")
     for name, curve in found.curves.items():

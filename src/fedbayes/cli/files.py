@@ -89,7 +89,7 @@ def evaluate(
     for score in scores if tests.clients else ():
         told = between_clients(as_summary(score.metrics, score.clients, tests.likelihood))
         if told is not None:
-            told.title, told.title_justify = f"\n{score.name}", "left"
+            told.title, told.title_justify = f"\n{escape(score.name)}", "left"
             Console().print(told)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import rich
 import typer
+from rich.markup import escape
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import FusionCommand, Json, Setting
@@ -521,7 +522,7 @@ def _tell(outcome: "Outcome", models: int, written: list[Path]) -> None:
         del rows[-2]
     for name, size, likeness in rows:
         share = [f"{likeness.agreement:.3f}"] if classes else []
-        table.add_row(name, size, f"{likeness.divergence:.3f}", *share)
+        table.add_row(escape(name), size, f"{likeness.divergence:.3f}", *share)
     Console().print(table)
     if outcome.marks:
         Console().print(_frontier(outcome))
@@ -544,7 +545,7 @@ def _frontier(outcome: "Outcome") -> "Table":
     table = Table("", "parameters", "multiplications", "nats", *map(words, metrics), pad_edge=False)
     for mark in outcome.marks:
         table.add_row(
-            mark.name,
+            escape(mark.name),
             f"{mark.parameters:,}",
             f"{mark.multiplications:,}",
             f"{mark.likeness.divergence:.3f}",

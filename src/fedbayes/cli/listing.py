@@ -60,9 +60,9 @@ def methods(
         console.print("\nPaper and parameters of one: fedbayes methods NAME")
         return
     method = chosen[name]
-    console.print(f"[bold]{escape(name)}[/bold]: {escape(method.summary)}")
+    console.print(f"[bold]{escape(name)}[/bold]: {escape(method.summary)}", markup=True)
     if method.paper:
-        console.print(escape(method.paper), style="dim")
+        console.print(method.paper, style="dim")
     parameters = list(rows(method, "method."))
     console.print("" if parameters else "It has no parameters.")
     _print(console, parameters)
@@ -133,11 +133,11 @@ def _print(console: Console, rows: Sequence["Row"]) -> None:
         default = row.default_text
         value = f"= {escape(default)}" if row.default is not None else default
         kind = f"{row.type}; only where {row.only}" if row.only else row.type
-        console.print(f"[bold]{row.key}[/bold] {value}  [dim]({escape(kind)})")
+        console.print(f"[bold]{row.key}[/bold] {value}  [dim]({escape(kind)})", markup=True)
         about = fill(
             row.description, console.width, initial_indent="    ", subsequent_indent="    "
         )
-        console.print(about, markup=False)
+        console.print(about)
 
 
 @app.command()

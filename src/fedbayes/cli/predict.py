@@ -6,6 +6,7 @@ from typing import Annotated
 
 import rich
 import typer
+from rich.markup import escape
 
 from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Setting
@@ -200,7 +201,7 @@ def hazards(
     for name, one in [("all", found.all), *found.clients.items()]:
         ratio = f"{one.observed / one.expected:.2f}" if one.expected else "-"
         cells = (f"{one.rows:,}", f"{one.observed:,}", f"{one.expected:,.1f}", ratio)
-        table.add_row(name, *cells)
+        table.add_row(escape(name), *cells)
     Console().print(table)
     Console().print(
         f"wrote {found.path}: {found.events:,} events at {found.times:,} times, of {found.rows:,} "
@@ -255,7 +256,7 @@ def conformal(
     table = Table("rows of", "counted", "tested", "inside", size, pad_edge=False)
     for name, one in [("all", found.all), *found.clients.items()]:
         shown = ["  ".join(map(number, values)) for values in (one.coverage, one.size)]
-        table.add_row(name, f"{one.counted:,}", f"{one.tested:,}", *shown)
+        table.add_row(escape(name), f"{one.counted:,}", f"{one.tested:,}", *shown)
     Console().print(table)
     if short := [name for name, one in found.clients.items() if not one.bounded]:
         warnings.warn(

@@ -77,6 +77,7 @@ def _watch(folders: list[Path], host: str | None, port: int | None, *, show: boo
                     "[yellow]note:[/yellow] who can reach this machine can see the page: names of "
                     "clients, and all that they report",
                     highlight=False,
+                    markup=True,
                     soft_wrap=True,
                 )
             console.print("Ctrl-C ends it; the runs go on", highlight=False)

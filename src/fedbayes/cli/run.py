@@ -1,5 +1,6 @@
 """`run`, `resume`, `reproduce`: what trains."""
 
+import shlex
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -179,7 +180,7 @@ def run_seeds_to_end(
 
     with Display(rich.get_console(), "loading PyTorch"):
         repeated = start()
-    again = f"fedbayes resume {repeated.folder}"
+    again = f"fedbayes resume {shlex.quote(str(repeated.folder))}"
     for seed in repeated.missing:
         begin = partial(repeated.open, seed)
         with repeated.naming(seed):
@@ -242,7 +243,7 @@ def _watch(
 def _again(simulation: "Simulation") -> str:
     """The command that goes on with a run."""
     command = ENGINES[simulation.config.engine].launcher or "fedbayes"
-    return f"{command} resume {simulation.folder.path}"
+    return f"{command} resume {shlex.quote(str(simulation.folder.path))}"
 
 
 def _stopped(words: str) -> NoReturn:

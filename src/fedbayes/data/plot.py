@@ -167,8 +167,31 @@ def save_figure(figure: "Figure", path: Path) -> None:
 def drawn(figure: "Figure", form: str) -> bytes:
     """A figure as the content of a file of a format: png, svg or pdf."""
     file = io.BytesIO()
+    literally(figure)
     figure.savefig(file, format=form, dpi=150)
     return file.getvalue()
+
+
+def literally(figure: "Figure") -> None:
+    """Write names in a figure as they are: two $ in one are no formula, as Matplotlib has it."""
+    from matplotlib.text import Text
+
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
+    powers = [
+        label
+        for axis in axes
+        if axis.get_scale() != "linear"
+        for label in axis.get_ticklabels(which="both")
+    ]
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    for text in powers:  # of ten, which Matplotlib writes as formulas
+        text.set_parse_math(True)
+
+
+def in_legend(name: str) -> str:
+    """A name as it is given to a legend, which leaves out those that begin with _."""
+    return f" {name}" if name.startswith("_") else name
 
 
 def _bars(
@@ -190,7 +213,7 @@ def _bars(
             edgecolor="white",
             linewidth=0.5,
             hatch="//" if index % 2 else None,
-            label=label,
+            label=in_legend(label),
         )
         left += shares[:, index]
     labels = [f"{name} ({size})" for name, size in zip(names, sizes, strict=True)]

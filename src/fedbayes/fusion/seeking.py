@@ -100,7 +100,7 @@ class Seeker(Derived):
             if not outputs.requires_grad:
                 raise ModelError(
                     "inputs are moved toward classes by gradients, which a network does not have; "
-                    "leave that out (--set function.seeking.share=0)"
+                    "leave seeking out"
                 )
             (slope,) = torch.autograd.grad(kind.log_prob(outputs, wanted).sum(), leaf)
         return slope

@@ -52,7 +52,8 @@ def answers(
 
     Returns:
         The columns in this order, float32 of probabilities and float64 of numbers; NaN, and
-        nothing predicted, all classes in the set, where an output is not finite.
+        nothing predicted, all classes in the set, where an output is not finite (of classes, but
+        for those that −∞ beside finite ones rules out).
 
     Raises:
         ConfigError: the level is invalid, or the likelihood has no interval of it.
@@ -76,12 +77,17 @@ def answers(
             found = {"risk": _array(likelihood.mean(draws.double())[:, 0])}
         case _:
             found = number_columns({"mean": likelihood.mean(draws)}, likelihood.target.names)
-    broken = ~finite(draws).cpu().numpy()
+    broken = ~_told(likelihood, draws).cpu().numpy()
     if broken.any():
         for name, column in found.items():
             if name != "set":
                 column[broken] = "" if name == "predicted" else np.nan
     return found
+
+
+def _told(likelihood: Likelihood, draws: Tensor) -> Tensor:
+    """Samples of which something is predicted, bool [n]."""
+    return likelihood.told(draws) if isinstance(likelihood, Classes) else finite(draws)
 
 
 def _classes(
@@ -125,7 +131,7 @@ def _labels(likelihood: Likelihood, draws: Tensor, several: bool) -> Answers:
 def _sets(likelihood: Classes, draws: Tensor, conformal: Conformal, start: int) -> npt.NDArray[Any]:
     """The names of the classes in each set, likeliest first."""
     coins = row_coins(start, draws.shape[1]) if conformal.score == "adaptive-random" else None
-    inside = conformal.sets(likelihood, draws, coins) | ~finite(draws)[:, None]
+    inside = conformal.sets(likelihood, draws, coins) | ~likelihood.told(draws)[:, None]
     order = likelihood.log_probabilities(draws).argsort(dim=-1, descending=True, stable=True)
     listed = torch.where(inside.gather(1, order), order, -1)
     distinct, which = torch.unique(listed, dim=0, return_inverse=True)

@@ -106,7 +106,8 @@ def _f1(y: Array, p: Array, threshold: float) -> float:
     if y.ndim == 1:
         # Of the classes that there are, as the others: of one that is only predicted F1 is 0.
         return float(f1_score(y, p.argmax(axis=1), labels=np.unique(y), average="macro"))
-    return float(f1_score(y > 0, p > threshold, average="micro", zero_division=math.nan))
+    # Flat: of a single label scikit-learn's micro average is the accuracy.
+    return float(f1_score((y > 0).ravel(), (p > threshold).ravel(), zero_division=math.nan))
 
 
 def _balanced_accuracy(y: Array, p: Array, threshold: float) -> float:

@@ -19,6 +19,8 @@ MEMBERS = 400
 """Quantiles that stand for a distribution where a score is of the whole of it."""
 _FEWEST = 20
 """Those of each draw at least."""
+_ROUNDING = 1e-14
+"""Share of a sum of squares below which a variance is what rounding left of none."""
 
 
 class Numeric(Likelihood):
@@ -196,8 +198,9 @@ def _explained(scores: Mapping[str, float], name: str) -> float:
     count, error = scores["count"], scores[f"squared_error/{name}"]
     if count < 2:
         return math.nan
-    total = scores[f"squared_offset/{name}"] - scores[f"offset/{name}"] ** 2 / count
-    if total <= 0:
+    squares = scores[f"squared_offset/{name}"]
+    total = squares - scores[f"offset/{name}"] ** 2 / count
+    if total <= _ROUNDING * squares:
         return float(error == 0)
     return 1 - error / total
 

@@ -1,6 +1,5 @@
 """Figures of biostatistics: survival curves with their intervals, and forest plots."""
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
 from fedbayes.biostatistics.results import RATIOS
-from fedbayes.data.plot import PICTURES
+from fedbayes.data.plot import PICTURES, drawn, in_legend
 from fedbayes.files import writable, write_beside
 from fedbayes.reports.palette import LIGHT
 
@@ -37,7 +36,9 @@ def plot_survival(survival: Survival, path: Path, level: float = 0.95) -> None:
         low, high = np.concatenate([[[1.0, 1.0]], curve.intervals(level)]).T
         survived, low, high = (np.append(each, each[-1]) for each in (survived, low, high))
         label = f"{survival.by}={name}" if survival.by else "all"
-        axes.step(times, survived, where="post", color=colour, label=label, linewidth=1.5)
+        axes.step(
+            times, survived, where="post", color=colour, label=in_legend(label), linewidth=1.5
+        )
         axes.fill_between(times, low, high, step="post", color=colour, alpha=0.15, linewidth=0)
     axes.set(xlim=(0, last), ylim=(0, 1.02), ylabel="survival")
     axes.legend(frameon=False)
@@ -154,6 +155,4 @@ def _figure(path: Path, width: float, height: float) -> "tuple[Figure, Axes]":
 
 
 def _save(figure: "Figure", path: Path) -> None:
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix.lower().lstrip("."), dpi=150)
-    write_beside(path, content.getvalue())
+    write_beside(path, drawn(figure, path.suffix.lower().lstrip(".")))

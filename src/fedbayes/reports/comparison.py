@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedbayes.data.plot import drawn
+from fedbayes.data.plot import drawn, in_legend
 from fedbayes.reports.charts import widely_spread
 from fedbayes.reports.page import environment, stamp
 from fedbayes.reports.palette import LIGHT, MARKERS
@@ -146,7 +146,7 @@ def _curves(lines: Mapping[str, Sequence[Line]], x: str, y: str) -> "Figure | No
             marker=MARKERS[place % len(MARKERS)],
             markevery=max(1, len(rounds) // 10),
             markersize=4,
-            label=label,
+            label=in_legend(label),
         )
         if len(own) > 1:
             spread = [stdev(values) for values in ys]
@@ -192,7 +192,7 @@ def _reliability(axes: "Axes", place: int, label: str, each: Sequence[Bins]) -> 
             marker=MARKERS[place % len(MARKERS)],
             markersize=4,
             alpha=0.8,
-            label=None if seed else label,
+            label=None if seed else in_legend(label),
         )
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
 
@@ -201,5 +201,5 @@ def _selective(axes: "Axes", place: int, label: str, each: Sequence[Sequence[flo
     points = len(each[0])
     means = [fmean(curve[i] for curve in each) for i in range(points)]
     coverage = [(i + 1) / points for i in range(points)]
-    axes.plot(coverage, means, color=_colour(place), label=label)
+    axes.plot(coverage, means, color=_colour(place), label=in_legend(label))
     axes.set(xlabel="coverage: share that is predicted", ylabel="accuracy of these")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.data.plot import PICTURES
+from fedbayes.data.plot import PICTURES, in_legend, literally
 from fedbayes.errors import RunError
 from fedbayes.files import writable, write_beside
 from fedbayes.reports.charts import Chart, Heat, Lines, Points, Reliability, Spread
@@ -111,6 +111,7 @@ def figure_of(found: Sequence[Chart], names: Sequence[str]) -> "Shown":
                 case Reliability():
                     (run,) = chart.runs
                     reliability(axes, chart, run, names[run] if len(names) > 1 else "")
+    literally(figure)
     return figure
 
 
@@ -146,7 +147,7 @@ def draw_lines(axes: "Axes", chart: Lines, names: Sequence[str] = ("",)) -> None
             markerfacecolor=LIGHT.paper if curve.dashed else _colour(curve.run),
             linewidth=1.4,
             linestyle="--" if curve.dashed else "-",
-            label=None if curve.run in named else names[curve.run],
+            label=None if curve.run in named else in_legend(names[curve.run]),
         )
         named.add(curve.run)
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label)

@@ -1,6 +1,7 @@
 """What a run is doing at the moment, in words, for the page that follows it."""
 
 import os
+import shlex
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def _again(record: Record) -> str:
     """The command that goes on with a run."""
     kind = ENGINES.get(str(record.settings.get("engine", "")))
     command = (kind.launcher if kind is not None else "") or "fedbayes"
-    return f"{command} resume {record.folder}"
+    return f"{command} resume {shlex.quote(str(record.folder))}"
 
 
 def _at(pulse: Pulse) -> str:

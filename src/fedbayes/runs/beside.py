@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -52,7 +53,17 @@ def calibrated_model(folder: RunFolder, *, personal: bool) -> str:
 
 
 def write_stored(path: Path, stored: Stored) -> Path:
-    """Write the file, in place of the one that is there."""
+    """Write the file, in place of the one that is there; says so if that is of other models."""
+    with suppress(OSError, ValueError):
+        before = unsealed_table(read_bytes(path))
+        if before.get("personal") is not None and before["personal"] != stored.personal:
+            whose = ("the global model", "clients' own models")
+            one, other = whose[before["personal"]], whose[stored.personal]
+            warnings.warn(
+                f"{path} was of {one}, and is now of {other}: predictions of {one} are without it",
+                FedbayesWarning,
+                stacklevel=4,
+            )
     write_beside(path, sealed_table(TypeAdapter(type(stored)).dump_python(stored, mode="json")))
     return path
 

@@ -1,5 +1,6 @@
 """Conformal thresholds beside the model of a run: `conformal.json`."""
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def read_conformal(
     Raises:
         RunError: the file is damaged, or has none of this client.
     """
-    path, command = conformal_file(folder), f"fedbayes conformal {folder.path}"
+    path, command = conformal_file(folder), f"fedbayes conformal {shlex.quote(str(folder.path))}"
     stored = read_stored(StoredConformal, path, FORMAT, folder, command, personal=personal)
     if stored is None:
         return None

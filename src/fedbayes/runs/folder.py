@@ -25,6 +25,7 @@ the end. What is read is compared with them, and where it differs nothing is gon
 
 import hashlib
 import math
+import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -108,7 +109,7 @@ class RunFolder:
         if self.config_file.exists():
             raise RunError(
                 f"{self.path} already holds a run; choose another folder, or continue it with "
-                f"`fedbayes resume {self.path}`"
+                f"`{self._resume}`"
             )
         if (self.path / SEEDS_FILE).exists():
             raise RunError(
@@ -603,11 +604,16 @@ class RunFolder:
             )
 
     @property
+    def _resume(self) -> str:
+        """The command that goes on with the run."""
+        return f"fedbayes resume {shlex.quote(str(self.path))}"
+
+    @property
     def _anew(self) -> str:
         """How to mend what was written at the end."""
         return (
             f"Put it back from a copy; or remove {self.summary_file} and {self.sums_file}, and "
-            f"write them anew: fedbayes resume {self.path}"
+            f"write them anew: {self._resume}"
         )
 
     def model(self) -> Tensors:
@@ -643,7 +649,7 @@ class RunFolder:
             data = read_bytes(self.model_file)
         except FileNotFoundError:
             raise RunError(
-                f"the model {self.model_file} is gone; write it anew: fedbayes resume {self.path}"
+                f"the model {self.model_file} is gone; write it anew: {self._resume}"
             ) from None
         except OSError as error:
             raise RunError(f"cannot read the model {self.model_file}: {error}") from None
@@ -661,7 +667,7 @@ class RunFolder:
         except FileNotFoundError:
             raise RunError(
                 f"the run in {self.path} has not ended, so it has no {self.summary_file.name}: go "
-                f"on with it: fedbayes resume {self.path}"
+                f"on with it: {self._resume}"
             ) from None
         except OSError as error:
             raise RunError(f"cannot read {self.summary_file}: {error}") from None

@@ -1,5 +1,6 @@
 """Baseline hazards beside the model of a run: `hazards.json`."""
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def read_hazards(
     Raises:
         RunError: the file is damaged, or has none of this client.
     """
-    path, command = hazards_file(folder), f"fedbayes hazards {folder.path}"
+    path, command = hazards_file(folder), f"fedbayes hazards {shlex.quote(str(folder.path))}"
     stored = read_stored(StoredHazards, path, FORMAT, folder, command, personal=personal)
     if stored is None:
         return None

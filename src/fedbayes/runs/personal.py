@@ -118,8 +118,14 @@ def own_weights(
     return model
 
 
-def require_global(run: RunFolder, method: AnyMethod) -> None:
+def require_global(run: RunFolder, method: AnyMethod, *, of_all: bool = False) -> None:
     """See that a run has a global model that learnt something.
+
+    Args:
+        run: the run folder.
+        method: of the run.
+        of_all: whether what is asked for could be had of all clients' own models instead, and not
+            of one client's.
 
     Raises:
         RunError: only its clients have models (says whose), or no round had an update.
@@ -127,7 +133,8 @@ def require_global(run: RunFolder, method: AnyMethod) -> None:
     if run.summary().get("stopped_reason") == NO_UPDATE:
         raise RunError(f"the model of {run.path} is the untrained start: {NO_UPDATE}")
     if not method.has_global_model:
+        way = f"Name one with --client: {listed(run.client_names())}"
         raise RunError(
-            f"{run.path} has no global model: under {method.name} only clients have models. Name "
-            f"one with --client: {listed(run.client_names())}"
+            f"{run.path} has no global model: under {method.name} only clients have models. "
+            + ("Add --personal, which is for these" if of_all else way)
         )

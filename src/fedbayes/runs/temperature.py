@@ -1,5 +1,6 @@
 """The temperature beside the model of a run: `temperature.json`."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -42,6 +43,7 @@ def read_temperature(folder: RunFolder, *, personal: bool = False) -> float | No
     Raises:
         RunError: the file is damaged.
     """
-    path, command = temperature_file(folder), f"fedbayes calibrate {folder.path} --temperature"
+    path = temperature_file(folder)
+    command = f"fedbayes calibrate {shlex.quote(str(folder.path))} --temperature"
     stored = read_stored(StoredTemperature, path, FORMAT, folder, command, personal=personal)
     return None if stored is None else stored.temperature

@@ -86,11 +86,12 @@ def summary(found: Trust) -> dict[str, float]:
     since nothing was predicted of them (`not_predicted`), if there are any. Of classes the accuracy
     of the surest share of predictions (`accuracy_at_0.8`), and the area under the share of wrong
     ones over that share (`aurc`), by counts of confidence; with a posterior the mean entropy and
-    mutual information (nats) of right and wrong predictions. Of numbers the share of targets in the
-    central intervals of each level (`coverage_0.9`), its mean distance from the level
-    (`coverage_error`), the median width of the interval of 90 % (`width_0.9`), and the median
-    standard deviation of predictions, with a posterior that between draws too; of several target
-    columns each by itself. None is told of right and wrong numbers: no prediction is either.
+    mutual information (nats) of right and wrong predictions, those that are none left out. Of
+    numbers the share of targets in the central intervals of each level (`coverage_0.9`), its mean
+    distance from the level (`coverage_error`), the median width of the interval of 90 %
+    (`width_0.9`), and the median standard deviation of predictions, with a posterior that between
+    draws too; of several target columns each by itself. None is told of right and wrong numbers: no
+    prediction is either.
     """
     metrics = dict(found.metrics)
     if found.calibration is not None:
@@ -103,8 +104,8 @@ def summary(found: Trust) -> dict[str, float]:
     if found.uncertainty is not None and found.right is not None:
         for name, values in vars(found.uncertainty).items():
             for kind, chosen in (("right", found.right), ("wrong", ~found.right)):
-                if chosen.any():
-                    metrics[f"{name}_{kind}"] = float(values[chosen].mean())
+                if len(told := values[chosen & values.isfinite()]):
+                    metrics[f"{name}_{kind}"] = float(told.mean())
     if found.coverage is not None:
         places = {level: place for place, level in enumerate(found.coverage.levels)}
         shown = [level for level in _SHOWN if level in places] or list(places)
@@ -155,14 +156,15 @@ def plot(found: Trust, path: Path) -> None:
     if found.uncertainty is not None and found.right is not None:
         axes = panels[1]
         values = found.uncertainty.entropy
-        edges = torch.linspace(0, max(float(values.max()), 1e-6), 31).tolist()
+        told = values.isfinite()  # of what is no prediction it is infinite
+        edges = torch.linspace(0, max([1e-6, *values[told].tolist()]), 31).tolist()
         for chosen, label, colour in (
             (found.right, "right", "#0072B2"),
             (~found.right, "wrong", "#D55E00"),
         ):
-            if chosen.any():
+            if (chosen & told).any():
                 axes.hist(
-                    values[chosen].tolist(),
+                    values[chosen & told].tolist(),
                     edges,
                     density=True,
                     alpha=0.6,

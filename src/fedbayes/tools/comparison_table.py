@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -112,7 +113,7 @@ def _cells(table: Compared) -> list[list[str]]:
 def text(tables: Sequence[Compared], said: Sequence[str]) -> str:
     """As plain text, with the notes below."""
     file = io.StringIO()
-    console = Console(file=file, width=200, color_system=None)
+    console = Console(file=file, width=200, color_system=None, emoji=False)
     for table in tables:
         console.print(*rich_tables(table, 200), sep="\n")
     for line in said:
@@ -133,11 +134,19 @@ def markdown(tables: Sequence[Compared], said: Sequence[str]) -> str:
                 figure, shown = row.figures.get(name), marked(name, row.figures.get(name))
                 best = figure is not None and figure.best
                 cells.append(f"**{shown.removesuffix('*')}**" if best else shown)
-            cells = [f"`{label}`".replace("|", "\\|"), *cells]
+            cells = [_code(label).replace("|", "\\|"), *cells]
             lines.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     legend = [line.replace("* best mean", "**Bold**: best mean") for line in said]
     return "\n\n".join([*parts, *legend]) + "\n"
+
+
+def _code(words: str) -> str:
+    """As code in Markdown, between more backticks than there are in it."""
+    if "`" not in words:
+        return f"`{words}`"
+    fence = "`" * (max(map(len, re.findall("`+", words))) + 1)
+    return f"{fence} {words} {fence}"
 
 
 def latex(tables: Sequence[Compared], said: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ class EndedRun:
         config = folder.config()
         method = config.build_method()
         if not personal:
-            require_global(folder, method)
+            require_global(folder, method, of_all=True)
         data = stored_data(config, folder, changed="refuse")
         run = stored_run(folder, config, data.preprocessing)
         if not personal and len(data.owners) < data.clients:

@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedbayes.runs.readable import clock, number, words
@@ -31,9 +30,9 @@ class GridDisplay:
         self._lock = threading.Lock()
         self._lines: dict[Cell, TaskID] = {}
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[said]}", markup=False),
             console=console,
             transient=True,
             disable=console is None or not console.is_terminal,
@@ -121,4 +120,4 @@ class GridDisplay:
         said = f"{self._ended}/{self._count} runs"
         if left := self._time_left():
             said += f", about {left} left"
-        self._progress.update(self._whole, completed=self._done, said=escape(said))
+        self._progress.update(self._whole, completed=self._done, said=said)

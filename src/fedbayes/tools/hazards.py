@@ -1,5 +1,6 @@
 """Baseline hazards for the model of a run, from its clients' sums over who is at risk."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -70,7 +71,7 @@ def estimate_hazards(
         FedbayesError: the run has not ended, has no such model, or predicts no risks; its data are
             not here; or there are no events.
     """
-    if coarsen < 0:
+    if not 0 <= coarsen < math.inf:
         raise ConfigError(f"coarsen is {coarsen:g}; give 0 or a step of times")
     if rows not in ("train", "test"):
         raise ConfigError(f"rows is {rows!r}; choose train or test")

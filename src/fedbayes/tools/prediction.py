@@ -1,7 +1,7 @@
 """Predictions of the rows of a file, written to another: both may be larger than memory."""
 
 import gzip
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -103,7 +103,7 @@ def predict_file(
     added: list[str] = []
     odd: list[Unknown] = []
     try:
-        with _writing(out) as write:
+        with _writing(out, _kinds(model, inputs, query) if keep_inputs else {}) as write:
             for piece in read:
                 raw, unknown = _encode(model, piece, read.where)
                 found = model.columns(raw, level, piece.start)
@@ -186,6 +186,13 @@ def _summed(odd: Sequence[Unknown]) -> list[Unknown]:
     return list(found.values())
 
 
+def _kinds(model: TrainedModel, inputs: Path | str, query: str | None) -> dict[str, str]:
+    """What columns are that the model reads, by name, where no file says of which type."""
+    if query is None and str(inputs).lower().endswith((".parquet", ".xlsx")):
+        return {}
+    return {column.name: column.kind for column in model.table}
+
+
 def _rows_with_gaps(x: Any) -> int:
     if hasattr(x, "columns"):
         return int(x.isna().any(axis=1).sum())
@@ -204,12 +211,17 @@ _DIGITS = "{:.10g}".format
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[Write]:
-    """Rows to be written to a file that is there whole at the end, or not at all."""
+def _writing(path: Path, kinds: Mapping[str, str]) -> Iterator[Write]:
+    """Rows to be written to a file that is there whole at the end, or not at all.
+
+    Args:
+        path: the file.
+        kinds: of columns that are read as numbers of another type from piece to piece.
+    """
     name = path.name.lower()
     with written_whole(path) as file:
         if name.endswith(".parquet"):
-            with _parquet(file) as write:
+            with _parquet(file, kinds) as write:
                 yield write
         elif name.endswith(".gz"):
             # Without the time, the same predictions are the same file.
@@ -255,7 +267,7 @@ def _spelled(names: tuple[str, ...]) -> str:
 
 
 @contextmanager
-def _parquet(file: BinaryIO) -> Iterator[Write]:
+def _parquet(file: BinaryIO, kinds: Mapping[str, str]) -> Iterator[Write]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -264,7 +276,11 @@ def _parquet(file: BinaryIO) -> Iterator[Write]:
     def write(kept: Any, found: Answers) -> None:
         nonlocal writer
         frame = kept.assign(**found)
-        schema = None if writer is None else writer.schema
+        if writer is None:
+            first = pa.Table.from_pandas(frame, preserve_index=False)
+            schema = pa.schema([_lasting(first, name, kinds) for name in first.column_names])
+        else:
+            schema = writer.schema
         table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
         table = table.replace_schema_metadata(None)
         if writer is None:
@@ -276,3 +292,21 @@ def _parquet(file: BinaryIO) -> Iterator[Write]:
     finally:
         if writer is not None:
             writer.close()
+
+
+def _lasting(table: Any, name: str, kinds: Mapping[str, str]) -> Any:
+    """A column of the first piece, of a type that it has in later ones too: here it may be empty,
+    its numbers whole, or its sets all without a class.
+    """
+    import pyarrow as pa
+
+    kind, now = kinds.get(name), table.schema.field(name).type
+    if kind == "number" and (pa.types.is_integer(now) or pa.types.is_null(now)):
+        return pa.field(name, pa.float64())
+    if kind == "boolean" and table[name].null_count == len(table):
+        return pa.field(name, pa.bool_())
+    if pa.types.is_null(now):
+        return pa.field(name, pa.string())
+    if pa.types.is_list(now) and pa.types.is_null(now.value_type):
+        return pa.field(name, pa.list_(pa.string()))
+    return pa.field(name, now)

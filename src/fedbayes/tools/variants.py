@@ -46,6 +46,11 @@ def variants(text: str) -> list[Variant]:
         raise ConfigError("--methods names none; give some, as in --methods fedavg,fedprox")
     for number, variant in enumerate(found):
         find_method(variant.method)
+        if not (variant.label.isprintable() and variant.label.strip(". ")):
+            raise ConfigError(
+                f"{variant.label!r} is no label for tables and folders; give {variant.method} one "
+                "of printable characters, in one line"
+            )
         for setting in variant.settings:
             key = setting.partition("=")[0].strip()
             if key.partition(".")[0] in SHARED:
