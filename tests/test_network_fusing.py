@@ -17,7 +17,7 @@ from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.function import HeldOut, fuse_functions, teacher_of
 from fedbayes.fusion.graph_matching import match_graph
-from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
+from fedbayes.fusion.settings import DistillationSettings, FunctionSettings, SeekingSettings
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.matching import MatchingSettings
@@ -827,8 +827,9 @@ def test_networks_without_gradients_are_told(inputs):
     nets["b"] = Steep()
     assert fuse_functions(nets, nets["a"], inputs, settings=QUICK).parameters
     counts = [[5, 0, 1], [2, 3, 4]]
-    with pytest.raises(ModelError, match=r"leave that out \(--set function.seeking.share=0\)"):
-        fuse_functions(nets, nets["a"], inputs, counts=counts, settings=FunctionSettings(draws=512))
+    moved = FunctionSettings(draws=512, seeking=SeekingSettings(share=0.5))
+    with pytest.raises(ModelError, match="which a network does not have; leave seeking out"):
+        fuse_functions(nets, nets["a"], inputs, counts=counts, settings=moved)
 
 
 def test_labels_of_no_class_are_told_before_anything_is_fused(photos, tmp_path, capsys):
