@@ -263,6 +263,25 @@ def test_scores_give_the_fisher_matrix_in_the_outputs(name):
         torch.testing.assert_close(exact.T @ exact, wanted)
 
 
+@pytest.mark.parametrize(
+    ("first", "shape"),
+    [
+        (
+            lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False)),
+            (6,),
+        ),
+        (lambda: nn.BatchNorm2d(2, track_running_stats=False), (2, 4, 4)),
+    ],
+)
+def test_networks_that_answer_a_sample_by_others_are_told(first, shape):
+    torch.manual_seed(0)
+    network = nn.Sequential(first(), nn.Flatten(), nn.LazyLinear(4))
+    x = torch.randn(9, *shape)
+    network(x)
+    with pytest.raises(ModelError, match="by those beside it, and a posterior sums up gradients"):
+        posterior(network, CLASSES, classes(x))
+
+
 def test_refusals_of_a_posterior():
     module = MLP(3, [], 2)
     quantile = build_likelihood("quantile", Target("real", ("r",), (0.0,), (1.0,)))

@@ -25,7 +25,7 @@ from fedbayes.likelihoods.gaussian import Gaussian
 from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import Network
 from fedbayes.models.resize import with_weights
-from fedbayes.models.units import require_gradients
+from fedbayes.models.units import require_apart, require_gradients
 from fedbayes.tensors import Samples, Tensors
 
 FEW_CLASSES = 20
@@ -70,6 +70,7 @@ def posterior(
         raise ModelError("there are no samples to compute a posterior on")
     module = copy.deepcopy(module).eval()
     require_gradients({"the network": module}, samples.x[:2])
+    require_apart(module, samples.x[[0, -1]], "a posterior sums up gradients sample by sample")
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     sums = _Sums(module, settings.largest, factors=factors)
     rng = seeds.torch_rng(seed, "curvature")

@@ -355,6 +355,30 @@ def require_gradients(networks: Mapping[str, nn.Module], x: Tensor) -> None:
                 ) from None
 
 
+def require_apart(network: nn.Module, x: Tensor, why: str) -> None:
+    """See that a network answers a sample by itself, and not by those beside it.
+
+    Args:
+        network: left in evaluation mode.
+        x: inputs [n, ...], two or more.
+        why: what samples are taken one by one for.
+
+    Raises:
+        ModelError: it does not, as normalizations without running statistics.
+    """
+    with torch.no_grad():
+        together = evaluating(network)(x)[:2]
+        try:
+            alone = torch.cat([network(x[:1]), network(x[1:2])])
+        except ValueError:  # a normalization that takes no single sample
+            alone = None
+    if alone is None or not torch.allclose(together, alone, 1e-3, 1e-3, equal_nan=True):
+        raise ModelError(
+            f"a {type(network).__name__} answers a sample by those beside it, and {why}; give its "
+            "normalizations running statistics (track_running_stats), or leave it out"
+        )
+
+
 def program_units(program: "ExportedProgram") -> Groups:
     """The groups of units of a network that was exported."""
     names = set(tensor_names(program).values())
