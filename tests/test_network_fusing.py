@@ -433,6 +433,18 @@ def test_a_width_is_free_within_a_bound(tmp_path, capsys):
     assert not (tmp_path / "i.pt").exists()
 
 
+def test_a_frontier_of_one_width_is_one(tmp_path, inputs, capsys):
+    paths = []
+    for name, network in networks(2, 4).items():
+        paths.append(tmp_path / f"{name}.pt")
+        torch.save(network.state_dict(), paths[-1])
+    asked = ("--frontier", "1", "--method", "function", *SMALL, "--json")
+    assert command("fuse", *paths, "-o", tmp_path / "g.pt", *asked) == 0
+    names = [mark["name"] for mark in json.loads(capsys.readouterr().out)["frontier"]]
+    assert names[0] == "fused, width 1"
+    assert any(name.startswith("ensemble") for name in names)
+
+
 def test_the_frontier_has_the_sizes_of_networks_and_of_their_ensemble(tmp_path, inputs, capsys):
     clients = networks(2, 7)
     paths = []

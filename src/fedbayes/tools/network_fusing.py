@@ -143,7 +143,8 @@ class NetworkFusionJob:
         chosen = self._chosen(fusions)
         marks: list[Mark] = []
         page = self.report is not None and self.report.suffix.lower() in PAGES
-        if len(fusions) > 1 or test is not None or self.picture is not None or page:
+        shown = bool(self.frontier) or self.picture is not None or page
+        if len(fusions) > 1 or test is not None or shown:
             watch("comparing")
             marks = [
                 scale.fused(fusion, width, self._cooled(fusion))
