@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from tests.deployment import BIN, free_port, wait_for
 from tests.ray_nodes import PATIENCE, Nodes, actors_of, fedbayes, processes_at
 
 ray = pytest.importorskip("ray")
+engine = pytest.importorskip("fedbayes.federation.engines.ray")
 cluster = pytest.importorskip("fedbayes.federation.engines.ray_cluster")
 ray_room = pytest.importorskip("fedbayes.federation.engines.ray_room")
 
@@ -99,6 +101,33 @@ def test_a_run_on_this_machine_has_the_bits_of_the_sequential_engine(
         ended = resume(tmp_path / "run")
     assert_identical(ended.model, expected.model)
     assert told(ended) == told(expected)
+
+
+@pytest.mark.parametrize(("borrowed", "stored"), [(False, 1), (True, 2)])
+def test_short_messages_go_with_each_call_and_long_ones_are_stored_once(
+    monkeypatch, borrowed, stored
+):
+    puts = []
+    monkeypatch.setattr(engine.ray, "put", lambda data: puts.append(data) or len(puts))
+    on_ray = object.__new__(engine.OnRay)
+    on_ray._cluster = cluster.Cluster("here", borrowed=borrowed)
+    on_ray._stored = deque(maxlen=engine.STORED)
+    short, long = b"s", bytes(engine.SHORT + 1)
+    for message in (short, long, short, long):
+        for client in range(2):
+            on_ray._shared(Task(client, 1, message, None))
+    assert len(puts) == stored
+    assert long in puts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [2_000, 4_000])
+def test_messages_of_several_megabytes_arrive(tmp_path, width):
+    """9 MB, longer than what goes with a call, and 17 MB, longer than Ray would have there."""
+    asked = {"method": "fedavg", "clients": 2, "rounds": 1, "training": {"epochs": 1}}
+    asked["model"] = {"hidden": [width, 1_000]}
+    once = run(config("sequential", **asked), tmp_path / "sequential")
+    assert_identical(run(config(**asked), tmp_path / "ray").model, once.model)
 
 
 @pytest.mark.parametrize(

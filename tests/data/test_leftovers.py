@@ -252,3 +252,12 @@ def test_data_show_names_the_division_and_prints_the_notes(
     assert said.out.startswith("own, natural, 2 clients")
     assert said.err.startswith("note: 1 of 3 groups are left out")
     assert (tmp_path / "own-natural.png").exists()
+
+
+def test_of_an_official_test_part_it_is_said_whether_it_is_pooled():
+    dataset = pool(labels(100), official=80)
+    _, (note,) = notes(dataset, partition="iid", clients=4, test=0.25)
+    assert "part of 20 samples is pooled" in note
+    assert "official_test = 'unread'" in note
+    _, (note,) = notes(dataset, partition="iid", clients=4, test=0.25, official_test="unread")
+    assert "part of 20 samples is not read" in note

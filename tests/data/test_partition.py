@@ -332,3 +332,36 @@ def test_divisions_are_those_of_flowers_partitioners(scheme, changes, seed):
         return
     found = _SCHEMES[scheme](labels, clients, asked, needed, np.random.default_rng(seed))
     assert (found == wanted).all()
+
+
+def test_an_official_test_part_can_be_left_unread():
+    dataset = pool(labels(1_000), official=800)
+    pooled = partition(dataset, DataSettings(partition="iid", clients=4, test=0.2), 0)
+    assert max(*pooled.train, *pooled.test) >= 800
+    asked = DataSettings(partition="iid", clients=4, test=0.2, official_test="unread")
+    part = partition(dataset, asked, 0)
+    assert sorted([*part.train, *part.test]) == list(range(800))
+    assert len(part.test) == 160
+
+
+@pytest.mark.parametrize(
+    ("official", "asked", "reason"),
+    [
+        (None, {"test": 0.2}, "pool has no official test part"),
+        (800, {}, "that part is tested on; with test a fraction"),
+        (
+            800,
+            {
+                "partition": "counts",
+                "class_counts": [[5] * 3, [5] * 3],
+                "test_counts": [2] * 3,
+                "clients": 2,
+            },
+            "test_counts leaves that part out by itself",
+        ),
+    ],
+)
+def test_only_a_test_part_that_is_not_asked_for_is_left_unread(official, asked, reason):
+    dataset = pool(labels(1_000), official=official)
+    with pytest.raises(DataError, match=f"official_test = 'unread' has no effect here: {reason}"):
+        partition(dataset, DataSettings(official_test="unread", **asked), 0)

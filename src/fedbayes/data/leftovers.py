@@ -31,7 +31,7 @@ def left_out(
         fraction: The part of its rows that a client tests on, if it keeps them itself.
     """
     scheme = choose_scheme(dataset, settings)
-    first = [*_pooled(dataset, fraction), *_new_classes(dataset, division, official)]
+    first = [*_pooled(dataset, settings, fraction), *_new_classes(dataset, division, official)]
     if scheme == "natural":
         return [
             *first,
@@ -59,14 +59,17 @@ def left_out(
     return notes
 
 
-def _pooled(dataset: Dataset, fraction: float | None) -> list[str]:
+def _pooled(dataset: Dataset, settings: DataSettings, fraction: float | None) -> list[str]:
     """What to say of an official test part where clients test on a fraction of their own."""
     if fraction is None or dataset.official_train is None:
         return []
+    part = f"the official test part of {dataset.samples - dataset.official_train:,} samples is"
+    if settings.official_test == "unread":
+        return [f"{part} not read, since official_test = 'unread'"]
     return [
-        f"the official test part of {dataset.samples - dataset.official_train:,} samples is pooled "
-        f"with the training part, since test = {fraction} has clients test on samples of their "
-        "own; leave test out to test on that part"
+        f"{part} pooled with the training part, since test = {fraction} has clients test on "
+        "samples of their own; leave test out to test on that part, or set official_test = "
+        "'unread' to choose settings without it"
     ]
 
 

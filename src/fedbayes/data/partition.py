@@ -131,7 +131,7 @@ def partition(dataset: Dataset, settings: DataSettings, seed: int) -> Partition:
     fraction = _fraction(dataset, settings)
     scheme = choose_scheme(dataset, settings)
     rng = seeds.numpy_rng(seed, "pool")
-    pool = _some(np.arange(_pool_size(dataset, fraction)), settings.limit, rng)
+    pool = _some(np.arange(_pool_size(dataset, settings, fraction)), settings.limit, rng)
     needed = (
         settings.min_samples if fraction is None else rows_needed(settings.min_samples, fraction)
     )
@@ -198,8 +198,23 @@ def _fraction(dataset: Dataset, settings: DataSettings) -> float | None:
     return DEFAULT_FRACTION
 
 
-def _pool_size(dataset: Dataset, fraction: float | None) -> int:
-    if fraction is None and dataset.official_train is not None:
+def _pool_size(dataset: Dataset, settings: DataSettings, fraction: float | None) -> int:
+    """The number of samples that are divided: the first of the data set.
+
+    Raises:
+        DataError: An official test part is to be left unread that is not there, or is tested on.
+    """
+    unread = settings.official_test == "unread"
+    if unread and (dataset.official_train is None or fraction is None):
+        reason = (
+            f"{dataset.name} has no official test part"
+            if dataset.official_train is None
+            else "that part is tested on; with test a fraction clients test on samples of their own"
+            if settings.test_counts is None
+            else "test_counts leaves that part out by itself"
+        )
+        raise DataError(f"official_test = 'unread' has no effect here: {reason}")
+    if dataset.official_train is not None and (fraction is None or unread):
         return dataset.official_train
     return dataset.samples
 

@@ -114,6 +114,12 @@ class DataSettings(SourceSettings):
         "trained on, and all their samples are for testing. Default: official where the set has "
         "such a part, else 0.25.",
     )
+    official_test: Literal["pooled", "unread"] = Field(
+        "pooled",
+        description="What becomes of an official test part where test is a fraction. pooled: it is "
+        "divided among the clients with the training part. unread: nobody has it, as where "
+        "settings are chosen that are to be tested on it later.",
+    )
 
     label_noise: float = Field(
         0.0,

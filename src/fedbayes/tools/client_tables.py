@@ -20,7 +20,7 @@ _DIVIDING = ("partition", "alpha", "clients", "class_counts", "limit", "samples_
 """Settings of how rows are divided among clients, which tables of one's own say themselves."""
 _FEATURES = ("numeric", "dates", "date_format", "text", "text_width", "max_categories", "scale")
 """Settings of how columns become inputs of a network."""
-_PARTS = ("test", "limit_test", "test_counts", "min_samples")
+_PARTS = ("test", "official_test", "limit_test", "test_counts", "min_samples")
 """Settings of how rows are divided into parts, all of which count here."""
 
 

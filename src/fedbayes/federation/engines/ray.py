@@ -19,7 +19,7 @@ from fedbayes.federation.client_runtime import Evaluation, Outcome, Task
 from fedbayes.federation.engines import AtWork
 from fedbayes.federation.engines.questions import outcome
 from fedbayes.federation.engines.ray_actor import Answer, Clients, Place
-from fedbayes.federation.engines.ray_cluster import connect
+from fedbayes.federation.engines.ray_cluster import INLINE, connect
 from fedbayes.federation.engines.ray_room import free_words, how_many, room, spare, there_is
 from fedbayes.federation.engines.ray_seats import Job, Seats
 from fedbayes.federation.ray_settings import RaySettings
@@ -30,6 +30,8 @@ AHEAD = 4
 """Calls for each actor that are handed out before the first of them is done."""
 STORED = 4
 """Messages that stay in the object store until others come; those under way stay anyway."""
+SHORT = 1_000_000
+"""Bytes of a message that goes with each call at most; a longer one is stored once for all."""
 LOOK = 5.0
 """Seconds between two looks at whether there is still a cluster, while an answer is waited for."""
 _HANDED_ON = ("FEDBAYES_DATA", "HF_HOME", "HF_HUB_OFFLINE")
@@ -151,11 +153,15 @@ class OnRay:
             seats.grow(more)
 
     def _shared(self, item: Task | Evaluation) -> Any:
-        """What several items share, in the object store: once as long as it is the very same.
+        """What several items share: what is long is in the object store, once as long as it is the
+        very same; what is short goes with each call.
 
-        Where clients start in several rounds, the messages of these take turns.
+        A Ray that the user started may send no more than 100 KB with a call, and store each time
+        what is longer. Where clients start in several rounds, the messages of these take turns.
         """
         data = item.message if isinstance(item, Task) else item.model
+        if len(data) <= SHORT and not self._cluster.borrowed:
+            return data
         for kept, reference in self._stored:
             if kept is data:
                 return reference
@@ -229,6 +235,7 @@ def _options(needs: Mapping[str, float], threads: int) -> dict[str, Any]:
         "runtime_env": {
             "env_vars": {
                 **CUBLAS,
+                **INLINE,
                 "OMP_NUM_THREADS": str(threads),
                 "PYTHONPATH": os.pathsep.join(_own_places()),
             }

@@ -30,6 +30,9 @@ _TOKEN = secrets.token_hex(32)
 _PROBE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 """Ray itself takes two minutes to tell that nobody answers."""
 
+INLINE = {"RAY_max_direct_call_object_size": "8000000"}
+"""Has what is no longer than so many bytes come with a call itself. The object store, through which
+Ray sends 100 KB and more, takes milliseconds each time, and more from node to node."""
 _AGAIN = 10.0
 """Seconds that a head which has answered before has to answer again."""
 
@@ -120,7 +123,7 @@ def connect(address: str | None, seconds: float) -> Cluster:
     if asked == LOCAL:
         return _start_own()
     found = _resolved(asked)
-    variables = _set({"RAY_USAGE_STATS_ENABLED": "0"})
+    variables = _set({"RAY_USAGE_STATS_ENABLED": "0", **INLINE})
     _refresh()
     cluster = Cluster(found, variables=variables, speak=_silenced())
     try:
@@ -221,6 +224,7 @@ def _start_own() -> Cluster:
     cluster.variables = _set(
         {
             "RAY_USAGE_STATS_ENABLED": "0",
+            **INLINE,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": _TOKEN,
             "RAY_prestart_worker_first_driver": "0",

@@ -38,7 +38,7 @@ class Job:
 
     item: Task | Evaluation
     shared: Any
-    """What several have in common, in the object store."""
+    """What several have in common: bytes, or where they are in the object store."""
     answer: "Future[Answer]" = field(default_factory=Future)
     losses: int = 0
     """Actors that were lost at work on it."""
