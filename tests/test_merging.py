@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from fedbayes.fusion.merging import merge
 from fedbayes.fusion.regression import regress
+from fedbayes.fusion.targets import Targets
 from fedbayes.models import MLP
+from fedbayes.testing import assert_identical
 from tests.test_function_space import error, inputs, teacher_of, trained_like
 
 
@@ -105,6 +107,30 @@ def test_merged_neurons_of_noisy_copies_are_nearer_to_the_teacher():
     assert errors["merged"] < 0.9 * errors["chosen"]
     assert errors["auto"] == errors["merged"]
     assert said == ["neurons are merged from several clients' in 1, 3"] * 2
+
+
+def test_the_clients_say_once_what_both_choices_are_solved_for(monkeypatch):
+    module, modules = noisy_copies(0.15)
+    teacher, example = teacher_of(modules, 4), torch.zeros(2, 6)
+    listened, inner = [], Targets._inner
+
+    def counted(self, asking, number, *rest):
+        listened.append((len(asking), number))
+        return inner(self, asking, number, *rest)
+
+    monkeypatch.setattr(Targets, "_inner", counted)
+    fused = {}
+    for name, more in {"auto": {}, "merged": {"units": "merged"}, "little": {"memory": 0}}.items():
+        listened.clear()
+        fused[name] = regress(
+            modules, module, teacher, lambda i: inputs(example, i, 256), 4, **more
+        ).state_dict()
+        # The first layer keeps the clients' own weights, and the last has the teacher's outputs.
+        layers = {"auto": 2, "merged": 1, "little": 1}[name]
+        assert max(listened) == (layers, 3)
+        assert len(listened) == (4 * 4 if name == "little" else 4)
+    assert_identical(fused["auto"], fused["merged"])
+    assert_identical(fused["auto"], fused["little"])
 
 
 def test_a_first_layer_of_merged_neurons_is_the_sum_of_theirs():

@@ -22,7 +22,7 @@ LARGEST = 20_000
 _NORMS = ("batch_norm", "group_norm", "layer_norm", "rms_norm")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit:
     """A layer that is solved for."""
 

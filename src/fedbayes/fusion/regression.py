@@ -6,6 +6,7 @@ merged into them (`fedbayes.fusion.merging`). Then, from the inputs up, each lay
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain, cycle
 from typing import Literal
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.assembly import Origins, assembled, whole_tensors
-from fedbayes.fusion.choice import Chosen, choose
+from fedbayes.fusion.choice import choose
 from fedbayes.fusion.donors import Donor, find_donors
 from fedbayes.fusion.layers import fits
 from fedbayes.fusion.shares import Shares
@@ -67,7 +68,7 @@ def regress(
             client with the most. By default they follow the teacher's shares.
         units: where they come from: each from one client (`chosen`), neurons also merged from
             several (`merged`), or whichever is nearer to the teacher on batches after the last
-            (`auto`), which solves twice.
+            (`auto`), which solves for both, and has the clients say it once.
         ridge: of the mean diagonal of the normal equations, toward the chosen units' own weights.
         memory: bytes of targets that are kept, and as many of the fused network's activations.
         watch: called with what a user should know of what could not be done as asked.
@@ -107,35 +108,37 @@ def regress(
     if whole:
         say(f"units of one client alone: {', '.join(whole)}")
 
-    def solved(chosen: Sequence[Chosen], say: Callable[[str], None]) -> nn.Module:
-        origins = Origins(own, donors, chosen)
-        tensors = assembled(own, donors, origins, shares, anchor)
-        steps = recorded(
-            own,
-            with_weights(like, tensors),
-            [(one.group, one.order) for one in chosen],
-            example,
-        )
-        found, left = fits(steps, origins, tensors, own, donors[0].client >= 0)
-        if left:
-            say(f"not solved for, with their clients' own weights: {', '.join(left)}")
-        targets = Targets(
-            found, steps, donors, anchor, shares, teacher, taught, draw, batches, memory
-        )
-        solver = Solver(steps, tensors, origins, anchor, targets, draw, batches, memory)
-        with torch.no_grad():
-            for fit in found:
-                if progress is not None:
-                    progress(f"solving {fit.name}")
-                solver.solve(fit, ridge)
-        return with_weights(like, solver.tensors)
-
-    fused = solved(chosen, say)
     merged = [one.group.layer for one in chosen if one.members is not None]
+    choices = [chosen]
+    if merged and units == "auto":
+        choices.append([one.without for one in chosen])
+    origins = [Origins(own, donors, choice) for choice in choices]
+    started = [assembled(own, donors, each, shares, anchor) for each in origins]
+    placed = [(one.group, one.order) for one in chosen]
+    steps = recorded(own, with_weights(like, started[0]), placed, example)
+    layers = []
+    for origin, tensors in zip(origins, started, strict=True):
+        found, left = fits(steps, origin, tensors, own, donors[0].client >= 0)
+        layers.append(found)
+    if left:
+        say(f"not solved for, with their clients' own weights: {', '.join(left)}")
+    together = [*chain.from_iterable(zip(*layers, strict=True))]
+    targets = Targets(
+        together, steps, donors, anchor, shares, teacher, taught, draw, batches, memory
+    )
+    solvers = [
+        Solver(steps, tensors, origin, anchor, targets, draw, batches, memory // len(choices))
+        for origin, tensors in zip(origins, started, strict=True)
+    ]
+    with torch.no_grad():
+        for fit, solver in zip(together, cycle(solvers), strict=False):
+            if progress is not None and solver is solvers[0]:
+                progress(f"solving {fit.name}")
+            solver.solve(fit, ridge)
+    fused, *others = (with_weights(like, solver.tensors) for solver in solvers)
     if not merged:
         return fused
-    if units == "auto":
-        alone = solved([one.without for one in chosen], lambda text: None)
+    for alone in others:
         unseen = [draw(batches + number) for number in range(UNSEEN)]
         far, far_alone = _far([fused, alone], teacher, unseen)
         if far_alone <= far:

@@ -1,9 +1,9 @@
 """What layers of a fused network are to say, heard from the donors.
 
 A layer's targets are what its units say in their own clients' networks; these do not depend on the
-fused network. So all layers listen in one forward pass of each donor and batch, as long as what
-they hear (outputs at some places) takes little memory; and in the end the same pass tells what the
-clients say together.
+fused network. So all layers listen in one forward pass of each donor and batch, also those of other
+choices of units, as long as what they hear (outputs at some places) takes little memory; and in the
+end the same pass tells what the clients say together.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +25,8 @@ class Targets:
     """Targets of all layers, for whoever asks in their order.
 
     Args:
-        fits: the layers.
-        steps: of the fused network.
+        fits: the layers, of one choice of units or several.
+        steps: of the fused network, whatever its units.
         donors: whose units there are.
         anchor: the donor of what comes from no client in particular.
         shares: of donors in outputs.
@@ -54,16 +54,16 @@ class Targets:
         self.teacher, self.draw, self.batches = teacher, draw, batches
         self._taught = taught
         self._bundles = bundles(fits, batches, memory)
-        self._heard: dict[tuple[str, int], Tensor] = {}
+        self._heard: dict[tuple[Fit, int], Tensor] = {}
         self._clients_tell = len(donors) == len(teacher.clients)
 
     def of(self, fit: Fit, number: int) -> Tensor:
         """What a layer is to say at its places of a batch, [n, rows]."""
-        if (fit.weight, number) not in self._heard:
+        if (fit, number) not in self._heard:
             self._heard.clear()
             bundle = next(bundle for bundle in self._bundles if fit in bundle)
             self._listen(bundle, [number] if len(bundle) == 1 else range(self.batches))
-        return self._heard[fit.weight, number]
+        return self._heard[fit, number]
 
     def _listen(self, bundle: Sequence[Fit], numbers: Iterable[int]) -> None:
         """Hear what these layers are to say on batches, as far as they want them."""
@@ -78,14 +78,14 @@ class Targets:
             outputs = self._inner(asking, number, x, bool(ending) and self._clients_tell)
             for fit in ending:
                 taught = self._teachers(number, x, outputs)
-                self._heard[fit.weight, number] = picked(taught, fit.channel, fit.places(number))
+                self._heard[fit, number] = picked(taught, fit.channel, fit.places(number))
 
     def _inner(self, asking: Sequence[Fit], number: int, x: Tensor, ending: bool) -> list[Tensor]:
         """Hear the donors on a batch; their outputs, if they are wanted."""
-        places = {fit.weight: fit.places(number) for fit in asking}
+        places = {fit: fit.places(number) for fit in asking}
         for fit in asking:
-            shape = () if fit.outputs else (places[fit.weight].shape[1], len(fit.origin.donor))
-            self._heard[fit.weight, number] = torch.zeros(shape)
+            shape = () if fit.outputs else (places[fit].shape[1], len(fit.origin.donor))
+            self._heard[fit, number] = torch.zeros(shape)
         outputs = []
         for at, donor in enumerate(self.donors):
             # Operations of donors have the fused network's order.
@@ -99,7 +99,7 @@ class Targets:
                 continue
             for step in donor.steps.run(donor.tensors, x):
                 for fit in wanted.get(step.node, ()):
-                    said = picked(step.value, fit.channel, places[fit.weight])
+                    said = picked(step.value, fit.channel, places[fit])
                     self._enter(fit, number, at, said)
                 missing -= step.node in wanted
                 if ending and step.node is donor.steps.output:
@@ -113,7 +113,7 @@ class Targets:
         """What a donor says for a layer: of its own units; of what stands for outputs by its
         shares, output by output where it tells classes.
         """
-        heard = self._heard[fit.weight, number]
+        heard = self._heard[fit, number]
         if not fit.outputs:
             parts = fit.origin.parts
             own = (self._givers(fit) == at).nonzero()[:, 0]
@@ -121,7 +121,7 @@ class Targets:
             return
         whole = self.shares.classes and said.shape[-1] == self.shares.table.shape[1]
         said = self.shares.part(at, said) if whole else self.shares.mean(at) * said
-        self._heard[fit.weight, number] = heard + said
+        self._heard[fit, number] = heard + said
 
     def _givers(self, fit: Fit) -> Tensor:
         """The donors of a layer's rows, by part."""
