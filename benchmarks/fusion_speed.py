@@ -5,7 +5,7 @@
 Networks are LeNets of images of 32 by 32 as they start, inputs standard normal: what is computed
 does not depend on either. The last column is the part of the time that the teacher would take to
 answer all draws once, measured in the same run. With `--whole` it is all that `fedbayes fuse` does
-by default: leaves are drawn and moved toward classes, least squares twice, training end to end.
+by default: leaves are drawn, least squares for two choices of units, training end to end.
 """
 
 import argparse

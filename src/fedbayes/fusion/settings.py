@@ -79,7 +79,7 @@ class FunctionSettings(BaseModel):
     units: Literal["auto", "chosen", "merged"] = Field(
         "auto",
         description="chosen: each from one client; merged: neurons also of several, as one; auto: "
-        "whichever is nearer to what the clients say together, which takes twice as long",
+        "whichever is nearer to what the clients say together, which takes longer",
     )
     augment: bool = Field(
         True,
