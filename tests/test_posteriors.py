@@ -101,6 +101,22 @@ def test_the_diagonal_is_that_of_the_fisher_matrix(make, shape):
     assert not any(tensor.requires_grad for tensor in found.diagonal.values())
 
 
+def test_layers_too_wide_for_factors_have_the_same_diagonal_by_matrix_products(monkeypatch):
+    """A layer of 65 inputs and one of 12: gradients of single samples are not asked for."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 12), nn.Linear(12, 4)
+    )
+    samples = classes(torch.randn(5, 1, 4, 4))
+    alone = "fedbayes.fusion.curvature._Sums._add_each"
+    monkeypatch.setattr(alone, lambda *_: pytest.fail("sample by sample"))
+    found = posterior(module, CLASSES, samples, CurvatureSettings(largest=13))
+    assert found.factors.keys() == {"0", "4"}
+    flat = torch.cat([found.diagonal[name].flatten() for name, _ in module.named_parameters()])
+    wanted = fisher_by_loops(module, samples).diagonal()
+    torch.testing.assert_close(flat, wanted, rtol=1e-3, atol=1e-6)
+
+
 def test_factors_against_loops_over_samples_and_places():
     torch.manual_seed(0)
     conv, head = nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Linear(12, 4, bias=False)

@@ -271,9 +271,15 @@ class _Sums:
     def __init__(
         self, module: nn.Module, largest: int, *, diagonals: bool = True, factors: bool = True
     ) -> None:
-        self.module, self.factors = module, factors
+        self.module = module
         self.layers = {
-            name: layer for name, layer in module.named_modules() if _factored(layer, largest)
+            name: layer
+            for name, layer in module.named_modules()
+            if _by_calls(layer) and (diagonals or _width(layer) <= largest)
+        }
+        """Those whose sums are of what they get and of the gradients of what they give."""
+        self.factored = {
+            name for name, layer in self.layers.items() if factors and _width(layer) <= largest
         }
         self.inputs: Tensors = {}
         self.outputs: Tensors = {}
@@ -302,7 +308,7 @@ class _Sums:
         kept, room = dict[int, Tensor](), _KEPT
         for number, use in enumerate(uses):
             a = use.inputs
-            if self.factors:
+            if use.name in self.factored:
                 _add(self.inputs, use.name, a.flatten(0, 1).T @ a.flatten(0, 1))
             self.places[use.name] = self.places.get(use.name, 0) + a.shape[1]
             if a.numel() <= room:
@@ -335,7 +341,7 @@ class _Sums:
         for number, (use, gradient) in enumerate(zip(uses, found, strict=True)):
             if gradient is not None:
                 g = places(use.layer, gradient)
-                if self.factors:
+                if use.name in self.factored:
                     _add(self.outputs, use.name, g.flatten(0, 1).T @ g.flatten(0, 1))
                 by_layer.setdefault(use.name, []).append((g, number))
         for name, calls in by_layer.items() if self.diagonal else ():
@@ -347,7 +353,7 @@ class _Sums:
                 self.diagonal[f"{name}.bias"] += squares[:, columns]
 
     def _add_each(self, x: Tensor, v: Tensor, names: Sequence[str]) -> None:
-        """Squared gradients of the parameters without factors, sample by sample."""
+        """Squared gradients of other parameters, sample by sample."""
         parameters = {name: self.module.get_parameter(name).detach() for name in names}
 
         def value(others: Tensors, one: Tensor, along: Tensor) -> Tensor:
@@ -385,7 +391,7 @@ class _Sums:
         return factors, {name: means[first] for name, first in self.shared.items()}
 
     def _others(self) -> list[str]:
-        """Parameters whose gradients no layer with factors gives."""
+        """Parameters whose gradients are not summed by the calls of their layer."""
         covered = {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
         return [name for name in self.diagonal if name not in covered]
 
@@ -426,8 +432,10 @@ class _Sums:
         }
 
 
-def _factored(layer: nn.Module, largest: int) -> bool:
-    """Whether a layer gets factors, as far as it says itself."""
+def _by_calls(layer: nn.Module) -> bool:
+    """Whether what a layer gets and gives tells the gradients of its parameters, as far as it says
+    itself.
+    """
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         plain = layer.groups == 1 and layer.padding_mode == "zeros"
         if not plain or isinstance(layer.padding, str):
@@ -436,9 +444,13 @@ def _factored(layer: nn.Module, largest: int) -> bool:
         return False
     if layer._parameters.get("weight") is None:  # computed, as weight_norm does it
         return False
-    if not all(parameter.requires_grad for parameter in layer.parameters()):
-        return False
-    return max(len(layer.weight), layer.weight[0].numel() + 1) <= largest
+    return all(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _width(layer: nn.Module) -> int:
+    """The larger side of a layer's factors; of a layer `_by_calls` alone."""
+    weight = layer.get_parameter("weight")
+    return max(len(weight), weight[0].numel() + 1)
 
 
 def _same(own: Tensor, layer: nn.Module, name: str, whole: Mapping[str, Tensor | None]) -> bool:
