@@ -16,6 +16,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.models import MLP
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples
+from fedbayes.testing import assert_identical
 from tests.architectures import ARCHITECTURES, Attention, Convolutions, Recurrent, Shared
 from tests.toy_models import residual, sequence
 
@@ -115,6 +116,25 @@ def test_layers_too_wide_for_factors_have_the_same_diagonal_by_matrix_products(m
     flat = torch.cat([found.diagonal[name].flatten() for name, _ in module.named_parameters()])
     wanted = fisher_by_loops(module, samples).diagonal()
     torch.testing.assert_close(flat, wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_parts_of_a_posterior_are_those_of_the_whole():
+    torch.manual_seed(0)
+    module = shaken(
+        nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 30), nn.Tanh())
+    )
+    module.append(nn.Linear(30, 4))
+    samples, settings = classes(torch.randn(7, 6)), CurvatureSettings(largest=10)
+    whole = posterior(module, CLASSES, samples, settings)
+    diagonal = posterior(module, CLASSES, samples, settings, parts="diagonal")
+    assert not diagonal.factors
+    assert_identical(diagonal.diagonal, whole.diagonal)
+    factors = posterior(module, CLASSES, samples, settings, parts="factors")
+    assert factors.factors.keys() == whole.factors.keys() == {"0"}
+    assert_identical(vars(factors.factors["0"]), vars(whole.factors["0"]))
+    others = {name: t for name, t in whole.diagonal.items() if not name.startswith("0.")}
+    assert len(others) == 6
+    assert_identical(factors.diagonal, others)
 
 
 def test_factors_against_loops_over_samples_and_places():

@@ -74,6 +74,24 @@ def test_one_synchronous_round_gives_the_pooled_posterior(method):
     torch.testing.assert_close(found[-1].precision["0.weight"], product, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("method", [FedLap, FedEP])
+def test_drawn_targets_give_the_precision_on_average(method):
+    """Gaussian targets of 60 rows, 400 for each: (y − f)²/σ⁴ has the deviation √2/σ² around 1/σ²,
+    so precisions are off by a hundredth. Targets are others in every round and at every client.
+    """
+    data = [regressions()[0]] * 3
+    _, precision = pooled(data)
+    _, exact = pooled(data[:1], 1 / 3)
+    found, states = posteriors(method(damping=1.0, fisher_draws=400), linear_run(), data, 2)
+    drawn = [posterior.precision["0.weight"][0] for posterior in found]
+    for one in drawn:
+        torch.testing.assert_close(one, precision.diagonal(), rtol=0.05, atol=0)
+    assert (drawn[0] != drawn[1]).all()
+    factors = [state.factor.precision["0.weight"][0] for state in states]
+    assert (factors[0] != factors[1]).all()
+    torch.testing.assert_close(factors[0], exact.diagonal(), rtol=0.1, atol=0)
+
+
 @pytest.mark.parametrize("method", [FedLap(), FedEP(damping=0.5)], ids=lambda m: m.name)
 def test_damped_rounds_come_nearer_by_the_factor_that_damping_leaves(method):
     """Factors have Σx²/σ² for a fixed point, and keep 1 − ρ of the distance: ρ is 1/3 or 1/2."""

@@ -10,6 +10,7 @@ matrix is taken as E[Σ_t a_t a_tᵀ] ⊗ E[g gᵀ] (Martens and Grosse 2015; Gr
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,10 @@ _ROOM = 1 << 24
 _KEPT = 1 << 26
 """Numbers that layers' inputs may take that are kept for all vectors that are drawn back."""
 
+Parts = Literal["all", "diagonal", "factors"]
+"""Of a posterior: Kronecker factors and the whole diagonal; the diagonal alone; or factors, and the
+diagonal of what has none."""
+
 
 def posterior(
     module: nn.Module,
@@ -42,9 +47,9 @@ def posterior(
     samples: Samples,
     settings: CurvatureSettings | None = None,
     *,
-    seed: int = 0,
+    rng: torch.Generator | None = None,
     watch: Callable[[int, int], None] | None = None,
-    factors: bool = True,
+    parts: Parts = "all",
 ) -> Posterior:
     """The weights of a network, and what its client's samples say of them.
 
@@ -56,9 +61,9 @@ def posterior(
         likelihood: what its outputs mean.
         samples: of the client, as the network sees them.
         settings: how.
-        seed: of targets that are drawn.
+        rng: of targets that are drawn; one of a fixed seed by default.
         watch: called with samples done and of all.
-        factors: whether Kronecker factors are wanted beside the diagonal.
+        parts: what is wanted.
 
     Raises:
         ModelError: there are no samples, or something is not finite.
@@ -72,8 +77,8 @@ def posterior(
     require_gradients({"the network": module}, samples.x[:2])
     require_apart(module, samples.x[[0, -1]], "a posterior sums up gradients sample by sample")
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
-    sums = _Sums(module, settings.largest, factors=factors)
-    rng = seeds.torch_rng(seed, "curvature")
+    sums = _Sums(module, settings.largest, parts)
+    rng = seeds.torch_rng(0, "curvature") if rng is None else rng
     done = 0
     for x in torch.split(samples.x, settings.batch_size):
         sums.add(x, lambda f: scores(likelihood, f, settings.draws, rng))
@@ -92,7 +97,12 @@ def posterior(
 
 
 def summed_diagonal(
-    network: Network, likelihood: Likelihood, weights: Tensors, samples: Samples
+    network: Network,
+    likelihood: Likelihood,
+    weights: Tensors,
+    samples: Samples,
+    settings: CurvatureSettings,
+    rng: torch.Generator,
 ) -> Tensors:
     """The diagonal of the Fisher matrix of a network's trained weights, summed over samples.
 
@@ -101,11 +111,13 @@ def summed_diagonal(
         likelihood: what its outputs mean.
         weights: where the matrix is taken.
         samples: all that it is summed over.
+        settings: how.
+        rng: of targets that are drawn.
 
     Returns:
-        By name, float32 on the CPU; with the random numbers of one seed where targets are drawn.
+        By name, float32 on the CPU.
     """
-    found = curvature_at(network, likelihood, weights, samples, factors=False)
+    found = curvature_at(network, likelihood, weights, samples, settings, rng, parts="diagonal")
     return {name: found.samples * found.diagonal[name] for name in weights}
 
 
@@ -114,13 +126,13 @@ def curvature_at(
     likelihood: Likelihood,
     weights: Tensors,
     samples: Samples,
-    settings: CurvatureSettings | None = None,
-    *,
-    factors: bool = True,
+    settings: CurvatureSettings,
+    rng: torch.Generator,
+    parts: Parts,
 ) -> Posterior:
     """What a client's samples say of a network's weights, as `posterior` has it, on the CPU."""
     module = with_weights(network.module, network.whole(weights))
-    return posterior(module, likelihood, samples.to("cpu"), settings, factors=factors)
+    return posterior(module, likelihood, samples.to("cpu"), settings, rng=rng, parts=parts)
 
 
 def layer_factors(
@@ -142,7 +154,7 @@ def layer_factors(
         ConfigError: the likelihood has no distribution to draw from.
     """
     settings = settings or CurvatureSettings()
-    sums = _Sums(copy.deepcopy(module).eval(), settings.largest, diagonals=False)
+    sums = _Sums(copy.deepcopy(module).eval(), settings.largest, None)
     rng, total = seeds.torch_rng(0, "curvature"), 0
     for batch in batches:
         for x in torch.split(batch, settings.batch_size):
@@ -169,7 +181,7 @@ def factored_layers(network: Network, largest: int) -> dict[str, tuple[int, int]
             "which layers have Kronecker factors is found with a sample; give its shape"
         )
     module = with_weights(network.module, network.whole(network.initial))
-    sums = _Sums(module, largest)
+    sums = _Sums(module, largest, None)
     rng = torch.Generator().manual_seed(0)
     kind = next(module.parameters()).dtype
     sums.add(torch.rand(2, *network.shape, generator=rng, dtype=kind), lambda f: iter([f.detach()]))
@@ -266,20 +278,26 @@ def _targets(likelihood: Likelihood, f: Tensor, rng: torch.Generator) -> Tensor:
 
 
 class _Sums:
-    """Factors, and diagonals, as far as they are wanted, summed over samples."""
+    """Factors, and diagonals, as far as they are wanted, summed over samples.
 
-    def __init__(
-        self, module: nn.Module, largest: int, *, diagonals: bool = True, factors: bool = True
-    ) -> None:
+    Args:
+        module: the network.
+        largest: the widest layer that gets factors.
+        parts: what is wanted; None: factors, and no diagonal of anything.
+    """
+
+    def __init__(self, module: nn.Module, largest: int, parts: Parts | None) -> None:
         self.module = module
         self.layers = {
             name: layer
             for name, layer in module.named_modules()
-            if _by_calls(layer) and (diagonals or _width(layer) <= largest)
+            if _by_calls(layer) and (parts is not None or _width(layer) <= largest)
         }
         """Those whose sums are of what they get and of the gradients of what they give."""
         self.factored = {
-            name for name, layer in self.layers.items() if factors and _width(layer) <= largest
+            name
+            for name, layer in self.layers.items()
+            if parts != "diagonal" and _width(layer) <= largest
         }
         self.inputs: Tensors = {}
         self.outputs: Tensors = {}
@@ -287,16 +305,16 @@ class _Sums:
         self.diagonal = {
             name: torch.zeros(parameter.shape, dtype=torch.float64)
             for name, parameter in module.named_parameters()
-            if parameter.requires_grad and diagonals
+            if parameter.requires_grad and parts is not None
         }
         own = {id(parameter): name for name, parameter in module.named_parameters()}
         self.shared = {
             name: own[id(parameter)]
             for name, parameter in module.named_parameters(remove_duplicate=False)
-            if parameter.requires_grad and diagonals
+            if name in self.diagonal or own[id(parameter)] in self.diagonal
         }
         """Every name that a trained parameter has, and the first of them."""
-        self.checked = False
+        self.parts, self.checked = parts, False
 
     def add(self, x: Tensor, scores_of: Callable[[Tensor], Iterator[Tensor]]) -> None:
         """Add a batch of samples [n, ...]."""
@@ -304,6 +322,7 @@ class _Sums:
             f = self.module(x)
         if not self.checked:
             self._check(f, uses)
+            self._leave_out()
             uses = [use for use in uses if use.name in self.layers]
         kept, room = dict[int, Tensor](), _KEPT
         for number, use in enumerate(uses):
@@ -344,9 +363,11 @@ class _Sums:
                 if use.name in self.factored:
                     _add(self.outputs, use.name, g.flatten(0, 1).T @ g.flatten(0, 1))
                 by_layer.setdefault(use.name, []).append((g, number))
-        for name, calls in by_layer.items() if self.diagonal else ():
-            squares = _squares([(g, kept[n] if n in kept else uses[n].inputs) for g, n in calls])
+        for name, calls in by_layer.items():
             weight = f"{name}.weight"
+            if weight not in self.diagonal:
+                continue
+            squares = _squares([(g, kept[n] if n in kept else uses[n].inputs) for g, n in calls])
             columns = self.diagonal[weight][0].numel()
             self.diagonal[weight] += squares[:, :columns].reshape(self.diagonal[weight].shape)
             if self.layers[name].bias is not None:
@@ -388,12 +409,20 @@ class _Sums:
             if name in self.outputs
         }
         means = {name: (d / total).float() for name, d in self.diagonal.items()}
-        return factors, {name: means[first] for name, first in self.shared.items()}
+        shared = {n: means[first] for n, first in self.shared.items() if first in means}
+        return factors, shared
 
     def _others(self) -> list[str]:
         """Parameters whose gradients are not summed by the calls of their layer."""
         covered = {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
         return [name for name in self.diagonal if name not in covered]
+
+    def _leave_out(self) -> None:
+        """Diagonals that are not wanted beside factors."""
+        if self.parts == "factors":
+            for name in self.factored & self.layers.keys():
+                for kind in ("weight", "bias"):
+                    self.diagonal.pop(f"{name}.{kind}", None)
 
     def _check(self, f: Tensor, uses: Sequence[Call]) -> None:
         """Keep those layers alone whose gradients are, sample by sample, the sums over their calls:

@@ -12,6 +12,7 @@ from fedbayes.contracts.moments import Moments
 from fedbayes.errors import ConfigError
 from fedbayes.fields import Only
 from fedbayes.fusion.curvature import require_curvature, summed_diagonal
+from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.inference.sampling import Pulled, require_langevin, sampled
 from fedbayes.tensors import Samples, Tensors
 
@@ -41,6 +42,12 @@ class FedEP(Moments):
         "laplace",
         description="how a client infers mean and variance: at the mode with the Fisher diagonal, "
         "or from samples of Langevin dynamics",
+    )
+    fisher_draws: Annotated[int | None, Only("inference", "laplace")] = Field(
+        None,
+        ge=1,
+        description="targets drawn for each sample in the Fisher diagonal, which take a pass back "
+        "each; by default all classes, where there are at most 20 (laplace)",
     )
     burn_in: Annotated[float, Only("inference", "sgld")] = Field(
         0.5, ge=0, lt=1, description="share of a round's steps before the first sample (sgld)"
@@ -88,7 +95,15 @@ class FedEP(Moments):
         if self.inference == "sgld":
             return self._sampled(problem, samples, at)
         solved = at.solve(problem, self.loss(at.run), samples, validation=self.validation(at.run))
-        found = summed_diagonal(at.run.network, at.run.likelihood, solved.parameters, samples)
+        run, settings = at.run, CurvatureSettings(draws=self.fisher_draws)
+        found = summed_diagonal(
+            run.network,
+            run.likelihood,
+            solved.parameters,
+            samples,
+            settings,
+            at.rng("curvature"),
+        )
         share: Tensors = problem.given["share"]
         precision = {n: p + found[n].to(p) / self.kl_weight for n, p in share.items()}
         return solved, solved.parameters, precision, {}

@@ -72,6 +72,13 @@ class FedLap(Moments):
         "a diagonal (kronecker)",
     )
 
+    fisher_draws: Annotated[int | None, Only("covariance", "diagonal", "kronecker")] = Field(
+        None,
+        ge=1,
+        description="targets drawn for each sample in the Fisher matrix, which take a pass back "
+        "each; by default all classes, where there are at most 20 (diagonal, kronecker)",
+    )
+
     def variant(self) -> AnyMethod:
         """With Kronecker products states and messages are others."""
         return Kronecker(of=self) if self.covariance == "kronecker" else self
@@ -112,7 +119,15 @@ class FedLap(Moments):
         solved = at.solve(problem, self.loss(at.run), samples, validation=self.validation(at.run))
         precision: Tensors = dict(problem.given["share"])
         if self.covariance == "diagonal":
-            found = summed_diagonal(at.run.network, at.run.likelihood, solved.parameters, samples)
+            run, settings = at.run, CurvatureSettings(draws=self.fisher_draws)
+            found = summed_diagonal(
+                run.network,
+                run.likelihood,
+                solved.parameters,
+                samples,
+                settings,
+                at.rng("curvature"),
+            )
             precision = {n: p + found[n].to(p) / self.kl_weight for n, p in precision.items()}
         return solved, solved.parameters, precision, {}
 
@@ -237,8 +252,16 @@ class Kronecker(OneMetric):
         """The mode, and the curvature there."""
         problem, run = self.problem(message, client, samples, at), at.run
         solved = at.solve(problem, self.loss(run), samples, validation=self.validation(run))
-        settings = CurvatureSettings(largest=self.of.largest)
-        found = curvature_at(run.network, run.likelihood, solved.parameters, samples, settings)
+        settings = CurvatureSettings(largest=self.of.largest, draws=self.of.fisher_draws)
+        found = curvature_at(
+            run.network,
+            run.likelihood,
+            solved.parameters,
+            samples,
+            settings,
+            at.rng("curvature"),
+            parts="factors",
+        )
         layers, n = problem.given["layers"], found.samples
         if missing := sorted(layers.keys() - found.factors.keys()):
             raise ModelError(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedbayes import seeds
 from fedbayes.data import Preprocessing
 from fedbayes.errors import ConfigError, FedbayesWarning, MessageError, ModelError
 from fedbayes.files import read_bytes, writable, write_beside
@@ -84,9 +85,8 @@ class PosteriorJob:
         module, names = open_module(
             whole, card, chosen, seen.shape, found.likelihood, str(self.model)
         )
-        result = posterior(
-            module, found.likelihood, samples, self.settings, seed=self.seed, watch=watch
-        )
+        rng = seeds.torch_rng(self.seed, "curvature")
+        result = posterior(module, found.likelihood, samples, self.settings, rng=rng, watch=watch)
         size = write_posterior(self.out, _renamed(result, names), card)
         return {
             "samples": result.samples,
