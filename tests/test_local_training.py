@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import fedbayes
 from fedbayes.contracts import Problem, nll
-from fedbayes.inference.optimizers import Sgd, Yogi, step
+from fedbayes.inference.optimizers import Adam, Sgd, Yogi, step
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.inference.solve import batches, solve
 from fedbayes.models import MLP, Network
@@ -322,3 +322,31 @@ def test_lean_sgd_takes_the_steps_of_pytorchs(missing, momentum, decay, seed):
         lean.step()
         whole.step()
     assert all(one.equal(other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_adam_in_one_pass_takes_the_steps_of_pytorchs_whatever_the_layout(amsgrad, kind):
+    """Gradients lie in memory as their leaves do, transposed, or channels last; one is absent."""
+    torch.manual_seed(0)
+    last = torch.channels_last
+    ours = [torch.randn(5, 7, dtype=kind), torch.randn(4, 3, 3, 3, dtype=kind)]
+    ours += [ours[1].clone(memory_format=last), torch.tensor(0.5, dtype=kind)]
+    theirs = [leaf.clone() for leaf in ours]
+    fused = Adam(ours, 0.05, 0.01, amsgrad)
+    plain = torch.optim.Adam(theirs, lr=0.05, weight_decay=0.01, amsgrad=amsgrad, foreach=False)
+    assert fused.defaults["fused"]
+    for number in range(5):
+        for one, other in zip(ours, theirs, strict=True):
+            gradient = torch.randn_like(one) * 10.0**number
+            one.grad = other.grad = gradient
+        ours[0].grad = ours[0].grad.T.contiguous().T
+        ours[1].grad = ours[1].grad.contiguous(memory_format=last)
+        ours[2].grad = ours[2].grad.contiguous()
+        if number == 2:
+            ours[3].grad = theirs[3].grad = None
+        fused.step()
+        plain.step()
+    close = {torch.float32: 1e-5, torch.float64: 1e-12}[kind]
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=close, atol=close)

@@ -81,7 +81,7 @@ class LocalTraining(BaseModel):
         """A fresh optimizer of these settings over leaf tensors."""
         import torch
 
-        from fedbayes.inference.optimizers import Sgd
+        from fedbayes.inference.optimizers import Adam, Sgd
 
         decay = self.weight_decay
         match self.optimizer:
@@ -91,7 +91,7 @@ class LocalTraining(BaseModel):
                 return torch.optim.Adamax(parameters, lr=lr, weight_decay=decay)
             case "adam" | "amsgrad":
                 amsgrad = self.optimizer == "amsgrad"
-                return torch.optim.Adam(parameters, lr=lr, weight_decay=decay, amsgrad=amsgrad)
+                return Adam(parameters, lr, decay, amsgrad)
 
     def step_count(self, samples: int) -> int:
         """Optimizer steps in a round for a client with so many samples."""
