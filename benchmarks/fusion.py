@@ -14,7 +14,8 @@ judged by 5,000 others: so settings can be compared without a test sample.
 
 Measurements are appended to `--results`, each as it comes; what stands there under the same
 settings is not measured again. The clients' runs are kept in `--keep`, so that a changed fusion
-needs no new training. Needs MNIST, CIFAR-10 and the vehicle sensors (FEDBAYES_DATA, or the hub).
+needs no new training. Needs MNIST, FashionMNIST, CIFAR-10 and the vehicle sensors (FEDBAYES_DATA,
+or the hub), as far as a case is of them.
 """
 
 import argparse
@@ -77,6 +78,12 @@ def fedfisher(alpha, start="common"):
     return images("cifar10", 5, alpha, network, FEDFISHER, start, precision="bf16")
 
 
+def fashion(alpha):
+    """The same of FashionMNIST, with LeNets; pieces of clothing are no pen strokes."""
+    config = images("fashion-mnist", 5, alpha, "lenet5", FEDFISHER, "common")
+    return Case(config, prior="leaves", baselines=SHARED)
+
+
 def residual(model, epochs, clients=5, **data):
     """Residual networks from a shared start."""
     training = {"optimizer": "adam", "lr": 1e-3, "batch_size": 64, "epochs": epochs}
@@ -93,6 +100,8 @@ class Case:
     sums: bool = False
     """Whether to fuse with the clients' sums, too."""
     baselines: tuple[str, ...] = field(default=())
+    prior: str = "auto"
+    """Of inputs."""
     validated: bool = False
     """Whether it is judged by training samples that no client has."""
 
@@ -149,6 +158,9 @@ CASES = {
     "fedfisher-0.05": Case(fedfisher(0.05), baselines=SHARED),
     "fedfisher-0.2": Case(fedfisher(0.2), baselines=SHARED),
     "fedfisher-0.1-apart": Case(fedfisher(0.1, "own")),
+    "fashion-0.05": fashion(0.05),
+    "fashion-0.1": fashion(0.1),
+    "fashion-0.2": fashion(0.2),
     "resnet20": Case(residual("resnet20", 10), baselines=("permute",)),
     "resnet18": Case(residual("fusion_networks:resnet18", 10), baselines=("permute",)),
     "resnet20-small": Case(residual("resnet20", 2, 2, limit=5000), baselines=("permute",)),
@@ -177,7 +189,7 @@ class Clients:
         begin = time.perf_counter()
         run = finished(folder / f"{name}-seed{seed}", config)
         self.seconds = time.perf_counter() - begin
-        self.seed, self.folder = seed, run.path
+        self.seed, self.folder, self.prior = seed, run.path, case.prior
         self.data = stored_data(config, run)
         self.silos = read_silos(
             sorted((run.path / "clients").glob("*.safetensors")), config.model, Seen()
@@ -254,7 +266,7 @@ class Clients:
 
     def fused(self, width, sums, settings):
         """A fusion in function space."""
-        _, inputs = drawn(self.silos, "auto", [self.sums] if sums else None, self.seed)
+        _, inputs = drawn(self.silos, self.prior, [self.sums] if sums else None, self.seed)
         fusion = fuse_functions(
             self.networks,
             self.silos.like,

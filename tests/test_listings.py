@@ -225,8 +225,8 @@ def test_a_name_of_other_bytes_is_told(monkeypatch, capsys, tmp_path):
 def test_data_list(cli):
     names = [entry["name"] for entry in json.loads(cli("data", "list", "--json"))]
     assert names == [
-        "digits", "diabetes", "mnist", "permuted-mnist", "cifar10", "cifar100", "femnist", "har",
-        "vehicle", "einstein",
+        "digits", "diabetes", "mnist", "permuted-mnist", "fashion-mnist", "cifar10", "cifar100",
+        "femnist", "har", "vehicle", "einstein",
     ]  # fmt: skip
     assert "scikit-learn" in cli("data", "list")
 

@@ -1,6 +1,8 @@
 """Each format, in small files as its publisher writes them."""
 
+import gzip
 import json
+import struct
 
 import numpy as np
 import pandas as pd
@@ -56,6 +58,87 @@ def test_mnist_as_on_the_hub(tmp_path, layout):
     permuted = load_dataset(DataSettings(name="permuted-mnist", dir=tmp_path))
     assert permuted.permuted
     assert permuted.name == "permuted-mnist"
+
+
+def write_idx(file, array):
+    """Bytes as Y. LeCun wrote MNIST: two zeros, type 8, axes, big-endian sizes, rows."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    content = head + array.astype(np.uint8).tobytes()
+    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+
+
+def write_mnist(folder, names="{}-{}-idx{}-ubyte", train=30, test=8):
+    """Its four files; what is in them."""
+    y = np.resize(np.arange(10), train + test)
+    parts = {"train": (grey(train), y[:train]), "t10k": (grey(test), y[train:])}
+    for part, (x, labels) in parts.items():
+        write_idx(folder / names.format(part, "images", 3), x)
+        write_idx(folder / names.format(part, "labels", 1), labels)
+    return np.concatenate([parts["train"][0], parts["t10k"][0]]), y
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+@pytest.mark.parametrize(
+    "names", ["{}-{}-idx{}-ubyte", "raw/{}-{}-idx{}-ubyte.gz", "{}-{}.idx{}-ubyte"]
+)
+def test_mnist_in_its_own_files(tmp_path, name, names):
+    x, y = write_mnist(tmp_path / name, names)
+    found = load_dataset(DataSettings(name=name, dir=tmp_path))
+    assert (found.name, found.official_train, found.shape) == (name, 30, (1, 28, 28))
+    assert np.array_equal(found.x[:, 0], x)
+    assert np.array_equal(found.y, y)
+    assert found.classes[9] == {"mnist": "9", "fashion-mnist": "Ankle boot"}[name]
+
+
+def test_fashion_mnist_as_on_the_hub(tmp_path):
+    x = grey(20)
+    for part, rows in (("train", slice(0, 12)), ("test", slice(12, 20))):
+        labels = np.arange(20)[rows] % 10
+        write_images(tmp_path / "fashion-mnist" / f"{part}.parquet", x[rows], {"label": labels})
+    found = load_dataset(DataSettings(name="fashion-mnist", dir=tmp_path))
+    assert np.array_equal(found.x[:, 0], x)
+    assert found.classes[:2] == ("T-shirt/top", "Trouser")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: content[:-3], "bytes for an array of 30 x 28 x 28"),
+        (lambda content: content + b"0", "bytes for an array of 30 x 28 x 28"),
+        (lambda content: b"\0\0\x0d\3" + content[4:], "does not begin as an IDX file of 3 axes"),
+        (lambda content: content[:9], "does not begin as an IDX file of 3 axes"),
+        (lambda content: b"", "does not begin as an IDX file of 3 axes"),
+    ],
+)
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_damaged_idx_files_are_named(tmp_path, damage, words, end):
+    write_mnist(tmp_path / "mnist", "{}-{}-idx{}-ubyte" + end)
+    file = tmp_path / "mnist" / f"train-images-idx3-ubyte{end}"
+    content = file.read_bytes()
+    file.write_bytes(gzip.compress(damage(gzip.decompress(content))) if end else damage(content))
+    with pytest.raises(DataError, match=words) as refused:
+        load_dataset(DataSettings(name="mnist", dir=tmp_path))
+    assert str(file) in str(refused.value)
+
+
+def test_idx_files_that_do_not_fit_together(tmp_path):
+    folder = tmp_path / "mnist"
+    settings = DataSettings(name="mnist", dir=tmp_path)
+    write_mnist(folder)
+    write_idx(folder / "t10k-labels-idx1-ubyte", np.zeros(7))
+    with pytest.raises(DataError, match="holds 8 images, of which 7 have labels"):
+        load_dataset(settings)
+    write_idx(folder / "t10k-labels-idx1-ubyte", np.full(8, 10))
+    with pytest.raises(DataError, match="label 10 lies outside of its 10 classes"):
+        load_dataset(settings)
+    write_idx(folder / "t10k-images-idx3-ubyte", grey(8, 14))
+    with pytest.raises(DataError, match=r"28 x 28 in .* and 14 x 14 in"):
+        load_dataset(settings)
+    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(b"no archive")
+    (folder / "t10k-images-idx3-ubyte").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*t10k-images-idx3-ubyte\.gz"):
+        load_dataset(settings)
 
 
 @pytest.mark.parametrize(("name", "label"), [("cifar10", "label"), ("cifar100", "fine_label")])

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fedbayes.data.dataset import Dataset, build_dataset
-from fedbayes.data.names import CIFAR10, CIFAR100, DIGITS, LETTERS
+from fedbayes.data.names import CIFAR10, CIFAR100, CLOTHES, DIGITS, LETTERS
 from fedbayes.data.source_settings import SourceSettings
-from fedbayes.data.sources import einstein, har, leaf
+from fedbayes.data.sources import einstein, har, idx, leaf
 from fedbayes.data.sources.files import PARTS, parts_by_name
 from fedbayes.data.sources.images import ImageLayout, read_images
 from fedbayes.data.wording import listed
@@ -95,6 +95,18 @@ def _read_parquet(
     return read_images(name, layout, files, hub)
 
 
+def _find_parquet_or_idx(folder: Path) -> list[Path]:
+    return _find_parquet(folder) or idx.idx_files(folder)
+
+
+def _read_parquet_or_idx(
+    name: str, layout: ImageLayout, hub: str, folder: Path | None, settings: SourceSettings
+) -> Dataset:
+    if folder is not None and not _find_parquet(folder):
+        return idx.read_idx(name, layout.classes, idx.idx_files(folder))
+    return _read_parquet(name, layout, hub, folder, settings)
+
+
 def _find_leaf(folder: Path) -> list[Path]:
     return [file for part in leaf.leaf_files(folder).values() for file in part]
 
@@ -139,15 +151,17 @@ def _images(
     """A set of pictures on the hub, without natural clients."""
     source = f"https://huggingface.co/datasets/{hub}"
     folder = folder or name
+    grey = layout.channels == 1
     return Known(
         Entry(name, what, samples, shape, len(layout.classes), "", source),
         folder=folder,
-        find=_find_parquet,
-        read=partial(_read_parquet, folder, layout, hub),
+        find=_find_parquet_or_idx if grey else _find_parquet,
+        read=partial(_read_parquet_or_idx if grey else _read_parquet, folder, layout, hub),
     )
 
 
 _MNIST = ImageLayout("image", "label", DIGITS)
+_FASHION = ImageLayout("image", "label", CLOTHES)
 _CIFAR10 = ImageLayout("img", "label", CIFAR10, channels=3)
 _CIFAR100 = ImageLayout("img", "fine_label", CIFAR100, channels=3)
 
@@ -190,6 +204,14 @@ _SETS = (
         _MNIST,
         "ylecun/mnist",
         folder="mnist",
+    ),
+    _images(
+        "fashion-mnist",
+        "pieces of clothing",
+        70_000,
+        (1, 28, 28),
+        _FASHION,
+        "zalando-datasets/fashion_mnist",
     ),
     _images("cifar10", "colour photographs", 60_000, (3, 32, 32), _CIFAR10, "uoft-cs/cifar10"),
     _images("cifar100", "colour photographs", 60_000, (3, 32, 32), _CIFAR100, "uoft-cs/cifar100"),

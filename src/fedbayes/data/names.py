@@ -5,6 +5,11 @@ from string import ascii_lowercase, ascii_uppercase, digits
 DIGITS = tuple(digits)
 LETTERS = tuple(ascii_uppercase + ascii_lowercase)
 
+CLOTHES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
 CIFAR10 = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),

@@ -13,6 +13,7 @@ BUILT_IN = (
     "diabetes",
     "mnist",
     "permuted-mnist",
+    "fashion-mnist",
     "cifar10",
     "cifar100",
     "femnist",
