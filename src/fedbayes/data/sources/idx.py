@@ -24,8 +24,8 @@ def idx_files(folder: Path) -> list[Path]:
     for name in _FILES:
         # Some archives have a dot in place of the last dash but one.
         patterns = (f"{name}-ubyte", f"{name.replace('-idx', '.idx')}-ubyte")
-        files = (f for p in patterns for end in ("", ".gz") for f in sorted(folder.rglob(p + end)))
-        found.append(next((file for file in files if file.is_file()), None))
+        there = (f for p in patterns for end in ("", ".gz") for f in sorted(folder.rglob(p + end)))
+        found.append(next((file for file in there if file.is_file()), None))
     files = [file for file in found if file is not None]
     return files if len(files) == len(_FILES) else []
 
