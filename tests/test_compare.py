@@ -295,6 +295,15 @@ def test_configs_side_by_side(tmp_path):
         grid(tmp_path / "other", overrides=[*SMALL, "engine=flower"])
 
 
+def test_a_metric_that_is_asked_for_has_one_column(tmp_path):
+    """Trials tell it of every model."""
+    _, (table,), _ = finish(grid(tmp_path, "fedavg", [*SMALL, "metrics=error_auroc,f1"], seeds=1))
+    assert [name for name in table.columns if "error" in name] == ["error_auroc"]
+    assert "global_f1" in table.columns
+    (row,) = table.rows
+    assert row.figures["error_auroc"].mean == row.figures["global_error_auroc"].mean
+
+
 def test_numbers_have_their_own_columns(tmp_path):
     runs = grid(tmp_path, "fedavg,local", ["data.name=diabetes", "rounds=1", "data.clients=3"])
     _, (table,), _ = finish(runs)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -203,6 +204,25 @@ def test_a_terminal_that_lacks_a_character_is_told_its_code():
     )
     assert done.returncode == 0, done.stderr
     assert rb"\u03b4 of differential privacy" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="of Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [("--version",), ("methods",)])
+def test_an_output_that_is_full_is_told(unbuffered, words):
+    """It was called the run folder, or a traceback came as the process ended."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedbayes", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: standard output cannot be written: No space left on device; send it elsewhere\n",
+    )
 
 
 def test_a_name_of_other_bytes_is_told(monkeypatch, capsys, tmp_path):

@@ -7,8 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedbayes
 from fedbayes.errors import ModelError
-from fedbayes.models import MLP, LeNet5, ModelSettings, Network, ResNet20, build
+from fedbayes.models import MLP, LeNet5, ModelSettings, Network, ResNet20, build, read_program
 from fedbayes.models.layout import PORTION
+from tests.architectures import ARCHITECTURES
 
 
 def count(module):
@@ -59,6 +60,22 @@ def test_shared_weights_are_one_tensor():
     assert set(network.initial) == {"first.weight", "first.bias"}
     weights = {"first.weight": 2 * torch.eye(3), "first.bias": torch.zeros(3)}
     assert torch.equal(network(weights, torch.ones(1, 3)), 4 * torch.ones(1, 3))
+
+
+def test_a_program_has_shared_weights_once(tmp_path):
+    """`torch.export` gives a program a parameter for each of their names."""
+    module, x = ARCHITECTURES["tied"][0](), torch.randn(4, 6)
+    program, path = torch.export.export(module, (x,)), tmp_path / "m.pt2"
+    torch.export.save(program, path)
+    read, _ = read_program(path)
+    assert {n: p.shape for n, p in read.named_parameters()} == {
+        n: p.shape for n, p in module.named_parameters()
+    }
+    with torch.no_grad():
+        for ours, theirs in zip(read.parameters(), module.parameters(), strict=True):
+            ours.add_(1)
+            theirs.add_(1)
+        assert torch.equal(read(x), module(x))
 
 
 def test_a_network_serves_models_of_other_widths():

@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from flwr.common.constant import PARTITION_ID_KEY
 from flwr.common.secure_aggregation.quantization import dequantize, quantize
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
-from fedbayes.flower import secagg_node, secagg_steps
+from fedbayes.flower import apps, secagg_node, secagg_steps, simulated
 from fedbayes.flower.node import Node
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.wire import HELLO
@@ -581,6 +582,31 @@ def test_a_grid_that_is_coarse_beside_the_weights_is_told(most):
     assert sizes.max() == 38
     assert 1e-4 < error < 1.1 * float(found[0])
     assert float(found[1]) < 1e-5
+
+
+@pytest.mark.parametrize("most", [1e6, 50.0])
+def test_a_coarse_grid_is_told_behind_a_round_where_data_are_elsewhere(most, monkeypatch):
+    """Nobody knows their sizes before, and all that is seen of them is the mean."""
+    monkeypatch.setattr(
+        simulated, "flower", lambda config, cohort: partial(apps.flower(config, cohort), apart=True)
+    )
+    config = settings(
+        secure={"max_weight": most, "levels": 2**24}, data={**SMALL, "clients": 4}, rounds=2
+    )
+    with warnings.catch_warnings(record=True):
+        simulation = Simulation(config)
+    with simulation, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        list(simulation)
+        sizes = simulation.data.train_sizes()
+    told = [str(w.message) for w in said if "secure.max_weight" in str(w.message)]
+    if most < 10 * sizes.max():
+        assert not told
+        return
+    ((samples, off),) = re.findall(r"have (\S+) training .* be off by (\S+) in a round", *told)
+    assert float(samples) == pytest.approx(sizes.mean(), abs=1)
+    step = 2 * plan_of(config).range / 2**24
+    assert float(off) == pytest.approx(step * most / sizes.mean(), rel=0.2)
 
 
 SMALL = {"name": "digits", "partition": "iid", "limit": 200}

@@ -381,6 +381,12 @@ def test_a_run_keeps_its_columns_and_goes_on_with_them(place, capsys):
     (hint,) = (hint for hint in hints if "'ward'" in hint)
     assert "'ward' is empty, as in no training row, in 1 row (first in row 1)" in hint
     assert "'ward' has a category, as in no training row, in 39 rows (first in row 2)" in hint
+    new.to_csv("semi.csv", index=False, sep=";", decimal=",")
+    assert run("data", "check", "semi.csv", "--json") == 0
+    apart = json.loads(capsys.readouterr().out)["notes"]
+    assert run("data", "check", "semi.csv", "--like", "whole", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == apart
+    assert any("is read with semicolons between columns" in note for note in apart)
     new.drop(columns="label").assign(age="old").to_csv("bare.csv", index=False)
     assert run("data", "check", "bare.csv", "--like", "whole", "--json") == 1
     assert "holds what is no number ('old' in row 1, of 40" in capsys.readouterr().out

@@ -19,6 +19,20 @@ def test_labels_names_and_settings():
     assert variants(own) == [Variant("own", "examples.pfedme:PFedMe", ("method.strength=2",))]
 
 
+def test_commas_and_colons_in_brackets_or_quotes_are_of_a_setting():
+    text = (
+        'wide=fedavg:model.hidden=[200, 20]:rounds=9,fedprox:note="a,b:c",'
+        "it's (odd)=fedavg:a={b=[1,2]}"
+    )
+    assert variants(text) == [
+        Variant("wide", "fedavg", ("model.hidden=[200, 20]", "rounds=9")),
+        Variant('fedprox:note="a,b:c"', "fedprox", ('method.note="a,b:c"',)),
+        Variant("it's (odd)", "fedavg", ("method.a={b=[1,2]}",)),
+    ]
+    config = settled(Config.create(), variants(text)[0])
+    assert config.model.hidden == (200, 20)
+
+
 def test_a_file_says_the_same(tmp_path):
     file = tmp_path / "methods.toml"
     file.write_text(
@@ -44,6 +58,7 @@ def test_a_file_says_the_same(tmp_path):
         ("fedavg:seed=1", "sets seed, which all methods"),
         ("fedavg:damping=1", "method.damping is a parameter of"),
         ("nothing.toml", "there is no file of methods"),
+        ("fedavg:model.hidden=[20,fedprox", r"a bracket that is not closed: \] is missing"),
         ("..=fedavg", r"'\.\.' is no label for tables and folders; give fedavg one"),
         ("=fedavg", "'' is no label"),
     ],

@@ -51,13 +51,17 @@ def codes(column: Any) -> Any:
 
 
 def identifiers(column: Any) -> Any:
-    """A column of a file's cells as names: numbers if all are, unless one is a code such as 01."""
+    """A column of a file's cells as names: numbers if all are, unless one is a code such as 01, and
+    truth values if all are.
+    """
     import pandas as pd
 
     column = column.infer_objects()
     texts = [value.strip() for value in column.dropna().unique() if isinstance(value, str)]
     if not texts or any(re.match(r"[+-]?0[0-9]", text) for text in texts):
         return column
+    if all(text.lower() in TRUTHS for text in texts):
+        return codes(column)
     try:
         return pd.to_numeric(without_blanks(column))
     except (TypeError, ValueError):

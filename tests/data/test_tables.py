@@ -183,7 +183,7 @@ def test_files_of_one_part_have_the_same_columns(tmp_path):
 @pytest.mark.parametrize(
     ("train", "test", "says"),
     [
-        (["01", "02", "A1"], ["01", "02"], "'label' holds numbers .*holds text in .*train"),
+        (["01", "02", "A1"], ["1", "2"], "'label' holds numbers .*holds text in .*train"),
         (["1", "2"], ["1", "x", "2"], r"'label' .* \('x' in row 2, .*holds numbers in .*train"),
     ],
 )
@@ -221,6 +221,45 @@ def test_clients_are_told_apart_by_leading_zeros(tmp_path, suffix, ids, clients)
     assert {name.lower() for name in dataset.group_names} == {name.lower() for name in clients}
     if "true" not in ids:
         assert dataset.group_names == clients
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", None])
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        (["01", "1", "02"], ["01", "1", "02"]),
+        (["07", "08", "10"], ["07", "08", "10"]),
+        (["2", "10", "1.0"], ["2", "10", "1"]),
+        (["true", "FALSE", "true"], ["True", "False", "True"]),
+    ],
+)
+def test_classes_are_told_apart_by_leading_zeros(tmp_path, delimiter, labels, named):
+    frame = pd.DataFrame({"a": np.arange(12), "label": labels * 4})
+    file = tmp_path / f"t{'.csv' if delimiter else '.xlsx'}"
+    if delimiter:
+        frame.to_csv(file, index=False, sep=delimiter)
+    else:
+        frame.to_excel(file, index=False)
+    dataset = load(file)
+    assert [dataset.classes[k] for k in dataset.y] == named * 4
+
+
+def test_labels_with_zeros_are_found_among_classes_that_are_named(tmp_path):
+    """As categories are: `01` is 1 where nothing else is."""
+    file = tmp_path / "t.csv"
+    rows = [f"{k},{label}" for k, label in enumerate(["01", "02", "2"] * 4)]
+    file.write_text("\n".join(["a,label", *rows]))
+    assert load(file, classes=["1", "2"]).y.tolist() == [0, 1, 1] * 4
+    with pytest.raises(DataError, match="there is no class 2; there are 01, 02, 002"):
+        load(file, classes=["01", "02", "002"])
+
+
+def test_numbers_with_zeros_are_targets_as_they_are(tmp_path):
+    file = tmp_path / "t.csv"
+    rows = [f"{k};{label}" for k, label in enumerate(["007", "010,5", "1"] * 4)]
+    file.write_text("\n".join(["a;label", *rows]))
+    dataset = load_dataset(DataSettings(path=file), ("real",))
+    assert dataset.y[:3].tolist() == [[7.0], [10.5], [1.0]]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", None])

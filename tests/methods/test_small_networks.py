@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedbayes
-from fedbayes.contracts import Nothing, Report, Sum
+from fedbayes.contracts import Nothing, Report, Sum, Total
 from fedbayes.messages import Masked, dense, encode
 from fedbayes.methods.feddrop import FedDrop
 from fedbayes.methods.fedl1 import FedL1
@@ -67,6 +67,25 @@ def test_a_weight_moves_to_the_mean_of_those_who_had_it():
             if had:
                 expected.view(-1)[index] = sum(had) / len(had)
         torch.testing.assert_close(following.weights[name], expected)
+
+
+def test_under_noise_a_weight_moves_as_far_as_with_those_who_had_it():
+    """Nobody is told who had it, and a sum over all is divided by how many it is likely to be."""
+    net, clients = network([8, 6]), 2000
+    method = FedDrop(dense_rate=0.5)
+    server, run = method.init(run_of(net)), run_of(net)
+    sums = {n: torch.zeros(w.shape, dtype=torch.float64) for n, w in server.weights.items()}
+    for client in range(clients):
+        for name, item in method.message(server, at(net, client)).items():
+            sums[name] += item.mask() if isinstance(item, Masked) else 1.0
+    assert min(float(t.mean()) for t in sums.values()) < 0.3 * clients
+    dtypes = {name: w.dtype for name, w in server.weights.items()}
+    total = Total({"weights": sums}, {"weights": {}}, dtypes, float(clients), clients)
+    following, _ = method.update(server, method.resummed(total, server, run), at(net))
+    for name, w in server.weights.items():
+        moved = following.weights[name] - w
+        assert float(moved.mean()) == pytest.approx(1, abs=0.02)
+        assert float((moved - 1).abs().max()) < 0.2
 
 
 def test_bytes_of_dropped_networks():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 500.0
 """Offset of counts: exp(500) is 1e217."""
+_FAR = 1e75
+"""A product of four numbers so far from 0 is none of float64."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def design(frame: "pd.DataFrame", coding: Coding) -> Design:
     if len(rows) < len(frame) and not wanted.drop_missing:
         raise EngineError("values are missing that were there before")
     count = len(rows)
-    blocks = [_block(rows[term.column], term) for term in coding.terms]
+    blocks = [_block(rows, term) for term in coding.terms]
     y = np.zeros(count)
     if wanted.binary:
         y = np.asarray(texts(rows[wanted.binary]) == coding.happened, np.float64)
@@ -96,14 +98,21 @@ def design(frame: "pd.DataFrame", coding: Coding) -> Design:
 
 
 def _numbers(rows: "pd.DataFrame", column: str) -> Array:
-    return np.asarray(rows[column].astype(np.float64), np.float64)
+    values = np.asarray(rows[column].astype(np.float64), np.float64)
+    far = np.abs(values) > _FAR
+    if far.any():
+        raise DataError(
+            f"column '{column}' is {values[far][0]:g} in a row, too large for sums of squares (of "
+            f"{int(far.sum()):,} rows beyond {_FAR:g}); give it in another unit, or mend it"
+        )
+    return values
 
 
-def _block(column: "pd.Series[Any]", term: Term) -> Array:
+def _block(rows: "pd.DataFrame", term: Term) -> Array:
     """The columns of a term [n, 1 or levels - 1]."""
     if not term.levels:
-        return np.asarray(column.astype(np.float64), np.float64)[:, None]
-    values = texts(column)
+        return _numbers(rows, term.column)[:, None]
+    values = texts(rows[term.column])
     if not values.isin(term.levels).all():
         raise EngineError(f"column '{term.column}' has a category that was not there before")
     columns = [(values == level).to_numpy(np.float64) for level in term.levels[1:]]

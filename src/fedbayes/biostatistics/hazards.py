@@ -26,6 +26,8 @@ _INFINITE = (
     "likelihood), so that no finite coefficient is the most likely one; leave one of the columns "
     "out, or join categories."
 )
+_FLAT = 1e-11
+"""Variance of a column among those at risk, of 1 among all, that is none but for rounding."""
 
 
 def fit_cox(
@@ -62,7 +64,10 @@ def fit_cox(
     else:
         times = event_times(exchange, coding, shared=False)
         evaluate, hazards = _together(exchange, coding, numbers, times, ties)
-    first, best = maximize(evaluate, np.zeros(p), coding.names, _INFINITE)
+    within = " of its stratum" if strata_by_client or wanted.strata else ""
+    flat = f"is the same in all who are at risk at an event{within}, so hazards tell nothing of it"
+    least = _FLAT * scales.y_sum
+    first, best = maximize(evaluate, np.zeros(p), coding.names, _INFINITE, least, flat)
     baseline = None if times is None else _baseline(coding, times, hazards(best.at))
     return _result(exchange, agreed, scales, first, best, ties, baseline)
 

@@ -43,7 +43,12 @@ def unpacked(triangle: Array, size: int) -> Array:
 
 
 def maximize(
-    evaluate: Callable[[Array], Evaluation], start: Array, names: Sequence[str], infinite: str
+    evaluate: Callable[[Array], Evaluation],
+    start: Array,
+    names: Sequence[str],
+    infinite: str,
+    least: float = 0.0,
+    flat: str = "makes no difference to any row",
 ) -> tuple[Evaluation, Evaluation]:
     """Climb to the maximum of a concave log-likelihood.
 
@@ -52,6 +57,9 @@ def maximize(
         start: where to begin [p].
         names: of the coefficients, for errors.
         infinite: what it means that coefficients grow without end.
+        least: information on a coefficient at the start, of columns of variance 1, that is none
+            but for rounding.
+        flat: what it means that there is none.
 
     Returns:
         What was found at the start, and at the maximum.
@@ -68,7 +76,7 @@ def maximize(
         )
     if not len(start):
         return first, here
-    refuse_dependent(here.information, names)
+    refuse_dependent(here.information, names, least, flat)
     for _ in range(MOST_STEPS):
         try:
             step: Array = np.asarray(np.linalg.solve(here.information, here.gradient), np.float64)
@@ -105,16 +113,17 @@ def _climb(
     return None
 
 
-def refuse_dependent(information: Array, names: Sequence[str]) -> None:
-    """See that no column is a combination of others.
+def refuse_dependent(information: Array, names: Sequence[str], least: float, flat: str) -> None:
+    """See that no column is a combination of others; `least` and `flat` are those of `maximize`.
 
     Raises:
         DataError: one is; the text names those that depend on one another.
     """
-    diagonal = np.sqrt(np.diag(information))
-    if not (diagonal > 0).all():
-        flat = [name for name, size in zip(names, diagonal, strict=True) if not size > 0]
-        raise DataError(f"{', '.join(flat)} makes no difference to any row; leave it out")
+    own = np.diag(information)
+    none = [name for name, size in zip(names, own, strict=True) if not size > least]
+    if none:
+        raise DataError(f"{', '.join(none)} {flat}; leave it out (--drop)")
+    diagonal = np.sqrt(own)
     values, vectors = np.linalg.eigh(information / np.outer(diagonal, diagonal))
     if values[0] > 1e-11 * len(names):
         return

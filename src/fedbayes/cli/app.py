@@ -1,9 +1,11 @@
 """The application that the commands register with, and how its errors and notes are printed."""
 
+import os
 import re
 import sys
 import warnings
 from collections.abc import Iterable
+from errno import EPIPE
 from functools import partial
 from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn, TextIO
@@ -76,7 +78,10 @@ def main() -> None:
     warnings.simplefilter("always", FedbayesWarning)
     warnings.showwarning = partial(_show, set())
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        status = app(standalone_mode=False) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()  # at exit it would fail with a traceback
+        sys.exit(status)
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:
@@ -95,9 +100,23 @@ def main() -> None:
             raise
         fail(f"{odd[0]!r}: such a name is not UTF-8; rename it")
     except OSError as error:
+        if error.filename is None and _unwritable():
+            if error.errno == EPIPE:  # as Click has it, where whoever read has gone
+                sys.exit(1)
+            fail(f"standard output cannot be written: {error.strerror}; send it elsewhere")
         if error.filename is None and error.errno not in FULL:
             raise
         fail(f"{error.filename or 'the run folder'}: {error.strerror}")
+
+
+def _unwritable() -> bool:
+    """Whether nothing can be printed; if so, what waits to be is dropped."""
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _show(

@@ -115,4 +115,6 @@ def attack(
 
 def _listed(text: str | None) -> list[str]:
     """What stands between commas."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
+    from fedbayes.tools.variants import parts
+
+    return [part.strip() for part in parts(text or "", ",") if part.strip()]

@@ -270,5 +270,23 @@ def remarks(plan: Plan | None, sizes: NDArray[Any]) -> list[str]:
     ]
 
 
+def remark_of_mean(plan: Plan, samples: float) -> str:
+    """The same where clients' samples are elsewhere, once a round has told their mean; empty if
+    there is nothing to say.
+
+    Args:
+        plan: of the run.
+        samples: mean weight of the reports.
+    """
+    off = plan.error(samples)
+    if plan.max_weight <= 10 * samples or off < _FINE:
+        return ""
+    return (
+        f"secure.max_weight = {plan.max_weight:,g}, and clients have {samples:,.0f} training "
+        f"samples on average: weights may be off by {off:.1g} in a round, and by less with a "
+        "max_weight that is no more than the largest client has"
+    )
+
+
 _FINE = 1e-4
 """Error of a weight that is not worth a word."""

@@ -191,7 +191,9 @@ def flower(config: Config, cohort: int) -> Callable[..., Flower]:
     plan = plan_of(config, cohort)
     if config.asynchronous.active and not ENGINES[config.engine].clocked:
         return AsynchronousFlower
-    return Flower if plan is None else partial(SecureFlower, plan)
+    if plan is None:
+        return Flower
+    return partial(SecureFlower, plan, apart=ENGINES[config.engine].states == "remote")
 
 
 def plan_of(config: Config, cohort: int) -> secure.Plan | None:

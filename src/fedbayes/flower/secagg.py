@@ -10,6 +10,7 @@ stands in for each of them, so a round goes on as ever: the sum is the same.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from types import ModuleType
@@ -26,11 +27,11 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.serverapp import Grid
 
-from fedbayes.errors import EngineError, FedbayesError, MessageError
+from fedbayes.errors import EngineError, FedbayesError, FedbayesWarning, MessageError
 from fedbayes.federation.checks import encode_report
 from fedbayes.federation.client_runtime import ClientRuntime, NoReport, Outcome, Task
 from fedbayes.federation.engines import AtWork
-from fedbayes.federation.secure import MODULUS, Plan, Vector
+from fedbayes.federation.secure import MODULUS, Plan, Vector, remark_of_mean
 from fedbayes.flower.engine import Flower
 from fedbayes.flower.poller import LinkError
 from fedbayes.flower.secagg_masks import with_masks
@@ -83,6 +84,8 @@ class SecureFlower(Flower):
     Args:
         plan: the settings.
         connect, runtime, clients, timeout, poll, closing: as for `Flower`.
+        apart: whether the clients' data are elsewhere, so that nobody knows before the first round
+            how coarse the sum is beside their weights; it is told behind it then.
     """
 
     def __init__(
@@ -95,11 +98,12 @@ class SecureFlower(Flower):
         timeout: float,
         poll: float = 0.5,
         closing: Callable[[], None] = lambda: None,
+        apart: bool = False,
     ) -> None:
         super().__init__(
             connect, runtime, clients=clients, timeout=timeout, poll=poll, closing=closing
         )
-        self._plan = plan
+        self._plan, self._untold = plan, apart
         self._present: dict[int, int] = {}  # of the round under way: clients, and their nodes
         self._steps: Steps | None = None
         self._awaited: tuple[int, ...] = ()
@@ -203,7 +207,11 @@ class SecureFlower(Flower):
             MessageError: no vectors of honest clients have this mean.
         """
         assert isinstance(self._plan, Plan)
-        return encode_report(self._plan.read(mean, self._centre(task)))
+        report = self._plan.read(mean, self._centre(task))
+        if self._untold and (remark := remark_of_mean(self._plan, report.weight)):
+            warnings.warn(remark, FedbayesWarning, stacklevel=2)
+        self._untold = False
+        return encode_report(report)
 
     def _centre(self, task: Task) -> Tensors:
         """What reports are measured from."""

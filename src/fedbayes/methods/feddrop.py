@@ -17,6 +17,7 @@ from fedbayes.contracts import (
     Run,
     Solved,
     Sum,
+    Total,
     units_remarks,
 )
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -116,6 +117,25 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
             for name, item in problem.message.items()
         }
         return Report(report), client, solved.info
+
+    def resummed(self, total: Total, server: Server, run: Run) -> Sum:
+        """Where nothing says who had an entry, as under noise, as many count as are expected to
+        have had it.
+        """
+        dropped, whole = self._droppable(run), self.model(server, run)
+        stays = {
+            u.layer: torch.full((u.count,), 1 - self._dropped(u) / u.step, dtype=torch.float64)
+            for u in dropped
+        }
+        touched = units.masks(dropped, stays, running=True)
+        touched = {name: axes for name, axes in touched.items() if name in whole}
+        every = {name: torch.full(whole[name].shape, total.weight).double() for name in touched}
+        likely = units.zero(every, touched)
+        heard = {
+            part: {name: likely[name] for name in tensors if name in likely} | total.heard[part]
+            for part, tensors in total.changes.items()
+        }
+        return super().resummed(replace(total, heard=heard), server, run)
 
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """A step towards each weight's mean over the clients that had it."""

@@ -261,7 +261,21 @@ def read_program(path: Path) -> tuple[nn.Module, str]:
             f"{path} is damaged or no program of torch.export: "
             f"{reason[0] if reason else type(error).__name__}"
         ) from None
+    _tie(module)
     return module, extra[f"{CARD}.json"]
+
+
+def _tie(module: nn.Module) -> None:
+    """Have one parameter again where modules shared one: a program has one for each of its names,
+    of the same numbers in memory.
+    """
+    first: dict[tuple[object, ...], nn.Parameter] = {}
+    for name, parameter in list(module.named_parameters()):
+        place = (parameter.data_ptr(), parameter.shape, parameter.stride())
+        same = first.setdefault(place, parameter) if parameter.numel() else parameter
+        if same is not parameter:
+            owner, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, same)
 
 
 def _refuse_pickles(data: bytes) -> None:

@@ -537,7 +537,8 @@ def trained_groups(found: Groups, trained: Set[str]) -> Groups:
 
 
 Alive = Mapping[str, Tensor]
-"""Which units remain: group by its layer to a boolean tensor [count]; others are whole."""
+"""Which units remain: group by its layer to a boolean tensor [count]; others are whole. Or the
+probability of each, float64 [count]."""
 
 Masks = dict[str, dict[tuple[int, ...], Tensor]]
 """By tensor, the masks of its axes, as `Masked` takes them."""
@@ -567,7 +568,7 @@ def masks(
             of_tensor = found.setdefault(axis.tensor, {})
             kept = axis.entries(keep, True)
             before = of_tensor.get(axis.axes)
-            of_tensor[axis.axes] = kept if before is None else before & kept
+            of_tensor[axis.axes] = kept if before is None else before * kept
     return found
 
 

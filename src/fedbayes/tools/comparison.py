@@ -100,7 +100,7 @@ def _compared(grid: MethodGrid, task: str, outcomes: Sequence[Outcome]) -> Compa
     metric = ended[0].summary["headline"].partition("_")[2] if ended else "accuracy"
     names = list(dict.fromkeys(name for outcome in ended for name in outcome.values))
     asked = [m for (own, _), config in grid.settings.items() if own == task for m in config.metrics]
-    of_models = [f"global_{name}" for name in (*SHOWN, *asked)]
+    of_models = [f"global_{name}" for name in (*SHOWN, *asked) if name not in BEHIND]
     first = dict.fromkeys([f"global_{metric}", f"local_{metric}", *of_models, *BEHIND])
     higher = ended[0].higher_is_better if ended else True
     figures = {

@@ -52,7 +52,7 @@ def check_like(config: Config, like: Path) -> TableCheck:
         replace(look, hint="; ".join(told[look.name]), width=_width(look.name, seen))
         for look in check.columns
     )
-    return replace(check, columns=columns, notes=())
+    return replace(check, columns=columns)
 
 
 def _width(name: str, seen: Preprocessing) -> int:

@@ -14,6 +14,7 @@ from fedbayes.runs.inventory import dotted
 
 SHARED = ("data", "task", "seed", "metrics")
 """What all methods of a comparison have in common: with other data or seeds there is none."""
+_BRACKETS = {"[": "]", "{": "}", "(": ")"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ def variants(text: str) -> list[Variant]:
 
     `fedavg,fedprox:proximal=0.1,strong=fedprox:proximal=1:training.lr=0.01` are three: settings are
     behind colons, the method's own without its table, and what is before the name is a label.
+    Commas and colons in brackets or quotes are of a setting, as in `fedavg:model.hidden=[50,20]`.
 
     Raises:
         ConfigError: a name is unknown or named twice, a setting is one that all share, or the file
@@ -41,7 +43,7 @@ def variants(text: str) -> list[Variant]:
     if text.lower().endswith(".toml"):
         found = _of_file(Path(text))
     else:
-        found = [_of_text(part.strip()) for part in text.split(",") if part.strip()]
+        found = [_of_text(part.strip()) for part in parts(text, ",") if part.strip()]
     if not found:
         raise ConfigError("--methods names none; give some, as in --methods fedavg,fedprox")
     for number, variant in enumerate(found):
@@ -68,7 +70,7 @@ def variants(text: str) -> list[Variant]:
 
 
 def _of_text(text: str) -> Variant:
-    head, *rest = text.split(":")
+    head, *rest = parts(text, ":")
     label, equals, name = head.partition("=")
     if equals:
         text = ":".join([name, *rest])
@@ -76,6 +78,27 @@ def _of_text(text: str) -> Variant:
     return Variant(
         label.strip() if equals else text, name, tuple(_placed(setting, name) for setting in own)
     )
+
+
+def parts(text: str, separator: str) -> list[str]:
+    """What is between separators that stand in no brackets and no quotes, as a list of TOML does.
+
+    Raises:
+        ConfigError: a bracket is not closed.
+    """
+    found, opened = [""], ""
+    for piece in re.findall(r"""'[^']*'|"(?:[^"\\]|\\.)*"|.""", text, re.DOTALL):
+        if piece in _BRACKETS:
+            opened += _BRACKETS[piece]
+        elif opened.endswith(piece):
+            opened = opened[:-1]
+        if piece == separator and not opened:
+            found.append("")
+        else:
+            found[-1] += piece
+    if opened:
+        raise ConfigError(f"{text!r} has a bracket that is not closed: {opened[-1]} is missing")
+    return found
 
 
 def _placed(setting: str, method: str) -> str:
@@ -117,10 +140,10 @@ def named(text: str) -> tuple[str, list[str]]:
     Raises:
         ConfigError: it is not of this form.
     """
-    parts = text.split(":")
-    settings = [part for part in parts if "=" in part]
-    name = ":".join(part for part in parts if "=" not in part)
-    if not name or parts[len(parts) - len(settings) :] != settings:
+    found = parts(text, ":")
+    settings = [part for part in found if "=" in part]
+    name = ":".join(part for part in found if "=" not in part)
+    if not name or found[len(found) - len(settings) :] != settings:
         raise ConfigError(f"{text!r} is no name with settings, as in fedprox:proximal=0.1")
     return name, settings
 

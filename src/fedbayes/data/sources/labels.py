@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.categories import places
 from fedbayes.data.cells import as_numbers, is_numeric
 from fedbayes.data.dataset import Array, Rows
 from fedbayes.data.precision import lost
@@ -68,7 +69,11 @@ def read_target(
         )
     way = "encode it as numbers, or set label to another column"
     table = np.stack(
-        [np.asarray(as_numbers(labels[name], name, where, way), np.float64) for name in columns], 1
+        [
+            np.asarray(as_numbers(labels[name], name, where, way, texts=True), np.float64)
+            for name in columns
+        ],
+        1,
     )
     natural = "labels" if len(columns) > 1 and bool(np.isin(table, (0, 1)).all()) else "real"
     kind = natural if not kinds or natural in kinds else next(k for k in kinds if k != "class")
@@ -237,12 +242,12 @@ def _as_classes(
                 "measurements, set task.likelihood to poisson or gaussian"
             )
         return y, Target("class", names)
-    unknown = [name for name in names if name not in classes]
+    place = np.array(places(names, classes), np.int64)
+    unknown = [name for name, at in zip(names, place, strict=True) if at < 0]
     if unknown:
         raise DataError(
             f"{where}: there is no class {listed(unknown)}; there are {listed(classes, 100)}"
         )
-    place = np.array([classes.index(name) for name in names], np.int64)
     return place[y], Target("class", classes)
 
 

@@ -128,13 +128,14 @@ def read_table(file: Path, settings: SourceSettings, notes: list[str]) -> Any:
         elif name.endswith(".xlsx"):
             frame = _read_excel(file, settings.sheet, texts)
         else:
-            frame = _read_csv(file, texts, settings.categorical, notes)
+            frame = _read_csv(file, texts, {*settings.categorical, *settings.label}, notes)
         frame.columns = pd.Index([str(column).strip() for column in frame.columns])
         if not name.endswith(".parquet"):  # which has types, so that 01 is text, and 1 a number
             for column in frame.columns.intersection([*settings.categorical]):
                 frame[column] = codes(frame[column])
-            if settings.group in frame.columns:
-                frame[settings.group] = identifiers(frame[settings.group])
+            named = frame.columns.isin([*settings.label, settings.group])
+            for column in frame.columns[named]:
+                frame[column] = identifiers(frame[column])
     if frame.empty:
         raise DataError(f"{file} has no rows")
     refuse_twice(list(frame.columns), file)
@@ -146,7 +147,8 @@ def _texts(settings: SourceSettings) -> frozenset[str]:
     else is in the column.
     """
     single = filter(None, (settings.group, settings.tokens))
-    return frozenset((*settings.categorical, *settings.text, *settings.dates, *single))
+    several = (*settings.label, *settings.categorical, *settings.text, *settings.dates)
+    return frozenset((*several, *single))
 
 
 def _read_excel(file: Path, sheet: str | None, texts: Collection[str]) -> Any:
@@ -183,7 +185,9 @@ def refuse_twice(names: list[str], file: Path) -> None:
 def _read_csv(
     file: Path, texts: Collection[str], categories: Collection[str], notes: list[str]
 ) -> Any:
-    """A CSV file; columns of these names as text, in which those of categories may be numbers."""
+    """A CSV file; columns of these names as text, in which those of categories and labels may be
+    numbers.
+    """
     import pandas as pd
 
     delimiter, names = layout(file)
