@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedbayes import seeds
+from fedbayes.contracts import At
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion.calls import Call, places, recorded
 from fedbayes.fusion.posterior_settings import CurvatureSettings
@@ -97,42 +98,36 @@ def posterior(
 
 
 def summed_diagonal(
-    network: Network,
-    likelihood: Likelihood,
-    weights: Tensors,
-    samples: Samples,
-    settings: CurvatureSettings,
-    rng: torch.Generator,
+    weights: Tensors, samples: Samples, settings: CurvatureSettings, at: At
 ) -> Tensors:
     """The diagonal of the Fisher matrix of a network's trained weights, summed over samples.
 
     Args:
-        network: the network.
-        likelihood: what its outputs mean.
         weights: where the matrix is taken.
         samples: all that it is summed over.
         settings: how.
-        rng: of targets that are drawn.
+        at: client and round, which targets are drawn for where they are drawn.
 
     Returns:
         By name, float32 on the CPU.
     """
-    found = curvature_at(network, likelihood, weights, samples, settings, rng, parts="diagonal")
+    found = curvature_at(weights, samples, settings, at, "diagonal")
     return {name: found.samples * found.diagonal[name] for name in weights}
 
 
 def curvature_at(
-    network: Network,
-    likelihood: Likelihood,
-    weights: Tensors,
-    samples: Samples,
-    settings: CurvatureSettings,
-    rng: torch.Generator,
-    parts: Parts,
+    weights: Tensors, samples: Samples, settings: CurvatureSettings, at: At, parts: Parts
 ) -> Posterior:
     """What a client's samples say of a network's weights, as `posterior` has it, on the CPU."""
-    module = with_weights(network.module, network.whole(weights))
-    return posterior(module, likelihood, samples.to("cpu"), settings, rng=rng, parts=parts)
+    network = at.run.network
+    return posterior(
+        with_weights(network.module, network.whole(weights)),
+        at.run.likelihood,
+        samples.to("cpu"),
+        settings,
+        rng=at.rng("curvature"),
+        parts=parts,
+    )
 
 
 def layer_factors(

@@ -95,15 +95,8 @@ class FedEP(Moments):
         if self.inference == "sgld":
             return self._sampled(problem, samples, at)
         solved = at.solve(problem, self.loss(at.run), samples, validation=self.validation(at.run))
-        run, settings = at.run, CurvatureSettings(draws=self.fisher_draws)
-        found = summed_diagonal(
-            run.network,
-            run.likelihood,
-            solved.parameters,
-            samples,
-            settings,
-            at.rng("curvature"),
-        )
+        settings = CurvatureSettings(draws=self.fisher_draws)
+        found = summed_diagonal(solved.parameters, samples, settings, at)
         share: Tensors = problem.given["share"]
         precision = {n: p + found[n].to(p) / self.kl_weight for n, p in share.items()}
         return solved, solved.parameters, precision, {}

@@ -119,15 +119,8 @@ class FedLap(Moments):
         solved = at.solve(problem, self.loss(at.run), samples, validation=self.validation(at.run))
         precision: Tensors = dict(problem.given["share"])
         if self.covariance == "diagonal":
-            run, settings = at.run, CurvatureSettings(draws=self.fisher_draws)
-            found = summed_diagonal(
-                run.network,
-                run.likelihood,
-                solved.parameters,
-                samples,
-                settings,
-                at.rng("curvature"),
-            )
+            settings = CurvatureSettings(draws=self.fisher_draws)
+            found = summed_diagonal(solved.parameters, samples, settings, at)
             precision = {n: p + found[n].to(p) / self.kl_weight for n, p in precision.items()}
         return solved, solved.parameters, precision, {}
 
@@ -253,15 +246,7 @@ class Kronecker(OneMetric):
         problem, run = self.problem(message, client, samples, at), at.run
         solved = at.solve(problem, self.loss(run), samples, validation=self.validation(run))
         settings = CurvatureSettings(largest=self.of.largest, draws=self.of.fisher_draws)
-        found = curvature_at(
-            run.network,
-            run.likelihood,
-            solved.parameters,
-            samples,
-            settings,
-            at.rng("curvature"),
-            parts="factors",
-        )
+        found = curvature_at(solved.parameters, samples, settings, at, "factors")
         layers, n = problem.given["layers"], found.samples
         if missing := sorted(layers.keys() - found.factors.keys()):
             raise ModelError(
