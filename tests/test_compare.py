@@ -443,6 +443,33 @@ def test_another_file_of_foreign_inputs_is_tried_anew(tmp_path):
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_table_is_of_runs_on_the_same_data(jobs, tmp_path):
+    """Where a file of rows is another by now, runs on it have no place beside those before."""
+    rng, file = np.random.default_rng(0), tmp_path / "rows.npz"
+    x = rng.normal(size=(80, 3)).astype(np.float32)
+    settings = [f"data.path={file}", "data.clients=2", "model.hidden=[4]", "rounds=1"]
+    settings += ["data.partition=iid"]
+
+    def asked(methods):
+        return grid(tmp_path / "runs", methods, settings, foreign="none", seeds=1)
+
+    np.savez(file, x=x, y=(x[:, 0] > 0).astype(np.int64))
+    first = asked("fedavg")
+    assert not run_grid(first, Seen())
+    before = file.read_bytes()
+    np.savez(file, x=x, y=(x[:, 1] > 0).astype(np.int64))
+    runs = asked("fedavg,fedprox,scaffold")
+    troubles = run_grid(runs, Seen(), jobs=jobs)
+    assert {cell.label for cell in troubles} == {"fedprox", "scaffold"}
+    for words in troubles.values():
+        assert "the data have changed since" in words
+        assert "in another folder" in words
+    assert not runs.place(runs.cells[1]).exists()
+    file.write_bytes(before)
+    assert not run_grid(asked("fedavg,fedprox"), Seen(), jobs=jobs)
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
