@@ -358,6 +358,11 @@ def test_a_metric_that_is_not_finite_under_a_seed_has_no_mean_and_says_so(ended)
     (line,) = [line for line in said if line.startswith("digits, fedavg: NLL has no mean")]
     assert line.endswith("under seed 0.")
     assert content(runs, [table], said)["methods"][0]["global_nll"] is None
+    alone = [replace(o, values=o.values | {"global_nll": math.inf}) for o in own]
+    (table,) = compared(runs, alone)
+    assert "global_nll" not in table.columns
+    said = notes(runs, [table])
+    assert sum("NLL has no mean: it is no finite number under seed 0, 1." in s for s in said) == 2
 
 
 def test_from_python(tmp_path):
