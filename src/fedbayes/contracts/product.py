@@ -118,11 +118,12 @@ class Product(Natural[Posterior, FactorState]):
     def update(self, server: Posterior, reports: Sum, at: At) -> tuple[Posterior, Info]:
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
-        Changes that are each possible, but come to a negative precision, are no honest clients';
-        the posterior then keeps its mean, and a little of its precision.
+        Changes that are each possible, but come to a negative precision, are noise, or no honest
+        clients'; the posterior then keeps its mean, and no more precision than the prior has.
         """
         before = server.posterior
-        after = positive(before * self.changed_by(reports.tensors), before)
+        prior = standard(before.precision, self.prior_std)
+        after = positive(before * self.changed_by(reports.tensors), before, prior)
         return Posterior(after), {"mean_precision": mean_precision(after)}
 
 
