@@ -164,12 +164,17 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
         return means_and_stds(server.posterior.to("cpu", torch.float64))
 
 
+KNOWN_STD = 0.03
+"""Standard deviation of a weight that data of ordinary size say something of."""
+
+
 def norms(posterior: Gaussian, start_std: float, run: Run) -> dict[str, float]:
     """Norms of a posterior's precisions and shifts, or of those that a newcomer starts with.
 
     Args:
         posterior: what was learnt so far.
-        start_std: deviation of the weights where a newcomer's training starts.
+        start_std: deviation of the weights where a newcomer's training starts, or that its data
+            may leave.
         run: the run.
     """
     least, began = start_std**-2, [w.double() for w in run.network.initial.values()]
