@@ -1,8 +1,9 @@
 """The posterior of methods in which it is a product of Gaussian factors, one for each client.
 
-The server keeps s(θ) = p(θ) Π_i s_i(θ) in natural parameters, which a product adds. A client takes
-its factor out (the cavity s/s_i), infers s_new = s_i,new · s/s_i from its data and the cavity, and
-sends by how much its factor's natural parameters changed. How it infers is another file's.
+The server keeps s(θ) = Π_i s_i(θ) in natural parameters, which a product adds; each factor has its
+share of the prior, and starts as p(θ)^(1/K). A client takes its own out (the cavity s/s_i), infers
+s_new = s_i,new · s/s_i from its data, the cavity and its share of the prior, and sends by how much
+its factor's natural parameters changed. How it infers is another file's.
 """
 
 from dataclasses import dataclass
