@@ -69,6 +69,9 @@ class OneMetric(Method[Server, Pool, Sum]):
     client_state = Pool
     repeats_changes = True
     adds = True
+    entangled = (
+        "a middle of matrices entry by entry is no curvature; set method.covariance = 'diagonal'"
+    )
     stale_reports = "whole"
     report_range = 65536.0
     uncompressed = "sums of second moments with errors are none, and a Newton step divides by them"
