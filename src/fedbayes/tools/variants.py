@@ -41,7 +41,7 @@ def variants(text: str) -> list[Variant]:
     if text.lower().endswith(".toml"):
         found = _of_file(Path(text))
     else:
-        found = [_of_text(part.strip()) for part in text.split(",") if part.strip()]
+        found = [_of_text(part.strip()) for part in _BETWEEN.split(text) if part.strip()]
     if not found:
         raise ConfigError("--methods names none; give some, as in --methods fedavg,fedprox")
     for number, variant in enumerate(found):
@@ -65,6 +65,10 @@ def variants(text: str) -> list[Variant]:
                     f"other={variant.method}:key=value"
                 )
     return found
+
+
+_BETWEEN = re.compile(r",(?![^\[\]]*\])")
+"""Commas between methods: those in brackets are of a list, as in `fedavg:model.hidden=[5,5]`."""
 
 
 def _of_text(text: str) -> Variant:
