@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from fedbayes import run
@@ -32,6 +33,17 @@ def test_cells_are_the_runs_of_their_configs(tmp_path):
     assert found.value == alone["global_accuracy"]
     assert found.hostile == alone["attack"]["clients"]
     assert outcomes["krum", "none"].hostile == []
+
+
+def test_a_table_is_of_runs_on_the_same_data(tmp_path):
+    file, x = tmp_path / "rows.npz", np.random.default_rng(0).normal(size=(60, 2))
+    data = [f"data.path={file}", "data.clients=4", "data.partition=iid", "model.hidden=[4]"]
+    for column, attacks in ((0, ["nan"]), (1, ["nan", "sign-flip"])):
+        np.savez(file, x=x.astype(np.float32), y=(x[:, column] > 0).astype(np.int64))
+        runs = grid(tmp_path / "grid", attacks, overrides=[*data, "rounds=1"])
+        *others, last = runs.run()
+    assert not any(outcome.trouble for outcome in others)
+    assert "the data have changed since" in last.trouble
 
 
 def test_what_has_ended_is_not_run_again(tmp_path):

@@ -367,6 +367,11 @@ def test_a_metric_that_is_not_finite_under_a_seed_has_no_mean_and_says_so(ended)
     (line,) = [line for line in said if line.startswith("digits, fedavg: NLL has no mean")]
     assert line.endswith("under seed 0.")
     assert content(runs, [table], said)["methods"][0]["global_nll"] is None
+    alone = [replace(o, values=o.values | {"global_nll": math.inf}) for o in own]
+    (table,) = compared(runs, alone)
+    assert "global_nll" not in table.columns
+    said = notes(runs, [table])
+    assert sum("NLL has no mean: it is no finite number under seed 0, 1." in s for s in said) == 2
 
 
 def test_from_python(tmp_path):
@@ -450,6 +455,33 @@ def test_another_file_of_foreign_inputs_is_tried_anew(tmp_path):
         again = grid(tmp_path / "runs", "fedavg", foreign=str(file), seeds=1)
         assert not again.missing
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_table_is_of_runs_on_the_same_data(jobs, tmp_path):
+    """Where a file of rows is another by now, runs on it have no place beside those before."""
+    rng, file = np.random.default_rng(0), tmp_path / "rows.npz"
+    x = rng.normal(size=(80, 3)).astype(np.float32)
+    settings = [f"data.path={file}", "data.clients=2", "model.hidden=[4]", "rounds=1"]
+    settings += ["data.partition=iid"]
+
+    def asked(methods):
+        return grid(tmp_path / "runs", methods, settings, foreign="none", seeds=1)
+
+    np.savez(file, x=x, y=(x[:, 0] > 0).astype(np.int64))
+    first = asked("fedavg")
+    assert not run_grid(first, Seen())
+    before = file.read_bytes()
+    np.savez(file, x=x, y=(x[:, 1] > 0).astype(np.int64))
+    runs = asked("fedavg,fedprox,scaffold")
+    troubles = run_grid(runs, Seen(), jobs=jobs)
+    assert {cell.label for cell in troubles} == {"fedprox", "scaffold"}
+    for words in troubles.values():
+        assert "the data have changed since" in words
+        assert "in another folder" in words
+    assert not runs.place(runs.cells[1]).exists()
+    file.write_bytes(before)
+    assert not run_grid(asked("fedavg,fedprox"), Seen(), jobs=jobs)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,23 @@ def test_the_finite_sample_promise_by_brute_force():
         assert level <= held / (n + 1) < level + 1 / (n + 1) + 1e-12
 
 
+def test_what_is_left_of_the_promise_where_clients_differ():
+    """One row of each of 19 clients, one of which always has the worst score, by brute force."""
+    clients, level = 19, 0.9
+    alike = torch.arange(1.0, clients + 1, dtype=torch.float64)  # of the others, and a new one
+    worst = torch.tensor([1000.0], dtype=torch.float64)
+    held = []
+    for new in range(clients):
+        others = torch.cat([alike[:new], alike[new + 1 :]])
+        counted = torch.cat([others, worst])[:, None]
+        end = threshold(count(counted), CLASSES, "probability", level).threshold[0]
+        held.append(float(alike[new]) <= end)
+        assert float(worst) > end  # a new row of the worst client
+    coverage = (clients - 1) / clients * sum(held) / clients
+    assert coverage == pytest.approx((18 / 19) ** 2)
+    assert level * (clients + 1) / (2 * clients) <= coverage < level
+
+
 def test_bins_leave_nothing_out():
     odd = torch.tensor([-math.inf, -1e9, 0.0, 1e-12, 1e9, math.inf], dtype=torch.float64)[:, None]
     assert int(count(odd).sum()) == 6

@@ -123,6 +123,10 @@ def test_f1_of_a_single_label_is_not_its_accuracy():
     found = of(likelihood, ("f1@0.3",), f, y)
     assert found == pytest.approx({"f1@0.3": sk.f1_score(t[:, 0], p[:, 0] > 0.3)})
     assert math.isnan(MEASURES["f1"].value(np.zeros((5, 1)), np.zeros((5, 1)), 0.5))
+    terms = likelihood.terms(torch.full((1, 5, 1), -2.0), torch.zeros(5, 1))
+    told = likelihood.metrics({name: float(each.sum()) for name, each in terms.items()})
+    assert told["label_accuracy"] == 1.0
+    assert math.isnan(told["f1"])
 
 
 def test_crps_of_a_gaussian_and_of_a_mixture():

@@ -225,6 +225,30 @@ def test_weights_to_start_from_are_the_same_for_all_seeds(tmp_path):
     assert len(fedbayes.run_seeds(config, seeds=3, folder=tmp_path / "seeds").runs) == 3
 
 
+def table_of(path, slope):
+    """A table of two classes that a line parts; another slope leaves columns and clients alike."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2))
+    words = np.where(x @ [1.0, slope] > 0, "yes", "no")
+    rows = [f"{a},{b},{word}" for (a, b), word in zip(x.tolist(), words, strict=True)]
+    path.write_text("\n".join(["a,b,y", *rows]) + "\n")
+
+
+def test_runs_of_one_mean_are_of_the_same_data(tmp_path):
+    table = tmp_path / "rows.csv"
+    table_of(table, 1.0)
+    data = {"path": str(table), "label": ["y"], "clients": 2, "partition": "iid"}
+    config = Config.create(data=data, model={"hidden": [4]}, rounds=1)
+    fedbayes.run_seeds(config, seeds=1, folder=tmp_path / "seeds")
+    first = table.read_bytes()
+    table_of(table, -1.0)
+    with pytest.raises(RunError, match=r"seed 1: the data have changed since .*seed-0 began"):
+        fedbayes.run_seeds(config, seeds=2, folder=tmp_path / "seeds")
+    assert not (tmp_path / "seeds" / "seed-1").exists()
+    table.write_bytes(first)  # as it says
+    assert len(fedbayes.run_seeds(config, seeds=2, folder=tmp_path / "seeds").runs) == 2
+
+
 def test_a_wrong_config_leaves_no_folder(tmp_path):
     with pytest.raises(ConfigError, match="seed 0: cohort is 99"):
         fedbayes.run_seeds(small(cohort=99), seeds=2, folder=tmp_path / "out")

@@ -15,6 +15,10 @@ def test_labels_names_and_settings():
         Variant("slow", "fedprox", ("method.proximal=1", "training.lr=0.01")),
     ]
     assert variants("big=fedavg:rounds=9")[0].settings == ("rounds=9",)
+    wide, other = variants("fedavg:model.hidden=[50,60]:training.lr=0.05, fedprox")
+    assert wide.settings == ("model.hidden=[50,60]", "training.lr=0.05")
+    assert settled(Config.create(), wide).model.hidden == (50, 60)
+    assert other == Variant("fedprox", "fedprox")
     own = "own=examples.pfedme:PFedMe:strength=2"
     assert variants(own) == [Variant("own", "examples.pfedme:PFedMe", ("method.strength=2",))]
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from fedbayes.contracts import Report
 from fedbayes.errors import ConfigError, MessageError
+from fedbayes.federation import aggregation
 from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedlap import FedLap
@@ -172,3 +173,8 @@ def test_refusals():
     clipped = run.__class__(**{**vars(run), "clips": run.clips.__class__(1.0)})
     with pytest.raises(ConfigError, match=r"aggregation\.clip"):
         method.check(clipped)
+    for rule in ("median", "trimmed-mean"):
+        with pytest.raises(ConfigError, match=f"'{rule}' is not for fedlap as it is set.*krum"):
+            aggregation.check(aggregation.Aggregation(rule=rule), method, min_reports=5)
+        aggregation.check(aggregation.Aggregation(rule=rule), method.of, min_reports=5)
+    aggregation.check(aggregation.Aggregation(rule="krum"), method, min_reports=5)

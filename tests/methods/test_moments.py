@@ -1,5 +1,6 @@
 """FedLap and FedEP: against pooled posteriors in closed form, and against one another."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -220,6 +221,35 @@ def test_a_point_is_saved_as_a_network():
     drawn = FedLap(predictions=3)
     several = drawn.draws(drawn.model(drawn.init(run), run), run)
     assert several(torch.zeros(2, 4)).shape == (3, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedlap"},
+        {"name": "fedlap", "covariance": "kronecker"},
+        {"name": "fedep"},
+        {"name": "fedep", "inference": "sgld"},
+    ],
+)
+@pytest.mark.parametrize("clients", [1, 2])
+def test_the_only_client_of_a_round_may_say_as_much_as_its_rows_do(method, clients, tmp_path):
+    """Its first report is beside nothing that was learnt, and no other's."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 3)).astype(np.float32)
+    y = (x @ [1.0, -1.0, 0.5] + 0.05 * rng.normal(size=2000)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=x, y=y)
+    config = Config.create(
+        method=method,
+        data={"path": str(tmp_path / "rows.npz"), "clients": clients, "partition": "iid"},
+        model={"hidden": [4]},
+        training={"lr": 0.05, "steps": 30},
+        cohort=1,
+        rounds=2,
+    )
+    with Simulation(config) as simulation:
+        lines = [step.metrics for step in simulation]
+    assert not any(line["skipped"] or line.get("refused") for line in lines)
 
 
 def test_samples_wider_than_the_cavity_leave_the_share_of_the_prior():

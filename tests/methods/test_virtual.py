@@ -1,6 +1,7 @@
 """VIRTUAL against conjugate models, finite differences and torch.distributions."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from fedbayes.errors import ConfigError, MessageError, ModelError
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.messages import decode, decode_file, dense
+from fedbayes.methods.ivon_admm import IvonAdmm
 from fedbayes.methods.virtual import Client, Virtual, _newcomer, sampled
 from fedbayes.models import MLP, LeNet5, Network, ResNet20
 from fedbayes.models.variational import (
@@ -401,6 +403,29 @@ def test_reports_that_no_client_can_have_are_refused():
         reports.add(client, Report(half))
     after, _ = method.update(server, reports, place)
     assert all((p > 0).all() for p in after.posterior.precision.values())
+
+
+@pytest.mark.parametrize("method", [Virtual(prior_std=0.5), IvonAdmm(prior_std=0.5)])
+def test_noise_that_takes_all_precision_leaves_the_prior_round_after_round(method):
+    """The mean stays, and so does what the prior knows: what is taken again is not taken off it."""
+    net = network([3])
+    place = at(run_of(net, clients=2, cohort=2))
+    server = method.init(place.run)
+    some = next(iter(server.posterior.precision))
+    posterior = Gaussian(
+        {n: 3 * p for n, p in server.posterior.precision.items()},
+        {n: 6 * p for n, p in server.posterior.precision.items()},
+    )
+    server = replace(server, posterior=posterior)
+    for _ in range(20):
+        before, reports = server.posterior, method.reduction()
+        taken = {f"precision/{n}": 0 * p for n, p in before.precision.items()}
+        taken[f"precision/{some}"] = -1e3 * before.precision[some]
+        zero = {f"shift/{n}": 0 * h for n, h in before.shift.items()}
+        reports.add(0, Report(taken | zero))
+        server, _ = method.update(server, reports, place)
+        assert torch.equal(server.posterior.precision[some], 0 * before.precision[some] + 4.0)
+        torch.testing.assert_close(server.posterior.mean[some], 0 * before.shift[some] + 2.0)
 
 
 def test_a_long_prediction_of_convolutions_is_the_same_in_pieces(monkeypatch):

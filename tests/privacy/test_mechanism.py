@@ -102,6 +102,11 @@ def test_clipping_holds_for_every_float64(values, bound):
     assert bool((found * torch.from_numpy(values) >= 0).all())
 
 
+def test_what_is_infinite_is_left_for_who_refuses_it():
+    odd = {"a": torch.tensor([1.0, torch.inf, torch.nan], dtype=torch.float64)}
+    assert shortened(odd, 2.0) is odd
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(TYPES[2:]),

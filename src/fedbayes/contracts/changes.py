@@ -163,14 +163,15 @@ def clipped(changes: Changes, clip: float) -> Changes:
 
 
 def shortened(tensors: Tensors, bound: float) -> Tensors:
-    """The tensors, shortened together until their L2 norm is at most `bound`; themselves if it is.
+    """The tensors, shortened together until their L2 norm is at most `bound`; themselves if it is,
+    or if an entry is infinite, which no factor makes short: such a report is refused.
 
     Args:
         tensors: float64; NaN counts as zero.
         bound: above 0.
     """
     largest = max((_largest(t) for t in tensors.values() if t.numel()), default=0.0)
-    if not largest:
+    if not largest or math.isinf(largest):
         return tensors
     # In units of the largest entry, since squares can be beyond all numbers.
     ratio = norm(t / largest for t in tensors.values())

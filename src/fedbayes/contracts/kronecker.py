@@ -13,6 +13,7 @@ import torch
 
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.method import Info, Method, Sampler
+from fedbayes.contracts.natural import KNOWN_STD
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.errors import MessageError
@@ -68,6 +69,9 @@ class OneMetric(Method[Server, Pool, Sum]):
     client_state = Pool
     repeats_changes = True
     adds = True
+    entangled = (
+        "a middle of matrices entry by entry is no curvature; set method.covariance = 'diagonal'"
+    )
     stale_reports = "whole"
     report_range = 65536.0
     uncompressed = "sums of second moments with errors are none, and a Newton step divides by them"
@@ -153,8 +157,17 @@ class OneMetric(Method[Server, Pool, Sum]):
         return {}
 
     def ordinary(self, server: Server, run: Run) -> dict[str, float]:
-        """The sums themselves, all that was learnt so far."""
-        return {key: norm(getattr(server.pool, key).values()) for key in PARTS}
+        """The sums themselves, all that was learnt so far; or those of so many samples, with inputs
+        and slopes of 1, that the only report of a first round is none too long.
+        """
+        found = {}
+        for key in PARTS:
+            sums: Tensors = getattr(server.pool, key)
+            ones = {n: torch.ones_like(t) for n, t in sums.items()}
+            each = run.network.initial if key == "shift" else ones
+            least = KNOWN_STD**-2 * norm(t.cpu().double() for t in each.values())
+            found[key] = max(norm(sums.values()), least)
+        return found
 
     def update(self, server: Server, reports: Sum, at: At) -> tuple[Server, Info]:
         """Add to the sums, and take the Newton step S⁻¹ Σ c_k with the new ones."""

@@ -99,6 +99,8 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     takes_middle: ClassVar[bool] = False
     """Whether the update of gathered reports averages by `Gathered.middle`, in whose place a
     robust rule may stand."""
+    entangled: ClassVar[str] = ""
+    """Why no robust middle of reports can be taken entry by entry, in words; empty if it can."""
     summable: ClassVar[bool] = False
     """Whether all clients get the same broadcast and report the very tensors of it, whole: what
     secure aggregation can sum."""

@@ -9,8 +9,15 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbayes.contracts.method import Info, Sampler
-from fedbayes.contracts.natural import is_unlearnt, means_and_stds, sampler, shifted
-from fedbayes.contracts.product import Product
+from fedbayes.contracts.natural import (
+    KNOWN_STD,
+    is_unlearnt,
+    means_and_stds,
+    norms,
+    sampler,
+    shifted,
+)
+from fedbayes.contracts.product import Posterior, Product
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.gaussian import Gaussian
@@ -61,6 +68,14 @@ class Moments(Product[Client]):
     def join(self, at: At) -> Client:
         """An empty factor, which the first refinement fills."""
         return Client(Gaussian({}, {}))
+
+    def ordinary(self, server: Posterior, run: Run) -> dict[str, float]:
+        """The posterior's own natural parameters; or those of weights that a client's data may well
+        say as much of, so that the only report of a first round is none too long.
+        """
+        if self.fixed_precision:
+            return super().ordinary(server, run)
+        return norms(server.posterior, KNOWN_STD, run)
 
     def acknowledged(self, client: Client, missed: Tensors) -> Client:
         """The factor changes by what arrived, so that the posterior stays the factors' product."""

@@ -164,12 +164,17 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
         return means_and_stds(server.posterior.to("cpu", torch.float64))
 
 
+KNOWN_STD = 0.03
+"""Standard deviation of a weight that data of ordinary size say something of."""
+
+
 def norms(posterior: Gaussian, start_std: float, run: Run) -> dict[str, float]:
     """Norms of a posterior's precisions and shifts, or of those that a newcomer starts with.
 
     Args:
         posterior: what was learnt so far.
-        start_std: deviation of the weights where a newcomer's training starts.
+        start_std: deviation of the weights where a newcomer's training starts, or that its data
+            may leave.
         run: the run.
     """
     least, began = start_std**-2, [w.double() for w in run.network.initial.values()]
@@ -179,15 +184,20 @@ def norms(posterior: Gaussian, start_std: float, run: Run) -> dict[str, float]:
     }
 
 
-def positive(after: Gaussian, before: Gaussian) -> Gaussian:
-    """A new posterior; the one before, with a little of its precision, where a precision would be
-    negative, or none.
+def positive(after: Gaussian, before: Gaussian, prior: Gaussian) -> Gaussian:
+    """A new posterior; where a precision would be negative, or none, the mean before with the
+    prior's precision, or with that before if it was less.
+
+    So what noise takes away round after round does not add up to weights of which ever less is
+    known than nothing.
     """
     precision, shift = dict(after.precision), dict(after.shift)
+    mean = before.mean
     for name, bound in least(before).items():
         gone = after.precision[name] < bound
-        precision[name] = torch.where(gone, bound, after.precision[name])
-        shift[name] = torch.where(gone, bound * before.mean[name], after.shift[name])
+        left = torch.minimum(before.precision[name], prior.precision[name])
+        precision[name] = torch.where(gone, left, after.precision[name])
+        shift[name] = torch.where(gone, left * mean[name], after.shift[name])
     return Gaussian(precision, shift)
 
 

@@ -1,8 +1,9 @@
 """The posterior of methods in which it is a product of Gaussian factors, one for each client.
 
-The server keeps s(θ) = p(θ) Π_i s_i(θ) in natural parameters, which a product adds. A client takes
-its factor out (the cavity s/s_i), infers s_new = s_i,new · s/s_i from its data and the cavity, and
-sends by how much its factor's natural parameters changed. How it infers is another file's.
+The server keeps s(θ) = Π_i s_i(θ) in natural parameters, which a product adds; each factor has its
+share of the prior, and starts as p(θ)^(1/K). A client takes its own out (the cavity s/s_i), infers
+s_new = s_i,new · s/s_i from its data, the cavity and its share of the prior, and sends by how much
+its factor's natural parameters changed. How it infers is another file's.
 """
 
 from dataclasses import dataclass
@@ -118,11 +119,12 @@ class Product(Natural[Posterior, FactorState]):
     def update(self, server: Posterior, reports: Sum, at: At) -> tuple[Posterior, Info]:
         """Multiply the changes of the factors into the posterior: add natural parameters.
 
-        Changes that are each possible, but come to a negative precision, are no honest clients';
-        the posterior then keeps its mean, and a little of its precision.
+        Changes that are each possible, but come to a negative precision, are noise, or no honest
+        clients'; the posterior then keeps its mean, and no more precision than the prior has.
         """
         before = server.posterior
-        after = positive(before * self.changed_by(reports.tensors), before)
+        prior = standard(before.precision, self.prior_std)
+        after = positive(before * self.changed_by(reports.tensors), before, prior)
         return Posterior(after), {"mean_precision": mean_precision(after)}
 
 

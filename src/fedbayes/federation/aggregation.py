@@ -59,6 +59,11 @@ def check(
             f"aggregation.rule and aggregation.clip are for methods whose reports add ({able}), "
             f"and not for {method.name}{_instead(method)}"
         )
+    if settings.rule in ("median", "trimmed-mean") and method.entangled:
+        raise ConfigError(
+            f"aggregation.rule = {settings.rule!r} is not for {method.name} as it is set: "
+            f"{method.entangled}, or aggregation.rule = 'krum'"
+        )
     least = {"trimmed-mean": 2 * settings.hostile + 1, "krum": 2 * settings.hostile + 3}
     if min_reports < least.get(settings.rule, 1):
         raise ConfigError(

@@ -4,6 +4,10 @@ A score says how badly a target fits a prediction. Clients count the scores of r
 out, on a grid that all share; the sum of the counts gives the threshold under which a share of new
 scores will be. The promise holds for any model, as long as new rows are drawn like those that were
 counted (Vovk et al. 2005; Romano et al. 2019; Angelopoulos and Bates 2023).
+
+Where K clients are unlike, and client k always has n_k of the N counted rows, only the rows of one
+client are alike. A new row, of client k with probability (n_k + 1)/(N + K), is then inside with at
+least level (N + 1)/(N + K), by the argument of Lu et al. (2023).
 """
 
 import math

@@ -1,5 +1,6 @@
 """Any of several labels."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -75,13 +76,13 @@ class Multilabel(Likelihood):
 
     def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
         """The share of labels that are right, that of samples whose labels all are, the F1 score
-        over all labels (micro average; 0 where there is no positive), and the mean negative
-        log-likelihood in nats.
+        over all labels (micro average; NaN where no label is or is predicted to be positive), and
+        the mean negative log-likelihood in nats.
         """
         positives = scores["positives"]
         return {
             "label_accuracy": mean_of(scores, "label_accuracy"),
             "exact_match": mean_of(scores, "exact_match"),
-            "f1": min(2 * scores["true_positives"] / positives, 1.0) if positives > 0 else 0.0,
+            "f1": min(2 * scores["true_positives"] / positives, 1.0) if positives > 0 else math.nan,
             **super().metrics(scores),
         }

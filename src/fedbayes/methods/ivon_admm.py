@@ -231,7 +231,7 @@ class IvonAdmm(Natural[Server, Client]):
         share = 1 / (1 + rho * run.clients)
         prior = standard(before.precision, self.prior_std)
         mean = before * total ** (1 / reports.clients)
-        after = positive((prior * dual) ** share * mean ** (1 - share), before)
+        after = positive((prior * dual) ** share * mean ** (1 - share), before, prior)
         return Server(after, dual), {"mean_precision": mean_precision(after)}
 
     def personal_model(

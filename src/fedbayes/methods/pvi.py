@@ -4,7 +4,8 @@ from fedbayes.contracts.mean_field import MeanField
 
 
 class Pvi(MeanField):
-    """All clients share one network; its posterior s(θ) = p(θ) Π_i s_i(θ) is a product of factors.
+    """All clients share one network; its posterior s(θ) = Π_i s_i(θ) is a product of factors,
+    each with its share p(θ)^(1/K) of the prior.
 
     A client minimizes the free energy (Ashman et al. 2022, Algorithm 1)
 

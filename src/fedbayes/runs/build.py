@@ -121,6 +121,22 @@ def _label(config: Config) -> str:
     return config.data.label[0] if one else ""
 
 
+def refuse_other_data(now: Dataset, folder: RunFolder) -> None:
+    """See that data are those of a run, which others are to be compared with.
+
+    Raises:
+        RunError: they are others; names the run.
+    """
+    if (before := folder.preprocessing()) is None:
+        return
+    try:
+        _compare(before, now, folder, "refuse")
+    except RunError as error:
+        raise RunError(
+            f"{error} in another folder: runs that are compared or averaged are of the same data"
+        ) from None
+
+
 def _compare(before: Preprocessing, now: Dataset, folder: RunFolder, changed: str) -> None:
     """See whether the data are those that a run began with."""
     unlike = [

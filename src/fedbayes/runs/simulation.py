@@ -35,7 +35,13 @@ from fedbayes.federation.round import Round, run_round
 from fedbayes.federation.weights import Weights
 from fedbayes.messages import encode
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
-from fedbayes.runs.build import build_data, build_runtime, note_start, stored_data
+from fedbayes.runs.build import (
+    build_data,
+    build_runtime,
+    note_start,
+    refuse_other_data,
+    stored_data,
+)
 from fedbayes.runs.card import Card
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
@@ -86,6 +92,11 @@ class Simulation:
         folder: the run folder; a temporary one if None.
         engine: starts the engine, in place of the one that the config names (`ENGINES`).
         notify: is told what the run is busy with: at the start, and client by client.
+        beside: folders of runs that a new one is to be compared with, or averaged.
+
+    Raises:
+        FedbayesError: something is wrong with the settings, the folder or the data; also where
+            those of the runs beside it were others.
     """
 
     def __init__(
@@ -95,6 +106,7 @@ class Simulation:
         *,
         engine: "Callable[[Simulation], Engine] | None" = None,
         notify: Notify = unnoticed,
+        beside: Sequence[Path] = (),
     ) -> None:
         self._told = notify
         self.temporary: object = None
@@ -120,6 +132,8 @@ class Simulation:
             if config
             else stored_data(self.config, self.folder, changed="refuse")
         )
+        for other in beside if config is not None else ():
+            refuse_other_data(self.data.dataset, RunFolder(other))
         self._notify(Activity("building the network"))
         self.runtime: ClientRuntime = build_runtime(self.config, self.data)
         self.method: AnyMethod = self.runtime.method

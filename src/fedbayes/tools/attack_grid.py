@@ -186,7 +186,10 @@ class AttackGrid:
     def _run(self, cell: Cell) -> None:
         place = cell.place(self.folder)
         config = None if RunFolder(place).config_file.exists() else self._configs[cell]
-        complete(lambda notify: Simulation(config, place, notify=notify), progress=False)
+        others = [other.place(self.folder) for other in self.cells if other != cell]
+        complete(
+            lambda notify: Simulation(config, place, notify=notify, beside=others), progress=False
+        )
 
     def _outcome(self, cell: Cell, trouble: str) -> Outcome:
         """What the run folder tells; of a run that broke off, its last round."""

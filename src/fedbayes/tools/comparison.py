@@ -54,7 +54,8 @@ class Row:
     troubles: Mapping[int, str] = field(default_factory=dict)
     """Why runs failed, by seed."""
     lost: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Metrics without a mean, and the seeds under which they are no finite number."""
+    """Metrics of the table without a mean, and the seeds under which they are no finite number;
+    where no method has a mean, there is no column either."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _compared(grid: MethodGrid, task: str, outcomes: Sequence[Outcome]) -> Compa
             tuple(o.cell.seed for o in own if o.cell.label == label and o.summary),
             figures[label],
             {o.cell.seed: o.trouble for o in own if o.cell.label == label and o.trouble},
-            _lost([o for o in ended if o.cell.label == label], names),
+            _lost([o for o in ended if o.cell.label == label], list(first)),
         )
         for label in labels
     ]
@@ -240,8 +241,7 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
             f"{table.task}, {row.variant.label}: {heading(name)} has no mean: it is no finite "
             f"number under seed {listed(map(str, row.lost[name]))}."
             for table, row in rows
-            for name in table.columns
-            if name in row.lost
+            for name in row.lost
         ),
         *(f"{table.task}, {line}" for table, row in rows for line in _failures(row)),
     ]

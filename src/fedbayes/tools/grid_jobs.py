@@ -74,7 +74,7 @@ def _one_by_one(
         trouble = ""
         try:
             member = grid.members[cell.task, cell.label]
-            run_cell(member, cell.seed, grid.foreign, track, told)
+            run_cell(member, cell.seed, grid.foreign, track, told, grid.beside(cell))
         except Exception as error:
             trouble = troubles[cell] = in_words(error)
         watch.ended(cell, trouble)
@@ -112,6 +112,7 @@ class _Process:
             "seed": cell.seed,
             "foreign": grid.foreign,
             "track": list(track),
+            "beside": [str(place) for place in grid.beside(cell)],
         }
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(asked) + "\n")

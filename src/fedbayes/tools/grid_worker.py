@@ -71,6 +71,7 @@ def main() -> None:
                 cell["foreign"],
                 cell["track"],
                 lambda number, rounds: say(round=number, rounds=rounds),
+                [Path(place) for place in cell["beside"]],
             )
             say(trouble="")
         except Exception as error:

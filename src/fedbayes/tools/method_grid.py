@@ -151,6 +151,14 @@ class MethodGrid:
         """The run folder of a cell."""
         return self.members[cell.task, cell.label].place(cell.seed)
 
+    def beside(self, cell: Cell) -> list[Path]:
+        """The folders of the other methods' runs of a cell's config, under its seed."""
+        return [
+            member.place(cell.seed)
+            for (task, label), member in self.members.items()
+            if task == cell.task and label != cell.label
+        ]
+
     def rounds(self, cell: Cell) -> int:
         """Rounds that its run has at most."""
         return self.settings[cell.task, cell.label].rounds
@@ -226,7 +234,14 @@ class MethodGrid:
         return sorted(odd)
 
 
-def run_cell(member: SeedRuns, seed: int, foreign: str, track: Sequence[str], told: Told) -> None:
+def run_cell(
+    member: SeedRuns,
+    seed: int,
+    foreign: str,
+    track: Sequence[str],
+    told: Told,
+    beside: Sequence[Path] = (),
+) -> None:
     """Run one cell, or go on with it, and try its model.
 
     Args:
@@ -235,6 +250,7 @@ def run_cell(member: SeedRuns, seed: int, foreign: str, track: Sequence[str], to
         foreign: as for `MethodGrid`.
         track: names of trackers.
         told: is told of every round.
+        beside: as `MethodGrid.beside` gives them.
 
     Raises:
         FedbayesError: what is wrong with it.
@@ -242,7 +258,7 @@ def run_cell(member: SeedRuns, seed: int, foreign: str, track: Sequence[str], to
     check(track)
 
     def begin(notify: Notify) -> Simulation:
-        simulation = member.open(seed, notify)
+        simulation = member.open(seed, notify, beside)
         try:
             foreign_inputs(simulation.data, simulation.config.data, foreign)
         except BaseException:

@@ -136,11 +136,19 @@ class SeedRuns:
                 f"remove {run.path} to run this seed again"
             )
 
-    def open(self, seed: int, notify: Notify = unnoticed) -> Simulation:
+    def open(
+        self, seed: int, notify: Notify = unnoticed, beside: Sequence[Path] = ()
+    ) -> Simulation:
         """The run of a seed, to begin or to go on.
 
+        Args:
+            seed: which.
+            notify: as for `Simulation`.
+            beside: folders of other runs that it is to be compared with, under the same seed.
+
         Raises:
-            RunError: it would start from other weights than the runs that are there.
+            RunError: it would start from other weights than the runs that are there, or of other
+                data.
         """
         run, config = RunFolder(self.place(seed)), self._configs[seed]
         there = run.config_file.exists()
@@ -149,7 +157,12 @@ class SeedRuns:
         elif Config.stored(run.config_file) != config:
             run.refuse_while_locked()
             write_beside(run.config_file, config.dump().encode())
-        simulation = Simulation(None if there else config, self.place(seed), notify=notify)
+        # The clients of a generator are others under another seed.
+        others = () if config.data.generator is not None else map(self.place, self.seeds)
+        known = [place for place in (*beside, *others) if RunFolder(place).config_file.exists()]
+        simulation = Simulation(
+            None if there else config, self.place(seed), notify=notify, beside=known
+        )
         # Only now is the config known to be sound.
         self._table_file.unlink(missing_ok=True)  # it lacks this run
         self._note()
