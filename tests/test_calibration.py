@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -185,6 +186,8 @@ def test_the_command(method, tmp_path, capsys):
     assert metrics["ece"] == pytest.approx(run.summary["global_ece"], abs=1e-3)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert ("entropy_right" in metrics) == (method != "fedavg")
+    assert command("calibrate", tmp_path / "run") == 0
+    assert re.search("^F1 +0", capsys.readouterr().out, re.MULTILINE), "as run and report call it"
     assert command("calibrate", tmp_path / "nothing") == 2
     assert "nothing" in capsys.readouterr().err
 

@@ -573,7 +573,7 @@ def test_what_does_not_go_together_is_refused(more, words):
         Simulation(asked(**more))
 
 
-def test_settings_without_effect_are_said():
+def test_settings_without_effect_are_said(tmp_path):
     with pytest.warns(FedbayesWarning, match="compression.share has no effect"):
         Simulation(asked(compression={"up": "int8", "share": 0.2})).close()
     with pytest.warns(FedbayesWarning, match="biased towards what changes most"):
@@ -581,6 +581,10 @@ def test_settings_without_effect_are_said():
     again = {"method": {"name": "fedlap", "covariance": "none"}}
     with pytest.warns(FedbayesWarning, match="compression.error_feedback has no effect"):
         Simulation(asked(**again, compression={"up": "int8", "error_feedback": False})).close()
+    np.savez(tmp_path / "own.npz", x=np.eye(40, 6), y=np.arange(40) % 2)
+    own = {"path": tmp_path / "own.npz", "clients": 4, "partition": "iid"}
+    with pytest.warns(FedbayesWarning, match="it is of tensors of 64 real numbers or more"):
+        Simulation(asked(data=own, compression={"down": "bf16"})).close()
 
 
 def test_a_run_on_few_entries_learns(tmp_path):

@@ -461,6 +461,14 @@ for arguments in sys.argv[1:]:
             {"training": {"patience": 1, "validation": 0.2}},
             "training.epochs is 1, and what training.validation sets aside is trained on by nobody",
         ),
+        (
+            {"method": {"name": "feddrop", "conv_rate": 0.2}},
+            "method.conv_rate has no effect: this network has no filters that can be dropped",
+        ),
+        (
+            {"training": {"schedule": "step", "decay": 0.5}, "rounds": 10},
+            r"the first step is after round 10 \(training.decay_every\), and rounds is 10",
+        ),
     ],
 )
 def test_a_setting_without_effect_is_told(settings, words):
@@ -504,6 +512,9 @@ def test_settings_that_have_an_effect_are_not_told(tmp_path):
     config = Config.create(data=own, training=training, model={"hidden": 3})
     assert list(idle(config, resolved={"data.partition": "natural"})) == []
     acting = {"patience": 1, "epochs": 3}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "training.schedule")
+        Simulation(config.model_copy(update={"rounds": 4})).close()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "training.patience|aggregation.rule")
         for training in (acting, acting | {"patience": 9, "validation": 0.2}):

@@ -4,6 +4,7 @@ runs.
 
 import json
 import math
+import os
 import shutil
 import warnings
 
@@ -425,6 +426,13 @@ def test_thresholds_that_are_replaced_by_those_of_other_models_are_told(runs, tm
     words = r"was of the global model, and is now of clients' own models: predictions of the global"
     with pytest.warns(FedbayesWarning, match=words):
         calibrate_conformal(copy, 0.9, personal=True)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_counted(runs, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr("fedbayes.tools.ended_run.stored_data", None)
+    with pytest.raises(RunError, match=r"cannot write into .*classes, and what is found of a run"):
+        calibrate_conformal(runs[0] / "classes", 0.9)
 
 
 def test_what_is_not_calibrated_is_told(runs, tmp_path):

@@ -380,6 +380,18 @@ def test_a_full_disk_leaves_no_halves(tmp_path, monkeypatch):
     assert written.read_bytes() == b"before"
 
 
+def test_a_folder_that_is_gone_is_told_by_the_name_of_the_file(tmp_path, monkeypatch):
+    """And not by that of its first half, which nobody asked for."""
+
+    def refused(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(PermissionError) as told:
+        write_beside(tmp_path / "conformal.json", b"{}")
+    assert told.value.filename == str(tmp_path / "conformal.json")
+
+
 def test_halves_of_a_killed_process_are_removed(copy):
     halves = [
         copy / ".metrics.jsonl.4711",

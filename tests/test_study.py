@@ -1,13 +1,16 @@
 """`fedbayes glm` and `survival`: from files, over Flower and over nodes to a result."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from fedbayes.biostatistics import Packet, cox, glm
+from fedbayes.data.plot import plain_numbers
 from fedbayes.errors import EngineError, MessageError
 from tests.command_line import command
 
@@ -122,6 +125,24 @@ def test_results_and_figures_are_written(file, capsys):
     assert "numbers" in shown
 
 
+def test_ratios_and_sizes_are_marked_by_plain_numbers(file):
+    """An axis that is marked by powers of ten has one mark, or none, where ratios are alike."""
+    given = [file, "--group", "hospital", *FIT[:4], "--features", "age,sex", "--by-client"]
+    assert command("glm", *given, "--plot", "f.svg") == 0
+    axis = (file.parent / "f.svg").read_text().split('id="matplotlib.axis_2"')[0]
+    marks = [float(mark) for mark in re.findall(r"<!-- ([\d.]+) -->", axis)]
+    assert len(marks) > 2
+    assert 1 in marks
+    fine = Figure().subplots()
+    for low, high, least in ((0.99971, 1.00032, 3), (1110, 8880, 2), (0.3, 2e5, 4)):
+        fine.set(xscale="log", xlim=(low, high))
+        plain_numbers(fine.xaxis)
+        shown = fine.xaxis.get_major_formatter().format_ticks(fine.get_xticks())
+        inside = [s for s, v in zip(shown, fine.get_xticks(), strict=True) if low <= v <= high]
+        assert least <= len(inside) == len(set(inside)) < 9
+        assert [float(text.replace(",", "")) for text in shown] == pytest.approx(fine.get_xticks())
+
+
 def test_groups_without_events_have_curves_too(patients, file, capsys):
     patients.assign(arm=np.where(patients.died == 1, "old", patients.sex)).to_csv("arms.csv")
     given = ["arms.csv", "--group", "hospital", "--time", "days", "--event", "died", "--by", "arm"]
@@ -225,6 +246,11 @@ def test_the_outcome_is_the_column_label_where_none_is_named(patients, file, cap
         (["north.csv", "south.csv", "--group", "sex"], "group = 'sex' has no effect"),
         (["patients.csv", "--set", "data.clients=3"], "data.clients has no effect here"),
         (["patients.csv", "--group", "hospital", "--features", "agee"], "did you mean 'age'?"),
+        (
+            ["patients.csv", "--group", "hospital", "--features", "age,hospital"],
+            "features names 'hospital', the column that says whose a row is (--group)",
+        ),
+        (["patients.csv", "--by-client"], "There is one client alone: fit its rows without"),
         (["patients.csv", "--group", "hospital", "--level", "95"], "--level is 95"),
         (["patients.csv", "--group", "hospital", "-o", "fit.txt"], "ends in .csv or .json"),
         (["patients.csv", "--group", "hospital", "--plot", "x/fit.png"], "there is no folder x"),
@@ -244,6 +270,14 @@ def test_bad_input_is_refused_with_the_way_out(arguments, words, file, capsys):
     assert command("glm", *given) == 2
     assert words in capsys.readouterr().err.replace("\n", " ")
     assert set(file.parent.iterdir()) == before
+
+
+def test_curves_and_strata_by_the_column_of_clients_are_told_how(file, capsys):
+    given = [file, "--group", "hospital", "--time", "days", "--event", "died"]
+    assert command("survival", "km", *given, "--by", "hospital") == 2
+    assert "give the file a second column of the same values" in capsys.readouterr().err
+    assert command("survival", "cox", *given, "--strata", "hospital", "--features", "age") == 2
+    assert "there is --strata client" in capsys.readouterr().err
 
 
 def test_a_table_without_groups_is_one_client_and_that_is_said(file, capsys):

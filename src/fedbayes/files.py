@@ -201,6 +201,9 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         beside.replace(path)
     except BaseException as error:
         beside.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in FULL:  # the system does not say where
+        # The system does not say which file is full, and names the one beside where it may not be.
+        if isinstance(error, OSError) and (
+            error.errno in FULL or error.filename in (beside, str(beside))
+        ):
             error.filename = str(path)
         raise

@@ -247,6 +247,8 @@ def meta_analysis(
             fits[name] = own
     if len(fits) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        if len(answers) < 2:
+            why = "There is one client alone: fit its rows without --by-client (glm or cox)"
         raise DataError(f"fewer than two clients have a fit of their own. {why}")
     intercept = () if family == "cox" else ("intercept",)
     coefficients = {}

@@ -88,7 +88,7 @@ def data_show(
         writable(out, "the picture", PICTURES)
     data = build_data(config)
     scheme = choose_scheme(data.dataset, config.data)
-    title = f"{data.dataset.name}, {scheme}, {data.clients} clients"
+    title = f"{data.dataset.name}, {scheme}, {data.clients:,} clients"
     path = out or Path(f"{data.dataset.name.replace(':', '.')}-{scheme}.png")
     try:
         plot_partition(data, path, title)

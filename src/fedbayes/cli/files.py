@@ -12,6 +12,7 @@ from fedbayes.cli.options import DataDir, DataSet, Json, Metrics, Setting, overr
 from fedbayes.errors import ModelError, RunError
 from fedbayes.files import json_text
 from fedbayes.likelihoods.measures import AUTO
+from fedbayes.runs.readable import number, words
 
 
 @app.command()
@@ -48,7 +49,6 @@ def evaluate(
     from fedbayes.runs.between import as_summary
     from fedbayes.runs.config import Config
     from fedbayes.runs.outcome import between_clients
-    from fedbayes.runs.readable import number, words
     from fedbayes.tools.evaluation_set import find_tests
     from fedbayes.tools.model_evaluation import compare, open_model
     from fedbayes.tools.model_files import read_counts
@@ -157,7 +157,6 @@ def calibrate(
         raise RunError("--share says how many rows the temperature is of: add --temperature")
     from fedbayes.data.plot import PICTURES
     from fedbayes.files import writable
-    from fedbayes.runs.readable import number
     from fedbayes.tools.calibration import plot, summary, trust
 
     if personal and client is not None:
@@ -183,7 +182,6 @@ def _cool(folder: Path, share: float, *, personal: bool, as_json: bool) -> None:
     """Find a temperature, and say what came of it."""
     from dataclasses import asdict
 
-    from fedbayes.runs.readable import number
     from fedbayes.tools.temperature import calibrate_temperature
 
     found = calibrate_temperature(folder, personal=personal, share=share)
@@ -216,7 +214,7 @@ def _spelled(name: str) -> str:
             level = kind.removeprefix(start)
             said = form.format(f"{100 * float(level):g}%" if level else "")
             return said + (f": {column}" if column else "")
-    return name.replace("_", " ")
+    return words(name)
 
 
 _SPELLED = {

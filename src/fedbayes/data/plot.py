@@ -13,6 +13,7 @@ from fedbayes.errors import RunError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -170,6 +171,23 @@ def drawn(figure: "Figure", form: str) -> bytes:
     literally(figure)
     figure.savefig(file, format=form, dpi=150)
     return file.getvalue()
+
+
+def plain_numbers(axis: "Axis") -> None:
+    """Mark a logarithmic axis by numbers as people write them, and so that there are several: in
+    even steps where it spans less than a decade or so, else at 1, 2 and 5 of each, or 1 alone.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    low, high = sorted(axis.get_view_interval())
+    locator: Any = LogLocator()
+    if high < 5 * low:
+        locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+    elif high < 300 * low:
+        locator = LogLocator(subs=(1, 2, 5))
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{float(f'{value:.6g}'):,.10g}"))
 
 
 def literally(figure: "Figure") -> None:

@@ -4,7 +4,7 @@ import torch
 
 from fedbayes.contracts import AnyMethod, Gathered, Method
 from fedbayes.errors import ConfigError
-from fedbayes.federation.passage import Link
+from fedbayes.federation.passage import FEWEST, Link
 from fedbayes.federation.settings import Aggregation, Compression, Secure
 from fedbayes.methods import METHODS
 from fedbayes.tensors import Tensors
@@ -89,6 +89,11 @@ def remarks(settings: Compression, link: Link) -> list[str]:
         settings: of the run.
         link: what they come to under its method.
     """
+    if settings.active and not link.compressed:
+        return [
+            "compression has no effect: it is of tensors of "
+            f"{FEWEST} real numbers or more, and messages of this network have none; leave it out"
+        ]
     if settings.error_feedback or settings.up not in ("top-k", "int8"):
         return []
     if link.repeated:

@@ -80,10 +80,19 @@ class Link:
         """Whether all that is compressed of reports is of the `remembered_parts`, so that what does
         not arrive is said again without error feedback.
         """
-        first = self.method.message(self.method.init(self.run), At(self.run, 1, 0))
-        expected = self.method.expected(first, self.run)
-        parts, names = self.parts(expected), self.shrinks(expected)
-        return all(parts[name] in self.method.remembered_parts for name in names)
+        parts = self.parts(self._first)
+        return all(parts[name] in self.method.remembered_parts for name in self.compressed)
+
+    @property
+    def compressed(self) -> list[str]:
+        """Names of the tensors of a report of the first round that are compressed."""
+        return self.shrinks(self._first)
+
+    @property
+    def _first(self) -> Message:
+        """The pattern of a proper report of the first round."""
+        message = self.method.message(self.method.init(self.run), At(self.run, 1, 0))
+        return self.method.expected(message, self.run)
 
     def sent(self, message: Message) -> Message:
         """What is sent of a broadcast."""

@@ -67,6 +67,13 @@ class FedDrop(ServerOptimizer, Method[Server, Nothing, Sum]):
         dropped = self._droppable(run)
         few = [u for u in dropped if not self._dropped(u)]
         found = units_remarks(self.name, run.network, dropped)
+        rates = {"conv": ("conv_rate", "filters"), "dense": ("dense_rate", "units")}
+        found += [
+            f"method.{rate} has no effect: this network has no {what} that can be dropped"
+            for kind, (rate, what) in rates.items()
+            if getattr(self, rate) != type(self).model_fields[rate].default
+            and all(layer.kind != kind for layer in dropped)
+        ]
         if few:
             layers = ", ".join(f"{u.layer} ({u.step})" for u in few)
             found.append(

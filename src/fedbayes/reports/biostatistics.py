@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbayes.biostatistics import MetaAnalysis, Regression, Survival
 from fedbayes.biostatistics.results import RATIOS
-from fedbayes.data.plot import PICTURES, drawn, in_legend
+from fedbayes.data.plot import PICTURES, drawn, in_legend, plain_numbers
 from fedbayes.files import writable, write_beside
 from fedbayes.reports.palette import LIGHT
 
@@ -104,6 +104,7 @@ def plot_forest(found: Regression | MetaAnalysis, path: Path, level: float = 0.9
         axes.plot([middle], [place], marker="D" if bold else "s", color=colour, markersize=5)
     if found.ratio:
         axes.set_xscale("log")
+        plain_numbers(axes.xaxis)
     axes.axvline(1.0 if found.ratio else 0.0, color="0.6", linewidth=0.8, zorder=0)
     axes.set_yticks(places, [label for label, *_ in rows], fontsize=8)
     for text, (_, values, _) in zip(axes.get_yticklabels(), rows, strict=True):

@@ -314,6 +314,7 @@ def remarks(
     notes += _of_limit_test(config.data, data)
     notes += [*_of_devices(config, run.network.device.type), *_without_effect(config, method)]
     notes += _of_patience(config.training)
+    notes += _of_steps(config.training, config.rounds)
     reports = config.asynchronous.buffer or run.cohort
     if config.aggregation.rule == "median" and reports < 3:
         notes.append(
@@ -431,6 +432,17 @@ def _of_patience(training: LocalTraining) -> list[str]:
     return [
         f"training.patience = {patience} ends nothing early: it may after epoch {patience + 1}, "
         f"and training.epochs is {epochs}{aside if training.validation else ''}"
+    ]
+
+
+def _of_steps(training: LocalTraining, rounds: int) -> list[str]:
+    """That the learning rate never takes a step."""
+    every = training.decay_every
+    if training.schedule != "step" or rounds > every or training.decay == 1:
+        return []
+    return [
+        f"training.schedule = 'step' changes no learning rate: the first step is after round "
+        f"{every} (training.decay_every), and rounds is {rounds}"
     ]
 
 

@@ -38,6 +38,8 @@ class ClientTables:
     """Columns that are categories, whatever they hold."""
     drop_missing: bool = False
     """Whether the settings leave rows with missing values out."""
+    group: str = ""
+    """The column that said whose a row is, which the tables no longer have."""
 
 
 def client_tables(
@@ -134,6 +136,7 @@ def client_tables(
         tuple(dict.fromkeys(drop)),
         settings.categorical,
         settings.missing == "drop",
+        settings.group or "" if len(paths) < 2 else "",
     )
 
 

@@ -1,5 +1,6 @@
 """A run that has ended, with its data and models: for what its clients count afterwards."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Self
 
 from fedbayes.contracts import AnyMethod, Run, Sampler
 from fedbayes.data import FederatedData
-from fedbayes.errors import FedbayesWarning
+from fedbayes.errors import FedbayesWarning, RunError
 from fedbayes.runs.beside import calibrated_model
 from fedbayes.runs.build import stored_data, stored_run
 from fedbayes.runs.config import Config
@@ -39,6 +40,11 @@ class EndedRun:
         folder = RunFolder(Path(path))
         folder.require_run()
         folder.summary()  # it has ended
+        if not os.access(folder.path, os.W_OK):
+            raise RunError(
+                f"cannot write into {folder.path}, and what is found of a run is kept beside its "
+                "model; make the folder writable, or copy it and name the copy"
+            )
         folder.refuse_changed_config()  # before anything that it names is imported
         config = folder.config()
         method = config.build_method()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedbayes.data.plot import save_figure
+from fedbayes.data.plot import plain_numbers, save_figure
 from fedbayes.errors import ModelError
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.draws import Draws
@@ -206,7 +206,6 @@ def draw_frontier(marks: Sequence[Mark]) -> "Figure":
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
 
     metric = next(iter(marks[0].metrics), None)
     rows = ["nats from the ensemble", *([words(metric)] if metric else [])]
@@ -225,7 +224,7 @@ def draw_frontier(marks: Sequence[Mark]) -> "Figure":
             for number, (x, y, m) in enumerate(p for p in points if p[2].width is None):
                 axes.plot([x], [y], "sD^"[number % 3], color=f"C{number + 1}", label=m.name)
             axes.set_xscale("log")
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            plain_numbers(axes.xaxis)
             axes.grid(alpha=0.3)
             if row == len(rows) - 1:
                 axes.set_xlabel(size)

@@ -116,6 +116,8 @@ class Study:
         self, clients: Carrier, tables: ClientTables | None
     ) -> Regression | Survival | MetaAnalysis:
         columns = dict(self.columns)
+        if tables is not None and tables.group:
+            _refuse_group(columns, tables)
         if tables is not None and tables.drop_missing:
             columns["drop_missing"] = True
         if tables is not None and self.kind != "km":
@@ -232,6 +234,24 @@ class _Told:
         self._round += 1
         self._asked(self._round, str(question.told["ask"]).replace("_", " "))
         return self._carrier.ask(question, most)
+
+
+def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
+    """See that no column is the one that says whose a row is, which clients' tables are without.
+
+    Raises:
+        ConfigError: one is.
+    """
+    group = tables.group
+    for name, value in columns.items():
+        if name == "drop" or group not in ((value,) if isinstance(value, str) else value or ()):
+            continue
+        otherwise = "; for a baseline of each client's own there is --strata client"
+        raise ConfigError(
+            f"{name} names '{group}', the column that says whose a row is (--group), which "
+            "clients' tables are then without; give the file a second column of the same values "
+            f"and name that{otherwise if name == 'strata' else ''}"
+        )
 
 
 def _tell_dropped(dropped: Mapping[str, int]) -> None:

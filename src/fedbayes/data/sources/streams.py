@@ -96,13 +96,15 @@ class Rows:
             ColumnError: it has no column that the model reads.
         """
         name = self.path.name.lower()
+        if not self.path.exists():
+            raise DataError(f"there is no file or folder {self.path} to predict from")
         if not name.endswith(FORMATS):
             raise DataError(
                 f"{self.path} cannot be predicted from: give a file that ends in "
                 f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
             )
         if not self.path.is_file():
-            raise DataError(f"there is no file {self.path} to predict from")
+            raise DataError(f"{self.path} is no file, and cannot be predicted from; give one")
         read = next((reader for suffix, reader in _READERS.items() if name.endswith(suffix)), _csv)
         if self.sheet is not None and not name.endswith(".xlsx"):
             raise DataError(f"{self.path} has no sheets, so sheet has no effect; leave it out")
