@@ -690,3 +690,13 @@ def test_blanks_around_the_name_of_a_client_are_left_out_as_in_a_run(patients, f
     table.to_csv(file, index=False)
     assert command("glm", file, "--group", "hospital", *FIT) == 2
     assert "1 of 300 rows have no 'hospital'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_baseline_for_each_client_whatever_the_column_of_clients_is_called(
+    patients, file, capsys
+):
+    """`client` stands for each client; a column of that name says the same."""
+    fit = ("--time", "days", "--event", "died", "--features", "age", "--strata", "client")
+    patients.rename(columns={"hospital": "client"}).to_csv("named.csv", index=False)
+    named = told(capsys, "survival", "cox", "named.csv", "--group", "client", *fit)
+    assert named == told(capsys, "survival", "cox", file, "--group", "hospital", *fit)

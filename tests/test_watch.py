@@ -249,7 +249,8 @@ def test_flower_tells_who_is_at_work(secure, monkeypatch, tmp_path):
 
 
 def test_workers_tell_who_is_at_work_and_who_has_answered(tmp_path):
-    config = small(rounds=1, engine="workers", workers=2, cohort=4)
+    training = {"epochs": 30}  # so that no client is through between two looks
+    config = small(rounds=1, engine="workers", workers=2, cohort=4, training=training)
     seen = []
     with Simulation(config, tmp_path / "r") as simulation:
         over = threading.Event()

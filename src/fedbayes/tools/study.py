@@ -236,6 +236,12 @@ class _Told:
         return self._carrier.ask(question, most)
 
 
+_ONE = ("outcome", "weights", "offset", "exposure", "time", "event", "by", "strata")
+"""Arguments that name a column."""
+_SEVERAL = ("features", "categories")
+"""And those that name several."""
+
+
 def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
     """See that no column is the one that says whose a row is, which clients' tables are without.
 
@@ -243,8 +249,10 @@ def _refuse_group(columns: Mapping[str, Any], tables: ClientTables) -> None:
         ConfigError: one is.
     """
     group = tables.group
-    for name, value in columns.items():
-        if name == "drop" or group not in ((value,) if isinstance(value, str) else value or ()):
+    for name in (*_ONE, *_SEVERAL):
+        value = columns.get(name) or ()
+        own = name == "strata" and value == "client"  # of each client
+        if own or group not in ((value,) if name in _ONE else value):
             continue
         otherwise = "; for a baseline of each client's own there is --strata client"
         raise ConfigError(
