@@ -7,6 +7,7 @@
 - Mean-field posteriors (PVI, FedGVI, Bayesian ADMM): a step with one Monte-Carlo sample over a
   plain step, with the draw of its noise, on an MLP with a hidden layer of 200 (MNIST's shape) and
   on LeNet-5 (CIFAR-10's shape), batch 256.
+- Adam and AMSGrad as clients take them over PyTorch's plain loop, in a step of MLPs of two shapes.
 - Prediction of 1,000 images, some at a time as networks do it, over all at once.
 
     python benchmarks/step_speed.py
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from fedbayes.contracts import AnyMethod, At, Run
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.devices import choose_device
+from fedbayes.inference.optimizers import Adam
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedavg import FedAvg
@@ -139,6 +141,29 @@ def mean_field(repeats: int) -> dict[str, tuple[float, float]]:
     return ratios
 
 
+def adam(sizes: list[int], *, amsgrad: bool, repeats: int) -> float:
+    """A step of an MLP with the clients' Adam over one with PyTorch's, batch 32."""
+    batch = samples(32, sizes[0])
+    steps = []
+    for fused in (True, False):
+        module = MLP(sizes[0], sizes[1:], 10)
+        leaves = list(module.parameters())
+        optimizer = (
+            Adam(leaves, 1e-3, 0.0, amsgrad)
+            if fused
+            else torch.optim.Adam(leaves, 1e-3, amsgrad=amsgrad, foreach=False)
+        )
+
+        def one(module=module, leaves=leaves, optimizer=optimizer) -> None:  # type: ignore[no-untyped-def]
+            loss = nn.functional.cross_entropy(module(batch.x), batch.y)
+            for leaf, gradient in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
+                leaf.grad = gradient
+            optimizer.step()
+
+        steps.append(one)
+    return race(steps[0], steps[1], repeats)
+
+
 def prediction(module: nn.Module, repeats: int) -> float:
     """Images in portions over all at once."""
     network, x = Network(module.eval()), samples(1000, 3, 32, 32).x
@@ -166,6 +191,10 @@ def main() -> None:
     print("step of one Monte-Carlo sample / FedAvg step, MLP and LeNet-5:")
     for name, (mlp, lenet) in mean_field(repeats).items():
         print(f"  {name}: {mlp:.2f}, {lenet:.2f} (aim 2.2)")
+    print("step of Adam, of AMSGrad / PyTorch's plain loop:")
+    for sizes in ([3072, 100, 100], [784, 100]):
+        ratios = [adam(sizes, amsgrad=amsgrad, repeats=5 * repeats) for amsgrad in (False, True)]
+        print(f"  MLP {'-'.join(map(str, sizes))}-10: {ratios[0]:.2f}, {ratios[1]:.2f}")
     few = max(1, repeats // 8)
     print("prediction of 1,000 images, some at a time / all at once:")
     print(f"  LeNet-5: {prediction(LeNet5(3, 32, 32, 10), few):.2f}")
