@@ -154,7 +154,7 @@ def adam(sizes: list[int], *, amsgrad: bool, repeats: int) -> float:
             else torch.optim.Adam(leaves, 1e-3, amsgrad=amsgrad, foreach=False)
         )
 
-        def one(module=module, leaves=leaves, optimizer=optimizer) -> None:  # type: ignore[no-untyped-def]
+        def one(module=module, leaves=leaves, optimizer=optimizer) -> None:
             loss = nn.functional.cross_entropy(module(batch.x), batch.y)
             for leaf, gradient in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
                 leaf.grad = gradient
