@@ -163,13 +163,12 @@ CASES = {
     "fashion-0.2": fashion(0.2),
     "resnet20": Case(residual("resnet20", 10), baselines=("permute",)),
     "resnet18": Case(residual("fusion_networks:resnet18", 10), baselines=("permute",)),
-    "resnet20-small": Case(residual("resnet20", 2, 2, limit=5000), baselines=("permute",)),
+    "resnet20-small": Case(residual("resnet20", 20, limit=10000), baselines=("permute",)),
     "resnet18-small": Case(
         residual(
-            {"name": "fusion_networks:resnet18", "arguments": {"width": 8, "blocks": 1}},
-            2,
-            2,
-            limit=5000,
+            {"name": "fusion_networks:resnet18", "arguments": {"width": 16, "blocks": 1}},
+            20,
+            limit=10000,
         ),
         baselines=("permute",),
     ),

@@ -214,6 +214,7 @@ def test_what_has_ended_is_not_run_again_and_more_is_added(ended):
     runs, _, _, seen = ended
     assert len(seen.begins) == len(seen.ends) == 8
     assert [cell.seed for cell in seen.begins] == [0] * 4 + [1] * 4
+    assert not runs.left_out
     before = {p: p.stat().st_mtime_ns for p in runs.folder.rglob("model.safetensors")}
     more = grid(runs.folder, "fedavg,fedprox", seeds=3)
     _, (table,), seen = finish(more)
@@ -222,6 +223,10 @@ def test_what_has_ended_is_not_run_again_and_more_is_added(ended):
     }
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     assert table.seeds == (0, 1, 2)
+    told = [line for line in notes(more, [table]) if line.startswith("Not in these tables")]
+    assert [re.search(r"digits/(\S+), seed (.*)\.", line).groups() for line in told] == [
+        (name, "0, 1") for name in ("global", "local", "pvi_damping=0.5")
+    ]
     again = grid(runs.folder, "fedavg", foreign="inverted")
     _, (table,), seen = finish(again)  # tried on others, not trained again
     assert not seen.rounds

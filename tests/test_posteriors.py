@@ -327,8 +327,11 @@ def test_refusals_of_a_posterior():
         posterior(module, CLASSES, Samples(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)))
     module[1].weight.data[0, 0] = torch.nan
     two = build_likelihood("categorical", Target("class", ("a", "b")))
-    with pytest.raises(ModelError, match="not finite"):
+    with pytest.raises(ModelError, match="not finite: its training diverged"):
         posterior(module, two, classes(torch.randn(3, 3), 2))
+    module[1].weight.data.fill_(3e38)  # finite, and outputs are not, which targets are drawn from
+    with pytest.raises(ModelError, match="not finite: its training diverged"):
+        posterior(module, two, classes(torch.ones(3, 3), 2), CurvatureSettings(draws=1))
 
 
 def random_posteriors(count=3, seed=0):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbayes.contracts import Report
+from fedbayes.contracts import Report, Solved
 from fedbayes.errors import ConfigError, MessageError
 from fedbayes.federation import aggregation
 from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
@@ -13,7 +13,7 @@ from fedbayes.methods.fedlap import FedLap
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
 from fedbayes.targets import Target
-from fedbayes.tensors import Samples, part
+from fedbayes.tensors import Samples, named, part
 from tests.methods.places import at, rounds, run_of
 from tests.methods.test_moments import linear_run, pooled, regressions
 
@@ -178,3 +178,37 @@ def test_refusals():
             aggregation.check(aggregation.Aggregation(rule=rule), method, min_reports=5)
         aggregation.check(aggregation.Aggregation(rule=rule), method.of, min_reports=5)
     aggregation.check(aggregation.Aggregation(rule="krum"), method, min_reports=5)
+
+
+@pytest.mark.parametrize("grown", [1.0, 100.0])
+@pytest.mark.parametrize("rho", [1.0, 0.25])
+def test_no_client_alone_moves_the_model_further_than_its_curvature_allows(rho, grown):
+    """θ G with ρ gᵀ S'⁻¹ g ≤ mᵀ g, g = θ G m, where S' is what the server would have with this
+    report alone: against dense matrices, of a client with the curvature that it had, or far more.
+    """
+    run, method = linear_run(clients=4, cohort=1, epochs=3), kronecker(damping=rho)
+    data = regressions(clients=4, orthogonal=False)
+    (*_, server), states = rounds(method, run, data, 4, [[0], [1], [2], [3]])
+    place, own, pool = at(run, round=5, client=0), states[0], server.pool
+    problem = method.problem(method.message(server, place), own, data[0], place)
+    n = own.count["samples"] / rho
+    a, b = (grown * kept["0"] / rho for kept in (own.inputs, own.outputs))
+    centre = problem.given["exact"]["centre"]
+    m = torch.randn(1, len(a), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    moved = dict(layered("0", m, centre))
+    found = named("weights", {name: t + moved[name] for name, t in centre.items()})
+    found |= {"inputs/0": a, "outputs/0": b, "count/samples": n}
+    report, _, _ = method.report(Solved(found, 1, 0.0, int(n)), problem, own, place)
+
+    pull = Metric({"0": Spectrum(**problem.given["exact"]["layers"]["0"])}, {})
+    pulled = rows_of("0", pull.scaled(lambda c: c, moved))
+    counted = rows_of("0", part(report.tensors, "shift")).double() / rho - pulled
+    whole = m @ a * b / n
+    inputs = pool.inputs["0"] + rho * (a - own.inputs["0"])
+    outputs = pool.outputs["0"] + rho * (b - own.outputs["0"])
+    alone = inputs * outputs / (pool.count["samples"] + rho * (n - own.count["samples"]))
+    alone += torch.eye(len(a)).double()
+    allowed = float((m * whole).sum() / (rho * whole @ torch.linalg.solve(alone, whole.T)))
+    theta = min(1.0, allowed)
+    torch.testing.assert_close(counted, theta * whole, rtol=1e-3, atol=1e-3 * whole.abs().max())
+    assert (theta < 0.5) == (grown > 1)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.method import Info, Method, Sampler
@@ -201,12 +202,7 @@ class OneMetric(Method[Server, Pool, Sum]):
         if report is None:
             return None
         came, change = dense(message), {n: t.double() for n, t in dense(report.tensors).items()}
-        sums = {name: came[name].double() for name in came if name.split("/")[0] in PARTS}
-        for key in ("inputs", "outputs"):
-            for layer, basis in part(came, f"{key}_basis").items():
-                basis = basis.double()
-                sums[f"{key}/{layer}"] = (basis * sums[f"{key}/{layer}"]) @ basis.T
-        pool = pooled({name: t.cpu() + change[name].cpu() for name, t in sums.items()})
+        pool = pooled({name: t.cpu() + change[name].cpu() for name, t in sums_of(came).items()})
         weights = {n: t.double().cpu() for n, t in part(came, "mean").items()}
         return self.model(self._stepped(weights, pool, part(change, "shift")), run)
 
@@ -240,6 +236,16 @@ def flattened(pool: Pool) -> Tensors:
     return {n: t for key in PARTS for n, t in named(key, getattr(pool, key)).items()}
 
 
+def sums_of(message: Tensors) -> Tensors:
+    """The server's sums by `part/name`, float64, as its message tells them."""
+    double = {n: t.double() for n, t in message.items()}
+    sums = {name: t for name, t in double.items() if name.split("/")[0] in PARTS}
+    for key in ("inputs", "outputs"):
+        for layer, basis in part(double, f"{key}_basis").items():
+            sums[f"{key}/{layer}"] = (basis * sums[f"{key}/{layer}"]) @ basis.T
+    return sums
+
+
 def pooled(flat: Tensors) -> Pool:
     """The inverse of `flattened`."""
     return Pool(**{key: part(flat, key) for key in PARTS})
@@ -250,7 +256,11 @@ def _basis(pool: Pool) -> Tensors:
     found: Tensors = {}
     for key, sums in (("inputs", pool.inputs), ("outputs", pool.outputs)):
         for layer, matrix in sums.items():
-            values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-            found[f"{key}/{layer}"] = values.clamp_min(0)
-            found[f"{key}_basis/{layer}"] = vectors
+            found |= decomposed(key, layer, matrix)
     return found
+
+
+def decomposed(key: str, layer: str, matrix: Tensor) -> Tensors:
+    """Eigenvalues `KEY/LAYER` of a layer's sum, and eigenvectors `KEY_basis/LAYER`."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    return {f"{key}/{layer}": values.clamp_min(0), f"{key}_basis/{layer}": vectors}

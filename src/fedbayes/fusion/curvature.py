@@ -28,7 +28,7 @@ from fedbayes.likelihoods.multilabel import Multilabel
 from fedbayes.models import Network
 from fedbayes.models.resize import with_weights
 from fedbayes.models.units import require_apart, require_gradients
-from fedbayes.tensors import Samples, Tensors
+from fedbayes.tensors import Samples, Tensors, all_finite
 
 FEW_CLASSES = 20
 """Classes up to which the expectation over y is exact by default."""
@@ -78,6 +78,7 @@ def posterior(
     require_gradients({"the network": module}, samples.x[:2])
     require_apart(module, samples.x[[0, -1]], "a posterior sums up gradients sample by sample")
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    _require_finite(weights.values())
     sums = _Sums(module, settings.largest, parts)
     rng = seeds.torch_rng(0, "curvature") if rng is None else rng
     done = 0
@@ -91,10 +92,17 @@ def posterior(
     if likelihood.target.classes:
         counts = torch.bincount(samples.y, minlength=likelihood.target.classes)
     result = Posterior(weights, total, counts, *found)
-    tensors = [*weights.values(), *result.diagonal.values()]
-    if not all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point()):
-        raise ModelError("weights or gradients of the network are not finite")
+    _require_finite(result.diagonal.values())
     return result
+
+
+def _require_finite(tensors: Iterable[Tensor]) -> None:
+    """Refuse a network with weights, outputs or gradients that are NaN or infinite."""
+    if not all(all_finite(t) for t in tensors if t.is_floating_point()):
+        raise ModelError(
+            "weights, outputs or gradients of the network are not finite: its training diverged "
+            "(a smaller training.lr may help), or its inputs are not finite either"
+        )
 
 
 def summed_diagonal(
@@ -219,6 +227,7 @@ def scores(
         ConfigError: the likelihood has no distribution to draw from.
     """
     f = f.detach()
+    _require_finite([f])
     if draws is None and isinstance(likelihood, Classes):
         probabilities = likelihood.normalized(f).exp()
         if probabilities.shape[1] <= FEW_CLASSES:

@@ -243,6 +243,7 @@ def notes(grid: MethodGrid, tables: Sequence[Compared]) -> list[str]:
             for table, row in rows
             for name in row.lost
         ),
+        *_left_out(grid),
         *(f"{table.task}, {line}" for table, row in rows for line in _failures(row)),
     ]
 
@@ -251,6 +252,18 @@ _KEPT_BEST = (
     "keep_checkpoints = 'best': figures of a global model are of the best round of each run, which "
     "was chosen by the test samples' headline metric and is flattered by it."
 )
+
+
+def _left_out(grid: MethodGrid) -> list[str]:
+    """What stands in the folder and not in the tables."""
+    by_method: dict[str, list[str]] = {}
+    for place in grid.left_out:
+        own = place.parent.relative_to(grid.folder)
+        by_method.setdefault(str(own), []).append(place.name.removeprefix("seed-"))
+    return [
+        f"Not in these tables, as it was not asked for: {own}, seed {listed(seeds)}."
+        for own, seeds in by_method.items()
+    ]
 
 
 def _failures(row: Row) -> list[str]:

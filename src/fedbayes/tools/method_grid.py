@@ -183,6 +183,13 @@ class MethodGrid:
     def _foreign_file(self) -> str:
         return foreign_file(self.foreign)
 
+    @property
+    def left_out(self) -> list[Path]:
+        """Folders of runs that are there and that this comparison does not name."""
+        named = {self.place(cell) for cell in self.cells}
+        runs = sorted(path.parent for path in self.folder.glob("*/*/seed-*/config.toml"))
+        return [place for place in runs if place not in named]
+
     def outcome(self, cell: Cell, trouble: str = "") -> Outcome:
         """What the folder of a cell tells: of the model that it keeps, where that is global.
 
