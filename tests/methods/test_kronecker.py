@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedbayes.contracts import Report, Solved
+import fedbayes
+from fedbayes.contracts import Report, Sum
+from fedbayes.contracts.kronecker import flattened
 from fedbayes.errors import ConfigError, MessageError
 from fedbayes.federation import aggregation
 from fedbayes.inference.kronecker import Metric, Spectrum, layered, rows_of
@@ -12,6 +14,7 @@ from fedbayes.likelihoods import build_likelihood
 from fedbayes.methods.fedlap import FedLap
 from fedbayes.models import Network
 from fedbayes.models.networks import MLP
+from fedbayes.runs.folder import RunFolder
 from fedbayes.targets import Target
 from fedbayes.tensors import Samples, named, part
 from tests.methods.places import at, rounds, run_of
@@ -180,35 +183,61 @@ def test_refusals():
     aggregation.check(aggregation.Aggregation(rule="krum"), method, min_reports=5)
 
 
-@pytest.mark.parametrize("grown", [1.0, 100.0])
-@pytest.mark.parametrize("rho", [1.0, 0.25])
-def test_no_client_alone_moves_the_model_further_than_its_curvature_allows(rho, grown):
-    """θ G with ρ gᵀ S'⁻¹ g ≤ mᵀ g, g = θ G m, where S' is what the server would have with this
-    report alone: against dense matrices, of a client with the curvature that it had, or far more.
-    """
-    run, method = linear_run(clients=4, cohort=1, epochs=3), kronecker(damping=rho)
-    data = regressions(clients=4, orthogonal=False)
-    (*_, server), states = rounds(method, run, data, 4, [[0], [1], [2], [3]])
-    place, own, pool = at(run, round=5, client=0), states[0], server.pool
-    problem = method.problem(method.message(server, place), own, data[0], place)
-    n = own.count["samples"] / rho
-    a, b = (grown * kept["0"] / rho for kept in (own.inputs, own.outputs))
-    centre = problem.given["exact"]["centre"]
-    m = torch.randn(1, len(a), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    moved = dict(layered("0", m, centre))
-    found = named("weights", {name: t + moved[name] for name, t in centre.items()})
-    found |= {"inputs/0": a, "outputs/0": b, "count/samples": n}
-    report, _, _ = method.report(Solved(found, 1, 0.0, int(n)), problem, own, place)
+@pytest.mark.parametrize(("damping", "times"), [(None, 1.0), (0.25, 1.0), (1.0, 4.0)])
+@pytest.mark.parametrize(("energy", "length"), [(9e9, 9e9), (1e-3, 9e9), (9e9, 1e-3)])
+def test_no_step_goes_further_than_those_of_the_clients(damping, times, energy, length):
+    """x = S⁻¹ c, shortened until ⟨x, c⟩ and ‖x‖ are no more than told: against dense matrices."""
+    run, method = linear_run(clients=4, cohort=4, epochs=3), kronecker(damping=damping)
+    (*_, server), _ = rounds(method, run, regressions(clients=4, orthogonal=False), 1)
+    pool, width = server.pool, len(server.pool.inputs["0"])
+    c = torch.randn(1, width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    precision = pool.inputs["0"] * pool.outputs["0"] / pool.count["samples"] + torch.eye(width)
+    x = torch.linalg.solve(precision, c.T).T
+    told = {"energy/0": energy * (x * c).sum(), "length/0": length * x.norm()}
+    change = {n: torch.zeros_like(t) for n, t in flattened(pool).items()}
+    change |= told | named("shift", dict(layered("0", c, server.weights)))
+    after, _ = method.update(server, Sum(change, 4.0, 4), at(run, round=2))
+    moved = rows_of("0", after.weights) - rows_of("0", server.weights)
+    torch.testing.assert_close(moved, min(1.0, times * energy, times * length) * x)
 
-    pull = Metric({"0": Spectrum(**problem.given["exact"]["layers"]["0"])}, {})
-    pulled = rows_of("0", pull.scaled(lambda c: c, moved))
-    counted = rows_of("0", part(report.tensors, "shift")).double() / rho - pulled
-    whole = m @ a * b / n
-    inputs = pool.inputs["0"] + rho * (a - own.inputs["0"])
-    outputs = pool.outputs["0"] + rho * (b - own.outputs["0"])
-    alone = inputs * outputs / (pool.count["samples"] + rho * (n - own.count["samples"]))
-    alone += torch.eye(len(a)).double()
-    allowed = float((m * whole).sum() / (rho * whole @ torch.linalg.solve(alone, whole.T)))
-    theta = min(1.0, allowed)
-    torch.testing.assert_close(counted, theta * whole, rtol=1e-3, atol=1e-3 * whole.abs().max())
-    assert (theta < 0.5) == (grown > 1)
+
+def test_clients_tell_how_far_they_went():
+    """Energy and length of w_k − w_g, damped as all of the report is; neither is ever negative."""
+    run, method = linear_run(clients=4, cohort=4, epochs=3), kronecker()
+    data = regressions(clients=4, orthogonal=False)
+    (*_, server), states = rounds(method, run, data, 1)
+    place = at(run, round=2)
+    message = method.message(server, place)
+    report, _, _ = method.local(message, states[0], data[0], place)
+    problem = method.problem(message, states[0], data[0], place)
+    solved = place.solve(problem, method.loss(run), data[0])
+    centre = problem.given["exact"]["centre"]
+    moved = {n: t.double() - centre[n] for n, t in solved.parameters.items()}
+    shift, told = part(report.tensors, "shift"), report.tensors
+    energy = sum(float((t.double() * moved[n]).sum()) for n, t in shift.items())
+    assert float(told["energy/0"]) == pytest.approx(energy, rel=1e-4)
+    assert float(told["length/0"]) == pytest.approx(float(rows_of("0", moved).norm()) / 4, rel=1e-4)
+    method.accept(server, report, run)
+    for key in ("energy/0", "length/0"):
+        hostile = Report(report.tensors | {key: -report.tensors[key]})
+        with pytest.raises(MessageError, match=f"'{key}' is negative"):
+            method.accept(server, hostile, run)
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize("temper", [0.1, 1.0])
+def test_a_convolutional_network_trains(temper, tmp_path):
+    """Without bounds on the server's steps clients' weights were soon no longer finite."""
+    fedbayes.run(
+        data={"name": "mnist", "limit": 400, "clients": 3, "test": 0.25, "official_test": "unread"},
+        model={"name": "lenet5"},
+        method={"name": "fedlap", "covariance": "kronecker", "kl_weight": temper},
+        training={"epochs": 5},
+        rounds=6,
+        evaluate_every=6,
+        evaluate_local_every=6,
+        folder=tmp_path / "run",
+    )
+    losses = [line["reported"]["loss"] for line in RunFolder(tmp_path / "run").metrics()]
+    assert losses[-1] < 0.6 < 1.5 < losses[0]

@@ -6,11 +6,11 @@ add. Sums travel: the server keeps them, a client its own terms.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import torch
-from torch import Tensor
 
 from fedbayes.contracts.changes import norm
 from fedbayes.contracts.method import Info, Method, Sampler
@@ -58,6 +58,8 @@ class Server:
 
 
 PARTS = ("shift", "inputs", "outputs", "diagonal", "count")
+REACH = ("energy", "length")
+"""What a report has beside them, for its round alone."""
 
 
 class OneMetric(Method[Server, Pool, Sum]):
@@ -86,6 +88,11 @@ class OneMetric(Method[Server, Pool, Sum]):
     @abstractmethod
     def temper(self) -> float:
         """T, of the likelihood: curvature counts 1/T."""
+
+    @property
+    @abstractmethod
+    def rho(self) -> float:
+        """The damping of clients' changes; 0 if it is one over the cohort."""
 
     @abstractmethod
     def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
@@ -123,7 +130,9 @@ class OneMetric(Method[Server, Pool, Sum]):
         """What is added to each of the sums."""
         rest = {key: part(message, key) for key in ("shift", "diagonal", "count")}
         factors = {key: part(message, f"{key}_basis") for key in ("inputs", "outputs")}
-        return {n: t for key, each in (rest | factors).items() for n, t in named(key, each).items()}
+        places = dict.fromkeys([*factors["inputs"], *rest["diagonal"]], rest["count"]["samples"])
+        every = rest | factors | dict.fromkeys(REACH, places)
+        return {n: t for key, each in every.items() for n, t in named(key, each).items()}
 
     def reference(self, message: Message, run: Run) -> Tensors:
         """Sums are measured from nothing."""
@@ -147,8 +156,12 @@ class OneMetric(Method[Server, Pool, Sum]):
         """What is added leaves diagonals and the number of samples positive."""
         sums, tensors = flattened(server.pool), dense(report.tensors)
         for name, change in tensors.items():
-            key, total = name.partition("/")[0], sums[name] + change
+            key, total = name.partition("/")[0], sums.get(name, 0.0) + change
             entries = total.diagonal() if key in ("inputs", "outputs") else total
+            if key in REACH:
+                if bool(total < 0):
+                    raise MessageError(f"{name!r} is negative")
+                continue
             least = -1e-4 * (1 + sums[name].abs().max())
             if key != "shift" and bool((entries < least).any()):
                 raise MessageError(f"it takes more curvature off {name!r} than there is")
@@ -161,7 +174,7 @@ class OneMetric(Method[Server, Pool, Sum]):
         """The sums themselves, all that was learnt so far; or those of so many samples, with inputs
         and slopes of 1, that the only report of a first round is none too long.
         """
-        found = {}
+        found = dict.fromkeys(REACH, inf)
         for key in PARTS:
             sums: Tensors = getattr(server.pool, key)
             ones = {n: torch.ones_like(t) for n, t in sums.items()}
@@ -174,14 +187,34 @@ class OneMetric(Method[Server, Pool, Sum]):
         """Add to the sums, and take the Newton step S⁻¹ Σ c_k with the new ones."""
         before = flattened(server.pool)
         pool = pooled({name: t + reports.tensors[name] for name, t in before.items()})
-        return self._stepped(server.weights, pool, part(reports.tensors, "shift")), {}
+        return self._stepped(server.weights, pool, reports.tensors, reports.clients), {}
 
-    def _stepped(self, weights: Tensors, pool: Pool, shift: Tensors) -> Server:
-        """The state after the Newton step of some shifts."""
-        basis = _basis(pool)
+    def _stepped(self, weights: Tensors, pool: Pool, told: Tensors, clients: int) -> Server:
+        """The state after the Newton step x = S⁻¹ Σ ρ c_k.
+
+        Each c_k is M_k m_k with a client's own metric M_k and step m_k = w_k − w_g. Were S at least
+        Σ ρ M_k, ⟨x, Σ ρ c_k⟩ would be at most the clients' Σ ρ ⟨m_k, c_k⟩, as ⟨c, M⁻¹ c⟩ is convex
+        in both. A product of sums may be far less than the sum of products, and x then goes much
+        further than any client. So in each layer x is shortened to that, and to their Σ ρ ‖m_k‖.
+        Both count n ρ times where that is more than 1, the sum of n undamped changes.
+
+        Args:
+            weights: w_g.
+            pool: the sums with the reports.
+            told: `shift/…`, and what `reach` has, of all reports.
+            clients: how many they are of.
+        """
+        basis, shift = _basis(pool), part(told, "shift")
         metric = self.metric_of(basis | flattened(Pool(diagonal=pool.diagonal, count=pool.count)))
         step = metric.scaled(lambda v: 1 / (v + self.delta), shift)
-        return Server({name: w + step[name] for name, w in weights.items()}, pool, basis)
+        own, times = reach(metric.layers, step, shift), max(1.0, clients * self.rho)
+        share = {name: (times * told[name] / t).nan_to_num(1.0) for name, t in own.items()}
+        after = {}
+        for name, w in weights.items():
+            place = _place(name, metric.layers)
+            least = torch.minimum(*(share[f"{key}/{place}"] for key in REACH))
+            after[name] = w + least.clamp(0, 1) * step[name]
+        return Server(after, pool, basis)
 
     def model(self, server: Server, run: Run) -> Tensors:
         """Means, and stds along eigenvectors of the precision."""
@@ -202,9 +235,14 @@ class OneMetric(Method[Server, Pool, Sum]):
         if report is None:
             return None
         came, change = dense(message), {n: t.double() for n, t in dense(report.tensors).items()}
-        pool = pooled({name: t.cpu() + change[name].cpu() for name, t in sums_of(came).items()})
+        sums = {name: came[name].double() for name in came if name.split("/")[0] in PARTS}
+        for key in ("inputs", "outputs"):
+            for layer, basis in part(came, f"{key}_basis").items():
+                basis = basis.double()
+                sums[f"{key}/{layer}"] = (basis * sums[f"{key}/{layer}"]) @ basis.T
+        pool = pooled({name: t.cpu() + change[name].cpu() for name, t in sums.items()})
         weights = {n: t.double().cpu() for n, t in part(came, "mean").items()}
-        return self.model(self._stepped(weights, pool, part(change, "shift")), run)
+        return self.model(self._stepped(weights, pool, change, 1), run)
 
     def draws(self, model: Tensors, run: Run) -> Sampler:
         """Outputs under draws from the posterior."""
@@ -231,19 +269,36 @@ _LEAST = 1e-12
 """Count of samples below which there are none."""
 
 
+def reach(layers: Collection[str], moved: Tensors, change: Tensors) -> Tensors:
+    """How far a step goes by layer, and by weight where there is none.
+
+    Args:
+        layers: that have Kronecker factors.
+        moved: the step m, by weight.
+        change: c, what it changes the gradient by.
+
+    Returns:
+        `energy/PLACE` ⟨m, c⟩ and `length/PLACE` ‖m‖, scalars.
+    """
+    energy: Tensors = {}
+    square: Tensors = {}
+    for name, t in moved.items():
+        place = _place(name, layers)
+        energy[place] = (t * change[name]).sum() + energy.get(place, 0.0)
+        square[place] = t.square().sum() + square.get(place, 0.0)
+    lengths = {place: t.sqrt() for place, t in square.items()}
+    return named("energy", energy) | named("length", lengths)
+
+
+def _place(name: str, layers: Collection[str]) -> str:
+    """The layer of a weight, or itself."""
+    layer = name.rpartition(".")[0]
+    return layer if layer in layers else name
+
+
 def flattened(pool: Pool) -> Tensors:
     """Sums by `part/name`."""
     return {n: t for key in PARTS for n, t in named(key, getattr(pool, key)).items()}
-
-
-def sums_of(message: Tensors) -> Tensors:
-    """The server's sums by `part/name`, float64, as its message tells them."""
-    double = {n: t.double() for n, t in message.items()}
-    sums = {name: t for name, t in double.items() if name.split("/")[0] in PARTS}
-    for key in ("inputs", "outputs"):
-        for layer, basis in part(double, f"{key}_basis").items():
-            sums[f"{key}/{layer}"] = (basis * sums[f"{key}/{layer}"]) @ basis.T
-    return sums
 
 
 def pooled(flat: Tensors) -> Pool:
@@ -256,11 +311,7 @@ def _basis(pool: Pool) -> Tensors:
     found: Tensors = {}
     for key, sums in (("inputs", pool.inputs), ("outputs", pool.outputs)):
         for layer, matrix in sums.items():
-            found |= decomposed(key, layer, matrix)
+            values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+            found[f"{key}/{layer}"] = values.clamp_min(0)
+            found[f"{key}_basis/{layer}"] = vectors
     return found
-
-
-def decomposed(key: str, layer: str, matrix: Tensor) -> Tensors:
-    """Eigenvalues `KEY/LAYER` of a layer's sum, and eigenvectors `KEY_basis/LAYER`."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    return {f"{key}/{layer}": values.clamp_min(0), f"{key}_basis/{layer}": vectors}

@@ -26,10 +26,9 @@ from fedbayes.contracts.kronecker import (
     OneMetric,
     Pool,
     Server,
-    decomposed,
     flattened,
     pooled,
-    sums_of,
+    reach,
 )
 from fedbayes.contracts.moments import Moments, implicit
 from fedbayes.errors import ConfigError, ModelError
@@ -167,6 +166,11 @@ class Kronecker(OneMetric):
         """T."""
         return self.of.kl_weight
 
+    @property
+    def rho(self) -> float:
+        """As it is set."""
+        return self.of.damping or 0.0
+
     def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
         """Linearized or not, as many as are wanted."""
         linear = self.of.predictive == "linearized"
@@ -214,7 +218,7 @@ class Kronecker(OneMetric):
             "diagonal": {n: t.to(device, kind) for n, t in pull.diagonal.items()},
             "count": torch.tensor(len(samples.y), device=device),
             "exact": {"centre": centre, "layers": {n: vars(s) for n, s in pull.layers.items()}}
-            | {"diagonal": pull.diagonal, "sums": sums_of(came)},
+            | {"diagonal": pull.diagonal},
         }
         began = run.network.prepare({n: t.to(kind) for n, t in centre.items()})
         project = self._pulled(run.training.momentum) if implicit(run) else None
@@ -270,23 +274,6 @@ class Kronecker(OneMetric):
         tensors = to(tensors, run.network.device)
         return self.report(replace(solved, parameters=tensors), problem, client, at)
 
-    def _alone(self, sums: Tensors, found: Tensors, kept: Tensors, rho: float) -> Metric:
-        """S − δ of the layers if nobody else reported in this round.
-
-        Args:
-            sums: the server's.
-            found: the client's own, `inputs/…`, `outputs/…` and `count/samples`.
-            kept: what the sums have of it so far.
-            rho: the damping.
-        """
-        told: Tensors = {}
-        for name, total in sums.items():
-            key, _, layer = name.partition("/")
-            if key in ("inputs", "outputs", "count"):
-                total = total + rho * (found[name] - kept.get(name, 0.0))
-                told |= {name: total} if key == "count" else decomposed(key, layer, total)
-        return self.metric_of(told)
-
     def report(
         self, solved: Solved, problem: Problem, client: Pool, at: At
     ) -> tuple[Report, Pool, Info]:
@@ -303,18 +290,17 @@ class Kronecker(OneMetric):
         count, temper = float(found["count/samples"]), self.of.kl_weight
         moved = {n: t - exact["centre"][n] for n, t in part(found, "weights").items()}
         change = _pull(exact).scaled(lambda c: c, moved)
-        rho, kept = self.of.damping or 1 / at.run.cohort, flattened(client)
-        alone = self._alone(exact["sums"], found, kept, rho)
-        for layer, spectrum in alone.layers.items():
-            m = rows_of(layer, moved)
-            own = found[f"outputs/{layer}"] @ m @ found[f"inputs/{layer}"] / (count * temper)
-            step = spectrum.scaled(rho / (spectrum.values + self.delta), own)
-            own *= ((m * own).sum() / (own * step).sum()).nan_to_num(1.0).clamp(max=1.0)
-            for name, t in layered(layer, own, moved):
+        for layer in exact["layers"]:
+            rows = found[f"outputs/{layer}"] @ rows_of(layer, moved) @ found[f"inputs/{layer}"]
+            for name, t in layered(layer, rows / (count * temper), moved):
                 change[name] = change[name] + t
         for name, t in part(found, "diagonal").items():
             change[name] = change[name] + t * moved[name] / temper
+        rho = self.of.damping or 1 / at.run.cohort
         tensors = named("shift", {n: rho * t for n, t in change.items()})
+        for name, t in reach(exact["layers"], moved, change).items():
+            tensors[name] = rho * t
+        kept = flattened(client)
         for name, t in found.items():
             if not name.startswith("weights/"):
                 tensors[name] = rho * (t - kept.get(name, 0.0))
