@@ -184,10 +184,12 @@ def test_refusals():
 
 
 @pytest.mark.parametrize(("damping", "times"), [(None, 1.0), (0.25, 1.0), (1.0, 4.0)])
+@pytest.mark.parametrize("furthest", [1.0, 2.0, 0.0])
 @pytest.mark.parametrize(("energy", "length"), [(9e9, 9e9), (1e-3, 9e9), (9e9, 1e-3)])
-def test_no_step_goes_further_than_those_of_the_clients(damping, times, energy, length):
+def test_no_step_goes_further_than_those_of_the_clients(damping, times, energy, length, furthest):
     """x = S⁻¹ c, shortened until ⟨x, c⟩ and ‖x‖ are no more than told: against dense matrices."""
-    run, method = linear_run(clients=4, cohort=4, epochs=3), kronecker(damping=damping)
+    run = linear_run(clients=4, cohort=4, epochs=3)
+    method = kronecker(damping=damping, furthest=furthest)
     (*_, server), _ = rounds(method, run, regressions(clients=4, orthogonal=False), 1)
     pool, width = server.pool, len(server.pool.inputs["0"])
     c = torch.randn(1, width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -198,6 +200,7 @@ def test_no_step_goes_further_than_those_of_the_clients(damping, times, energy, 
     change |= told | named("shift", dict(layered("0", c, server.weights)))
     after, _ = method.update(server, Sum(change, 4.0, 4), at(run, round=2))
     moved = rows_of("0", after.weights) - rows_of("0", server.weights)
+    times = times * furthest or 1e9
     torch.testing.assert_close(moved, min(1.0, times * energy, times * length) * x)
 
 

@@ -94,6 +94,11 @@ class OneMetric(Method[Server, Pool, Sum]):
     def rho(self) -> float:
         """The damping of clients' changes; 0 if it is one over the cohort."""
 
+    @property
+    @abstractmethod
+    def furthest(self) -> float:
+        """How many times as far as clients the server's step may go in a layer; 0: no bound."""
+
     @abstractmethod
     def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
         """Outputs under draws around means."""
@@ -195,8 +200,9 @@ class OneMetric(Method[Server, Pool, Sum]):
         Each c_k is M_k m_k with a client's own metric M_k and step m_k = w_k − w_g. Were S at least
         Σ ρ M_k, ⟨x, Σ ρ c_k⟩ would be at most the clients' Σ ρ ⟨m_k, c_k⟩, as ⟨c, M⁻¹ c⟩ is convex
         in both. A product of sums may be far less than the sum of products, and x then goes much
-        further than any client. So in each layer x is shortened to that, and to their Σ ρ ‖m_k‖.
-        Both count n ρ times where that is more than 1, the sum of n undamped changes.
+        further than any client. So in each layer x is shortened to `furthest` times that, and to as
+        many times their Σ ρ ‖m_k‖, if `furthest` is not 0. Both count n ρ times where that is more
+        than 1, the sum of n undamped changes.
 
         Args:
             weights: w_g.
@@ -207,7 +213,10 @@ class OneMetric(Method[Server, Pool, Sum]):
         basis, shift = _basis(pool), part(told, "shift")
         metric = self.metric_of(basis | flattened(Pool(diagonal=pool.diagonal, count=pool.count)))
         step = metric.scaled(lambda v: 1 / (v + self.delta), shift)
-        own, times = reach(metric.layers, step, shift), max(1.0, clients * self.rho)
+        if not self.furthest:
+            return Server({name: w + step[name] for name, w in weights.items()}, pool, basis)
+        own = reach(metric.layers, step, shift)
+        times = self.furthest * max(1.0, clients * self.rho)
         share = {name: (times * told[name] / t).nan_to_num(1.0) for name, t in own.items()}
         after = {}
         for name, w in weights.items():

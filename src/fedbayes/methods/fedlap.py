@@ -80,6 +80,14 @@ class FedLap(Moments):
         "a diagonal (kronecker)",
     )
 
+    furthest: Annotated[float, Only("covariance", "kronecker")] = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="how many times as far as its clients the server's step may go in a layer, in "
+        "energy and in length; 0: no bound (kronecker)",
+    )
+
     fisher_draws: Annotated[int | None, Only("covariance", "diagonal", "kronecker")] = Field(
         None,
         ge=1,
@@ -170,6 +178,11 @@ class Kronecker(OneMetric):
     def rho(self) -> float:
         """As it is set."""
         return self.of.damping or 0.0
+
+    @property
+    def furthest(self) -> float:
+        """As it is set."""
+        return self.of.furthest
 
     def sampler(self, mean: Tensors, moves: Moves, run: Run) -> Sampler:
         """Linearized or not, as many as are wanted."""
