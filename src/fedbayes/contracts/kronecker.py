@@ -158,15 +158,18 @@ class OneMetric(Method[Server, Pool, Sum]):
         return Metric(layers, {n: share * t.clamp_min(0) for n, t in diagonal.items()})
 
     def accept(self, server: Server, report: Report, run: Run) -> None:
-        """What is added leaves diagonals and the number of samples positive."""
+        """What is added leaves diagonals and the number of samples positive, and no step is of
+        negative reach.
+        """
         sums, tensors = flattened(server.pool), dense(report.tensors)
         for name, change in tensors.items():
-            key, total = name.partition("/")[0], sums.get(name, 0.0) + change
-            entries = total.diagonal() if key in ("inputs", "outputs") else total
+            key = name.partition("/")[0]
             if key in REACH:
-                if bool(total < 0):
+                if bool(change < 0):
                     raise MessageError(f"{name!r} is negative")
                 continue
+            total = sums[name] + change
+            entries = total.diagonal() if key in ("inputs", "outputs") else total
             least = -1e-4 * (1 + sums[name].abs().max())
             if key != "shift" and bool((entries < least).any()):
                 raise MessageError(f"it takes more curvature off {name!r} than there is")
