@@ -1,5 +1,6 @@
 """`fedbayes reproduce`: measurements that are kept, tables and figures."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -8,15 +9,26 @@ import pytest
 import torch
 from torch import nn
 
+import fedbayes
 from fedbayes.errors import ConfigError, DataError, RunError
 from fedbayes.fusion.function import fuse_functions
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.models import Network
-from fedbayes.papers import EXPERIMENTS, combined, em_view, gpi_fnm, reproduce, weight_gates
+from fedbayes.papers import (
+    EXPERIMENTS,
+    combined,
+    em_view,
+    gates,
+    gpi_fnm,
+    reproduce,
+    weight_gates,
+)
 from fedbayes.papers import lines as experiments
 from fedbayes.papers.experiment import Request, Results, finished, mean_and_std
 from fedbayes.papers.finding import Claim, Finding, Line, Part, markdown, overview, read_finding
 from fedbayes.runs.build import build_data
+from fedbayes.runs.config import Config
+from fedbayes.runs.simulation import Simulation
 from tests.command_line import command
 
 
@@ -90,13 +102,41 @@ def test_figures_on_digits(name, tmp_path, monkeypatch):
     "name", ["fedsparse-table1", "fedsparse-fig5", "fedsparse-fig7", "fedsparse-fig8", "em-priors"]
 )
 def test_methods_are_compared_on_digits(name, tmp_path):
-    text = str(reproduce(name, tmp_path, datasets=["digits"]))
+    text = str(reproduce(name, tmp_path, datasets=["digits"], seeds=1))
     assert "| FedAvg |" in text
     assert "after 40 rounds" in text
     assert (tmp_path / name / "figure-digits.png").exists()
     again = []
-    assert str(reproduce(name, tmp_path, datasets=["digits"], watch=again.append)) == text
+    assert str(reproduce(name, tmp_path, datasets=["digits"], seeds=1, watch=again.append)) == text
     assert not again, "what was run is kept"
+
+
+def test_own_models_with_and_without_draws(tmp_path, monkeypatch):
+    """They are measured once; FedAvg's have no gates."""
+    monkeypatch.setitem(em_view.ROUNDS, "digits", 2)
+    told = []
+    ask = {"datasets": ["digits"], "seeds": 1, "watch": told.append}
+    text = str(reproduce("fedsparse-local", tmp_path, **ask))
+    assert "after 2 rounds" in text
+    assert re.search(r"\| FedAvg \| 0\.\d{3} \|  \|", text)
+    assert re.search(r"\| FedSparse, mid \| 0\.\d{3} \| 0\.\d{3} \|", text)
+    assert told, "what is being done is said"
+    told.clear()
+    assert str(reproduce("fedsparse-local", tmp_path, **ask)) == text
+    assert not told, "what was run is kept"
+
+
+@pytest.mark.parametrize("method", ["fedadam", "fedsparse"])
+def test_own_models_are_those_of_the_next_round(tmp_path, method):
+    """One more E-step of every client is what a round in which all take part reports."""
+    settings = {"method": {"name": method}, "data": {"clients": 4, "limit": 200}, "rounds": 3}
+    longer = fedbayes.run(**settings)
+    with Simulation(Config.create(**settings | {"rounds": 2}), tmp_path / "run") as simulation:
+        for _ in simulation:
+            pass
+        found = gates._local(simulation)
+    assert found["drawn"] == pytest.approx(longer.metrics[-1]["local_accuracy"], abs=1e-6)
+    assert ("likely" in found) == (method == "fedsparse")
 
 
 @pytest.mark.slow

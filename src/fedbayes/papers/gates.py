@@ -11,7 +11,16 @@ import pandas as pd
 from fedbayes.contracts import At
 from fedbayes.messages import dense
 from fedbayes.methods.fedsparse import FedSparse
-from fedbayes.papers.experiment import Experiment, Request, Results, Row, fingerprint, mean_and_std
+from fedbayes.papers.em_view import FOLDER, SPARSE, compare, comparison_of
+from fedbayes.papers.experiment import (
+    Experiment,
+    Request,
+    Results,
+    Row,
+    fingerprint,
+    mean_and_std,
+    opened,
+)
 from fedbayes.papers.finding import Claim, Finding, Part, markdown
 from fedbayes.reports.palette import MARKERS
 from fedbayes.runs.config import Config
@@ -22,6 +31,8 @@ PRICES = {"logits": (0.0, 1e-6, 1e-5, 1e-4, 4e-4, 1e-3, 1e-2), "paper": (0.0, 1e
 """λ0 by scale: none, and four decades."""
 WANTED = 0.665
 """Sparsity of `high` in the paper's Table 1."""
+COMPARED = ("FedAvg", *SPARSE)
+"""Whose clients' own models are compared."""
 CLOSE = 0.01
 """Of FedAvg's accuracy."""
 ROUNDS = 150
@@ -91,23 +102,23 @@ def _local(simulation: Simulation) -> Row:
     them, with gates drawn, and with those that are likelier open than not.
     """
     method, run, data = simulation.method, simulation.run, simulation.data
-    assert isinstance(method, FedSparse)
-    right: dict[str, list[float]] = {"drawn": [], "likely": []}
+    right: dict[str, list[float]] = {}
     for client in range(data.clients):
-        at = At(run, run.rounds, client)
+        at = At(run, simulation.progress.round + 1, client)
         test = data.test(client)
         if not len(test.y):
             continue
         message = method.message(simulation.server, at)
-        samples = data.train(client)
-        problem = method.problem(message, method.join(at), samples, at)
+        samples, state = data.train(client), method.join(at)
+        problem = method.problem(message, state, samples, at)
         solved = at.solve(problem, method.loss(run), samples)
-        drawn = dense(method.sampled(solved, problem, at)[0])
-        likely = method.likely(solved, problem, at)
-        for name, weights in (("drawn", drawn), ("likely", likely)):
+        models = {"drawn": dense(method.report(solved, problem, state, at)[0].tensors)}
+        if isinstance(method, FedSparse):
+            models["likely"] = method.likely(solved, problem, at)
+        for name, weights in models.items():
             own = {n: weights[n] for n in run.network.initial}
             outputs = run.network(own, test.x)
-            right[name].append(float((outputs.argmax(-1) == test.y).float().mean()))
+            right.setdefault(name, []).append(float((outputs.argmax(-1) == test.y).float().mean()))
     return {name: float(np.mean(values)) for name, values in right.items()}
 
 
@@ -235,7 +246,67 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def own_models(request: Request) -> Finding:
+    """Clients' own models at the end of the runs of Table 1, with gates drawn and without."""
+    results = Results(request.out / "results.jsonl")
+    parts = []
+    for dataset in request.datasets:
+        comparison = comparison_of(request, dataset, COMPARED)
+        folder = request.folder / FOLDER
+        compare(comparison, folder, dataset, request.watch)
+        keys: list[Row] = []
+        for method in COMPARED:
+            for seed in range(comparison.seeds):
+                config = comparison.config(method, seed)
+                settings = fingerprint(config.model_dump(mode="json"))
+                key = {"dataset": dataset, "method": method, "seed": seed, "settings": settings}
+                keys.append(key)
+                if results.missing([key]):
+                    request.watch(f"{dataset}, {method}, clients' own models")
+                    with opened(folder / comparison.place(method, dataset, seed), config) as ended:
+                        results.add({**key, **_local(ended)})
+        table = results.table(keys)
+        lines = []
+        for name, own in table.groupby("method", sort=False):
+            likely = "" if name == "FedAvg" else mean_and_std(own["likely"].tolist())
+            drawn = mean_and_std(own["drawn"].tolist())
+            lines.append({"method": str(name), "drawn": drawn, "likely": likely})
+        heading = f"{dataset}, after {comparison.rounds['FedAvg']} rounds"
+        text = markdown(pd.DataFrame(lines))
+        parts.append(Part(heading=heading, table=text, claims=_own_claims(table)))
+    note = (
+        "Mean over all clients of the accuracy of their own model after one more E-step, on their "
+        "own test samples. Drawn: as they report it; likely: gates open that are likelier open "
+        "than not. FedAvg's models have no gates."
+    )
+    return request.found(parts, len(request.repeats(3, 3)), note)
+
+
+def _own_claims(table: pd.DataFrame) -> tuple[Claim, ...]:
+    """The best local models are FedSparse's: as they are reported, and without the draws."""
+    of = {str(name): own for name, own in table.groupby("method")}
+    average = float(of["FedAvg"]["drawn"].mean())
+    claims = []
+    for column, how in (("drawn", "gates drawn"), ("likely", "gates likelier open than not")):
+        own = [float(of[method][column].mean()) for method in SPARSE]
+        levels = ", ".join(f"{value:.3f}" for value in own)
+        claims.append(
+            Claim(
+                text=f"the best local models are FedSparse's, {how}",
+                seen=max(own) > average,
+                measured=f"{levels} for low, mid, high; FedAvg {average:.3f}",
+            )
+        )
+    return tuple(claims)
+
+
 EXPERIMENTS = (
+    Experiment(
+        "fedsparse-local",
+        "clients' own models in Table 1, with gates drawn and without",
+        ("cifar10",),
+        own_models,
+    ),
     Experiment(
         "fedsparse-l0",
         "FedSparse's sparsity over λ0, with thresholds as in the paper and in logits",
