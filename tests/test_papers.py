@@ -190,6 +190,73 @@ def test_bytes_by_hand():
     assert table.iloc[1, 7] == "0.200", "40 bytes were spent at round 2"
 
 
+def _run_of(accuracy, local, sparsity, sent, rounds=4):
+    """The lines of a run whose figures stay what they are from the second round on."""
+    first = {"round": 1, "global_accuracy": 0.1, "local_accuracy": 0.2, "sparsity": 0.0}
+    later = {"global_accuracy": accuracy, "local_accuracy": local, "sparsity": sparsity}
+    lines = [first, *({**later, "round": number} for number in range(2, rounds + 1))]
+    return [{**line, "bytes_down": sent, "bytes_up": sent} for line in lines]
+
+
+def test_what_is_not_seen_of_table_1_has_its_cause():
+    """The best local models, and the paper's sparsities on its own data set alone."""
+    low, mid, high = em_view.SPARSE
+    found = {
+        "FedAvg": [_run_of(0.7, 0.8, 0.0, 100)],
+        low: [_run_of(0.8, 0.79, 0.2, 80)],
+        mid: [_run_of(0.8, 0.78, 0.45, 60)],
+        high: [_run_of(0.8, 0.77, 0.56, 50)],
+    }
+    claims = em_view._tables_claims(em_view.Compared("cifar10", found, 4))
+    assert [claim.seen for claim in claims] == [True, True, False, False]
+    assert claims[0].measured == "1.00, 0.80, 0.60, 0.50"
+    # 4 · 160 bytes are all of low's; FedAvg had .7 by then, and at 4 · 100 too.
+    assert claims[1].measured == "+0.100, +0.100, +0.100 for low, mid, high"
+    assert "Cause: clients report models with gates drawn" in str(claims[2])
+    assert claims[3].measured == "0.20 (0.21), 0.45 (0.47), 0.56 (0.67)"
+    assert "λ0 does not govern" in claims[3].cause
+    assert len(em_view._tables_claims(em_view.Compared("digits", found, 4))) == 3
+
+
+def test_sparsity_is_followed_to_its_end():
+    """When most of it was there, by hand, and how sparse FedL1 is beside it."""
+    curve = _run_of(0.7, 0.8, 0.5, 10, rounds=120)
+    for line in curve[:110]:
+        line["sparsity"] = 0.4
+    runs = [curve, _run_of(0.7, 0.8, 0.5, 10, rounds=120)]
+    found = dict.fromkeys(em_view.SPARSE, runs)
+    compared = em_view.Compared("cifar10", found | {"FedL1": [_run_of(0.7, 0.8, 0.1, 10)]}, 120)
+    assert compared.rounds_until(em_view.SPARSE[0], 0.95) == (111 + 2) / 2
+    claims = em_view._settles_claim(compared)
+    assert all(claim.seen for claim in claims)
+    assert claims[-1].measured == "0.100 after 120 rounds"
+
+
+def test_priors_are_compared_after_as_many_rounds(tmp_path, monkeypatch):
+    """FedAvg's runs are those of Table 1 and go on for longer; what counts is where all are."""
+    asked = {}
+    levels = {"Laplace": 0.3, "Laplace, cured": 0.48, "mixture, cured": 0.4}
+
+    def compare(comparison, folder, dataset, watch):
+        asked.update(comparison.rounds)
+        return {
+            method: [_run_of(levels.get(method, 0.5), 0.8, 0.0, 10, rounds)] * 3
+            for method, rounds in comparison.rounds.items()
+        }
+
+    monkeypatch.setattr(em_view, "compare", compare)
+    found = em_view.priors(Request("em-priors", tmp_path, "small", ["cifar10"]))
+    table1 = em_view.comparison_of(
+        Request("t", tmp_path, "small", ["cifar10"]), "cifar10", ("FedAvg",)
+    )
+    assert asked.pop("FedAvg") == table1.rounds["FedAvg"] == em_view.SMALL_ROUNDS
+    assert set(asked.values()) == {em_view.PRIORS_ROUNDS}
+    assert found.parts[0].heading == f"cifar10, after {em_view.PRIORS_ROUNDS} rounds"
+    assert [claim.seen for claim in found.claims] == [True, True, True, False]
+    assert found.claims[2].measured == "0.480, as published 0.300, FedAvg 0.500"
+    assert found.verdict == "seen in part (3 of 4 claims)"
+
+
 def test_names_and_data_are_checked(tmp_path, capsys):
     with pytest.raises(ConfigError, match="gpi-fnm-fig2"):
         reproduce("fig9", tmp_path)
