@@ -273,3 +273,19 @@ def test_the_module_is_the_command_line():
     asked = [sys.executable, "-m", "fedbayes", "methods", "fedprox"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert "method.proximal = 0.01" in done.stdout
+
+
+def test_ctrl_c_before_the_command_line_is_there(monkeypatch):
+    """Imports take a moment; whoever stops them sees no traceback."""
+    from fedbayes import __main__
+
+    class Interrupted:
+        def find_spec(self, name, *_):
+            if name == "fedbayes.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fedbayes.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as stop:
+        __main__.main()
+    assert stop.value.code == 130

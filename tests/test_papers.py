@@ -232,6 +232,47 @@ def test_sparsity_is_followed_to_its_end():
     assert claims[-1].measured == "0.100 after 120 rounds"
 
 
+def _line_of_rounds(first, last, sent, rounds=9):
+    """A run whose accuracy goes from one to another, evaluated in every second round from the
+    first, whose messages are all as long.
+    """
+    steps = np.linspace(first, last, rounds)
+    lines = [{"round": n + 1, "local_accuracy": 0.5, "sparsity": 0.1 * n} for n in range(rounds)]
+    for n in range(0, rounds, 2):
+        lines[n]["global_accuracy"] = float(steps[n])
+    return [{**line, "bytes_down": sent, "bytes_up": sent} for line in lines]
+
+
+def test_budgets_and_rounds_by_hand():
+    """Fig. 3 is over bytes and Fig. 6 over rounds: who is ahead where."""
+    _, mid, high = em_view.SPARSE
+    found = {
+        "FedAvg": [_line_of_rounds(0.1, 0.9, 50)],
+        "FedDrop": [_line_of_rounds(0.08, 0.96, 25)],
+        "FedL1": [_line_of_rounds(0.1, 0.5, 50)],
+        em_view.SPARSE[0]: [_line_of_rounds(0.1, 0.8, 40)],
+        mid: [_line_of_rounds(0.2, 0.8, 25)],
+        high: [_line_of_rounds(0.1, 0.6, 20)],
+    }
+    compared = em_view.Compared("digits", found, 9)
+    assert compared.marks == [1, 3, 5, 7, 9]
+    table = em_view._over_bytes(compared).set_index("method")
+    assert list(table.columns) == [f"{share:g} of FedAvg's bytes" for share in em_view.BUDGETS]
+    # A fifth of 900 bytes are 1.8 rounds of FedAvg's, of which two steps are .2; 3.6 of mid's.
+    assert table.iloc[0, 2] == "0.180"
+    assert table.loc[mid].tolist()[2] == f"{0.2 + 2.6 * 0.6 / 8:.3f}"
+    assert table.loc[high].tolist()[4] == "", "it never sent as much"
+    claims = em_view._budget_claims(compared)
+    assert [claim.seen for claim in claims] == [True, False, True]
+    assert claims[0].measured.endswith("at 0.0 GB")
+    rounds = em_view._over_rounds("sparsity")(compared)
+    assert rounds.iloc[0].tolist() == ["FedAvg", "0.000", "0.200", "0.400", "0.600", "0.800"]
+    claims = em_view._rounds_claims(compared)
+    assert [claim.seen for claim in claims] == [True, True]
+    assert claims[0].measured == "0.100, 0.200, 0.100 for low, mid, high in round 1, FedAvg 0.100"
+    assert claims[1].measured == f"0.500 after 9 rounds, {high} 0.600"
+
+
 def test_priors_are_compared_after_as_many_rounds(tmp_path, monkeypatch):
     """FedAvg's runs are those of Table 1 and go on for longer; what counts is where all are."""
     asked = {}

@@ -342,9 +342,67 @@ class Compared:
         runs = self.found[method]
         return float(np.mean([[m[key] for m in metrics[-SETTLED:]] for metrics in runs]))
 
+    def curve(self, method: str, key: str, number: int) -> list[float]:
+        """A quantity of a round, of each seed."""
+        runs = self.found[method]
+        return [next(m[key] for m in metrics if m["round"] == number) for metrics in runs]
+
+    def at_bytes(self, method: str, budget: float) -> list[float]:
+        """Global accuracy when so many bytes had passed, of each seed; none if fewer passed."""
+        if budget > self.level(method, "bytes"):
+            return []
+        return [accuracy_at(metrics, budget) for metrics in self.found[method]]
+
+    @property
+    def marks(self) -> list[int]:
+        """Rounds that the global models were evaluated in: the first, the last, some between."""
+        known = [m["round"] for m in self.found["FedAvg"][0] if "global_accuracy" in m]
+        known = [number for number in known if number <= self.until]
+        shares = (0, 1 / 4, 1 / 2, 3 / 4, 1)
+        return sorted({known[round(share * (len(known) - 1))] for share in shares})
+
 
 Claims = Callable[[Compared], list[Claim]]
 """Claims of the paper on the runs of one data set."""
+Table = Callable[[Compared], pd.DataFrame]
+"""What of the runs is shown: a line for each method."""
+
+
+def _ends(compared: Compared) -> pd.DataFrame:
+    """Where each method stood at last."""
+    return tabulate(compared.found, compared.until, compared.dataset)
+
+
+def _over_rounds(key: str) -> Table:
+    """A quantity by round, of the methods that have it."""
+
+    def table(compared: Compared) -> pd.DataFrame:
+        having = [m for m, runs in compared.found.items() if all(key in r[-1] for r in runs)]
+        marks = compared.marks
+        lines = []
+        for method in having:
+            cells = {f"round {n}": mean_and_std(compared.curve(method, key, n)) for n in marks}
+            lines.append({"method": method, **cells})
+        return pd.DataFrame(lines)
+
+    return table
+
+
+BUDGETS = (0.05, 0.1, 0.2, 0.4, 1.0)
+"""In FedAvg's bytes of all rounds."""
+
+
+def _over_bytes(compared: Compared) -> pd.DataFrame:
+    """Global accuracy by bytes, in shares of FedAvg's."""
+    whole, lines = compared.level("FedAvg", "bytes"), []
+    for method in compared.found:
+        found = {b: compared.at_bytes(method, b * whole) for b in BUDGETS}
+        cells = {
+            f"{share:g} of FedAvg's bytes": mean_and_std(values) if values else ""
+            for share, values in found.items()
+        }
+        lines.append({"method": method, **cells})
+    return pd.DataFrame(lines)
 
 
 def _run(
@@ -353,26 +411,35 @@ def _run(
     comparisons: dict[str, Comparison],
     claims: Claims,
     panels: Sequence[Panel] = (*ACCURACIES, SPARSITY, SHIFTS[0]),
+    table: Table = _ends,
 ) -> Finding:
     """Run what is missing; a figure, a table and the claims of each data set."""
     parts = []
     for dataset, comparison in comparisons.items():
         found = compare(comparison, request.folder / FOLDER, dataset, request.watch)
         draw(found, request.out / f"figure-{dataset}.png", f"{title}, {dataset}", panels)
-        until = min(comparison.rounds.values())
+        compared = Compared(dataset, found, min(comparison.rounds.values()))
         parts.append(
             Part(
-                heading=f"{dataset}, after {until} rounds",
-                table=markdown(tabulate(found, until, dataset)),
-                claims=tuple(claims(Compared(dataset, found, until))),
+                heading=f"{dataset}, after {compared.until} rounds",
+                table=markdown(table(compared)),
+                claims=tuple(claims(compared)),
             )
         )
-    note = (
-        f"Bytes are of encoded messages, both ways; settled: mean of the last {SETTLED} rounds. "
-        "Global: on the union of the clients' test sets. Local: mean over clients of the model "
-        "each last reported, on its own. In parentheses the paper's, after all of its rounds."
+    return request.found(
+        parts,
+        min(c.seeds for c in comparisons.values()),
+        NOTES.get(table, "Mean ± std over seeds."),
     )
-    return request.found(parts, min(c.seeds for c in comparisons.values()), note)
+
+
+NOTES: dict[Table, str] = {
+    _ends: f"Bytes are of encoded messages, both ways; settled: mean of the last {SETTLED} rounds. "
+    "Global: on the union of the clients' test sets. Local: mean over clients of the model "
+    "each last reported, on its own. In parentheses the paper's, after all of its rounds.",
+    _over_bytes: "Global accuracy when so many bytes had passed, between evaluations interpolated.",
+}
+"""What is to be known of a table."""
 
 
 SPARSE = ("FedSparse, low", "FedSparse, mid", "FedSparse, high")
@@ -439,6 +506,63 @@ def _tables_claims(compared: Compared) -> list[Claim]:
             )
         )
     return claims
+
+
+def _budget_claims(compared: Compared) -> list[Claim]:
+    """Small budgets are the sparse models', larger ones federated dropout's (section 5)."""
+    sparse = SPARSE[1:]
+    largest = min(compared.level(method, "bytes") for method in (*sparse, "FedDrop"))
+
+    def level(method: str, budget: float) -> float:
+        return float(np.mean(compared.at_bytes(method, budget)))
+
+    def told(methods: Sequence[str], budget: float) -> str:
+        return ", ".join(f"{method} {level(method, budget):.3f}" for method in methods)
+
+    small, others = largest / 2, ("FedAvg", "FedDrop", "FedL1")
+    claims = []
+    for method in sparse:
+        ahead = all(level(method, small) > level(other, small) for other in others)
+        claims.append(
+            Claim(
+                text=f"{method} is ahead of all others at a small budget",
+                seen=ahead,
+                measured=f"{told((method, *others), small)} at {small / 1e9:.1f} GB",
+            )
+        )
+    drop = level("FedDrop", largest)
+    claims.append(
+        Claim(
+            text="at a larger budget FedDrop is ahead of them",
+            seen=all(drop > level(method, largest) for method in sparse),
+            measured=f"{told(('FedDrop', *sparse), largest)} at {largest / 1e9:.1f} GB",
+        )
+    )
+    return claims
+
+
+def _rounds_claims(compared: Compared) -> list[Claim]:
+    """Gates do not slow learning before they prune; the lasso costs accuracy (appendix D)."""
+    first = compared.marks[0]
+    plain = float(np.mean(compared.curve("FedAvg", "global_accuracy", first)))
+    early = [float(np.mean(compared.curve(m, "global_accuracy", first))) for m in SPARSE]
+    last = {method: compared.level(method, "global") for method in compared.found}
+    rest = {method: value for method, value in last.items() if method != "FedL1"}
+    worst = min(rest, key=lambda method: rest[method])
+    levels = ", ".join(f"{value:.3f}" for value in early)
+    return [
+        Claim(
+            text=f"FedSparse learns like FedAvg at first, within {LEVEL}",
+            seen=min(early) >= plain - LEVEL,
+            measured=f"{levels} for low, mid, high in round {first}, FedAvg {plain:.3f}",
+        ),
+        Claim(
+            text="FedL1 is worse than all others",
+            seen=last["FedL1"] < rest[worst],
+            measured=f"{last['FedL1']:.3f} after {compared.until} rounds, {worst} "
+            f"{rest[worst]:.3f}",
+        ),
+    ]
 
 
 def _settles_claim(compared: Compared) -> list[Claim]:
@@ -616,13 +740,14 @@ def _figure(
     rows: Sequence[str],
     panels: Sequence[Panel],
     claims: Claims,
+    table: Table,
     datasets: tuple[str, ...] = ("cifar10", "cifar100", "femnist"),
 ) -> Experiment:
     """A figure from runs of the tables."""
 
     def run(request: Request) -> Finding:
         comparisons = {d: comparison_of(request, d, rows) for d in request.datasets}
-        return _run(request, title, comparisons, claims, panels)
+        return _run(request, title, comparisons, claims, panels, table)
 
     return Experiment(name, title, datasets, run)
 
@@ -681,13 +806,21 @@ EXPERIMENTS = (
     _table("fedsparse-table1", "Table 1, LeNet-5 on 100 clients", "cifar10"),
     _table("fedsparse-table2", "Table 2, ResNet-20 on 500 clients", "cifar100"),
     _table("fedsparse-table3", "Table 3, LeNet-5 on writers", "femnist"),
-    _figure("fedsparse-fig3", "Fig. 3: accuracy over bytes", ROWS, ACCURACIES, _tables_claims),
+    _figure(
+        "fedsparse-fig3",
+        "Fig. 3: accuracy over bytes",
+        ROWS,
+        ACCURACIES,
+        _budget_claims,
+        _over_bytes,
+    ),
     _figure(
         "fedsparse-fig4",
         "Fig. 4: sparsity over rounds",
         ("FedAvg", "FedL1", *SPARSE),
         (SPARSITY,),
         _settles_claim,
+        _over_rounds(SPARSITY.key),
     ),
     _figure(
         "fedsparse-fig5",
@@ -695,14 +828,23 @@ EXPERIMENTS = (
         ("FedAvg", *SPARSE),
         SHIFTS,
         _shift_claim,
+        _over_rounds(SHIFTS[0].key),
     ),
-    _figure("fedsparse-fig6", "Fig. 6: accuracy over rounds", ROWS, OVER_ROUNDS, _tables_claims),
+    _figure(
+        "fedsparse-fig6",
+        "Fig. 6: accuracy over rounds",
+        ROWS,
+        OVER_ROUNDS,
+        _rounds_claims,
+        _over_rounds("global_accuracy"),
+    ),
     _figure(
         "fedsparse-fig7",
         "Fig. 7: FedSparse with and without pruning at the server",
         ("FedAvg", "FedSparse, mid", "FedSparse, mid, unpruned"),
         OVER_ROUNDS,
         _pruning_claim,
+        _ends,
         ("cifar10",),
     ),
     Experiment(

@@ -7,6 +7,8 @@ the mean over tasks, and pooled. VIRTUAL's KL terms have weight 0.001, and the s
 have a likelihood of weight 1: as the paper states them, the KL terms outweigh so few samples.
 """
 
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,28 @@ NATURAL = ("vehicle", "femnist", "har")
 """Data whose clients are sensors, writers and people; the others are divided at random."""
 
 
-def settings(method: str, dataset: str, seed: int, scale: Scale) -> Row:
-    """Keys of the config of one method on one split."""
+@dataclass(frozen=True)
+class Training:
+    """What the search of `virtual-search` is over."""
+
+    dropout: float
+    """Before every layer."""
+    epochs: int
+    """Of a refinement; every method makes as many passes over each client's data."""
+
+
+def published(dataset: str, scale: Scale) -> Training:
+    """That of the paper's Table 2; at small scale with fewer epochs."""
+    epochs = 20 if scale == "small" else 200 if dataset in NATURAL else 100
+    return Training(0.2 if dataset == "vehicle" else 0.3, epochs)
+
+
+def settings(
+    method: str, dataset: str, seed: int, scale: Scale, chosen: Training | None = None
+) -> Row:
+    """Keys of the config of one method on one split; trained as published by default."""
     small = scale == "small"
+    chosen = chosen or published(dataset, scale)
     clients = CLIENTS[dataset]
     data: dict[str, Any] = {"name": dataset, "test": 0.25}
     if dataset not in NATURAL:
@@ -60,19 +81,17 @@ def settings(method: str, dataset: str, seed: int, scale: Scale) -> Row:
             data |= {"clients": clients, "min_samples": 225}  # 300 of a writer, less the test part
     batch = 64 if small else {"femnist": 64, "har": 16}.get(dataset, 256)
     refinements = 3
-    epochs = 20 if small else 200 if dataset in NATURAL else 100
-    # Every method makes as many passes over each client's data.
-    rounds, training = 1, {"epochs": refinements * epochs}
+    rounds, training = 1, {"epochs": refinements * chosen.epochs}
     table: Row = {"name": method.lower()}
     extra: dict[str, Any] = {}
     match method:
         case "VIRTUAL":
-            rounds, training = refinements * clients, {"epochs": epochs}
+            rounds, training = refinements * clients, {"epochs": chosen.epochs}
             extra = {"cohort": 1, "sampling": "cyclic"}
             table |= {"samples": 2 if small else 20, "kl_weight": 1e-3, "server_likelihood": 1.0}
             table["damping"] = 1.0
         case "FedAvg":
-            rounds, training = refinements * epochs, {"epochs": 1}
+            rounds, training = refinements * chosen.epochs, {"epochs": 1}
     return {
         "seed": seed,
         "rounds": rounds,
@@ -81,7 +100,7 @@ def settings(method: str, dataset: str, seed: int, scale: Scale) -> Row:
         "model": {
             "name": "mlp",
             "hidden": [100, 100],
-            "dropout": 0.2 if dataset == "vehicle" else 0.3,
+            "dropout": chosen.dropout,
         },
         "training": {"optimizer": "adam", "lr": 1e-3, "batch_size": batch, **training},
         "evaluate_every": 0,
@@ -144,12 +163,9 @@ def table2(request: Request) -> Finding:
     # Measurements under other settings do not count.
     keys = [{**key, "settings": fingerprint(own)} for key, own in zip(keys, chosen, strict=True)]
     for key in results.missing(keys):
-        config = Config.create(**chosen[keys.index(key)])
         name = f"{scale}-{key['dataset']}-{key['method'].lower()}-seed{key['seed']}"
-        with opened(out / "runs" / name, config) as simulation:
-            for step in simulation:
-                request.watch(f"{name}, round {step.number} of {config.rounds}")
-            results.add({**key, **accuracies(simulation, key["method"])})
+        own = chosen[keys.index(key)]
+        results.add({**key, **_measured(request, out / "runs" / name, own, key["method"])})
     found = results.table(keys)
     note = (
         "Mean ± std over splits; the paper's in parentheses. By task: mean over clients. "
@@ -161,6 +177,98 @@ def table2(request: Request) -> Finding:
     seeds = found.groupby(["dataset", "method"])["seed"].nunique().min()
     part = Part(table=markdown(summarize(found)), claims=claims)
     return request.found([part], int(seeds), note)
+
+
+def _measured(request: Request, place: Path, own: Row, method: str) -> Row:
+    """What the run in this folder came to, run now where it is not yet at its end."""
+    config = Config.create(**own)
+    with opened(place, config) as simulation:
+        for step in simulation:
+            request.watch(f"{place.name}, round {step.number} of {config.rounds}")
+        return accuracies(simulation, method)
+
+
+SEARCHED = tuple(Training(dropout, epochs) for dropout, epochs in product((0.3, 0.1), (10, 20)))
+"""What every method is tried with."""
+CHOSEN_ON = 100
+"""The seed of the federation that settings are chosen on."""
+
+
+def search(request: Request) -> Finding:
+    """Table 2 once more with the same search for every method, since how Global is trained decides
+    what VIRTUAL is ahead by. Settings are chosen on a quarter of the clients' training samples,
+    under another seed, where nobody reads the official test part; accuracy is on this.
+    """
+    results, seeds = Results(request.out / "results.jsonl"), request.repeats(3, 5)
+    lines, claims = [], []
+    for dataset in request.datasets:
+        found: dict[str, list[float]] = {}
+        for method in METHODS:
+            tried = [
+                (_searched(request, results, dataset, method, CHOSEN_ON, training), training)
+                for training in SEARCHED
+            ]
+            held_out, best = max(tried, key=lambda pair: pair[0])
+            found[method] = [
+                _searched(request, results, dataset, method, seed, best) for seed in seeds
+            ]
+            lines.append(
+                {
+                    "dataset": dataset,
+                    "method": method,
+                    "dropout": f"{best.dropout}",
+                    "epochs": f"3 × {best.epochs}",
+                    "held out": f"{held_out:.3f}",
+                    "of all tried": f"{min(pair[0] for pair in tried):.3f} to {held_out:.3f}",
+                    "by task": mean_and_std(found[method]),
+                }
+            )
+        gain = np.subtract(found["VIRTUAL"], found["Global"])
+        measured = f"{gain.mean():+.3f}, in {(gain > 0).sum()} of {len(gain)} splits"
+        claims += [
+            Claim(
+                text=f"{dataset}: VIRTUAL is ahead of Global with the same search",
+                seen=bool((gain > 0).all()),
+                measured=measured,
+            ),
+            Claim(
+                text=f"{dataset}: by .02 or more",
+                seen=bool(gain.mean() >= AHEAD),
+                measured=measured,
+                cause=POOLED,
+            ),
+        ]
+    note = (
+        "Mean ± std over splits of the mean over tasks, on the official test part. Held out: the "
+        "same on a quarter of the training samples of another split, by which dropout and epochs "
+        "were chosen for each method."
+    )
+    part = Part(table=markdown(pd.DataFrame(lines)), claims=tuple(claims))
+    return request.found([part], len(seeds), note)
+
+
+def _searched(
+    request: Request,
+    results: Results,
+    dataset: str,
+    method: str,
+    seed: int,
+    training: Training,
+) -> float:
+    """Mean over tasks on what settings are chosen on, or on the official test part."""
+    own = settings(method, dataset, seed, request.scale, training)
+    choosing = seed == CHOSEN_ON
+    if dataset != "digits":  # which have no official test part
+        own["data"] |= {"official_test": "unread"} if choosing else {"test": "official"}
+    if "limit" in own["data"]:
+        kept = round(0.75 * own["data"]["limit"])
+        spare = {} if choosing else {"limit_test": own["data"]["limit"] - kept}
+        own["data"] |= {"limit": kept, **spare}
+    key = {"dataset": dataset, "method": method, "seed": seed, "settings": fingerprint(own)}
+    if results.missing([key]):
+        name = f"{dataset}-{method.lower()}-seed{seed}-{key['settings']}"
+        results.add({**key, **_measured(request, request.out / "runs" / name, own, method)})
+    return float(results.table([key])["accuracy"].iloc[0])
 
 
 def summarize(table: pd.DataFrame) -> pd.DataFrame:
@@ -196,13 +304,28 @@ def _claims(table: pd.DataFrame, dataset: str) -> list[Claim]:
             seen=virtual >= mean[best] - spread,
             measured=f"{virtual:.3f} against {best} {mean[best]:.3f}, std {spread:.3f}; its "
             f"server's network alone {server:.3f}",
+            cause=ONE_TASK if dataset == "mnist" else "",
         )
     ]
     if dataset == "permuted-mnist":
         gain = virtual - mean["Global"]
         text = f"{dataset}: VIRTUAL is ahead of Global by .02 or more"
-        claims.append(Claim(text=text, seen=gain >= 0.02, measured=f"{gain:+.3f}"))
+        claims.append(Claim(text=text, seen=gain >= AHEAD, measured=f"{gain:+.3f}", cause=POOLED))
     return claims
+
+
+AHEAD = 0.02
+"""Of Global, where tasks differ; the paper has .03."""
+POOLED = (
+    "how the one model for all is trained decides: with dropout and as many passes over the data "
+    "as the others it comes to more than the paper's .919"
+)
+"""Why VIRTUAL is ahead of Global by less than in the paper."""
+ONE_TASK = (
+    "all clients have the same task: the server's network alone is level with the best, and a "
+    "client's own beside it, fitted to a tenth of the data, takes away from it"
+)
+"""Why VIRTUAL is behind a pooled model on MNIST."""
 
 
 def _std(values: npt.NDArray[np.float64]) -> float:
@@ -238,6 +361,12 @@ EXPERIMENTS = (
         "two layers of 100: Global, Local, FedAvg, VIRTUAL; mean over tasks",
         tuple(PAPER),
         table2,
+    ),
+    Experiment(
+        "virtual-search",
+        "Table 2 on permuted pixels, dropout and epochs chosen for each method alike",
+        ("permuted-mnist",),
+        search,
     ),
 )
 """All of it."""
