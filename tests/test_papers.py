@@ -465,6 +465,39 @@ def test_a_finding_is_kept_with_its_table(tmp_path, capsys):
     assert "is no finding" in capsys.readouterr().err
 
 
+def test_what_was_measured_on_other_data_is_kept():
+    """Unless at another scale, by another version, or as a part of both."""
+    mnist, cifar = finding((True, False)), finding((True,), datasets=("cifar10",), seeds=2)
+    both = cifar.beside(mnist)
+    assert both.datasets == ("mnist", "cifar10")
+    assert [part.dataset for part in both.parts] == ["mnist", ""]
+    assert both.verdict == "no verdict from 2 seeds (2 of 3 claims seen)"
+    part = mnist.parts[0].model_copy(update={"dataset": "mnist"})
+    named = both.model_copy(update={"parts": (part, both.parts[1])})
+    again = finding((True, True)).beside(named)
+    assert again.datasets == ("mnist",), "a part without a data set is of both"
+    assert again.verdict == "seen"
+    assert cifar.beside(None) == cifar
+    for other in ({"scale": "paper"}, {"version": "0.1"}, {"experiment": "gpi-fnm-fig3"}):
+        assert cifar.beside(mnist.model_copy(update=other)) == cifar
+
+
+def test_figures_of_one_data_set_after_the_other(tmp_path, monkeypatch):
+    """Measured in one folder, they are one finding."""
+    monkeypatch.setattr(gpi_fnm, "measure", lambda *_: {"accuracy": 0.5, "sizes": [100]})
+    monkeypatch.setattr(gpi_fnm, "_choice", lambda _: "")
+    monkeypatch.setattr("fedbayes.papers.load_dataset", lambda _: None)
+    reproduce("gpi-fnm-fig3", tmp_path, datasets=["mnist"])
+    assert reproduce("gpi-fnm-fig3", tmp_path, datasets=["cifar10"]).datasets == (
+        "mnist",
+        "cifar10",
+    )
+    found = reproduce("gpi-fnm-fig3", tmp_path, datasets=["mnist"])
+    assert [part.dataset for part in found.parts] == ["cifar10", "mnist"]
+    assert "| mnist | iid |" in found.parts[1].table
+    assert read_finding(tmp_path / "gpi-fnm-fig3" / "finding.json") == found
+
+
 def test_what_cannot_be_measured_here_is_told_from_what_was_not():
     line = Line("table2", "", ("cifar100",), None, absent=("cifar100",))
     assert line.verdict == "beyond this machine: no cifar100 here"

@@ -46,11 +46,13 @@ def reproduce(
         watch: called with what is being done.
 
     Returns:
-        Tables, claims and a verdict; `str` of it is Markdown.
+        Tables, claims and a verdict; `str` of it is Markdown. What the folder has of other data
+        sets, measured at this scale before, is part of it.
 
     Raises:
         ConfigError: there is no such experiment, or it does not use such data, or no seed.
         DataError: a data set is absent.
+        RunError: what the folder has of it is damaged.
     """
     if name not in EXPERIMENTS:
         raise ConfigError(f"no experiment is called {name!r}; there are {', '.join(EXPERIMENTS)}")
@@ -75,7 +77,8 @@ def reproduce(
     for reason in absent:
         watch(f"left out: {reason}")
     request = Request(name, folder, scale, here, seeds, watch)
-    finding = experiment.run(request)
+    before = read_finding(request.out / FILE)
+    finding = experiment.run(request).beside(before)
     finding.write(request.out)
     return finding
 

@@ -424,6 +424,7 @@ def _run(
                 heading=f"{dataset}, after {compared.until} rounds",
                 table=markdown(table(compared)),
                 claims=tuple(claims(compared)),
+                dataset=dataset,
             )
         )
     return request.found(

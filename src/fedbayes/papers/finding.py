@@ -47,9 +47,13 @@ class Part(BaseModel):
     """As Markdown."""
     claims: tuple[Claim, ...] = ()
     heading: str = ""
+    dataset: str = ""
+    """What it was measured on; empty where that is more than one data set."""
+    note: str = ""
 
     def __str__(self) -> str:
-        blocks = (self.heading and f"**{self.heading}**", self.table, listed(self.claims))
+        heading = self.heading and f"**{self.heading}**"
+        blocks = (heading, self.table, listed(self.claims), self.note)
         return "\n\n".join(block for block in blocks if block)
 
 
@@ -88,6 +92,28 @@ class Finding(BaseModel):
         """Why claims were not seen, where it is known."""
         causes = (claim.cause for claim in self.claims if not claim.seen and claim.cause)
         return tuple(dict.fromkeys(causes))
+
+    def beside(self, before: "Finding | None") -> "Finding":
+        """With what was measured on other data sets before, at the same scale and by this version.
+
+        A part of more than one data set is of all of them, and kept with none of them.
+        """
+        known = (self.experiment, self.scale, self.version)
+        if before is None or (before.experiment, before.scale, before.version) != known:
+            return self
+        only = before.datasets[0] if len(before.datasets) == 1 else ""
+        apart = [p.model_copy(update={"dataset": p.dataset or only}) for p in before.parts]
+        kept = [part for part in apart if part.dataset and part.dataset not in self.datasets]
+        if not kept:
+            return self
+        parts = (*kept, *self.parts)
+        return self.model_copy(
+            update={
+                "parts": parts,
+                "datasets": (*dict.fromkeys(part.dataset for part in kept), *self.datasets),
+                "seeds": min(before.seeds, self.seeds),
+            }
+        )
 
     def __str__(self) -> str:
         """Markdown: all parts and the note."""

@@ -139,7 +139,8 @@ def governed(request: Request) -> Finding:
             request.watch(f"{dataset}, run {place} of {len(missing)}")
         table = results.table(keys)
         _draw(table, request.out / f"figure-{dataset}.png")
-        parts.append(Part(heading=dataset, table=markdown(_rows(table)), claims=_claims(table)))
+        shown = markdown(_rows(table))
+        parts.append(Part(heading=dataset, table=shown, claims=_claims(table), dataset=dataset))
     note = (
         f"After {ROUNDS} rounds, ten clients, five a round; one hidden layer of 100, outputs not "
         "gated. Drawn and likely: mean over all clients of their own model after the last round, "
@@ -273,7 +274,8 @@ def own_models(request: Request) -> Finding:
             lines.append({"method": str(name), "drawn": drawn, "likely": likely})
         heading = f"{dataset}, after {comparison.rounds['FedAvg']} rounds"
         text = markdown(pd.DataFrame(lines))
-        parts.append(Part(heading=heading, table=text, claims=_own_claims(table)))
+        claims = _own_claims(table)
+        parts.append(Part(heading=heading, table=text, claims=claims, dataset=dataset))
     note = (
         "Mean over all clients of the accuracy of their own model after one more E-step, on their "
         "own test samples. Drawn: as they report it; likely: gates open that are likelier open "

@@ -9,7 +9,7 @@ function space, with its defaults, which are not the paper's: one network as lar
 
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -392,20 +392,33 @@ def ahead(
     )
 
 
+Claims = Callable[[pd.DataFrame], Sequence[Claim]]
+"""Claims of the paper on the measurements of one data set."""
+
+
 def _found(
     request: Request,
     table: pd.DataFrame,
     by: Sequence[str],
-    claims: Sequence[Claim],
-    more: str = "",
+    claims: Claims,
+    note: Callable[[pd.DataFrame], str] = lambda _: "",
 ) -> Finding:
-    note = (
-        "Mean ± std over seeds; in parentheses the mean size of the largest layer. The "
-        f"paper shows curves alone.{more}"
-    )
+    parts = []
+    for dataset, own in table.groupby("dataset", sort=False):
+        parts.append(
+            Part(
+                table=markdown(summarize(own, by)),
+                claims=tuple(claims(own)),
+                dataset=str(dataset),
+                note=note(own),
+            )
+        )
     seeds = table.groupby([*by, "method"])["seed"].nunique().min()
-    part = Part(table=markdown(summarize(table, by)), claims=tuple(claims))
-    return request.found([part], int(seeds), note)
+    general = (
+        "Mean ± std over seeds; in parentheses the mean size of the largest layer. The paper "
+        "shows curves alone."
+    )
+    return request.found(parts, int(seeds), general)
 
 
 def one_shot(request: Request) -> Finding:
@@ -428,11 +441,14 @@ def one_shot(request: Request) -> Finding:
     table = fill(request, federations, methods, grid)
     by = ("dataset", "layers")
     panels(table, "layers", "hidden layers", out / "figure.png", "One round, 10 clients")
-    claims = [
-        ahead(table, by, "GPI-FNM", "PFNM"),
-        ahead(table, by, "GPI-FNM, alternating", "GPI-FNM"),
-        ahead(table, by, "GPI-FNM, alternating", "ensemble"),
-    ]
+
+    def claims(own: pd.DataFrame) -> list[Claim]:
+        return [
+            ahead(own, by, "GPI-FNM", "PFNM"),
+            ahead(own, by, "GPI-FNM, alternating", "GPI-FNM"),
+            ahead(own, by, "GPI-FNM, alternating", "ensemble"),
+        ]
+
     return _found(request, table, by, claims)
 
 
@@ -454,13 +470,18 @@ def figure2(request: Request) -> Finding:
     table = fill(request, federations, [*methods, FUNCTION_SPACE, NO_COUNTS], grid)
     panels(table, "clients", "clients", out / "figure.png", "One hidden layer, one round (Fig. 2)")
     by = ("dataset", "partition", "clients")
-    claims = [ahead(table, by, "GPI-FNM", "PFNM", _choice(table))]
-    claims += [ahead(table, by, "GPI-FNM", other) for other in methods[2:]]
-    claims += [
-        ahead(table, by, ours, other)
-        for ours in (FUNCTION_SPACE, NO_COUNTS)
-        for other in ("GPI-FNM", "FedAvg")
-    ]
+
+    def claims(own: pd.DataFrame) -> list[Claim]:
+        return [
+            ahead(own, by, "GPI-FNM", "PFNM", _choice(own)),
+            *(ahead(own, by, "GPI-FNM", other) for other in methods[2:]),
+            *(
+                ahead(own, by, ours, other)
+                for ours in (FUNCTION_SPACE, NO_COUNTS)
+                for other in ("GPI-FNM", "FedAvg")
+            ),
+        ]
+
     return _found(request, table, by, claims)
 
 
@@ -501,8 +522,11 @@ def figure3(request: Request) -> Finding:
     table = fill(request, federations, methods, DEEP)
     panels(table, "layers", "hidden layers", out / "figure.png", "One round, 10 clients (Fig. 3)")
     by = ("dataset", "partition", "layers")
-    claims = [ahead(table, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg")]
-    claims.append(ahead(table, by, "GPI-FNM", "locals", TOP_DOWN))
+
+    def claims(own: pd.DataFrame) -> list[Claim]:
+        claims = [ahead(own, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg")]
+        return [*claims, ahead(own, by, "GPI-FNM", "locals", TOP_DOWN)]
+
     return _found(request, table, by, claims)
 
 
@@ -531,8 +555,11 @@ def figure4(request: Request) -> Finding:
     found = results.table(keys).drop_duplicates([*keys[0], "round"])
     panels(found, "round", "round", out / "figure.png", "15 clients, two hidden layers (Fig. 4)")
     by = ("dataset", "partition", "round")
-    claims = [ahead(found, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg")]
-    return _found(request, found, by, claims, _choices(found))
+
+    def claims(own: pd.DataFrame) -> list[Claim]:
+        return [ahead(own, by, "GPI-FNM", other) for other in ("PFNM", "FedAvg")]
+
+    return _found(request, found, by, claims, _choices)
 
 
 ROUNDS = {"GPI-FNM": "gpi-fnm", "PFNM": "pfnm", "FedAvg": "fedavg"}
@@ -549,7 +576,7 @@ def _choices(found: pd.DataFrame) -> str:
         if method != "FedAvg":
             values = ", ".join(f"{k} = {v}" for k, v in table.items() if k != "name")
             texts.append(f"{method} on {name}, {PARTITIONS[str(partition)]}: {values}")
-    return f" Chosen were: {'; '.join(texts)}."
+    return f"Chosen were: {'; '.join(texts)}."
 
 
 def _candidates(request: Request, federation: Federation, method: str) -> list[Row]:

@@ -197,6 +197,7 @@ def figure8(request: Request) -> Finding:
                 heading=heading,
                 table=markdown(_rows(table)),
                 claims=_claims(table, share, rounds),
+                dataset=dataset,
             )
         )
     note = (
