@@ -176,18 +176,25 @@ def test_what_was_gone_as_a_sparsity_was_passed():
 
 
 def test_bytes_by_hand():
-    """Totals, settled bytes, and accuracy at equal bytes between two evaluations."""
-    slow = [{"bytes_down": 10, "bytes_up": 10, "local_accuracy": 0.5, "sparsity": 0.0}] * 4
-    fast = [{"bytes_down": 4, "bytes_up": 6, "local_accuracy": 0.6, "sparsity": 0.5}] * 4
-    for own, values in ((slow, (0.2, 0.6)), (fast, (0.3, 0.5))):
+    """Totals, settled bytes, and accuracy at equal bytes between two evaluations, of which each is
+    averaged with its neighbours.
+    """
+    slow = [{"bytes_down": 10, "bytes_up": 10, "local_accuracy": 0.5, "sparsity": 0.0}] * 6
+    fast = [{"bytes_down": 4, "bytes_up": 6, "local_accuracy": 0.6, "sparsity": 0.5}] * 6
+    for own, values in ((slow, (0.2, 0.6, 0.7)), (fast, (0.3, 0.5, 0.5))):
         own[:] = [{**line, "round": i} for i, line in enumerate(own, start=1)]
-        own[1]["global_accuracy"], own[3]["global_accuracy"] = values
-    assert em_view.accuracy_at(slow, 60) == pytest.approx(0.4)
-    table = em_view.tabulate({"FedAvg": [slow], "other": [fast]}, 4)
-    assert table["global"].tolist() == ["0.600", "0.500"]
+        for place, value in zip((1, 3, 5), values, strict=True):
+            own[place]["global_accuracy"] = value
+    tried, smoothed = em_view.evaluated(slow)
+    assert tried == [1, 3, 5]
+    np.testing.assert_allclose(smoothed, [0.4, 0.5, 0.65])
+    assert em_view.accuracy_at(slow, 60) == pytest.approx(0.45)
+    assert em_view.metrics_at(slow, 4)["global"] == pytest.approx(0.4), "nothing later is known"
+    table = em_view.tabulate({"FedAvg": [slow], "other": [fast]}, 6)
+    assert table["global"].tolist() == ["0.650", "0.500"]
     assert table.iloc[1, 4] == "0.500"
     assert table.iloc[1, 5] == "0.500"
-    assert table.iloc[1, 7] == "0.200", "40 bytes were spent at round 2"
+    assert table.iloc[1, 7] == "0.450", "60 bytes were spent at round 3"
 
 
 def _run_of(accuracy, local, sparsity, sent, rounds=4):
@@ -210,8 +217,8 @@ def test_what_is_not_seen_of_table_1_has_its_cause():
     claims = em_view._tables_claims(em_view.Compared("cifar10", found, 4))
     assert [claim.seen for claim in claims] == [True, True, False, False]
     assert claims[0].measured == "1.00, 0.80, 0.60, 0.50"
-    # 4 · 160 bytes are all of low's; FedAvg had .7 by then, and at 4 · 100 too.
-    assert claims[1].measured == "+0.100, +0.100, +0.100 for low, mid, high"
+    # Low's bytes are 3.2 rounds of FedAvg's, mid's 2.4 and high's 2; FedAvg had .7, .58 and .5.
+    assert claims[1].measured == "+0.100, +0.220, +0.300 for low, mid, high"
     assert "Cause: clients report models with gates drawn" in str(claims[2])
     assert claims[3].measured == "0.20 (0.21), 0.45 (0.47), 0.56 (0.67)"
     assert "λ0 does not govern" in claims[3].cause
@@ -258,9 +265,9 @@ def test_budgets_and_rounds_by_hand():
     assert compared.marks == [1, 3, 5, 7, 9]
     table = em_view._over_bytes(compared).set_index("method")
     assert list(table.columns) == [f"{share:g} of FedAvg's bytes" for share in em_view.BUDGETS]
-    # A fifth of 900 bytes are 1.8 rounds of FedAvg's, of which two steps are .2; 3.6 of mid's.
-    assert table.iloc[0, 2] == "0.180"
-    assert table.loc[mid].tolist()[2] == f"{0.2 + 2.6 * 0.6 / 8:.3f}"
+    # A fifth of 900 bytes are 1.8 rounds of FedAvg's, between .2 and .3 (averaged), 3.6 of mid's.
+    assert table.iloc[0, 2] == "0.240"
+    assert table.loc[mid].tolist()[2] == f"{0.35 + 0.3 * 0.15:.3f}"
     assert table.loc[high].tolist()[4] == "", "it never sent as much"
     claims = em_view._budget_claims(compared)
     assert [claim.seen for claim in claims] == [True, False, True]
@@ -270,7 +277,8 @@ def test_budgets_and_rounds_by_hand():
     claims = em_view._rounds_claims(compared)
     assert [claim.seen for claim in claims] == [True, True]
     assert claims[0].measured == "0.100, 0.200, 0.100 for low, mid, high in round 1, FedAvg 0.100"
-    assert claims[1].measured == f"0.500 after 9 rounds, {high} 0.600"
+    last = (0.475 + 0.6) / 2
+    assert claims[1].measured == f"0.450 after 9 rounds, {high} {last:.3f}"
 
 
 def test_priors_are_compared_after_as_many_rounds(tmp_path, monkeypatch):
