@@ -118,7 +118,7 @@ ROUNDS = {"digits": 40, "cifar10": 1000, "cifar100": 6000, "femnist": 6000}
 """The paper's number of rounds."""
 SMALL_ROUNDS = 120
 """At small scale: sparsity settles within 50."""
-PRIORS_ROUNDS = 60
+PRIORS_ROUNDS = 50
 """At small scale, of the methods beside FedAvg in the comparison of priors."""
 
 FOLDER = "em-view"
