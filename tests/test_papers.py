@@ -215,14 +215,14 @@ def test_what_is_not_seen_of_table_1_has_its_cause():
         high: [_run_of(0.8, 0.77, 0.56, 50)],
     }
     claims = em_view._tables_claims(em_view.Compared("cifar10", found, 4))
-    assert [claim.seen for claim in claims] == [True, True, False, False]
+    assert [claim.seen for claim in claims] == [True, True, True, True, False, False]
     assert claims[0].measured == "1.00, 0.80, 0.60, 0.50"
     # Low's bytes are 3.2 rounds of FedAvg's, mid's 2.4 and high's 2; FedAvg had .7, .58 and .5.
-    assert claims[1].measured == "+0.100, +0.220, +0.300 for low, mid, high"
-    assert "Cause: clients report models with gates drawn" in str(claims[2])
-    assert claims[3].measured == "0.20 (0.21), 0.45 (0.47), 0.56 (0.67)"
-    assert "λ0 does not govern" in claims[3].cause
-    assert len(em_view._tables_claims(em_view.Compared("digits", found, 4))) == 3
+    assert [claim.measured for claim in claims[1:4]] == ["+0.100", "+0.220", "+0.300"]
+    assert "Cause: clients report models with gates drawn" in str(claims[4])
+    assert claims[5].measured == "0.20 (0.21), 0.45 (0.47), 0.56 (0.67)"
+    assert "λ0 does not govern" in claims[5].cause
+    assert len(em_view._tables_claims(em_view.Compared("digits", found, 4))) == 5
 
 
 def test_sparsity_is_followed_to_its_end():
@@ -276,9 +276,19 @@ def test_budgets_and_rounds_by_hand():
     assert rounds.iloc[0].tolist() == ["FedAvg", "0.000", "0.200", "0.400", "0.600", "0.800"]
     claims = em_view._rounds_claims(compared)
     assert [claim.seen for claim in claims] == [True, True]
-    assert claims[0].measured == "0.100, 0.200, 0.100 for low, mid, high in round 1, FedAvg 0.100"
+    assert claims[0].measured.startswith(
+        f"{em_view.SPARSE[0]} 0.100 in round 1, FedAvg 0.100; {mid} 0.200 in round 1, FedAvg 0.100"
+    )
     last = (0.475 + 0.6) / 2
     assert claims[1].measured == f"0.450 after 9 rounds, {high} {last:.3f}"
+    sparse = {
+        method: [[{**line, "sparsity": 0.5} for line in run] for run in runs]
+        for method, runs in found.items()
+    }
+    (claim, _) = em_view._rounds_claims(em_view.Compared("digits", sparse, 9))
+    assert not claim.seen, "none can tell"
+    assert claim.measured.startswith(f"{em_view.SPARSE[0]} has lost 0.50 by round 1; ")
+    assert "before the global model is first evaluated" in claim.cause
 
 
 def test_priors_are_compared_after_as_many_rounds(tmp_path, monkeypatch):
