@@ -313,6 +313,7 @@ def test_priors_are_compared_after_as_many_rounds(tmp_path, monkeypatch):
     assert found.parts[0].heading == f"cifar10, after {em_view.PRIORS_ROUNDS} rounds"
     assert [claim.seen for claim in found.claims] == [True, True, True, False]
     assert found.claims[2].measured == "0.480, as published 0.300, FedAvg 0.500"
+    assert found.claims[3].cause.endswith("after a third of the rounds FedAvg has 0.500")
     assert found.verdict == "seen in part (3 of 4 claims)"
 
 
