@@ -219,7 +219,7 @@ def test_what_is_not_seen_of_table_1_has_its_cause():
     assert claims[0].measured == "1.00, 0.80, 0.60, 0.50"
     # Low's bytes are 3.2 rounds of FedAvg's, mid's 2.4 and high's 2; FedAvg had .7, .58 and .5.
     assert [claim.measured for claim in claims[1:4]] == ["+0.100", "+0.220", "+0.300"]
-    assert "Cause: clients report models with gates drawn" in str(claims[4])
+    assert "Cause: it is not the draws of the gates" in str(claims[4])
     assert claims[5].measured == "0.20 (0.21), 0.45 (0.47), 0.56 (0.67)"
     assert "λ0 does not govern" in claims[5].cause
     assert len(em_view._tables_claims(em_view.Compared("digits", found, 4))) == 5

@@ -462,9 +462,9 @@ UNGOVERNED = (
     "of the server is .0044, so that the first rounds decide; in logits it does (fedsparse-l0)"
 )
 """Why FedSparse's sparsity is not the paper's."""
-DRAWN = (
-    "clients report models with gates drawn, and at .99 one of a hundred is closed by chance "
-    "(fedsparse-local)"
+YOUNG = (
+    "it is not the draws of the gates, without which clients come to the same (fedsparse-local); "
+    "the sparser networks are behind globally too, as long as all of them still learn"
 )
 """Why the best local models are others'."""
 NO_UNITS = "the paper gates weights; gates here are of units, and the one layer has but its outputs"
@@ -514,7 +514,7 @@ def _tables_claims(compared: Compared) -> list[Claim]:
             measured=f"{best} {local[best]:.3f}, FedAvg {local['FedAvg']:.3f}, "
             + ", ".join(f"{local[method]:.3f}" for method in SPARSE)
             + " for low, mid, high",
-            cause=DRAWN,
+            cause=YOUNG,
         ),
     ]
     paper = PAPER.get(compared.dataset)

@@ -11,7 +11,7 @@ import pandas as pd
 from fedbayes.contracts import At
 from fedbayes.messages import dense
 from fedbayes.methods.fedsparse import FedSparse
-from fedbayes.papers.em_view import FOLDER, SPARSE, compare, comparison_of
+from fedbayes.papers.em_view import FOLDER, SPARSE, YOUNG, compare, comparison_of
 from fedbayes.papers.experiment import (
     Experiment,
     Request,
@@ -297,6 +297,7 @@ def _own_claims(table: pd.DataFrame) -> tuple[Claim, ...]:
                 text=f"the best local models are FedSparse's, {how}",
                 seen=max(own) > average,
                 measured=f"{levels} for low, mid, high; FedAvg {average:.3f}",
+                cause=YOUNG,
             )
         )
     return tuple(claims)
