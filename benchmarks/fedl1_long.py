@@ -29,7 +29,7 @@ def config(rounds: int, cohort: int, seed: int) -> Config:
 
 def lost(weights: Tensors) -> list[str]:
     """Of each layer how many of its units have no weight left, and of how many."""
-    layers = [w for name, w in weights.items() if w.ndim > 1]
+    layers = [w for w in weights.values() if w.ndim > 1]
     gone = [int((w.flatten(1).norm(dim=1) == 0).sum()) for w in layers]
     return [f"{count} of {len(w)}" for count, w in zip(gone, layers, strict=True)]
 
@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    if given.rounds < 5:
+        parser.error("a line is printed each fifth of the rounds: --rounds is 5 at least")
     torch.set_num_threads(1)
     settings = config(given.rounds, given.cohort, given.seed)
     print("| round | global accuracy | sparsity | filters | filters | units | outputs |")
