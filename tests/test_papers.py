@@ -17,6 +17,8 @@ from fedbayes.models import Network
 from fedbayes.papers import (
     EXPERIMENTS,
     combined,
+    em_claims,
+    em_runs,
     em_view,
     gates,
     gpi_fnm,
@@ -187,12 +189,12 @@ def test_bytes_by_hand():
         own[:] = [{**line, "round": i} for i, line in enumerate(own, start=1)]
         for place, value in zip((1, 3, 5), values, strict=True):
             own[place]["global_accuracy"] = value
-    tried, smoothed = em_view.evaluated(slow)
+    tried, smoothed = em_runs.evaluated(slow)
     assert tried == [1, 3, 5]
     np.testing.assert_allclose(smoothed, [0.4, 0.5, 0.65])
-    assert em_view.accuracy_at(slow, 60) == pytest.approx(0.45)
-    assert em_view.metrics_at(slow, 4)["global"] == pytest.approx(0.4), "nothing later is known"
-    table = em_view.tabulate({"FedAvg": [slow], "other": [fast]}, 6)
+    assert em_runs.accuracy_at(slow, 60) == pytest.approx(0.45)
+    assert em_runs.metrics_at(slow, 4)["global"] == pytest.approx(0.4), "nothing later is known"
+    table = em_runs.tabulate({"FedAvg": [slow], "other": [fast]}, 6)
     assert table["global"].tolist() == ["0.650", "0.500"]
     assert table.iloc[1, 4] == "0.500"
     assert table.iloc[1, 5] == "0.500"
@@ -209,14 +211,14 @@ def _run_of(accuracy, local, sparsity, sent, rounds=4):
 
 def test_what_is_not_seen_of_table_1_has_its_cause():
     """The best local models, and the paper's sparsities on its own data set alone."""
-    low, mid, high = em_view.SPARSE
+    low, mid, high = em_runs.SPARSE
     found = {
         "FedAvg": [_run_of(0.7, 0.8, 0.0, 100)],
         low: [_run_of(0.8, 0.79, 0.2, 80)],
         mid: [_run_of(0.8, 0.78, 0.45, 60)],
         high: [_run_of(0.8, 0.77, 0.56, 50)],
     }
-    claims = em_view._tables_claims(em_view.Compared("cifar10", found, 4))
+    claims = em_claims.tables_claims(em_runs.Compared("cifar10", found, 4))
     assert [claim.seen for claim in claims] == [True, True, True, True, False, False]
     assert claims[0].measured == "1.00, 0.80, 0.60, 0.50"
     # Low's bytes are 3.2 rounds of FedAvg's, mid's 2.4 and high's 2; FedAvg had .7, .58 and .5.
@@ -224,7 +226,7 @@ def test_what_is_not_seen_of_table_1_has_its_cause():
     assert "Cause: it is not the draws of the gates" in str(claims[4])
     assert claims[5].measured == "0.20 (0.21), 0.45 (0.47), 0.56 (0.67)"
     assert "λ0 does not govern" in claims[5].cause
-    assert len(em_view._tables_claims(em_view.Compared("digits", found, 4))) == 5
+    assert len(em_claims.tables_claims(em_runs.Compared("digits", found, 4))) == 5
 
 
 def test_sparsity_is_followed_to_its_end():
@@ -233,10 +235,10 @@ def test_sparsity_is_followed_to_its_end():
     for line in curve[:110]:
         line["sparsity"] = 0.4
     runs = [curve, _run_of(0.7, 0.8, 0.5, 10, rounds=120)]
-    found = dict.fromkeys(em_view.SPARSE, runs)
-    compared = em_view.Compared("cifar10", found | {"FedL1": [_run_of(0.7, 0.8, 0.1, 10)]}, 120)
-    assert compared.rounds_until(em_view.SPARSE[0], 0.95) == (111 + 2) / 2
-    claims = em_view._settles_claim(compared)
+    found = dict.fromkeys(em_runs.SPARSE, runs)
+    compared = em_runs.Compared("cifar10", found | {"FedL1": [_run_of(0.7, 0.8, 0.1, 10)]}, 120)
+    assert compared.rounds_until(em_runs.SPARSE[0], 0.95) == (111 + 2) / 2
+    claims = em_claims.settles_claims(compared)
     assert all(claim.seen for claim in claims)
     assert claims[-1].measured == "0.100 after 120 rounds"
 
@@ -254,32 +256,32 @@ def _line_of_rounds(first, last, sent, rounds=9):
 
 def test_budgets_and_rounds_by_hand():
     """Fig. 3 is over bytes and Fig. 6 over rounds: who is ahead where."""
-    _, mid, high = em_view.SPARSE
+    _, mid, high = em_runs.SPARSE
     found = {
         "FedAvg": [_line_of_rounds(0.1, 0.9, 50)],
         "FedDrop": [_line_of_rounds(0.08, 0.96, 25)],
         "FedL1": [_line_of_rounds(0.1, 0.5, 50)],
-        em_view.SPARSE[0]: [_line_of_rounds(0.1, 0.8, 40)],
+        em_runs.SPARSE[0]: [_line_of_rounds(0.1, 0.8, 40)],
         mid: [_line_of_rounds(0.2, 0.8, 25)],
         high: [_line_of_rounds(0.1, 0.6, 20)],
     }
-    compared = em_view.Compared("digits", found, 9)
+    compared = em_runs.Compared("digits", found, 9)
     assert compared.marks == [1, 3, 5, 7, 9]
-    table = em_view._over_bytes(compared).set_index("method")
-    assert list(table.columns) == [f"{share:g} of FedAvg's bytes" for share in em_view.BUDGETS]
+    table = em_runs.over_bytes(compared).set_index("method")
+    assert list(table.columns) == [f"{share:g} of FedAvg's bytes" for share in em_runs.BUDGETS]
     # A fifth of 900 bytes are 1.8 rounds of FedAvg's, between .2 and .3 (averaged), 3.6 of mid's.
     assert table.iloc[0, 2] == "0.240"
     assert table.loc[mid].tolist()[2] == f"{0.35 + 0.3 * 0.15:.3f}"
     assert table.loc[high].tolist()[4] == "", "it never sent as much"
-    claims = em_view._budget_claims(compared)
+    claims = em_claims.budget_claims(compared)
     assert [claim.seen for claim in claims] == [True, False, True]
     assert claims[0].measured.endswith("at 0.0 GB")
-    rounds = em_view._over_rounds("sparsity")(compared)
+    rounds = em_runs.over_rounds("sparsity")(compared)
     assert rounds.iloc[0].tolist() == ["FedAvg", "0.000", "0.200", "0.400", "0.600", "0.800"]
-    claims = em_view._rounds_claims(compared)
+    claims = em_claims.rounds_claims(compared)
     assert [claim.seen for claim in claims] == [True, True]
     assert claims[0].measured.startswith(
-        f"{em_view.SPARSE[0]} 0.100 in round 1, FedAvg 0.100; {mid} 0.200 in round 1, FedAvg 0.100"
+        f"{em_runs.SPARSE[0]} 0.100 in round 1, FedAvg 0.100; {mid} 0.200 in round 1, FedAvg 0.100"
     )
     last = (0.475 + 0.6) / 2
     assert claims[1].measured == f"0.450 after 9 rounds, {high} {last:.3f}"
@@ -288,9 +290,9 @@ def test_budgets_and_rounds_by_hand():
         for method, runs in found.items()
     }
     sparse["FedSparse, logits"] = found[mid]  # whole for long, but not the paper's
-    (claim, _) = em_view._rounds_claims(em_view.Compared("digits", sparse, 9))
+    (claim, _) = em_claims.rounds_claims(em_runs.Compared("digits", sparse, 9))
     assert not claim.seen, "none can tell"
-    assert claim.measured.startswith(f"{em_view.SPARSE[0]} has lost 0.50 by round 1; ")
+    assert claim.measured.startswith(f"{em_runs.SPARSE[0]} has lost 0.50 by round 1; ")
     assert "FedSparse, logits 0.200 in round 1, FedAvg 0.100" in claim.measured
     assert "before the global model is first evaluated" in claim.cause
 

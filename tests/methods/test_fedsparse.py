@@ -419,9 +419,9 @@ def test_sparsity_and_bytes_of_mid_on_cifar10(tmp_path):
 
     Seeds differ here by as much as .09: two ended at .456 and .544.
     """
-    from fedbayes.papers import em_view
+    from fedbayes.papers import em_runs, em_view
 
-    config = em_view.Comparison("mixed", em_view._federation("cifar10"), {"FedSparse, mid": 45}, 1)
+    config = em_runs.Comparison("mixed", em_view._federation("cifar10"), {"FedSparse, mid": 45}, 1)
     run = fedbayes.run(config.config("FedSparse, mid", 0), tmp_path)
     assert run.summary["sparsity"] == pytest.approx(0.468, abs=0.1)
     dense_bytes = 4 * run.summary["model_parameters"] * 10

@@ -11,7 +11,9 @@ import pandas as pd
 from fedbayes.contracts import At
 from fedbayes.messages import dense
 from fedbayes.methods.fedsparse import FedSparse
-from fedbayes.papers.em_view import FOLDER, SPARSE, YOUNG, compare, comparison_of
+from fedbayes.papers.em_claims import YOUNG
+from fedbayes.papers.em_runs import FOLDER, SPARSE, compare
+from fedbayes.papers.em_view import comparison_of
 from fedbayes.papers.experiment import (
     Experiment,
     Request,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedbayes.contracts import At
 from fedbayes.data import DataSettings, load_dataset
 from fedbayes.messages import encode
-from fedbayes.papers.em_view import METHODS
+from fedbayes.papers.em_runs import METHODS
 from fedbayes.papers.experiment import Experiment, Request, Results, Row, fingerprint, mean_and_std
 from fedbayes.papers.finding import Claim, Finding, Part, markdown
 from fedbayes.runs.config import Config
