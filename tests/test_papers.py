@@ -396,13 +396,14 @@ def lines(accuracies, orders):
     ]
 
 
-def test_curves_and_claims_of_combinations_by_hand():
+def test_curves_and_claims_of_combinations_by_hand(monkeypatch):
     """A run that ended early keeps the accuracy it had; verdicts are of the mean over seeds."""
     found = [lines([0.5, 0.9, 0.7], [1.0, 2.0, 3.0]), lines([0.7, 0.8], [2.0, 4.0])]
-    curve = np.array([combined.accuracies(metrics, 4) for metrics in found])
-    assert curve.tolist() == [[0.5, 0.9, 0.7, 0.7], [0.7, 0.8, 0.8, 0.8]]
+    monkeypatch.setattr(combined, "ROUNDS", 4)
     ends = ["completed", "overflow: 31 orders"]
-    line = combined._line("balanced", "linear, c = 1", curve, found, [0.8, 0.9], ends)
+    curves = combined.Curves("balanced", "linear, c = 1", found, ends, [0.8, 0.9])
+    assert curves.accuracies.tolist() == [[0.5, 0.9, 0.7, 0.7], [0.7, 0.8, 0.8, 0.8]]
+    line = combined._line(curves)
     assert line["round 1"] == f"0.600 ± {np.std([0.5, 0.7], ddof=1):.3f}"
     assert line["best round"].startswith("0.850")
     assert line["best round"].endswith("(round 2)")
@@ -412,17 +413,26 @@ def test_curves_and_claims_of_combinations_by_hand():
     assert line["orders of amplification"] == "3.5"
     assert line["ended by overflow"] == "1 of 2"
 
-    def seen(rule, mean, centre=0.9):
-        return combined._claim("balanced", rule, np.array([mean, mean]), centre).seen
+    def of(*values, centre=0.9):
+        values = [*values, *[values[-1]] * (4 - len(values))]
+        both = [lines(values, [1.0] * 4)] * 2
+        return combined.Curves("balanced", "", both, ends, [centre] * 2)
 
-    assert seen("mean", [0.9, 0.55])
-    assert not seen("mean", [0.9, 0.65])
-    assert seen("linear, c = 1", [0.8, 0.9, 0.8])
-    assert not seen("linear, c = 1", [0.8, 0.9, 0.9])
-    assert not seen("linear, c = 1", [0.9, 0.9, 0.8])
-    assert seen("exp, c = 0.001", [0.8, 0.9, 0.89])
-    assert not seen("exp, c = 0.001", [0.8, 0.9, 0.8])
-    assert not seen("exp, c = 0.001", [0.8, 0.8, 0.8])
+    tried = {"hosts dance": [0.7, 0.8]}
+    assert combined._unlearns(of(0.9, 0.55), tried).seen
+    refuted = combined._unlearns(of(0.9, 0.65), tried)
+    assert not refuted.seen
+    assert "hosts dance 0.750" in refuted.cause
+    assert combined._improves(of(0.8, 0.9, 0.8), of(0.7)).seen
+    assert not combined._improves(of(0.8, 0.9, 0.9), of(0.7)).seen
+    refuted = combined._improves(of(0.9, 0.9, 0.8), of(0.7))
+    assert not refuted.seen
+    assert "all data 0.900, the mean 0.700" in refuted.cause
+    assert "1 of 2 runs" in refuted.cause
+    assert combined._stays(of(0.8, 0.9, 0.89), of(0.9)).seen
+    assert not combined._stays(of(0.8, 0.9, 0.8), of(0.9)).seen
+    assert combined._stays(of(0.8), of(0.7)).cause.startswith("it is the hosts' data")
+    assert combined._stays(of(0.8), of(0.9)).cause.startswith(combined.GROWTH)
 
 
 def test_a_claim_is_told_either_way():
@@ -614,3 +624,22 @@ def test_tables_by_hand():
     )
     assert "to +0.110, mean +0.005" in said.measured
     assert mean_and_std([0.5, 0.7]) == f"0.600 ± {np.std([0.5, 0.7], ddof=1):.3f}"
+
+
+def test_causes_of_matched_networks_have_their_numbers():
+    """Sizes of what is compared: largest layers, of the last round where there are several."""
+    rows = [
+        {"method": method, "round": number, "sizes": sizes}
+        for method, number, sizes in (
+            ("GPI-FNM", 1, [900, 10]),
+            ("GPI-FNM", 2, [100, 300]),
+            ("GPI-FNM", 2, [500, 10]),
+            ("PFNM", 1, [1, 1]),
+            ("PFNM", 2, [700, 1000]),
+            ("GPI-FNM, alternating", 2, [350, 210]),
+        )
+    ]
+    table = pd.DataFrame(rows)
+    assert gpi_fnm._sizes(table).endswith("has 1000 in the last round, GPI-FNM's 400")
+    assert gpi_fnm._smaller(table).startswith("GPI-FNM has 567 neurons in the mean")
+    assert "of 350 neurons in its largest layer for ten times 100" in gpi_fnm._one_network(table)

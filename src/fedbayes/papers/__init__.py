@@ -6,6 +6,7 @@ from pathlib import Path
 from fedbayes.data import DataSettings, catalogue, load_dataset
 from fedbayes.errors import ConfigError, DataError
 from fedbayes.papers.combined import EXPERIMENTS as COMBINED
+from fedbayes.papers.combined_hosts import EXPERIMENTS as COMBINED_HOSTS
 from fedbayes.papers.em_view import EXPERIMENTS as EM_VIEW
 from fedbayes.papers.experiment import Experiment, Request, Watch
 from fedbayes.papers.finding import FILE, Finding, Line, Scale, read_finding
@@ -18,7 +19,15 @@ __all__ = ["EXPERIMENTS", "Experiment", "Finding", "Scale", "lines", "reproduce"
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for experiment in (*GPI_FNM, *VIRTUAL, *EM_VIEW, *WEIGHT_GATES, *GATES, *COMBINED)
+    for experiment in (
+        *GPI_FNM,
+        *VIRTUAL,
+        *EM_VIEW,
+        *WEIGHT_GATES,
+        *GATES,
+        *COMBINED,
+        *COMBINED_HOSTS,
+    )
 }
 """Every experiment by its name."""
 
