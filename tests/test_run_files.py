@@ -29,9 +29,11 @@ from fedbayes.runs import flusher
 from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.lock import RunLock
 from fedbayes.seals import check_seal, has_seal, sealed
+from fedbayes.tools.attack_grid import AttackGrid
 from fedbayes.tools.calibration import trust
 from fedbayes.tools.conformal import calibrate_conformal
 from fedbayes.tools.export import export
+from fedbayes.tools.method_grid import MethodGrid
 from fedbayes.tools.model_files import read_with_card, write_model
 from tests.hostile import folders, kills
 
@@ -567,3 +569,17 @@ def test_the_config_is_compared_without_looking_names_up(copy):
     edit(copy, 'name = "scaffold"', 'name = "nowhere:Method"')
     with pytest.raises(RunError, match=r"method.name was 'scaffold', and is 'nowhere:Method'"):
         fedbayes.resume(copy)
+
+
+@pytest.mark.parametrize("place", ["a file", "a file/below/it"])
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_done(tmp_path, place):
+    """Of a run, and of all runs of a comparison or an attack together."""
+    (tmp_path / "a file").write_text("mine")
+    told = "the run folder .*a file.*is no folder"
+    with pytest.raises(RunError, match=told):
+        Simulation(folders.config(), tmp_path / place)
+    with pytest.raises(RunError, match=told):
+        MethodGrid(tmp_path / place)
+    with pytest.raises(RunError, match=told):
+        AttackGrid(tmp_path / place, ["huge"])
+    assert (tmp_path / "a file").read_text() == "mine"

@@ -160,6 +160,23 @@ def writable(
         raise RunError(f"{what} {path} would replace one of the inputs; name another file")
 
 
+def writable_folder(path: Path, what: str) -> None:
+    """Make sure early that files can be written into a folder, or that it can be made.
+
+    Args:
+        path: the folder.
+        what: it is, for messages.
+
+    Raises:
+        RunError: it is a file or in one, or it is closed.
+    """
+    there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise RunError(f"{what} {path}: {there} is no folder; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(f"{what} {path}: cannot write into {there}")
+
+
 def flush(path: Path) -> None:
     """Have the system write a file, or the entries of a folder, to the disk itself."""
     number = os.open(path, os.O_RDONLY)

@@ -45,6 +45,7 @@ from fedbayes.files import (
     parse_toml,
     read_bytes,
     read_text,
+    writable_folder,
     write_beside,
 )
 from fedbayes.messages import decode_file
@@ -99,13 +100,14 @@ class RunFolder:
         """What only a run that had rounds leaves beside its checkpoints."""
         return [self.metrics_file, self.summary_file, self.model_file, self.clients]
 
-    def refuse_second_run(self) -> None:
+    def require_vacant(self) -> None:
         """See that no run is here yet, and no files that one left: a new run would go on from its
-        checkpoint, and keep its division of the data.
+        checkpoint, and keep its division of the data. And that one can be written here.
 
         Raises:
-            RunError: there is one, or there are.
+            RunError: there is one, or there are, or it cannot.
         """
+        writable_folder(self.path, "the run folder")
         if self.config_file.exists():
             raise RunError(
                 f"{self.path} already holds a run; choose another folder, or continue it with "

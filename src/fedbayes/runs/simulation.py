@@ -117,7 +117,7 @@ class Simulation:
         self.folder = RunFolder(Path(folder))
         self._heartbeat = Heartbeat(self.folder.path)
         if config is not None:
-            self.folder.refuse_second_run()
+            self.folder.require_vacant()
         else:
             self.folder.require_run()
             self.folder.refuse_while_locked()
@@ -165,7 +165,7 @@ class Simulation:
             # Only now is the config known to be sound: a mistake leaves no folder behind.
             self.folder.lock()
             if config is not None:
-                self.folder.refuse_second_run()  # nobody else was quicker
+                self.folder.require_vacant()  # nobody else was quicker
             self._open(first)
             self._heartbeat.begin(self.config.rounds, self.work)
         except BaseException:

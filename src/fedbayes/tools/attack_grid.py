@@ -99,7 +99,7 @@ class AttackGrid:
     ) -> None:
         self.folder = folder
         """Where the run folders are."""
-        RunFolder(folder).refuse_second_run()
+        RunFolder(folder).require_vacant()
         self._file, self._overrides = config, list(overrides)
         base = Config.load(config, overrides)
         methods = methods or [base.method["name"]]

@@ -91,7 +91,7 @@ class MethodGrid:
     ) -> None:
         self.folder, self.foreign = folder, foreign
         check_foreign(foreign)
-        RunFolder(folder).refuse_second_run()
+        RunFolder(folder).require_vacant()
         for path in configs:
             if path.suffix.lower() != ".toml":
                 raise ConfigError(
