@@ -318,7 +318,7 @@ def _improves(curves: Curves, mean: Curves) -> Claim:
         ),
         measured=f"{accuracy[0]:.3f}, at most {accuracy.max():.3f}, at last {accuracy[-1]:.3f}",
         cause=f"the first round has what there is to be had (all data {centre:.3f}, the mean "
-        f"{mean.mean[0]:.3f}), and scaled layers give the same classes until they overflow, "
+        f"{mean.mean[0]:.3f}), and scaled layers give nearly the same classes until they overflow, "
         f"before which {curves.overflowed} of {len(curves.ends)} runs were ended",
     )
 
@@ -332,9 +332,8 @@ def _stays(curves: Curves, mean: Curves) -> Claim:
         "rounds, near the model of all data",
         seen=bool(accuracy[-1] > accuracy.max() - DECAY and accuracy[-1] > centre - DECAY),
         measured=f"at most {accuracy.max():.3f}, at last {accuracy[-1]:.3f}, all data {centre:.3f}",
-        cause=f"it is the hosts' data and not the rule: the mean of their models ends at {last:.3f}"
-        if last <= centre - DECAY
-        else f"{GROWTH}; the mean ends at {last:.3f}",
+        cause=f"the mean of two hosts of such data is behind by {centre - last:.3f} too, at "
+        f"{last:.3f}; beyond that {GROWTH}",
     )
 
 
