@@ -70,13 +70,35 @@ def test_counts_take_away_what_a_client_knows_of_its_classes_alone():
     shares, more = class_shares(COUNTS).double().numpy(), np.array(COUNTS) + 1
     for row in range(len(x)):
         wanted = np.log(more.sum(0) / more.sum())
+        warmth = np.mean([np.std(client(x[row]).tolist()) for client in clients])
         for k in range(3):
             for s, client in enumerate(clients):
                 f = np.array(client(x[row]).tolist())
-                level = 3 * np.log(np.exp(f / 3).sum())
+                level = warmth * np.log(np.exp(f / warmth).sum())
                 wanted[k] += shares[s, k] * (f[k] - level - np.log(more[s, k] / more[s].sum()))
         wanted -= np.log(np.exp(wanted).sum())
         np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("times", [0.01, 7.0, 1000.0])
+def test_surer_clients_say_the_same_louder(times):
+    """All outputs so many times as large: so is what they add up to, whatever is added to each."""
+    clients, x, offsets = networks(), torch.randn(6, 4), torch.tensor([0.2, -0.1, 0.0])
+
+    def said(factor, shift):
+        louder = [lambda x, c=client: factor * c(x) + shift for client in clients]
+        return Teacher(louder, class_shares(COUNTS), offsets=offsets)(x) - offsets
+
+    torch.testing.assert_close(said(times, 5.0), times * said(1.0, 0.0), rtol=1e-4, atol=1e-4)
+
+
+def test_outputs_that_say_nothing_have_finite_gradients():
+    """All classes alike, as an input moved toward a class may find them."""
+    x = torch.zeros(2, 3, requires_grad=True)
+    teacher = Teacher([lambda x: x] * 3, class_shares(COUNTS), offsets=torch.zeros(3))
+    teacher(x)[:, 0].sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert (x.grad[:, 0] > 0).all()
 
 
 def test_where_inputs_say_nothing_classes_are_as_frequent_as_among_all_samples():

@@ -18,9 +18,8 @@ from fedbayes.targets import Target
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
 
-NORMALIZER = 3.0
-"""Temperature of what stands for log p(x) of a client: 1 is Bayes' rule, ∞ the mean of the logits
-over the classes, whose sum over clients a network of one client's size follows more easily."""
+_SMALLEST = 1e-12
+"""Variance of outputs over the classes where they say nothing."""
 
 
 class Teacher:
@@ -32,12 +31,14 @@ class Teacher:
 
     with the outputs f of client s and the frequencies p_s(k) of its classes, p_k among all clients.
     At T = 1 what is added up is log p_s(k | x) − log p_s(k) = log p(x | k) − log p_s(x): what a
-    client knows of the inputs of a class, whatever else it has. T is `NORMALIZER`. With shares
-    alone it is logits centred over the classes in place of the brackets, which is linear in the
-    clients' outputs. Without either, outputs are those whose prediction is nearest to the mixture
-    of the clients': the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is the mean of
-    probabilities, for counts that of rates, for real numbers the mixture's mean and variance
-    (quantiles: their mean).
+    client knows of the inputs of a class, whatever else it has. But networks are surer than they
+    should be, by how far they were trained, and then log p_s(x) drowns what they tell apart. So T
+    is the deviation of f over the classes, the mean over clients: where all f are so many times as
+    large, so is what is added up. With shares alone it is logits centred over the classes in place
+    of the brackets, which is linear in the clients' outputs. Without either, outputs are those
+    whose prediction is nearest to the mixture of the clients': the least Σ_s w_s KL(p_s ‖ p). For
+    classes and labels that is the mean of probabilities, for counts that of rates, for real numbers
+    the mixture's mean and variance (quantiles: their mean).
 
     Args:
         clients: their networks. Of modules frozen twins are asked, which share their memory.
@@ -123,10 +124,12 @@ class Teacher:
                 f"{scores.shape[-1]} apart"
             )
         shares = self.shares.to(draws)[:, None]
-        if self.offsets is not None:
-            level = NORMALIZER * torch.logsumexp(scores / NORMALIZER, -1, keepdim=True)
-            return kind.outputs_of((shares * (scores - level)).sum(0) + self.offsets.to(draws))
-        return kind.outputs_of((shares * (scores - scores.mean(-1, keepdim=True))).sum(0))
+        scores = scores - scores.mean(-1, keepdim=True)
+        if self.offsets is None:
+            return kind.outputs_of((shares * scores).sum(0))
+        spread = (scores.square().mean(-1, keepdim=True) + _SMALLEST).sqrt().mean(0)
+        level = spread * torch.logsumexp(scores / spread, -1, keepdim=True)
+        return kind.outputs_of((shares * (scores - level)).sum(0) + self.offsets.to(draws))
 
     def likelihood(self, outputs: int) -> Likelihood:
         """What outputs mean: as given, or a class for each."""
