@@ -1,36 +1,45 @@
 """What the clients say together, by how its normalizer is taken: accuracy of the teacher alone.
 
-    python benchmarks/fusion_teacher.py fedfisher-0.1 cifar10-lenet mnist-mlp --keep validation
+    python benchmarks/fusion_teacher.py fedfisher-0.1 mnist-mlp digits --keep validation
 
 Clients of the cases of `fusion.py` have 20,000 training samples, and 5,000 others judge, as with
-its `--validation 20000`. With counts the teacher is
+its `--validation 20000`. `digits` are the clients of `fusion_rounds.py`, Dirichlet .1, in the first
+three rounds of averaging, judged by the test samples: some have one class alone. With counts the
+teacher is
 
     log t_k = log p_k + Σ_s share_sk (f_sk − T log Σ_j exp(f_sj / T) − log p_s(k)) + const,
 
-and T is a number, or so many times the deviation of f over the classes, the mean over clients: once
-is what `fedbayes.fusion.teacher.Teacher` has. Also its column for networks that are surer: all f
-twice as large, which changes nobody's predictions.
+and T is a number, or so many times the deviation of f over the classes, the geometric mean over
+clients: three quarters are what `fedbayes.fusion.teacher.Teacher` has. In parentheses networks are
+surer: all f are twice as large, which changes nobody's classes.
 """
 
 import argparse
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from fusion import CASES, Clients
-from torch import Tensor
+from fusion_rounds import Federation
+from torch import Tensor, nn
 
+from fedbayes.fusion.combining import combine
 from fedbayes.fusion.teacher import Teacher, class_offsets, class_shares, frozen
 from fedbayes.papers.finding import markdown
+from fedbayes.tensors import Samples
 
 NUMBERS = (1.0, 3.0)
-TIMES = (0.5, 1.0, 2.0)
+TIMES = (0.5, 0.75, 1.0, 2.0)
+ROUNDS, EPOCHS, ALPHA = 3, 8, 0.1
+"""Of `digits`."""
 
 
 def spread(f: Tensor) -> Tensor:
-    """Deviation of outputs [S, n, K] over the classes, the mean over clients, [n, 1]."""
-    return f.std(-1, correction=0, keepdim=True).mean(0)
+    """Deviation of outputs [S, n, K] over the classes, the geometric mean over clients, [n, 1]."""
+    return f.std(-1, correction=0, keepdim=True).log().mean(0).exp()
 
 
 def added_up(f: Tensor, counts: Tensor, temperature: Tensor | float) -> Tensor:
@@ -39,51 +48,66 @@ def added_up(f: Tensor, counts: Tensor, temperature: Tensor | float) -> Tensor:
     return (class_shares(counts)[:, None] * (f - level)).sum(0) + class_offsets(counts)
 
 
-def lines(clients: Clients) -> dict[str, str]:
-    """Accuracy of each teacher on what judges the clients."""
-    x, y = clients.test.x, clients.test.y.long()
-    networks = [frozen(network) for network in clients.networks.values()]
-    counts = torch.as_tensor(clients.counts)
+def accuracies(
+    networks: Sequence[nn.Module], counts: Tensor, test: Samples
+) -> dict[str, tuple[float, float]]:
+    """Of each teacher, and of the same where all outputs are twice as large."""
+    functions = [frozen(network) for network in networks]
     with torch.no_grad():
-        outputs = [torch.cat([network(part) for part in x.split(500)]) for network in networks]
-    f = torch.stack(outputs).float()
+        said = [torch.cat([f(part) for part in test.x.split(500)]) for f in functions]
+    f = torch.stack(said).float()
 
-    def accuracy(said: Callable[[Tensor], Tensor]) -> str:
-        once, twice = ((said(g).argmax(-1) == y).float().mean() for g in (f, 2 * f))
-        return f"{once:.3f} ({twice:.3f})"
+    def accuracy(teacher: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+        once, twice = (float((teacher(g).argmax(-1) == test.y).float().mean()) for g in (f, 2 * f))
+        return once, twice
 
-    row = {
+    found = {
         "mean of probabilities": accuracy(lambda g: g.softmax(-1).mean(0)),
-        "class-share logits": accuracy(Teacher(networks, class_shares(counts)).of),
+        "class-share logits": accuracy(Teacher(functions, class_shares(counts)).of),
     }
     for number in NUMBERS:
-        row[f"T = {number:g}"] = accuracy(lambda g, t=number: added_up(g, counts, t))
-    for times in TIMES:
-        name = f"{times:g} deviations"
-        row[name] = accuracy(lambda g, k=times: added_up(g, counts, k * spread(g)))
-    row["deviation"] = f"{spread(f).mean():.1f}"
-    return row
+        found[f"T = {number:g}"] = accuracy(lambda g, t=number: added_up(g, counts, t))
+    for k in TIMES:
+        found[f"{k:g} deviations"] = accuracy(lambda g, k=k: added_up(g, counts, k * spread(g)))
+    return found
+
+
+def federations(
+    name: str, seed: int, keep: Path
+) -> Iterator[tuple[Sequence[nn.Module], Tensor, Samples]]:
+    """Clients' networks, their counts of classes and what judges them."""
+    if name != "digits":
+        clients = Clients(f"{name}-validation", seed, keep, CASES[name].validation(20_000))
+        yield list(clients.networks.values()), torch.as_tensor(clients.counts), clients.test
+        return
+    federation, rng = Federation(name, ALPHA, seed), torch.Generator().manual_seed(seed)
+    weights = federation.start
+    for _ in range(ROUNDS):
+        networks = [federation.local(weights, client, EPOCHS, rng) for client in range(10)]
+        yield networks, torch.as_tensor(federation.counts), federation.test
+        weights = combine([dict(n.state_dict()) for n in networks], federation.weights)
 
 
 def main() -> None:
-    """Print a row for each case and seed."""
+    """Print a row for each case, the mean over seeds and rounds."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("cases", nargs="+", choices=list(CASES))
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument(
-        "--samples", type=int, default=20_000, help="of training, that clients have"
-    )
+    parser.add_argument("cases", nargs="+", choices=[*CASES, "digits"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--keep", type=Path, default=Path("fusion-runs"))
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    found = []
+    lines = []
     for name in given.cases:
-        case = CASES[name].validation(given.samples)
-        for seed in range(given.seeds):
-            clients = Clients(f"{name}-validation", seed, given.keep.absolute(), case)
-            found.append({"case": name, "seed": seed} | lines(clients))
-    print(markdown(pd.DataFrame(found)))
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for seed in given.seeds:
+            for federation in federations(name, seed, given.keep.absolute()):
+                for teacher, pair in accuracies(*federation).items():
+                    found[teacher].append(pair)
+        means = {teacher: np.mean(pairs, axis=0) for teacher, pairs in found.items()}
+        told = {teacher: f"{once:.3f} ({twice:.3f})" for teacher, (once, twice) in means.items()}
+        lines.append({"case": name} | told)
+    print(markdown(pd.DataFrame(lines)))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from fedbayes.targets import Target
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
 
+SOFTNESS = 0.75
+"""Temperature of what stands for log p(x) of a client, in deviations of outputs over the classes:
+none is Bayes' rule of networks that are always right, ∞ the mean of the logits over the classes."""
 _SMALLEST = 1e-12
 """Variance of outputs over the classes where they say nothing."""
 
@@ -33,12 +36,13 @@ class Teacher:
     At T = 1 what is added up is log p_s(k | x) − log p_s(k) = log p(x | k) − log p_s(x): what a
     client knows of the inputs of a class, whatever else it has. But networks are surer than they
     should be, by how far they were trained, and then log p_s(x) drowns what they tell apart. So T
-    is the deviation of f over the classes, the mean over clients: where all f are so many times as
-    large, so is what is added up. With shares alone it is logits centred over the classes in place
-    of the brackets, which is linear in the clients' outputs. Without either, outputs are those
-    whose prediction is nearest to the mixture of the clients': the least Σ_s w_s KL(p_s ‖ p). For
-    classes and labels that is the mean of probabilities, for counts that of rates, for real numbers
-    the mixture's mean and variance (quantiles: their mean).
+    is `SOFTNESS` of the deviation of f over the classes, the geometric mean over clients, for some
+    have seen one class and are sure of it beyond measure. Where all f are so many times as large,
+    so is what is added up. With shares alone it is logits centred over the classes in place of the
+    brackets, which is linear in the clients' outputs. Without either, outputs are those whose
+    prediction is nearest to the mixture of the clients': the least Σ_s w_s KL(p_s ‖ p). For classes
+    and labels that is the mean of probabilities, for counts that of rates, for real numbers the
+    mixture's mean and variance (quantiles: their mean).
 
     Args:
         clients: their networks. Of modules frozen twins are asked, which share their memory.
@@ -127,8 +131,9 @@ class Teacher:
         scores = scores - scores.mean(-1, keepdim=True)
         if self.offsets is None:
             return kind.outputs_of((shares * scores).sum(0))
-        spread = (scores.square().mean(-1, keepdim=True) + _SMALLEST).sqrt().mean(0)
-        level = spread * torch.logsumexp(scores / spread, -1, keepdim=True)
+        variance = scores.square().mean(-1, keepdim=True) + _SMALLEST
+        temperature = SOFTNESS * (variance.log().mean(0) / 2).exp()
+        level = temperature * torch.logsumexp(scores / temperature, -1, keepdim=True)
         return kind.outputs_of((shares * (scores - level)).sum(0) + self.offsets.to(draws))
 
     def likelihood(self, outputs: int) -> Likelihood:
