@@ -39,7 +39,7 @@ from fedbayes.fusion.function import fuse_functions, teacher_of
 from fedbayes.fusion.permutation import permuted_average
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
-from fedbayes.fusion.teacher import Teacher, class_shares, frozen
+from fedbayes.fusion.teacher import SOFTNESS, Teacher, class_shares, frozen
 from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.models.resize import with_weights
@@ -310,10 +310,11 @@ def measure(name, seed, results, folder, settings, rows, validation=None):
     if validation is not None:
         name, case = f"{name}-validation", case.validation(validation)
     fusion = settings.model_dump(mode="json", exclude_defaults=True)
-    trained, fused = fingerprint(case.config), fingerprint([case.config, fusion])
+    trained, taught = fingerprint(case.config), fingerprint([case.config, SOFTNESS])
+    fused = fingerprint([case.config, SOFTNESS, fusion])
     keys = [
         {"case": name, "seed": seed, "what": what}
-        | {"settings": fused if ", width" in what else trained}
+        | {"settings": fused if ", width" in what else taught if what == "ensemble" else trained}
         for what in case.rows()
         if settings.distillation is not None or not what.startswith("end to end")
         if not rows or any(word in what for word in rows)

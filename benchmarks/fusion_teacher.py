@@ -10,8 +10,8 @@ teacher is
     log t_k = log p_k + Σ_s share_sk (f_sk − T log Σ_j exp(f_sj / T) − log p_s(k)) + const,
 
 and T is a number, or so many times the deviation of f over the classes, the geometric mean over
-clients: three quarters are what `fedbayes.fusion.teacher.Teacher` has. In parentheses networks are
-surer: all f are twice as large, which changes nobody's classes.
+clients, each with its mean share: three quarters are what `fedbayes.fusion.teacher.Teacher` has.
+In parentheses networks are surer: all f are twice as large, which changes nobody's classes.
 """
 
 import argparse
@@ -37,9 +37,10 @@ ROUNDS, EPOCHS, ALPHA = 3, 8, 0.1
 """Of `digits`."""
 
 
-def spread(f: Tensor) -> Tensor:
+def spread(f: Tensor, counts: Tensor) -> Tensor:
     """Deviation of outputs [S, n, K] over the classes, the geometric mean over clients, [n, 1]."""
-    return f.std(-1, correction=0, keepdim=True).log().mean(0).exp()
+    weights = class_shares(counts).mean(1)[:, None, None]
+    return (weights * f.std(-1, correction=0, keepdim=True).log()).sum(0).exp()
 
 
 def added_up(f: Tensor, counts: Tensor, temperature: Tensor | float) -> Tensor:
@@ -68,7 +69,8 @@ def accuracies(
     for number in NUMBERS:
         found[f"T = {number:g}"] = accuracy(lambda g, t=number: added_up(g, counts, t))
     for k in TIMES:
-        found[f"{k:g} deviations"] = accuracy(lambda g, k=k: added_up(g, counts, k * spread(g)))
+        name = f"{k:g} deviations"
+        found[name] = accuracy(lambda g, k=k: added_up(g, counts, k * spread(g, counts)))
     return found
 
 

@@ -70,8 +70,9 @@ def test_counts_take_away_what_a_client_knows_of_its_classes_alone():
     shares, more = class_shares(COUNTS).double().numpy(), np.array(COUNTS) + 1
     for row in range(len(x)):
         wanted = np.log(more.sum(0) / more.sum())
-        deviations = [np.std(client(x[row]).tolist()) for client in clients]
-        warmth = 0.75 * np.prod(deviations) ** (1 / 3)
+        deviations = np.array([np.std(client(x[row]).tolist()) for client in clients])
+        deviations = deviations.clip(min=0.1 * deviations.max())
+        warmth = 0.75 * np.prod(deviations ** shares.mean(1))
         for k in range(3):
             for s, client in enumerate(clients):
                 f = np.array(client(x[row]).tolist())
@@ -91,6 +92,36 @@ def test_surer_clients_say_the_same_louder(times):
         return Teacher(louder, class_shares(COUNTS), offsets=offsets)(x) - offsets
 
     torch.testing.assert_close(said(times, 5.0), times * said(1.0, 0.0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("outputs", [lambda f: 0 * f, lambda f: 50 * f, lambda f: 1e-4 * f])
+def test_a_client_without_samples_changes_nothing(outputs):
+    """Whatever it says, and however sure of it it is."""
+    clients, x = networks(), torch.randn(6, 4)
+    shares, offsets = class_shares(COUNTS), torch.tensor([0.2, -0.1, 0.0])
+    none = torch.zeros(1, 3)
+    more = Teacher(
+        [*clients, lambda x: outputs(clients[0](-x))], torch.cat([shares, none]), offsets=offsets
+    )
+    torch.testing.assert_close(more(x), Teacher(clients, shares, offsets=offsets)(x))
+
+
+def test_a_client_that_says_nothing_hardly_changes_what_others_say():
+    """It is heard as one whose outputs deviate by a tenth, and not as one of no deviation."""
+    x, shares, offsets = torch.randn(6, 4), torch.full((3, 3), 1 / 3), torch.zeros(3)
+    loud = [lambda x: 10 * x[:, :3], lambda x: 10 * x[:, 1:]]
+    silent = Teacher([*loud, lambda x: 0 * x[:, :3]], shares, offsets=offsets)(x)
+    quiet = Teacher([*loud, lambda x: 1e-9 * x[:, :3]], shares, offsets=offsets)(x)
+    torch.testing.assert_close(silent, quiet)
+
+
+@pytest.mark.parametrize("size", [1e19, 1e25])
+def test_huge_outputs_are_added_up(size):
+    """As networks have that were combined without a bound."""
+    x, offsets = torch.randn(6, 3), torch.zeros(3)
+    found = Teacher([lambda x: size * x, lambda x: -size * x], torch.full((2, 3), 0.5), None)
+    with_counts = Teacher(found.clients, found.shares, offsets=offsets)(x)
+    assert torch.isfinite(with_counts).all()
 
 
 def test_outputs_that_say_nothing_have_finite_gradients():

@@ -21,8 +21,10 @@ Function = Callable[[Tensor], Tensor]
 SOFTNESS = 0.75
 """Temperature of what stands for log p(x) of a client, in deviations of outputs over the classes:
 none is Bayes' rule of networks that are always right, ∞ the mean of the logits over the classes."""
+_LEAST = 0.01
+"""Of the largest variance of a client's outputs, what others count with that say nothing."""
 _SMALLEST = 1e-12
-"""Variance of outputs over the classes where they say nothing."""
+"""Variance of outputs over the classes where none says anything."""
 
 
 class Teacher:
@@ -36,13 +38,15 @@ class Teacher:
     At T = 1 what is added up is log p_s(k | x) − log p_s(k) = log p(x | k) − log p_s(x): what a
     client knows of the inputs of a class, whatever else it has. But networks are surer than they
     should be, by how far they were trained, and then log p_s(x) drowns what they tell apart. So T
-    is `SOFTNESS` of the deviation of f over the classes, the geometric mean over clients, for some
-    have seen one class and are sure of it beyond measure. Where all f are so many times as large,
-    so is what is added up. With shares alone it is logits centred over the classes in place of the
-    brackets, which is linear in the clients' outputs. Without either, outputs are those whose
-    prediction is nearest to the mixture of the clients': the least Σ_s w_s KL(p_s ‖ p). For classes
-    and labels that is the mean of probabilities, for counts that of rates, for real numbers the
-    mixture's mean and variance (quantiles: their mean).
+    is `SOFTNESS` of the deviation of f over the classes, the geometric mean over clients, each with
+    its mean share, for some have seen one class and are sure of it beyond measure. Where all f are
+    so many times as large, so is what is added up, but for log p.
+
+    With shares alone it is logits centred over the classes in place of the brackets, which is
+    linear in the clients' outputs. Without either, outputs are those whose prediction is nearest to
+    the mixture of the clients': the least Σ_s w_s KL(p_s ‖ p). For classes and labels that is the
+    mean of probabilities, for counts that of rates, for real numbers the mixture's mean and
+    variance (quantiles: their mean).
 
     Args:
         clients: their networks. Of modules frozen twins are asked, which share their memory.
@@ -131,8 +135,7 @@ class Teacher:
         scores = scores - scores.mean(-1, keepdim=True)
         if self.offsets is None:
             return kind.outputs_of((shares * scores).sum(0))
-        variance = scores.square().mean(-1, keepdim=True) + _SMALLEST
-        temperature = SOFTNESS * (variance.log().mean(0) / 2).exp()
+        temperature = _temperature(scores, shares)
         level = temperature * torch.logsumexp(scores / temperature, -1, keepdim=True)
         return kind.outputs_of((shares * (scores - level)).sum(0) + self.offsets.to(draws))
 
@@ -142,6 +145,19 @@ class Teacher:
             names = tuple(map(str, range(outputs)))
             self._likelihood = Categorical(target=Target("class", names))
         return self._likelihood
+
+
+def _temperature(scores: Tensor, shares: Tensor) -> Tensor:
+    """`SOFTNESS` of the clients' mean deviation over the classes, [n, 1].
+
+    Args:
+        scores: of the clients, less their mean over the classes, [S, n, K].
+        shares: of each client in each class, [S, 1, K]; those that have none do not count.
+    """
+    weights = shares.mean(-1, keepdim=True)
+    variance = scores.double().square().mean(-1, keepdim=True) * (weights > 0)
+    variance = torch.maximum(variance, _LEAST * variance.amax(0, keepdim=True)) + _SMALLEST
+    return (SOFTNESS * ((weights * variance.log()).sum(0) / 2).exp()).to(scores)
 
 
 def class_offsets(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> Tensor:

@@ -24,7 +24,7 @@ from fedbayes import seeds
 from fedbayes.data import FederatedData
 from fedbayes.fusion import Layers, coordinate_average
 from fedbayes.fusion.function import fuse_functions
-from fedbayes.fusion.teacher import frozen
+from fedbayes.fusion.teacher import SOFTNESS, frozen
 from fedbayes.likelihoods import Predictor, evaluate, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import MatchingSettings
@@ -342,6 +342,8 @@ def _settings(federation: Federation, method: str, grid: Row) -> str:
             return fingerprint(ALTERNATING)
         case "GPI-FNM, alternating, small":
             return fingerprint(SMALL)
+        case _ if method == FUNCTION_SPACE:
+            return fingerprint(SOFTNESS)
     return ""
 
 
