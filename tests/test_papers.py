@@ -30,6 +30,7 @@ from fedbayes.papers.experiment import Request, Results, finished, mean_and_std
 from fedbayes.papers.finding import Claim, Finding, Line, Part, markdown, overview, read_finding
 from fedbayes.runs.build import build_data
 from fedbayes.runs.config import Config
+from fedbayes.runs.folder import RunFolder
 from fedbayes.runs.simulation import Simulation
 from tests.command_line import command
 
@@ -422,17 +423,38 @@ def test_curves_and_claims_of_combinations_by_hand(monkeypatch):
     assert combined._unlearns(of(0.9, 0.55), tried).seen
     refuted = combined._unlearns(of(0.9, 0.65), tried)
     assert not refuted.seen
-    assert "hosts dance 0.750" in refuted.cause
+    assert refuted.cause.endswith("none of what was tried makes it: hosts dance 0.750")
+    cause = combined._unlearns(of(0.9, 0.65), tried | {"hosts sleep": [0.5]}).cause
+    assert cause == (
+        "it takes more than averaging: hosts sleep (hosts dance 0.750, hosts sleep 0.500)"
+    )
     assert combined._improves(of(0.8, 0.9, 0.8), of(0.7)).seen
     assert not combined._improves(of(0.8, 0.9, 0.9), of(0.7)).seen
     refuted = combined._improves(of(0.9, 0.9, 0.8), of(0.7))
     assert not refuted.seen
-    assert "all data 0.900, the mean 0.700" in refuted.cause
-    assert "1 of 2 runs" in refuted.cause
+    assert "all data (0.900; the mean 0.700); 1 of 2 runs were ended" in refuted.cause
+    assert "all data" not in combined._improves(of(0.8, 0.8), of(0.7)).cause
     assert combined._stays(of(0.8, 0.9, 0.89), of(0.9)).seen
     assert not combined._stays(of(0.8, 0.9, 0.8), of(0.9)).seen
-    cause = combined._stays(of(0.8), of(0.9, 0.75)).cause
-    assert "is behind by 0.150 too, at 0.750; beyond that factors that sum to more than 1" in cause
+    cause = combined._stays(of(0.7), of(0.9, 0.75)).cause
+    assert cause.startswith("the mean of two hosts of such data is behind by 0.150 too, at 0.750; ")
+    assert cause.endswith(combined.GROWTH)
+    assert combined._stays(of(0.7), of(0.9)).cause == combined.GROWTH
+    assert "behind by 0.150" in combined._stays(of(0.8), of(0.75)).cause
+    assert combined.GROWTH not in combined._stays(of(0.8), of(0.75)).cause
+
+
+def test_the_mean_of_models_that_trained_apart(tmp_path):
+    """After one round from one start it is what Combined Learning's mean is."""
+    config = combined.patients("balanced", "mean", 0, "digits", epochs=3)
+    both = fedbayes.run(config.model_copy(update={"rounds": 1}), tmp_path / "mean")
+    method = {"name": "local", "start": "common"}
+    alone = combined.patients("balanced", None, 0, "digits", method, epochs=3)
+    alone = alone.model_copy(update={"rounds": 1})
+    fedbayes.run(alone, tmp_path / "alone")
+    accuracy = combined._mean_of(RunFolder(tmp_path / "alone"), alone)
+    assert accuracy == pytest.approx(both.summary["global_accuracy"])
+    assert 0.5 < accuracy < 1.0
 
 
 def test_a_claim_is_told_either_way():
@@ -641,5 +663,6 @@ def test_causes_of_matched_networks_have_their_numbers():
     ]
     table = pd.DataFrame(rows)
     assert gpi_fnm._sizes(table).endswith("has 1000 in the last round, GPI-FNM's 400")
+    assert not gpi_fnm._sizes(table.replace({"GPI-FNM": "PFNM", "PFNM": "GPI-FNM"}))
     assert gpi_fnm._smaller(table).startswith("GPI-FNM has 567 neurons in the mean")
     assert "of 350 neurons in its largest layer for ten times 100" in gpi_fnm._one_network(table)

@@ -21,8 +21,9 @@ from safetensors.torch import load
 import fedbayes
 from fedbayes import Result, Simulation
 from fedbayes.errors import FedbayesWarning, MessageError, RunError
-from fedbayes.files import write_beside
+from fedbayes.files import writable_folder, write_beside
 from fedbayes.messages import decode, metadata
+from fedbayes.papers import reproduce
 from fedbayes.reports import gather
 from fedbayes.reports.page import differences
 from fedbayes.runs import flusher
@@ -582,4 +583,15 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_done(tmp_path, 
         MethodGrid(tmp_path / place)
     with pytest.raises(RunError, match=told):
         AttackGrid(tmp_path / place, ["huge"])
+    with pytest.raises(RunError, match=r"the folder for results .*a file.*is no folder"):
+        reproduce("combined-fig2", tmp_path / place, datasets=["digits"])
     assert (tmp_path / "a file").read_text() == "mine"
+
+
+def test_links_to_nowhere_and_closed_folders_are_told(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="link is a link to what is no folder"):
+        writable_folder(tmp_path / "link", "the folder")
+    monkeypatch.setattr(os, "access", lambda path, how: False)
+    with pytest.raises(RunError, match=f"cannot write into {tmp_path}"):
+        writable_folder(tmp_path / "new" / "er", "the folder")

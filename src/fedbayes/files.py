@@ -171,8 +171,11 @@ def writable_folder(path: Path, what: str) -> None:
         RunError: it is a file or in one, or it is closed.
     """
     there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
-    if not there.is_dir():
-        raise RunError(f"{what} {path}: {there} is no folder; name another")
+    if not os.path.isdir(there):  # noqa: PTH112 (Path.is_dir raises where it may not look)
+        raise RunError(
+            f"{what} {path}: {there} is "
+            f"{'a link to what is no folder' if there.is_symlink() else 'no folder'}; name another"
+        )
     if not os.access(there, os.W_OK | os.X_OK):
         raise RunError(f"{what} {path}: cannot write into {there}")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedbayes.data import DataSettings, catalogue, load_dataset
 from fedbayes.errors import ConfigError, DataError
+from fedbayes.files import writable_folder
 from fedbayes.papers.combined import EXPERIMENTS as COMBINED
 from fedbayes.papers.combined_hosts import EXPERIMENTS as COMBINED_HOSTS
 from fedbayes.papers.em_view import EXPERIMENTS as EM_VIEW
@@ -61,13 +62,14 @@ def reproduce(
     Raises:
         ConfigError: there is no such experiment, or it does not use such data, or no seed.
         DataError: a data set is absent.
-        RunError: what the folder has of it is damaged.
+        RunError: what the folder has of it is damaged, or it cannot be written.
     """
     if name not in EXPERIMENTS:
         raise ConfigError(f"no experiment is called {name!r}; there are {', '.join(EXPERIMENTS)}")
     if seeds is not None and seeds < 1:
         raise ConfigError(f"an experiment takes one seed at least, not {seeds}")
     experiment = EXPERIMENTS[name]
+    writable_folder(folder / name, "the folder for results")
     here, absent = [], []
     for dataset in datasets or experiment.datasets:
         possible = (*experiment.datasets, "digits")

@@ -538,6 +538,8 @@ def _one_network(table: pd.DataFrame) -> str:
 def _smaller(table: pd.DataFrame) -> str:
     """What GPI-FNM has that fusion in function space has not."""
     neurons = _neurons(table, "GPI-FNM")
+    if neurons <= WIDTH:
+        return ""
     return (
         f"GPI-FNM has {neurons:.0f} neurons in the mean and settings that are chosen on held-out "
         f"samples; in function space there are {WIDTH}, and no data"
@@ -618,6 +620,8 @@ def _sizes(found: pd.DataFrame) -> str:
     """What the KL term brings where both methods have the same search: neurons."""
     last = found[found["round"] == found["round"].max()]
     ours, theirs = (_neurons(last, method) for method in ("GPI-FNM", "PFNM"))
+    if theirs <= ours:
+        return ""
     return (
         "chosen by the same search PFNM is as good where it has neurons enough: its largest layer "
         f"has {theirs:.0f} in the last round, GPI-FNM's {ours:.0f}"
