@@ -18,9 +18,9 @@ from fedbayes.targets import Target
 Function = Callable[[Tensor], Tensor]
 """From inputs [n, ...] to outputs [n, K], in evaluation mode; without gradients of weights."""
 
-SOFTNESS = 0.75
-"""Temperature of what stands for log p(x) of a client, in deviations of outputs over the classes:
-none is Bayes' rule of networks that are always right, ∞ the mean of the logits over the classes."""
+SOFTNESS = 0.6
+"""By how much softer than Bayes' rule has it what stands for log p(x) of a client is, for each
+unit that outputs deviate by over the classes."""
 _LEAST = 0.01
 """Of the largest variance of a client's outputs, what others count with that say nothing."""
 _SMALLEST = 1e-12
@@ -38,9 +38,8 @@ class Teacher:
     At T = 1 what is added up is log p_s(k | x) − log p_s(k) = log p(x | k) − log p_s(x): what a
     client knows of the inputs of a class, whatever else it has. But networks are surer than they
     should be, by how far they were trained, and then log p_s(x) drowns what they tell apart. So T
-    is `SOFTNESS` of the deviation of f over the classes, the geometric mean over clients, each with
-    its mean share, for some have seen one class and are sure of it beyond measure. Where all f are
-    so many times as large, so is what is added up, but for log p.
+    is 1 and `SOFTNESS` of the deviation of f over the classes, the geometric mean over clients,
+    each with its mean share, for some have seen one class and are sure of it beyond measure.
 
     With shares alone it is logits centred over the classes in place of the brackets, which is
     linear in the clients' outputs. Without either, outputs are those whose prediction is nearest to
@@ -148,7 +147,7 @@ class Teacher:
 
 
 def _temperature(scores: Tensor, shares: Tensor) -> Tensor:
-    """`SOFTNESS` of the clients' mean deviation over the classes, [n, 1].
+    """1 and `SOFTNESS` of the clients' mean deviation over the classes, [n, 1].
 
     Args:
         scores: of the clients, less their mean over the classes, [S, n, K].
@@ -157,7 +156,7 @@ def _temperature(scores: Tensor, shares: Tensor) -> Tensor:
     weights = shares.mean(-1, keepdim=True)
     variance = scores.double().square().mean(-1, keepdim=True) * (weights > 0)
     variance = torch.maximum(variance, _LEAST * variance.amax(0, keepdim=True)) + _SMALLEST
-    return (SOFTNESS * ((weights * variance.log()).sum(0) / 2).exp()).to(scores)
+    return (1 + SOFTNESS * ((weights * variance.log()).sum(0) / 2).exp()).to(scores)
 
 
 def class_offsets(counts: npt.ArrayLike | Tensor, clients: int | None = None) -> Tensor:
