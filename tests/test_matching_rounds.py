@@ -143,7 +143,7 @@ def test_the_mean_of_biases_is_where_they_start(model, mean):
     assert GpiFnm().settled(run).bias_mean == pytest.approx(mean)
     assert GpiFnm(bias_mean=0.7).settled(run).bias_mean == 0.7
     wide, published = GpiFnm(preset="wide").settled(run), GpiFnm(preset="published").settled(run)
-    assert (wide.sigma0, wide.gamma, wide.epsilon, wide.alternations) == (10.0, 30.0, 1.0, 12)
+    assert (wide.sigma0, wide.gamma, wide.epsilon, wide.alternations) == (10.0, 45.0, 1.0, 12)
     assert published == MatchingSettings(bias_mean=wide.bias_mean)
     assert GpiFnm().settled(run) == (wide if mean else published)
     assert Pfnm().settled(run) == published.model_copy(update={"epsilon": 0.0})

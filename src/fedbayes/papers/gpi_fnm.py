@@ -28,6 +28,7 @@ from fedbayes.fusion.teacher import SOFTNESS, frozen
 from fedbayes.likelihoods import Predictor, evaluate, total
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.matching import MatchingSettings
+from fedbayes.methods.matching import WIDE
 from fedbayes.models import dense_layers, relu_network
 from fedbayes.papers.experiment import (
     Experiment,
@@ -685,7 +686,7 @@ def _measured(
         "partition": federation.partition,
         "seed": federation.seed,
         "method": method,
-        "settings": fingerprint([rounds, table]),
+        "settings": fingerprint([rounds, table, WIDE if table.get("preset") == "wide" else {}]),
     }
     place = request.out / "runs" / f"{federation.name}-{table['name']}-{key['settings']}"
     config = federation.config(table, rounds)
