@@ -62,8 +62,12 @@ def test_ensembles_by_hand(tests):
     # Nobody saw the last class, and says as much of it as the other.
     shares = torch.tensor([[0.25] * 5 + [1.0] * 4 + [0.5], [0.75] * 5 + [0.0] * 4 + [0.5]])
     weighted = soft[0] * shares[0] + soft[1] * shares[1]
-    # Freed of each client's frequencies of classes (one more sample of each), T = 3.
-    level = [3 * p.pow(1 / 3).sum(1, keepdim=True).log() for p in soft]
+    # Freed of each client's frequencies of classes (one more sample of each); as soft as the
+    # deviation of log p over the classes, each client's with its mean share, says.
+    deviations = torch.stack([p.log().std(1, correction=0, keepdim=True) for p in soft])
+    mean_share = shares.mean(1)[:, None, None]
+    t = 1 + 0.6 * (mean_share * deviations.log()).sum(0).exp()
+    level = [t * p.pow(1 / t).sum(1, keepdim=True).log() for p in soft]
     own = (torch.tensor(counts) + 1.0) / (torch.tensor(counts) + 1.0).sum(1, keepdim=True)
     of_all = (counts + 1.0).sum(0) / (counts + 1.0).sum()
     freed = torch.as_tensor(of_all).log() + sum(
