@@ -252,6 +252,15 @@ class Clients:
         ]
 
     @cached_property
+    def unlabelled(self):
+        """A file of the training samples that neither clients nor judges have, without labels."""
+        own, pool = self.data.partition, self.data.dataset
+        taken = np.concatenate([own.train, own.test])
+        path = self.folder / f"unlabelled-seed{self.seed}.npz"
+        np.savez(path, x=pool.x[np.setdiff1d(np.arange(pool.official_train or 0), taken)])
+        return path
+
+    @cached_property
     def sums(self):
         """A file with the sums of all clients' rows, in their own units."""
         seen = self.silos.preprocessing
@@ -263,9 +272,10 @@ class Clients:
         write_sums(add_sums([sums_of((x * std + mean).numpy()) for x in rows]), path)
         return path
 
-    def fused(self, width, sums, settings):
+    def fused(self, width, sums, settings, unlabelled):
         """A fusion in function space."""
-        _, inputs = drawn(self.silos, self.prior, [self.sums] if sums else None, self.seed)
+        prior = str(self.unlabelled) if unlabelled else self.prior
+        _, inputs = drawn(self.silos, prior, [self.sums] if sums else None, self.seed)
         fusion = fuse_functions(
             self.networks,
             self.silos.like,
@@ -304,14 +314,14 @@ def write_breast_cancer(path):
     content.data.assign(benign=content.target).to_csv(path, index=False)
 
 
-def measure(name, seed, results, folder, settings, rows, validation=None):
+def measure(name, seed, results, folder, settings, rows, validation=None, unlabelled=False):
     """All of one case and seed that is missing; rows with one of these words, if there are any."""
     case = CASES[name]
     if validation is not None:
         name, case = f"{name}-validation", case.validation(validation)
     fusion = settings.model_dump(mode="json", exclude_defaults=True)
     trained, taught = fingerprint(case.config), fingerprint([case.config, SOFTNESS])
-    fused = fingerprint([case.config, SOFTNESS, fusion])
+    fused = fingerprint([case.config, SOFTNESS, fusion, *(["unlabelled"] if unlabelled else [])])
     keys = [
         {"case": name, "seed": seed, "what": what}
         | {"settings": fused if ", width" in what else taught if what == "ensemble" else trained}
@@ -327,7 +337,7 @@ def measure(name, seed, results, folder, settings, rows, validation=None):
             chosen = settings
             if way == "least squares":
                 chosen = settings.model_copy(update={"distillation": None})
-            found = clients.fused(*case.fusions()[kind], chosen)
+            found = clients.fused(*case.fusions()[kind], chosen, unlabelled)
         else:
             found = clients.measured(key["what"])
         results.add({**key, **found})
@@ -366,8 +376,15 @@ def main():
     parser.add_argument(
         "--validation", type=int, metavar="SAMPLES", help="of training; judge by the others"
     )
+    parser.add_argument(
+        "--unlabelled",
+        action="store_true",
+        help="fuse on training samples that nobody has, in place of the prior (with --validation)",
+    )
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
+    if given.unlabelled and given.validation is None:
+        parser.error("--unlabelled takes training samples that are left over: give --validation")
     torch.set_num_threads(given.threads)
     settings = function_settings(given.set, given.minutes)
     results = Results(given.results)
@@ -378,7 +395,14 @@ def main():
             for seed in range(given.seeds):
                 folder = given.keep.absolute()
                 keys[name] += measure(
-                    name, seed, results, folder, settings, given.rows, given.validation
+                    name,
+                    seed,
+                    results,
+                    folder,
+                    settings,
+                    given.rows,
+                    given.validation,
+                    given.unlabelled,
                 )
     for name, wanted in keys.items():
         print(f"\n{name}\n\n{table(results.table(wanted))}")

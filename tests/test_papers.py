@@ -21,7 +21,10 @@ from fedbayes.papers import (
     em_runs,
     em_view,
     gates,
+    gpi_claims,
     gpi_fnm,
+    gpi_networks,
+    gpi_rounds,
     reproduce,
     weight_gates,
 )
@@ -38,14 +41,14 @@ from tests.command_line import command
 def test_what_was_measured_is_kept(tmp_path, monkeypatch):
     """Measured once, then kept; what a kill cut off is measured again."""
     told = []
-    federations = [gpi_fnm.Federation("digits", "iid", 3, 1, seed) for seed in (0, 1)]
+    federations = [gpi_networks.Federation("digits", "iid", 3, 1, seed) for seed in (0, 1)]
     methods = ["locals", "average", "ensemble", "FedAvg", "PFNM", "GPI-FNM"]
     grid = {"sigma0": (1.0,), "gamma": (1.0,), "epsilon": (0.0, 0.3)}
 
     def fill():
         told.clear()
         request = Request("out", tmp_path, "small", ["digits"], watch=told.append)
-        return gpi_fnm.fill(request, federations, methods, grid)
+        return gpi_networks.fill(request, federations, methods, grid)
 
     table = fill()
     assert len(table) == len(told) == 12
@@ -55,7 +58,7 @@ def test_what_was_measured_is_kept(tmp_path, monkeypatch):
     sizes = table[table["method"] == "PFNM"]["sizes"]
     assert all(100 <= size <= 300 for own in sizes for size in own)
 
-    monkeypatch.setattr(gpi_fnm, "trained", None)  # nothing is trained any more
+    monkeypatch.setattr(gpi_networks, "trained", None)  # nothing is trained any more
     pd.testing.assert_frame_equal(fill(), table)
     assert not told
     monkeypatch.undo()
@@ -66,8 +69,8 @@ def test_what_was_measured_is_kept(tmp_path, monkeypatch):
 
 
 def test_settings_are_chosen_and_tried_on_different_samples(tmp_path):
-    federation = gpi_fnm.Federation("digits", "iid", 3, 1, 0)
-    silos = gpi_fnm.trained(tmp_path, federation)
+    federation = gpi_networks.Federation("digits", "iid", 3, 1, 0)
+    silos = gpi_networks.trained(tmp_path, federation)
     chosen = {tuple(row) for row in silos.held_out.x.flatten(1).tolist()}
     tried = {tuple(row) for row in silos.test.x.flatten(1).tolist()}
     assert len(silos.held_out.y) == round(0.2 * (len(silos.held_out.y) + len(silos.test.y)))
@@ -75,14 +78,14 @@ def test_settings_are_chosen_and_tried_on_different_samples(tmp_path):
     # What is tried of each method are settings that it has.
     grid = {"sigma0": (1.0, 10.0), "epsilon": (0.0, 1.0)}
     for method, varied in (("PFNM", ["sigma0"]), ("GPI-FNM", ["sigma0", "epsilon"])):
-        own = gpi_fnm._grid(federation, method, grid)
+        own = gpi_networks.grid_of(federation, method, grid)
         assert [*own] == varied
-        found = silos.fuse(gpi_fnm.ROUNDS[method], 300, own, {"bias_mean": 0.1})
+        found = silos.fuse(gpi_rounds.ROUNDS[method], 300, own, {"bias_mean": 0.1})
         assert found["chosen"]["sigma0"] in grid["sigma0"]
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):
-    federation = gpi_fnm.Federation("digits", "iid", 3, 1, 0)
+    federation = gpi_networks.Federation("digits", "iid", 3, 1, 0)
     finished(tmp_path / "run", federation.config({"name": "local"}, epochs=1))
     with pytest.raises(RunError, match="other settings"):
         finished(tmp_path / "run", federation.config({"name": "local"}, epochs=2))
@@ -94,7 +97,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
 )
 def test_figures_on_digits(name, tmp_path, monkeypatch):
     quick = FunctionSettings(distillation=DistillationSettings(steps=200))
-    monkeypatch.setattr(gpi_fnm, "fuse_functions", partial(fuse_functions, settings=quick))
+    monkeypatch.setattr(gpi_networks, "fuse_functions", partial(fuse_functions, settings=quick))
     text = str(reproduce(name, tmp_path, datasets=["digits"]))
     assert "GPI-FNM is ahead of PFNM in every setting" in text
     assert (tmp_path / name / "figure.png").exists()
@@ -541,8 +544,8 @@ def test_what_was_measured_on_other_data_is_kept():
 
 def test_figures_of_one_data_set_after_the_other(tmp_path, monkeypatch):
     """Measured in one folder, they are one finding."""
-    monkeypatch.setattr(gpi_fnm, "measure", lambda *_: {"accuracy": 0.5, "sizes": [100]})
-    monkeypatch.setattr(gpi_fnm, "_choice", lambda _: "")
+    monkeypatch.setattr(gpi_networks, "measure", lambda *_: {"accuracy": 0.5, "sizes": [100]})
+    monkeypatch.setattr(gpi_fnm, "choices_of_kl", lambda _: "")
     monkeypatch.setattr("fedbayes.papers.load_dataset", lambda _: None)
     reproduce("gpi-fnm-fig3", tmp_path, datasets=["mnist"])
     assert reproduce("gpi-fnm-fig3", tmp_path, datasets=["cifar10"]).datasets == (
@@ -583,14 +586,14 @@ def test_the_splits_of_the_patients_fit_the_sheet(tmp_path):
 
 def test_measurements_under_other_settings_do_not_count(tmp_path):
     """Another grid is another measurement of what is chosen from it, and of nothing else."""
-    federations = [gpi_fnm.Federation("digits", "iid", 3, 1, 0)]
+    federations = [gpi_networks.Federation("digits", "iid", 3, 1, 0)]
     told = []
     for epsilons in ((0.0,), (0.3,)):
         told.clear()
         grid = {"sigma0": (1.0,), "gamma": (1.0,), "epsilon": epsilons}
         methods = ["locals", "GPI-FNM"]
         request = Request("out", tmp_path, "small", ["digits"], watch=told.append)
-        table = gpi_fnm.fill(request, federations, methods, grid)
+        table = gpi_networks.fill(request, federations, methods, grid)
         assert len(table) == 2
     assert len(told) == 1
     assert "GPI-FNM" in told[0]
@@ -598,16 +601,16 @@ def test_measurements_under_other_settings_do_not_count(tmp_path):
 
 def test_a_run_ahead_of_its_measurements_begins_anew(tmp_path):
     """A kill between a checkpoint and its measurement must not lose a round."""
-    federation = gpi_fnm.Federation("digits", "iid", 3, 1, 0)
+    federation = gpi_networks.Federation("digits", "iid", 3, 1, 0)
     config = federation.config({"name": "fedavg"}, 3)
-    whole = list(gpi_fnm._followed(tmp_path / "whole", config, 0))
+    whole = list(gpi_rounds._followed(tmp_path / "whole", config, 0))
     assert [number for number, _, _ in whole] == [1, 2, 3]
-    assert not list(gpi_fnm._followed(tmp_path / "whole", config, 3))
-    assert list(gpi_fnm._followed(tmp_path / "whole", config, 2)) == whole
-    broken = gpi_fnm._followed(tmp_path / "cut", config, 0)
+    assert not list(gpi_rounds._followed(tmp_path / "whole", config, 3))
+    assert list(gpi_rounds._followed(tmp_path / "whole", config, 2)) == whole
+    broken = gpi_rounds._followed(tmp_path / "cut", config, 0)
     first = next(broken)
     broken.close()
-    assert [first, *gpi_fnm._followed(tmp_path / "cut", config, 1)] == whole
+    assert [first, *gpi_rounds._followed(tmp_path / "cut", config, 1)] == whole
 
 
 def test_a_measurement_that_was_cut_off_is_left_out(tmp_path):
@@ -634,13 +637,13 @@ def test_tables_by_hand():
             "sizes": [[10, 30], [20, 10], None, None, [5], None],
         }
     )
-    lines = gpi_fnm.summarize(table, ("clients",))
+    lines = gpi_claims.summarize(table, ("clients",))
     assert lines.to_dict("records") == [
         {"clients": 5, "A": "0.910 ± 0.014 (25)", "B": "0.800 ± 0.000"},
         {"clients": 9, "A": "0.700 (5)", "B": "0.800"},
     ]
     assert markdown(lines).splitlines()[1] == "| --- | --- | --- |"
-    said = gpi_fnm.ahead(table, ("clients",), "A", "B")
+    said = gpi_claims.ahead(table, ("clients",), "A", "B")
     assert str(said).startswith(
         "- NOT seen: A is ahead of B in every setting (in 1 of 2, by -0.100"
     )
@@ -662,7 +665,7 @@ def test_causes_of_matched_networks_have_their_numbers():
         )
     ]
     table = pd.DataFrame(rows)
-    assert gpi_fnm._sizes(table).endswith("has 1000 in the last round, GPI-FNM's 400")
-    assert not gpi_fnm._sizes(table.replace({"GPI-FNM": "PFNM", "PFNM": "GPI-FNM"}))
-    assert gpi_fnm._smaller(table).startswith("GPI-FNM has 567 neurons in the mean")
-    assert "of 350 neurons in its largest layer for ten times 100" in gpi_fnm._one_network(table)
+    assert gpi_claims.more_neurons(table).endswith("has 1000 in the last round, GPI-FNM's 400")
+    assert not gpi_claims.more_neurons(table.replace({"GPI-FNM": "PFNM", "PFNM": "GPI-FNM"}))
+    assert gpi_claims.fewer_neurons(table).startswith("GPI-FNM has 567 neurons in the mean")
+    assert "of 350 neurons in its largest layer for ten times 100" in gpi_claims.one_network(table)
