@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from fedbayes.matching import Objective, cost_matrix, match_layer
-from fedbayes.papers.gpi_fnm import Federation, trained
+from fedbayes.papers.gpi_networks import Federation, trained
 
 FOLDER = Path(__file__).parent / ".matching"
 SWEEPS = 5
