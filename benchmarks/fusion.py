@@ -256,7 +256,7 @@ class Clients:
         """A file of the training samples that neither clients nor judges have, without labels."""
         own, pool = self.data.partition, self.data.dataset
         taken = np.concatenate([own.train, own.test])
-        path = self.folder / f"unlabelled-seed{self.seed}.npz"
+        path = self.folder / "unlabelled.npz"
         np.savez(path, x=pool.x[np.setdiff1d(np.arange(pool.official_train or 0), taken)])
         return path
 

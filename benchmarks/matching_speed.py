@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from fedbayes.errors import FedbayesError
 from fedbayes.matching import Objective, cost_matrix, match_layer
 from fedbayes.papers.gpi_networks import Federation, trained
 
@@ -149,4 +150,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FedbayesError as error:
+        sys.exit(f"error: {error}")
