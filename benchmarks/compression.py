@@ -48,7 +48,7 @@ def run(data, method, messages, seed):
     of all rounds.
     """
     given = DATA[data]
-    config = Config.create(
+    config = Config.published(
         seed=seed,
         rounds=given["rounds"],
         cohort=5,

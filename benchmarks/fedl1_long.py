@@ -24,7 +24,7 @@ def config(rounds: int, cohort: int, seed: int) -> Config:
     request = Request("fedl1-long", Path(), "small", ["cifar10"])
     own = comparison_of(request, "cifar10", ["FedL1"]).config("FedL1", seed)
     table = own.model_dump() | {"rounds": rounds, "cohort": cohort, "evaluate_every": rounds // 5}
-    return Config.create(**table)
+    return Config.published(**table)
 
 
 def lost(weights: Tensors) -> list[str]:

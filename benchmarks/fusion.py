@@ -184,7 +184,7 @@ class Clients:
         if "path" in data:
             data["path"] = str(folder / data["path"])
             write_breast_cancer(Path(data["path"]))
-        config = Config.create(**config | {"data": data, "threads": torch.get_num_threads()})
+        config = Config.published(**config | {"data": data, "threads": torch.get_num_threads()})
         begin = time.perf_counter()
         run = finished(folder / f"{name}-seed{seed}", config)
         self.seconds = time.perf_counter() - begin

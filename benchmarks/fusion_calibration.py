@@ -42,7 +42,7 @@ def trained(case, seed, epochs, folder):
         data |= {"path": str(folder / "cancer.csv")}
     training = {"epochs": epochs}
     method = {"name": "local"}
-    config = Config.create(data=data, training=training, method=method, rounds=1, seed=seed)
+    config = Config.published(data=data, training=training, method=method, rounds=1, seed=seed)
     with Simulation(config, folder / "run") as simulation:
         for _ in simulation:
             pass

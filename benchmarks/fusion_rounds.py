@@ -53,7 +53,7 @@ class Federation:
 
     def __init__(self, case, alpha, seed):
         data, model, self.lr = CASES[case]
-        config = Config.create(
+        config = Config.published(
             data={**data, "clients": 10, "partition": "dirichlet", "alpha": alpha},
             model=model,
             seed=seed,

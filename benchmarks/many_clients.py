@@ -77,7 +77,7 @@ def child(kind, count, engine, method):
         began = time.perf_counter()
         from fedbayes import Config, Simulation
 
-        config = Config.create(
+        config = Config.published(
             rounds=ROUNDS,
             cohort=100,
             engine=engine,

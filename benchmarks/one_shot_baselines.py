@@ -43,7 +43,7 @@ def main():
     options.add_argument("--out", type=Path, default=Path(__file__).parent / ".one_shot")
     given = options.parse_args()
     start = "own" if given.separate else "common"
-    config = Config.create(
+    config = Config.published(
         seed=given.seed,
         rounds=1,
         data={

@@ -158,7 +158,7 @@ def settings(case, precision, rounds):
     """Ours."""
     from fedbayes import Config
 
-    return Config.create(
+    return Config.published(
         rounds=rounds,
         cohort=CASES[case]["cohort"],
         engine="workers",

@@ -40,7 +40,7 @@ CASES = {
 
 def settings(case, precision, rounds):
     tables, training, _, _ = CASES[case]
-    return Config.create(
+    return Config.published(
         rounds=rounds,
         cohort=10,
         engine="workers",

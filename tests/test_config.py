@@ -523,7 +523,7 @@ def test_settings_that_have_an_effect_are_not_told(tmp_path):
             Simulation(whole).close()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "method.starts|method.warm")
-        method = {"name": "gpi-fnm", "preset": "wide", "starts": 3, "warm": False}
+        method = {"name": "gpi-fnm", "form": "wide", "starts": 3, "warm": False}
         Simulation(Config.create(data=own, method=method, model={"hidden": 3})).close()
     with pytest.warns(FedbayesWarning, match="data.partition is natural"):
         Simulation(Config.create(data={**own, "alpha": 0.1})).close()

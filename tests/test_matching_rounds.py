@@ -124,7 +124,7 @@ def test_a_round_begins_where_the_last_one_ended(tmp_path):
         match_networks(networks, MatchingSettings(), start=places)
     assert method.warm
     run = fedbayes.run(
-        config(rounds=3, cohort=3, method={"name": "gpi-fnm", "preset": "wide"}), tmp_path
+        config(rounds=3, cohort=3, method={"name": "gpi-fnm", "form": "wide"}), tmp_path
     )
     seen, flags = set(), [line["update"]["warm"] for line in run.metrics]
     for number, flag in enumerate(flags, start=1):
@@ -142,12 +142,12 @@ def test_the_mean_of_biases_is_where_they_start(model, mean):
         run = simulation.run
     assert GpiFnm().settled(run).bias_mean == pytest.approx(mean)
     assert GpiFnm(bias_mean=0.7).settled(run).bias_mean == 0.7
-    wide, published = GpiFnm(preset="wide").settled(run), GpiFnm(preset="published").settled(run)
+    wide, published = GpiFnm(form="wide").settled(run), GpiFnm(form="published").settled(run)
     assert (wide.sigma0, wide.gamma, wide.epsilon, wide.alternations) == (10.0, 45.0, 1.0, 12)
     assert published == MatchingSettings(bias_mean=wide.bias_mean)
     assert GpiFnm().settled(run) == (wide if mean else published)
     assert Pfnm().settled(run) == published.model_copy(update={"epsilon": 0.0})
-    assert GpiFnm(preset="wide", gamma=2.0).settled(run) == wide.model_copy(update={"gamma": 2.0})
+    assert GpiFnm(form="wide", gamma=2.0).settled(run) == wide.model_copy(update={"gamma": 2.0})
     assert f"sigma0 = {10 if mean else 1}," in GpiFnm().remarks(run)[0]
 
 

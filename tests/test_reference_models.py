@@ -37,6 +37,7 @@ PARAMETERS = {
     "fedl1": {"output_groups": True},
     "fedfuse": {"steps": 8, "drawn": 128},
     "fedpa": {"burn_in_rounds": 1, "shrinkage": 0.1},
+    "gpi-fnm": {"form": "wide"},
 }
 LENET = {"model": {"name": "lenet5"}, "data": {"name": "mnist", "clients": 4, "limit": 200}}
 LENET["data"]["limit_test"] = 100
@@ -48,7 +49,7 @@ def measured(case):
     """Norm of every tensor of the final model, and its inner product with fixed directions."""
     method, others = CASES[case]
     config = Config.create(
-        **{**SETTINGS, **others, "method": {"name": method, **PARAMETERS.get(method, {})}}
+        **{**SETTINGS, **others, "method": {"name": method, "preset": "published", **PARAMETERS.get(method, {})}}
     )
     with Simulation(config) as simulation:
         for _ in simulation:

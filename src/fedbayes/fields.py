@@ -4,9 +4,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Number
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -58,6 +67,69 @@ class OneOf:
             known = ", ".join(self.table)
             raise PydanticCustomError("one_of", "Input should be one of {known}", {"known": known})
         return name
+
+
+AUTO = "auto"
+"""The value of a setting that is chosen before the first round."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Marks a setting that may be `auto`: the method chooses it before the first round.
+
+    The field's own default is the published value, which counts where nobody chooses.
+    """
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [{"const": AUTO}, handler(schema)]}
+
+
+class Choosable(BaseModel):
+    """A table of settings, some of which are chosen unless they are set (`Chosen`).
+
+    A setting that is left out, or `auto`, is open: it reads as its published value and is dumped as
+    `auto`, so that a copy made from a dump leaves it open too.
+    """
+
+    @classmethod
+    def choosable(cls) -> tuple[str, ...]:
+        """Names of the settings that may be `auto`."""
+        return tuple(
+            name
+            for name, field in cls.model_fields.items()
+            if any(isinstance(mark, Chosen) for mark in field.metadata)
+        )
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Names of the settings that are still to be chosen."""
+        return tuple(name for name in self.choosable() if name not in self.model_fields_set)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_open(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        names = cls.choosable()
+        return {k: v for k, v in values.items() if not (k in names and v == AUTO)}
+
+    @model_serializer(mode="wrap")
+    def _dump_open(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        left_out = info.exclude or ()
+        return values | {name: AUTO for name in self.open if name not in left_out}
+
+    def with_chosen(self, values: Mapping[str, Any]) -> Self:
+        """The table with nothing open: settings that are set stay, others take these values, or
+        else their published ones.
+        """
+        given = {name: getattr(self, name) for name in (*self.model_fields_set, *self.open)}
+        wanted = {name: value for name, value in values.items() if name in self.open}
+        return type(self).model_validate({**given, **wanted})
 
 
 class Only:

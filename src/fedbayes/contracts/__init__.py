@@ -16,6 +16,7 @@ from fedbayes.contracts.method import (
 )
 from fedbayes.contracts.point import PointEstimate, Weighting
 from fedbayes.contracts.prior import Prior
+from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.inference.problem import Loss, Noise, Problem, Solved, Tree
@@ -29,6 +30,7 @@ __all__ = [
     "Counted",
     "Gathered",
     "Info",
+    "Known",
     "Loss",
     "Method",
     "Noise",
@@ -46,7 +48,9 @@ __all__ = [
     "Tree",
     "Weighting",
     "Weights",
+    "adam",
     "nll",
+    "sgd",
     "single_draw",
     "units_remarks",
 ]

@@ -1,10 +1,13 @@
 """Clients that refine their factor of the posterior by variational inference."""
 
+from typing import Any
+
 import torch
 from pydantic import Field
 
 from fedbayes.contracts.natural import is_unlearnt, norms
 from fedbayes.contracts.product import FactorState, Posterior, Product, Split
+from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run
 from fedbayes.inference.gaussian import Gaussian
@@ -22,6 +25,10 @@ class Factors(Product[FactorState]):
     start_std: float = Field(
         0.03, gt=0, description="of the weights where training starts; small, or nothing is learnt"
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Adam, and a KL term that leaves the data their say."""
+        return {**adam(known), "method.kl_weight": known.tempered(0.2)}
 
     def remarks(self, run: Run) -> list[str]:
         """Plain gradient steps on means and log-precisions at once mostly lead nowhere."""

@@ -36,13 +36,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of, parted
 from fedbayes.contracts.prior import Prior
 from fedbayes.contracts.reports import Gathered, Report, Sum
+from fedbayes.contracts.recommended import Known, sgd
 from fedbayes.contracts.run import At, Run, nll
+from fedbayes.fields import Choosable
 from fedbayes.inference.problem import Loss, Problem, Solved
 from fedbayes.messages import Message, dense
 from fedbayes.models import Network
@@ -73,7 +75,7 @@ ClientState = TypeVar("ClientState")
 Reduced = TypeVar("Reduced", Sum, Gathered)
 
 
-class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
+class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
     """A federated method. Fields are its hyperparameters; functions are pure.
 
     States are frozen dataclasses of tensors (see `fedbayes.tensors.pack`). No function changes
@@ -147,6 +149,12 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
     sends_final_model: ClassVar[bool] = False
     """Whether every client gets a copy of the last global model, whose bytes count."""
 
+    preset: Literal["recommended", "published"] = Field(
+        "recommended",
+        description="what settings are that are left at auto: recommended, so that a first run "
+        "learns; or published",
+    )
+
     @property
     def weighted(self) -> bool:
         """Whether a report's weight is the number of samples that the client trained on.
@@ -168,6 +176,18 @@ class Method(BaseModel, Generic[ServerState, ClientState, Reduced]):
             ModelError: says which layer.
         """
         return None
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Settings that learn at the first try, for those that are left at `auto`.
+
+        Args:
+            known: what is known before the first round.
+
+        Returns:
+            Values by key, as in `training.lr` and `method.kl_weight`: of training and of fields of
+            the method that are marked with `fields.Chosen`.
+        """
+        return sgd(known)
 
     def remarks(self, run: Run) -> list[str]:
         """What a user should know before the first round of how the method takes to a network:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -18,8 +18,10 @@ from fedbayes.contracts.natural import (
     shifted,
 )
 from fedbayes.contracts.product import Posterior, Product
+from fedbayes.contracts.recommended import Known, adam
 from fedbayes.contracts.reports import Report
 from fedbayes.contracts.run import At, Run, nll
+from fedbayes.fields import Chosen
 from fedbayes.inference.gaussian import Gaussian
 from fedbayes.inference.problem import Loss, Problem, Projection, Solved, Tree
 from fedbayes.messages import Message
@@ -49,7 +51,7 @@ class Moments(Product[Client]):
 
     client_state = Client
 
-    kl_weight: float = Field(
+    kl_weight: Annotated[float, Chosen()] = Field(
         1.0,
         gt=0,
         description="T of the tempered likelihood p(D_i | θ)^(1/T): 1 is the posterior, less "
@@ -64,6 +66,10 @@ class Moments(Product[Client]):
         description="network under a draw: linear in its weights around their means, as Laplace's "
         "approximation takes it, or as it is, which needs stds that are small",
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Adam, and a prior that leaves the data their say."""
+        return {**adam(known, lr=0.003), "method.kl_weight": known.tempered(0.06)}
 
     def join(self, at: At) -> Client:
         """An empty factor, which the first refinement fills."""

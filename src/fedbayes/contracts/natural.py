@@ -5,7 +5,7 @@ Reports are changes of natural parameters, which add.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import torch
 from pydantic import Field
@@ -17,6 +17,7 @@ from fedbayes.contracts.method import ClientState, Method, Sampler
 from fedbayes.contracts.reports import Report, Sum
 from fedbayes.contracts.run import At, Run
 from fedbayes.errors import MessageError
+from fedbayes.fields import Chosen
 from fedbayes.inference.gaussian import Gaussian, standard
 from fedbayes.messages import Message, dense
 from fedbayes.tensors import Tensors, named, part
@@ -51,7 +52,7 @@ class Natural(Method[PosteriorState, ClientState, Sum]):
     prior_std: float = Field(
         1.0, gt=0, description="standard deviation of the Gaussian priors p(θ) and p(φ)"
     )
-    kl_weight: float = Field(
+    kl_weight: Annotated[float, Chosen()] = Field(
         1.0, gt=0, description="factor of the KL terms; 1 is the free energy, less trusts data more"
     )
 

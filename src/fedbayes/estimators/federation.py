@@ -21,7 +21,7 @@ from fedbayes.federation.privacy.noise import Secret
 from fedbayes.federation.privacy.spending import Spending
 from fedbayes.federation.round import run_round
 from fedbayes.federation.weights import Weights
-from fedbayes.runs.build import build_likelihood, build_network, build_run, build_runtime
+from fedbayes.runs.build import build_federation, build_likelihood, build_network, build_run
 from fedbayes.runs.checks import check, remarks
 from fedbayes.runs.cohorts import cohort_of
 from fedbayes.runs.config import Config
@@ -71,8 +71,8 @@ class Federation:
 
     def _rounds(self, data: FederatedData) -> Any:
         """The server's state after the last round."""
+        self.config, runtime = build_federation(self.config, data, quiet=True, choosing=True)
         config = self.config
-        runtime = build_runtime(config, data, quiet=True)
         run = self.__dict__["run"] = runtime.run
         method = runtime.method
         check(config, method, run, data)

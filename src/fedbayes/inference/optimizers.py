@@ -1,13 +1,14 @@
 """Optimizers: the one that PyTorch lacks, a lean one, and any of them as a pure function."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, overload
+from typing import Annotated, Any, Literal, overload
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from fedbayes.fields import Choosable, Chosen
 from fedbayes.tensors import Tensors
 
 
@@ -151,13 +152,13 @@ def step(
     return {name: leaf.detach() for name, leaf in zip(names, leaves, strict=True)}, kept
 
 
-class ServerOptimizer(BaseModel):
+class ServerOptimizer(Choosable):
     """The hyperparameters of a method whose server takes gradient steps on its weights."""
 
     server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
         "sgd", description="optimizer of the server; sgd with rate 1 takes the clients' mean"
     )
-    server_lr: float | None = Field(
+    server_lr: Annotated[float | None, Chosen()] = Field(
         None, gt=0, description="learning rate of the server; none: 1 for sgd, or else 0.001"
     )
 

@@ -3,9 +3,9 @@
 import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from fedbayes.fields import Only
+from fedbayes.fields import Choosable, Chosen, Only
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,25 +13,27 @@ if TYPE_CHECKING:
     from fedbayes.inference.problem import Stepper
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(Choosable):
     """How a client trains: the `[training]` table of a config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    optimizer: Literal["sgd", "adam", "amsgrad", "adamax"] = Field(
+    optimizer: Annotated[Literal["sgd", "adam", "amsgrad", "adamax"], Chosen()] = Field(
         "sgd", description="client optimizer"
     )
-    lr: float = Field(0.1, gt=0, description="learning rate in the first round")
+    lr: Annotated[float, Chosen()] = Field(
+        0.1, gt=0, description="learning rate in the first round"
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
-    epochs: Annotated[int, Only("steps", None)] = Field(
+    epochs: Annotated[int, Only("steps", None), Chosen()] = Field(
         1, ge=1, description="passes over the client's data in a round"
     )
     steps: int | None = Field(
         None, ge=1, description="optimizer steps in a round, in place of epochs"
     )
     batch_size: int = Field(32, ge=1, description="samples in a step")
-    patience: int | None = Field(
+    patience: Annotated[int | None, Chosen()] = Field(
         None, ge=1, description="epochs without improvement that end a client's training early"
     )
     min_improvement: Annotated[float, Only("patience")] = Field(

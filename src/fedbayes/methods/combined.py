@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -12,15 +12,18 @@ from fedbayes.contracts import (
     At,
     Gathered,
     Info,
+    Known,
     Method,
     Nothing,
     Problem,
     Report,
     Run,
     Solved,
+    sgd,
     single_draw,
 )
 from fedbayes.errors import ConfigError, MessageError
+from fedbayes.fields import Chosen, Only
 from fedbayes.inference.combination import Combination, factors
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.messages import Message, dense
@@ -64,6 +67,11 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
     reduction = Gathered
     sends_final_model = True
 
+    normalized: Annotated[bool, Only("alpha", "linear", "exp"), Chosen()] = Field(
+        False,
+        description="divide the factors by their sum, so that weights keep their scale; in the "
+        "paper they are multiplied by it in every round",
+    )
     watch: Literal["metric", "loss"] = Field(
         "metric",
         description="of the combined model on the clients' data, what becomes stable: the headline "
@@ -79,6 +87,15 @@ class Combined(Combination, Method[Server, Nothing, Gathered]):
         description="orders of magnitude by which a network may amplify its inputs, or weaken them "
         "(linear, exp); float32 holds 38",
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Clients train to convergence, and weights keep their scale."""
+        return {
+            **sgd(known),
+            "training.epochs": 50,
+            "training.patience": 3,
+            "method.normalized": self.alpha != "mean",
+        }
 
     @property
     def weighted(self) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedbayes.contracts import (
     At,
     Info,
+    Known,
     Loss,
     Method,
     Nothing,
@@ -21,6 +22,7 @@ from fedbayes.contracts import (
     Sum,
     Tree,
     nll,
+    sgd,
     units_remarks,
 )
 from fedbayes.inference.optimizers import ServerOptimizer
@@ -68,6 +70,11 @@ class FedL1(ServerOptimizer, Method[Server, Nothing, Sum]):
     server_optimizer: Literal["sgd", "adam", "yogi"] = Field(
         "adam", description="optimizer of the server's weights"
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """A server's rate that lets a first run learn."""
+        rate = None if self.server_optimizer == "sgd" else 0.02
+        return {**sgd(known), "method.server_lr": rate}
 
     def remarks(self, run: Run) -> list[str]:
         """Layers that have no groups."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from math import log, sqrt
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from fedbayes.contracts import (
     Changes,
     ClientState,
     Info,
+    Known,
     Loss,
     Method,
     Noise,
@@ -26,12 +27,13 @@ from fedbayes.contracts import (
     Total,
     Tree,
     nll,
+    sgd,
     units_remarks,
 )
 from fedbayes.contracts.variates import Control, Variates
 from fedbayes.devices import placed
 from fedbayes.errors import ConfigError
-from fedbayes.fields import Only
+from fedbayes.fields import Chosen, Only
 from fedbayes.inference import gates
 from fedbayes.inference.controls import (
     NORMS,
@@ -113,7 +115,7 @@ class Gated(
     server_optimizer: Annotated[Literal["sgd", "adam", "yogi"], Only("update_rule", "gradient")] = (
         Field("adam", description="optimizer of the server's weights")
     )
-    server_lr: Annotated[float | None, Only("update_rule", "gradient")] = Field(
+    server_lr: Annotated[float | None, Only("update_rule", "gradient"), Chosen()] = Field(
         None, gt=0, description="learning rate of the server; none: 1 for sgd, or else 0.001"
     )
     server_gate_lr: Annotated[float | None, Only("update_rule", "gradient")] = Field(
@@ -137,6 +139,13 @@ class Gated(
     def strength(self) -> float:
         """λ0 as a number."""
         return STRENGTHS[self.l0] if isinstance(self.l0, str) else self.l0
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """A server's rate that lets a first run learn."""
+        return {
+            **sgd(known),
+            "method.server_lr": None if self.server_optimizer == "sgd" else 0.03,
+        }
 
     def check(self, run: Run) -> None:
         """What is zero counts as pruned: no layer may start so."""

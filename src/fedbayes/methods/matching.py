@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -14,15 +14,17 @@ from fedbayes.contracts import (
     Counted,
     Gathered,
     Info,
+    Known,
     Nothing,
     Problem,
     Report,
     Run,
     Solved,
     Tree,
+    adam,
 )
 from fedbayes.errors import ConfigError, ModelError
-from fedbayes.fields import Only
+from fedbayes.fields import Chosen, Only
 from fedbayes.matching import Dense, MatchingSettings, match_networks
 from fedbayes.matching.costs import Indices
 from fedbayes.messages import Message, dense
@@ -61,8 +63,8 @@ class GpiFnm(MatchingSettings, Counted[Server]):
     paper = "GPI-FNM, sections 4.2 and 4.3"
     server_state = Server
 
-    preset: Literal["auto", "published", "wide"] = Field(
-        "auto",
+    form: Annotated[Literal["published", "wide"], Chosen()] = Field(
+        "published",
         description="what sigma0, gamma, epsilon and alternations are where they are not set: "
         "published 1, 1, 0.3 and 0; wide 10, 45, 1 and 12; auto: wide where all hidden biases of "
         "the network start at one value other than 0, as in the paper (model.init)",
@@ -70,21 +72,21 @@ class GpiFnm(MatchingSettings, Counted[Server]):
     sigma0: float | None = Field(  # type: ignore[assignment]
         None,
         gt=0,
-        description="standard deviation of global weights from their mean; none: as preset has it",
+        description="standard deviation of global weights from their mean; none: as form has it",
     )
     gamma: float | None = Field(  # type: ignore[assignment]
         None,
         gt=0,
-        description="mass of the process: more of it, more neurons; none: as preset has it",
+        description="mass of the process: more of it, more neurons; none: as form has it",
     )
     epsilon: float | None = Field(  # type: ignore[assignment]
-        None, ge=0, description="weight of the KL term; 0 is PFNM; none: as preset has it"
+        None, ge=0, description="weight of the KL term; 0 is PFNM; none: as form has it"
     )
     alternations: int | None = Field(  # type: ignore[assignment]
         None,
         ge=0,
         description="passes up and down the layers at most; 0: top down once, as published; none: "
-        "as preset has it",
+        "as form has it",
     )
     bias_mean: float | None = Field(  # type: ignore[assignment]
         None,
@@ -97,19 +99,13 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         "were in the last round; if not, or where a client is new, from top-down matchings",
     )
 
-    def remarks(self, run: Run) -> list[str]:
-        """What the preset comes to."""
-        if self.preset != "auto" or None not in (self.sigma0, self.gamma, self.alternations):
-            return []
-        found = self.settled(run)
-        return [
-            f"{self.name} matches with sigma0 = {found.sigma0:g}, gamma = {found.gamma:g}, epsilon "
-            f"= {found.epsilon:g} and {found.alternations} passes up and down the layers, by where "
-            "the network's biases start; method.preset chooses"
-        ]
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Clients train until their neurons can be told apart, and so be matched."""
+        form = "wide" if _common_bias(known.run) else "published"
+        return {**adam(known, lr=0.01, steps=60), "method.form": form}
 
     def resolved(self, run: Run) -> dict[str, object]:
-        """What the preset makes of the passes up and down."""
+        """What the form makes of the passes up and down."""
         return {"alternations": self.settled(run).alternations}
 
     def check(self, run: Run) -> None:
@@ -220,13 +216,9 @@ class GpiFnm(MatchingSettings, Counted[Server]):
         return Server(_named(fused, layers), latest, places), info
 
     def settled(self, run: Run) -> MatchingSettings:
-        """The settings of the matching, those that are not set by the preset and the network."""
+        """The settings of the matching, those that are not set by the form and the network."""
         values = {name: getattr(self, name) for name in MatchingSettings.model_fields}
-        hidden = [layer.bias for layer in _layers(run)[:-1] if layer.bias is not None]
-        started = set(torch.cat(hidden).tolist()) if hidden else {0.0}
-        bias = started.pop() if len(started) == 1 else 0.0
-        wide = self.preset == "wide" or (self.preset == "auto" and bias != 0)
-        filling = (WIDE if wide else {}) | {"bias_mean": bias}
+        filling = (WIDE if self.form == "wide" else {}) | {"bias_mean": _common_bias(run)}
         unset = [name for name, value in values.items() if value is None]
         chosen = {name: value for name, value in values.items() if value is not None}
         return MatchingSettings(**chosen, **{n: filling[n] for n in unset if n in filling})
@@ -267,17 +259,24 @@ class Pfnm(GpiFnm):
     paper = "Yurochkin et al. 2019; GPI-FNM, Prop. 1"
 
     epsilon: float = Field(0.0, ge=0, le=0, description="0; with another value it is gpi-fnm")
-    preset: Literal["auto", "published", "wide"] = Field(
+    form: Literal["published", "wide"] = Field(
         "published",
         description="what sigma0, gamma and alternations are where they are not set: published 1, "
-        "1 and 0; wide 10, 45 and 12; auto as for gpi-fnm",
+        "1 and 0; wide 10, 45 and 12",
     )
 
 
 WIDE: dict[str, float] = {"sigma0": 10.0, "gamma": 45.0, "epsilon": 1.0, "alternations": 12}
-"""Of the preset `wide`. More mass leaves more neurons to single clients: under 45 the fused network
+"""Of the form `wide`. More mass leaves more neurons to single clients: under 45 the fused network
 has hardly half of all of them, and learns steadily in every federation tried; under 100 nearly all.
 """
+
+
+def _common_bias(run: Run) -> float:
+    """The value that all hidden biases start at; 0 where they start at several, or there are none."""
+    hidden = [layer.bias for layer in _layers(run)[:-1] if layer.bias is not None]
+    started = set(torch.cat(hidden).tolist()) if hidden else {0.0}
+    return started.pop() if len(started) == 1 else 0.0
 
 
 def _layers(run: Run) -> list[DenseLayer]:

@@ -1,13 +1,26 @@
 """pFedBayes: every client has a Gaussian posterior of its own, drawn to the global Gaussian."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbayes.contracts import At, Info, Loss, Method, Problem, Report, Run, Sampler, Solved, Sum
+from fedbayes.contracts import (
+    At,
+    Info,
+    Known,
+    Loss,
+    Method,
+    Problem,
+    Report,
+    Run,
+    Sampler,
+    Solved,
+    Sum,
+    adam,
+)
 from fedbayes.contracts.drawn import (
     expected_loss,
     refuse_weight_decay,
@@ -86,6 +99,10 @@ class PFedBayes(Method[Server, Client, Sum]):
     start_std: float = Field(0.03, gt=0, description="standard deviation of the first Gaussians")
     samples: int = Field(1, ge=1, description="Monte-Carlo samples of a training step")
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Adam, for means and log-deviations."""
+        return adam(known)
 
     def check(self, run: Run) -> None:
         """Trained weights alone are random; nothing else may change in training.

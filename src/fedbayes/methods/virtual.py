@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import log
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from fedbayes.contracts import (
     At,
     Info,
+    Known,
     Loss,
     Noise,
     Problem,
@@ -26,6 +28,7 @@ from fedbayes.contracts.drawn import refuse_weight_decay
 from fedbayes.contracts.factors import Factors, precisions
 from fedbayes.contracts.natural import is_unlearnt, means_and_stds
 from fedbayes.errors import ConfigError, ModelError
+from fedbayes.fields import Chosen
 from fedbayes.inference.gaussian import Gaussian, kl, standard
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.messages import Message
@@ -90,10 +93,12 @@ class Virtual(Factors[Client]):
     keeps_models = True
     headline = "local"
 
-    samples: int = Field(20, ge=1, description="Monte-Carlo samples of a training step")
+    samples: Annotated[int, Chosen()] = Field(
+        20, ge=1, description="Monte-Carlo samples of a training step"
+    )
     predictions: int = Field(20, ge=1, description="Monte-Carlo samples of a prediction")
     estimator: Estimator = Field("flipout", description="how weights are perturbed in training")
-    server_likelihood: float = Field(
+    server_likelihood: Annotated[float, Chosen()] = Field(
         0.0,
         ge=0,
         description="weight of the likelihood of the server's own outputs in training; 0 is the "
@@ -108,6 +113,15 @@ class Virtual(Factors[Client]):
     lateral: bool = Field(
         True, description="whether clients have networks of their own; if not, all share one"
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """One sample a step, and a server's network that learns to predict."""
+        classes = isinstance(known.run.likelihood, Categorical)
+        return {
+            **super().recommended(known),
+            "method.samples": 1,
+            "method.server_likelihood": float(self.lateral and classes),
+        }
 
     def check(self, run: Run) -> None:
         """Plain stacks of trained layers, in float32; the server's outputs need classes.

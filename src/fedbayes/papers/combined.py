@@ -119,7 +119,7 @@ def patients(
     spare = [0] * (10 - 2) if dataset == "digits" else []
     if method is None:
         method = {"name": "combined", **RULES[rule]} if rule else {"name": "global"}
-    return Config.create(
+    return Config.published(
         seed=seed,
         rounds=1 if method["name"] == "global" else ROUNDS,
         method=method,

@@ -23,7 +23,7 @@ def hosts(count: int, rule: str, seed: int, scale: Scale, dataset: str) -> Confi
     small = scale == "small"
     digits = dataset == "digits"
     limits = {"limit": 12_000, "limit_test": 2_000} if small and not digits else {}
-    return Config.create(
+    return Config.published(
         seed=seed,
         rounds=12 if small else ROUNDS,
         method={"name": "combined", **RULES[rule]},

@@ -132,7 +132,7 @@ class Comparison:
 
     def config(self, method: str, seed: int) -> Config:
         """The run of one method."""
-        return Config.create(
+        return Config.published(
             **self.settings,
             method=METHODS[method] | self.changes.get(method, {}),
             seed=seed,

@@ -51,7 +51,7 @@ def _config(dataset: str, method: Row, seed: int) -> Config:
     """Ten clients, five a round, one hidden layer of 100."""
     limit = {} if dataset == "digits" else {"limit": 3000}
     data = {"name": dataset, "clients": 10, "partition": "dirichlet-equal", "alpha": 1.0, **limit}
-    return Config.create(
+    return Config.published(
         data=data,
         model={"hidden": [100]},
         method=method,

@@ -97,7 +97,7 @@ class Federation:
 
     def config(self, method: Row, rounds: int = 1, epochs: int = 10) -> Config:
         """A run with the paper's Table 1."""
-        return Config.create(
+        return Config.published(
             seed=self.seed,
             rounds=rounds,
             data={

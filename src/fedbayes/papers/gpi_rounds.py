@@ -36,7 +36,7 @@ KL_WEIGHTS = (0.3, 1.0)
 def figure4(request: Request) -> Finding:
     """Fig. 4: two hidden layers, 15 clients, accuracy over rounds.
 
-    Both matching methods are tried with their preset `wide`, and as published: top down, with what
+    Both matching methods are tried with their form `wide`, and as published: top down, with what
     the held-out samples prefer for PFNM after a first round of seed 0, the KL term beside it.
     What is best on these samples in the last round of seed 0 is measured for all seeds.
     """
@@ -85,9 +85,9 @@ def _candidates(request: Request, federation: Federation, method: str) -> list[R
     if method == "FedAvg":
         return [{"name": "fedavg"}]
     chosen = _settled(request, federation)
-    published = {"preset": "published", "bias_mean": 0.1, "alternations": 0, **chosen}
+    published = {"form": "published", "bias_mean": 0.1, "alternations": 0, **chosen}
     weights = (0.0,) if method == "PFNM" else KL_WEIGHTS
-    candidates: list[Row] = [{"preset": "wide"}]
+    candidates: list[Row] = [{"form": "wide"}]
     candidates += [{**published, "epsilon": weight} for weight in weights]
     return [{"name": ROUNDS[method], **candidate} for candidate in candidates]
 
@@ -120,7 +120,7 @@ def _measured(
         "partition": federation.partition,
         "seed": federation.seed,
         "method": method,
-        "settings": fingerprint([rounds, table, WIDE if table.get("preset") == "wide" else {}]),
+        "settings": fingerprint([rounds, table, WIDE if table.get("form") == "wide" else {}]),
     }
     place = request.out / "runs" / f"{federation.name}-{table['name']}-{key['settings']}"
     config = federation.config(table, rounds)

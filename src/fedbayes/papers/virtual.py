@@ -187,7 +187,7 @@ def table2(request: Request) -> Finding:
 
 def _measured(request: Request, place: Path, own: Row, method: str) -> Row:
     """What the run in this folder came to, run now where it is not yet at its end."""
-    config = Config.create(**own)
+    config = Config.published(**own)
     with opened(place, config) as simulation:
         for step in simulation:
             request.watch(f"{place.name}, round {step.number} of {config.rounds}")

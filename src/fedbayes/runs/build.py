@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -31,6 +31,7 @@ from fedbayes.models import Network, read_model
 from fedbayes.runs.card import Card
 from fedbayes.runs.config import Config
 from fedbayes.runs.folder import RunFolder
+from fedbayes.runs.recommended import choose
 from fedbayes.targets import Target
 
 
@@ -289,13 +290,26 @@ def stored_run(folder: RunFolder, config: Config, preprocessing: Preprocessing) 
 def build_runtime(
     config: Config, data: FederatedData, *, clients: int | None = None, quiet: bool = False
 ) -> ClientRuntime:
-    """The clients of a federation, ready to work in this process.
+    """The clients of a federation, ready to work in this process; see `build_federation`."""
+    return build_federation(config, data, clients=clients, quiet=quiet)[1]
+
+
+def build_federation(
+    config: Config,
+    data: FederatedData,
+    *,
+    clients: int | None = None,
+    quiet: bool = False,
+    choosing: bool = False,
+) -> tuple[Config, ClientRuntime]:
+    """The clients of a federation, ready to work in this process, and the settings that they have.
 
     Args:
         config: the settings.
         data: the clients' data.
         clients: how many there are in the federation; None: as many as the data are of.
         quiet: whether nothing is said of the likelihood that was found: another process has.
+        choosing: whether settings that are left at `auto` are chosen: before a first round.
     """
     likelihood = build_likelihood(config, data.target, quiet=quiet)
 
@@ -303,8 +317,12 @@ def build_runtime(
         return build_network(config, data.shape, likelihood, client)
 
     shared, clients = network(), clients or data.clients
-    return ClientRuntime(
-        build_run(config, shared, data.preprocessing, likelihood, clients),
+    run = build_run(config, shared, data.preprocessing, likelihood, clients)
+    if choosing:
+        config = choose(config, run, data)
+        run = replace(run, training=config.training)
+    return config, ClientRuntime(
+        run,
         method=config.build_method(),
         own_network=network,
         data=data,

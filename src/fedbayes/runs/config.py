@@ -16,6 +16,7 @@ from fedbayes.federation.privacy.settings import Privacy
 from fedbayes.federation.ray_settings import RaySettings
 from fedbayes.federation.settings import Aggregation, Compression, Secure
 from fedbayes.federation.timing.settings import Asynchronous, ClockSettings
+from fedbayes.fields import AUTO as AUTO_SETTING
 from fedbayes.fields import OneOf, Only, Several
 from fedbayes.files import parse_toml, read_text
 from fedbayes.inference.settings import LocalTraining
@@ -149,6 +150,11 @@ class Config(BaseModel):
         default_factory=lambda: {"name": "fedavg"},
         description="name of the method and its parameters",
     )
+    settings_chosen: dict[str, Any] = Field(
+        default_factory=dict,
+        description="in the config of a run: what was chosen for settings that were left at auto, "
+        "by key",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -258,6 +264,16 @@ class Config(BaseModel):
             raise ConfigError(explain(cls, error, _known(error, settings))) from None
 
     @classmethod
+    def published(cls, **settings: Any) -> Self:
+        """As `create`, with the settings of the method's paper where none is given.
+
+        Raises:
+            ConfigError: as for `create`.
+        """
+        method = {"preset": "published", **settings.get("method", {"name": "fedavg"})}
+        return cls.create(**{**settings, "method": method})
+
+    @classmethod
     def load(cls, file: Path | None = None, overrides: Iterable[str] = ()) -> Self:
         """Settings from a TOML file, changed by `key=value` overrides such as `training.lr=0.1`.
 
@@ -318,6 +334,17 @@ class Config(BaseModel):
         from fedbayes.federation.own_layers import with_own_layers
 
         return with_own_layers(method)
+
+    def reopened(self) -> Self:
+        """The settings as they were before any was chosen: what was chosen is `auto` again, unless
+        it was changed since.
+        """
+        values = self.model_dump()
+        for key, value in self.settings_chosen.items():
+            table, _, name = key.partition(".")
+            if table in values and values[table].get(name) == value:
+                values[table][name] = AUTO_SETTING
+        return type(self).create(**{**values, "settings_chosen": {}})
 
     @property
     def target_kinds(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from rich.text import Text
 from fedbayes.runs.activity import TRAINING, Activity
 from fedbayes.runs.notebook import Panel, panel
 from fedbayes.runs.pace import Pace
+from fedbayes.runs.settings import toml_value
 from fedbayes.runs.readable import clock, number, words
 from fedbayes.runs.standing import flat
 
@@ -139,6 +140,9 @@ class Display:
             "round, "
             f"{config.model.name}, {config.engine}"
         )
+        if config.settings_chosen:
+            chosen = ", ".join(f"{k} = {toml_value(v)}" for k, v in config.settings_chosen.items())
+            self._print(f"{self._title}{config.method['preset']} settings: {chosen}")
         if prior := in_words(simulation.method.prior, simulation.data.train_sizes().tolist()):
             self._print(f"{self._title}{prior}")
         if simulation.adversary is not None:

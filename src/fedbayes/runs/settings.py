@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from fedbayes.errors import did_you_mean
-from fedbayes.fields import OneOf, OneOrSeveral, Only
+from fedbayes.fields import AUTO, Chosen, OneOf, OneOrSeveral, Only
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,16 @@ def _row(prefix: str, name: str, field: FieldInfo) -> Row:
     named = [name for part in field.metadata if isinstance(part, OneOf) for name in part.table]
     choices = tuple(named) or _words(field.annotation) or tuple(map(str, field.examples or ()))
     default = to_jsonable_python(field.get_default(call_default_factory=True))
+    kind, about = " | ".join(named) or _type(field.annotation, field.metadata), field.description
+    if any(isinstance(mark, Chosen) for mark in field.metadata):
+        published = "unset" if default is None else toml_value(default)
+        kind, about, default = f"{kind} | {AUTO}", f"{about}; published: {published}", AUTO
+        choices = (AUTO, *choices)
     return Row(
         prefix + name,
-        " | ".join(named) or _type(field.annotation, field.metadata),
+        kind,
         default,
-        field.description or "",
+        about or "",
         choices,
         _only(prefix, field),
     )

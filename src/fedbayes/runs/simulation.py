@@ -37,7 +37,7 @@ from fedbayes.messages import encode
 from fedbayes.runs.activity import EVALUATING, TRAINING, Activity, Notify, unnoticed
 from fedbayes.runs.build import (
     build_data,
-    build_runtime,
+    build_federation,
     note_start,
     refuse_other_data,
     stored_data,
@@ -135,7 +135,10 @@ class Simulation:
         for other in beside if config is not None else ():
             refuse_other_data(self.data.dataset, RunFolder(other))
         self._notify(Activity("building the network"))
-        self.runtime: ClientRuntime = build_runtime(self.config, self.data)
+        self.runtime: ClientRuntime
+        self.config, self.runtime = build_federation(
+            self.config, self.data, choosing=config is not None
+        )
         self.method: AnyMethod = self.runtime.method
         self.run: Run = self.runtime.run
         self.likelihood = self.run.likelihood
@@ -150,7 +153,7 @@ class Simulation:
         if config is not None:
             first = self._first()
             note_start(config, self.data.preprocessing)
-            for remark in remarks(config, self.method, self.run, self.data, self.adversary):
+            for remark in remarks(self.config, self.method, self.run, self.data, self.adversary):
                 warnings.warn(remark, FedbayesWarning, stacklevel=2)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.config.threads)

@@ -41,6 +41,7 @@ def summarize(simulation: "Simulation") -> Metrics:
         "rounds": progress.round,
         **({"model_round": simulation.kept.round} if method.has_global_model else {}),
         "seed": config.seed,
+        "settings_chosen": config.settings_chosen,
         "global_accuracy": last.get("global_accuracy"),
         "global_nll": last.get("global_nll"),
         "global_ece": last.get("global_ece"),

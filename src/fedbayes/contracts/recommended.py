@@ -1,0 +1,68 @@
+"""What methods choose their recommended settings by, and what several of them choose alike."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from fedbayes.contracts.run import Run
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a federation before its first round."""
+
+    run: Run
+    """Network, likelihood, rounds and numbers of clients; its training has published values for
+    settings that are still to be chosen."""
+    samples: int
+    """Training samples of all clients."""
+    median: int
+    """Training samples of a client in the middle."""
+
+    @property
+    def weights(self) -> int:
+        """Numbers that are trained in the network."""
+        return sum(t.numel() for t in self.run.network.split()[0].values())
+
+    def tempered(self, share: float) -> float:
+        """A weight of the KL term under which a mean-field posterior learns.
+
+        The KL term grows with the number of weights P, the log-likelihood with the number of
+        samples N, so the weight is `share` N h / P, at most 1. h is how much of the clients' factors
+        the server has heard after the last round: a client is in T B / K rounds, and each adds 1/B
+        of what is missing. A weight below 1 tempers the posterior: it is narrower than by Bayes'
+        rule.
+        """
+        run = self.run
+        heard = 1 - (1 - 1 / run.cohort) ** (run.rounds * run.cohort / run.clients)
+        return float(f"{min(1.0, share * self.samples * heard / max(self.weights, 1)):.1g}")
+
+    @property
+    def real(self) -> bool:
+        """Whether the target is real numbers, where few samples are overfitted soon."""
+        return self.run.likelihood.target.kind == "real"
+
+    def epochs(self, steps: int) -> int:
+        """Epochs in which a client takes about so many steps, at least 2 and at most 20."""
+        in_one = max(ceil(self.median / self.run.training.batch_size), 1)
+        return min(max(round(steps / in_one), 2), 20)
+
+
+def sgd(known: Known, *, lr: float = 0.2, steps: int = 20) -> dict[str, Any]:
+    """Plain SGD at the clients: about so many steps, at this learning rate."""
+    return {
+        "training.optimizer": "sgd",
+        "training.lr": lr / 8 if known.real else lr,
+        "training.epochs": known.epochs(steps),
+    }
+
+
+def adam(known: Known, *, lr: float = 0.01, steps: int = 20) -> dict[str, Any]:
+    """Adam at the clients, for what plain steps of one size do not suit: means and log-precisions
+    of Gaussian weights, say.
+    """
+    return {
+        "training.optimizer": "adam",
+        "training.lr": lr / 4 if known.real else lr,
+        "training.epochs": known.epochs(steps),
+    }

@@ -1,0 +1,74 @@
+"""Settings that are left at `auto`, chosen before the first round."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedbayes.contracts import Known, Run
+from fedbayes.data import FederatedData
+from fedbayes.inference.settings import LocalTraining
+from fedbayes.runs.config import Config
+
+RATES = {"sgd": 0.1, "adam": 0.003, "amsgrad": 0.003, "adamax": 0.006}
+"""Learning rates of optimizers that a user set instead of the recommended one."""
+
+
+def choose(config: Config, run: Run, data: FederatedData) -> Config:
+    """The settings with nothing left at `auto`; what was chosen is in `settings_chosen`.
+
+    With `method.preset = "published"` that are published values, else what the method recommends
+    for this network, likelihood and these clients.
+
+    Args:
+        config: the settings.
+        run: of the federation, with published values for open settings.
+        data: the clients' data, or what the server has of them.
+    """
+    method, training = config.build_method(), config.training
+    if not (training.open or method.open):
+        return config
+    sizes = data.train_sizes()
+    median = int(np.median(sizes))
+    # Where clients are looked at when they are asked, those that were stand for all.
+    known = Known(run, round(float(sizes.mean()) * run.clients), median)
+    if method.centralized:
+        known = Known(run, int(sizes.sum()), int(sizes.sum()))
+    wanted: Mapping[str, Any] = {}
+    if method.preset == "recommended":
+        wanted = _beside(training, method.recommended(known))
+    tables = {"training": _part(wanted, "training"), "method": _part(wanted, "method")}
+    trained, made = (
+        training.with_chosen(tables["training"]),
+        method.with_chosen(tables["method"]),
+    )
+    chosen = {f"training.{name}": getattr(trained, name) for name in training.open}
+    chosen |= {f"method.{name}": getattr(made, name) for name in method.open}
+    table = {"name": config.method["name"], **made.model_dump(mode="json", exclude_none=True)}
+    told = {key: value for key, value in chosen.items() if value is not None}
+    return config.model_copy(
+        update={"training": trained, "method": table, "settings_chosen": told}
+    )
+
+
+def _part(wanted: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """Values of one table, by name."""
+    return {
+        key.removeprefix(f"{table}."): value
+        for key, value in wanted.items()
+        if key.startswith(f"{table}.")
+    }
+
+
+def _beside(training: LocalTraining, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What is recommended beside what the user set of training."""
+    found = dict(wanted)
+    optimizer = found.get("training.optimizer", "sgd")
+    if "optimizer" not in training.open or training.momentum:
+        found["training.optimizer"] = training.optimizer
+    if found["training.optimizer"] != optimizer:
+        found["training.lr"] = RATES.get(str(found["training.optimizer"]), training.lr)
+    if training.steps is not None:  # epochs and patience would have no effect
+        found.pop("training.epochs", None)
+        found.pop("training.patience", None)
+    return found
