@@ -49,7 +49,11 @@ def measured(case):
     """Norm of every tensor of the final model, and its inner product with fixed directions."""
     method, others = CASES[case]
     config = Config.create(
-        **{**SETTINGS, **others, "method": {"name": method, "preset": "published", **PARAMETERS.get(method, {})}}
+        **{
+            **SETTINGS,
+            **others,
+            "method": {"name": method, "preset": "published", **PARAMETERS.get(method, {})},
+        }
     )
     with Simulation(config) as simulation:
         for _ in simulation:

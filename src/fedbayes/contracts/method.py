@@ -41,8 +41,8 @@ from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of, parted
 from fedbayes.contracts.prior import Prior
-from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.recommended import Known, sgd
+from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.fields import Choosable
 from fedbayes.inference.problem import Loss, Problem, Solved

@@ -23,8 +23,8 @@ from rich.text import Text
 from fedbayes.runs.activity import TRAINING, Activity
 from fedbayes.runs.notebook import Panel, panel
 from fedbayes.runs.pace import Pace
-from fedbayes.runs.settings import toml_value
 from fedbayes.runs.readable import clock, number, words
+from fedbayes.runs.settings import toml_value
 from fedbayes.runs.standing import flat
 
 if TYPE_CHECKING:

@@ -46,9 +46,7 @@ def choose(config: Config, run: Run, data: FederatedData) -> Config:
     chosen |= {f"method.{name}": getattr(made, name) for name in method.open}
     table = {"name": config.method["name"], **made.model_dump(mode="json", exclude_none=True)}
     told = {key: value for key, value in chosen.items() if value is not None}
-    return config.model_copy(
-        update={"training": trained, "method": table, "settings_chosen": told}
-    )
+    return config.model_copy(update={"training": trained, "method": table, "settings_chosen": told})
 
 
 def _part(wanted: Mapping[str, Any], table: str) -> dict[str, Any]:
