@@ -1,6 +1,6 @@
 """What every method does with its defaults: the table of docs/first_try.md.
 
-    python benchmarks/first_try.py                            # everything; about an hour on two cores
+    python benchmarks/first_try.py            # everything; about an hour on two cores
     python benchmarks/first_try.py --cases digits --methods pvi virtual
 
 A case is a federation as a new user would try it, under seeds on which no default was chosen. A

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from fedbayes.contracts.changes import Changes, Total, changes_of, norm, part_of, parted
 from fedbayes.contracts.prior import Prior
-from fedbayes.contracts.recommended import Known, sgd
+from fedbayes.contracts.recommended import Known, adam, sgd
 from fedbayes.contracts.reports import Gathered, Report, Sum
 from fedbayes.contracts.run import At, Run, nll
 from fedbayes.fields import Choosable
@@ -122,9 +122,6 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
     keeps others is refused."""
     centralized: ClassVar[bool] = False
     """Whether all data lie in one place: a baseline, not a federation."""
-    has_global_model: ClassVar[bool] = True
-    """Whether what `model` gives is a model to predict with; if not, it is neither evaluated nor
-    saved, and only clients have models."""
     keeps_models: ClassVar[bool] = False
     """Whether clients keep a model of their own between rounds, in their private states."""
     repeats_changes: ClassVar[bool] = False
@@ -154,6 +151,13 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
         description="what settings are that are left at auto: recommended, so that a first run "
         "learns; or published",
     )
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether what `model` gives is a model to predict with; if not, it is neither evaluated
+        nor saved, and only clients have models.
+        """
+        return True
 
     @property
     def weighted(self) -> bool:
@@ -187,7 +191,7 @@ class Method(Choosable, Generic[ServerState, ClientState, Reduced]):
             Values by key, as in `training.lr` and `method.kl_weight`: of training and of fields of
             the method that are marked with `fields.Chosen`.
         """
-        return sgd(known)
+        return adam(known) if known.pretrained else sgd(known)
 
     def remarks(self, run: Run) -> list[str]:
         """What a user should know before the first round of how the method takes to a network:

@@ -18,6 +18,8 @@ class Known:
     """Training samples of all clients."""
     median: int
     """Training samples of a client in the middle."""
+    pretrained: bool = False
+    """Whether training starts from a network that others trained, which long steps destroy."""
 
     @property
     def weights(self) -> int:
@@ -28,10 +30,10 @@ class Known:
         """A weight of the KL term under which a mean-field posterior learns.
 
         The KL term grows with the number of weights P, the log-likelihood with the number of
-        samples N, so the weight is `share` N h / P, at most 1. h is how much of the clients' factors
-        the server has heard after the last round: a client is in T B / K rounds, and each adds 1/B
-        of what is missing. A weight below 1 tempers the posterior: it is narrower than by Bayes'
-        rule.
+        samples N, so the weight is `share` N h / P, at most 1. h is how much of the clients'
+        factors the server has after the last round: a client is in T B / K rounds, and each adds
+        1/B of what is missing. A weight below 1 tempers the posterior: it is narrower than by
+        Bayes' rule.
         """
         run = self.run
         heard = 1 - (1 - 1 / run.cohort) ** (run.rounds * run.cohort / run.clients)
@@ -52,7 +54,7 @@ def sgd(known: Known, *, lr: float = 0.2, steps: int = 20) -> dict[str, Any]:
     """Plain SGD at the clients: about so many steps, at this learning rate."""
     return {
         "training.optimizer": "sgd",
-        "training.lr": lr / 8 if known.real else lr,
+        "training.lr": 0.01 if known.pretrained else lr / 8 if known.real else lr,
         "training.epochs": known.epochs(steps),
     }
 
@@ -63,6 +65,6 @@ def adam(known: Known, *, lr: float = 0.01, steps: int = 20) -> dict[str, Any]:
     """
     return {
         "training.optimizer": "adam",
-        "training.lr": lr / 4 if known.real else lr,
+        "training.lr": 1e-4 if known.pretrained else lr / 4 if known.real else lr,
         "training.epochs": known.epochs(steps),
     }

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from fedbayes.contracts import (
     At,
     Gathered,
     Info,
+    Known,
     Method,
     Nothing,
     Prior,
@@ -23,6 +24,7 @@ from fedbayes.contracts import (
     Tree,
 )
 from fedbayes.errors import ConfigError, MessageError, ModelError
+from fedbayes.fields import Chosen
 from fedbayes.inference.optimizers import ServerOptimizer
 from fedbayes.inference.problem import Projection
 from fedbayes.messages import Masked, Message, dense
@@ -72,7 +74,7 @@ class Laplace(Method[Server, Nothing, Gathered]):
         description="weight of a client in the median and in the mean sign: 1, as published, or "
         "its number of samples, which the inverse scale λ N_s of its prior implies",
     )
-    class_rows: bool = Field(
+    class_rows: Annotated[bool, Chosen()] = Field(
         False,
         description="whether the rows of the last layer, one for each class, are voted on only by "
         "clients that have the class; these then tell which they have",
@@ -87,6 +89,10 @@ class Laplace(Method[Server, Nothing, Gathered]):
         gt=0,
         description="learning rate of the server (m_step = sign, or server_optimizer not none)",
     )
+
+    def recommended(self, known: Known) -> dict[str, Any]:
+        """Clients without a class do not vote on its row: the median would be theirs."""
+        return {**super().recommended(known), "method.class_rows": _by_class(known.run)}
 
     def prior(self, samples: int) -> Prior | None:
         """A Laplace distribution of inverse scale λ N_s."""
@@ -260,6 +266,12 @@ def median(points: Tensor, votes: Tensor | None = None) -> Tensor:
 
 _PRESENT = "present"
 """Name of what a client says of its classes, int64 [K]: 1 where it has samples, else 0."""
+
+
+def _by_class(run: Run) -> bool:
+    """Whether the network has outputs that belong to one class each."""
+    one_each = run.likelihood.outputs == run.likelihood.target.classes
+    return one_each and bool(_rows(run))
 
 
 def _rows(run: Run) -> dict[str, Callable[[Tensor], Tensor]]:

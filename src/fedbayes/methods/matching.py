@@ -273,7 +273,7 @@ has hardly half of all of them, and learns steadily in every federation tried; u
 
 
 def _common_bias(run: Run) -> float:
-    """The value that all hidden biases start at; 0 where they start at several, or there are none."""
+    """The value that all hidden biases start at; 0 where they differ or there are none."""
     hidden = [layer.bias for layer in _layers(run)[:-1] if layer.bias is not None]
     started = set(torch.cat(hidden).tolist()) if hidden else {0.0}
     return started.pop() if len(started) == 1 else 0.0

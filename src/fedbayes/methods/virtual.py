@@ -147,6 +147,11 @@ class Virtual(Factors[Client]):
             )
 
     @property
+    def has_global_model(self) -> bool:
+        """If the server's network learns to predict, or clients have no other."""
+        return not self.lateral or self.server_likelihood > 0
+
+    @property
     def trust(self) -> float:
         """Weight of the server's predictions in a client's."""
         return self.server_likelihood if self.server_trust is None else self.server_trust

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.contracts import Known, Run
+from fedbayes.contracts import AnyMethod, Known, Run
 from fedbayes.data import FederatedData
+from fedbayes.errors import ConfigError
 from fedbayes.inference.settings import LocalTraining
 from fedbayes.runs.config import Config
 
@@ -31,17 +32,17 @@ def choose(config: Config, run: Run, data: FederatedData) -> Config:
     sizes = data.train_sizes()
     median = int(np.median(sizes))
     # Where clients are looked at when they are asked, those that were stand for all.
-    known = Known(run, round(float(sizes.mean()) * run.clients), median)
+    samples = round(float(sizes.mean()) * run.clients)
     if method.centralized:
-        known = Known(run, int(sizes.sum()), int(sizes.sum()))
+        samples = median = int(sizes.sum())
+    pretrained = config.model.pretrained is not None and not config.model.scratch
+    known = Known(run, samples, median, pretrained)
     wanted: Mapping[str, Any] = {}
     if method.preset == "recommended":
         wanted = _beside(training, method.recommended(known))
-    tables = {"training": _part(wanted, "training"), "method": _part(wanted, "method")}
-    trained, made = (
-        training.with_chosen(tables["training"]),
-        method.with_chosen(tables["method"]),
-    )
+        _require_choosable(method, training, wanted)
+    trained = training.with_chosen(_part(wanted, "training"))
+    made = method.with_chosen(_part(wanted, "method"))
     chosen = {f"training.{name}": getattr(trained, name) for name in training.open}
     chosen |= {f"method.{name}": getattr(made, name) for name in method.open}
     table = {"name": config.method["name"], **made.model_dump(mode="json", exclude_none=True)}
@@ -58,14 +59,30 @@ def _part(wanted: Mapping[str, Any], table: str) -> dict[str, Any]:
     }
 
 
+def _require_choosable(
+    method: AnyMethod, training: LocalTraining, wanted: Mapping[str, Any]
+) -> None:
+    """See that all that a method recommends are settings that may be `auto`.
+
+    Raises:
+        ConfigError: one is not, and would have no effect.
+    """
+    known = [f"training.{name}" for name in training.choosable()]
+    known += [f"method.{name}" for name in method.choosable()]
+    if unknown := [key for key in wanted if key not in known]:
+        raise ConfigError(
+            f"{method.name} recommends {', '.join(unknown)}, which no run can choose; mark fields "
+            f"with fedbayes.fields.Chosen(). There are {', '.join(known)}"
+        )
+
+
 def _beside(training: LocalTraining, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """What is recommended beside what the user set of training."""
     found = dict(wanted)
-    optimizer = found.get("training.optimizer", "sgd")
-    if "optimizer" not in training.open or training.momentum:
+    meant = found.get("training.optimizer")
+    if ("optimizer" not in training.open or training.momentum) and meant != training.optimizer:
         found["training.optimizer"] = training.optimizer
-    if found["training.optimizer"] != optimizer:
-        found["training.lr"] = RATES.get(str(found["training.optimizer"]), training.lr)
+        found["training.lr"] = RATES.get(training.optimizer, training.lr)
     if training.steps is not None:  # epochs and patience would have no effect
         found.pop("training.epochs", None)
         found.pop("training.patience", None)
