@@ -100,14 +100,16 @@ def federate_init(
 ) -> None:
     """Write a Flower project for `flwr run`."""
     from fedbayes.flower import require_flower
-    from fedbayes.runs.build import build_data
+    from fedbayes.runs.build import build_data, build_federation
     from fedbayes.runs.config import Config
 
     require_flower()
     from fedbayes.flower.project import write_project
 
     settled = Config.load(config, [*(settings or []), "engine=flower"])
-    write_project(folder, settled, build_data(settled))
+    data = build_data(settled)
+    chosen, _ = build_federation(settled, data, quiet=True, choosing=True)
+    write_project(folder, chosen, data)
     Console().print(
         f"wrote {folder}; run it on a SuperLink with: flwr run {folder} NAME, where NAME is a "
         "connection in Flower's config",

@@ -226,7 +226,8 @@ def _config(project: Path, context: Context) -> Config:
         overrides = shlex.split(given)
     except ValueError as error:
         raise ConfigError(f"set = {given!r} in the run config: {error}") from None
-    return Config.stored(project / "config.toml", [*overrides, "engine=flower"])
+    # Server and nodes train by the same values: nobody chooses here.
+    return Config.stored(project / "config.toml", [*overrides, "engine=flower"]).closed()
 
 
 def _same(config: Config, folder: Path) -> None:
@@ -235,7 +236,7 @@ def _same(config: Config, folder: Path) -> None:
     Raises:
         ConfigError: it has others.
     """
-    before = RunFolder(folder).config().model_dump()
+    before = RunFolder(folder).config().closed().model_dump()
     now = config.model_dump()
     for settings in (before, now):
         settings["data"].pop("dir")

@@ -144,7 +144,7 @@ class Gated(
         """A server's rate that lets a first run learn."""
         return {
             **sgd(known),
-            "method.server_lr": None if self.server_optimizer == "sgd" else 0.03,
+            "method.server_lr": None if self.server_optimizer == "sgd" else 0.02,
         }
 
     def check(self, run: Run) -> None:

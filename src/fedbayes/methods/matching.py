@@ -101,8 +101,14 @@ class GpiFnm(MatchingSettings, Counted[Server]):
 
     def recommended(self, known: Known) -> dict[str, Any]:
         """Clients train until their neurons can be told apart, and so be matched."""
-        form = "wide" if _common_bias(known.run) else "published"
-        return {**adam(known, lr=0.01, steps=60), "method.form": form}
+        trained = adam(known, steps=60)
+        if "form" not in self.choosable():
+            return trained
+        return {**trained, "method.form": "wide" if _common_bias(known.run) else "published"}
+
+    def falls_short(self, samples: int, run: Run) -> str:
+        """Few samples leave neurons near their start, where they are no other client's."""
+        return "" if samples >= FEWEST else f"have fewer than {FEWEST} samples, too few to match by"
 
     def resolved(self, run: Run) -> dict[str, object]:
         """What the form makes of the passes up and down."""
@@ -266,6 +272,8 @@ class Pfnm(GpiFnm):
     )
 
 
+FEWEST = 40
+"""Training samples of a client whose neurons can be told apart after 20 epochs."""
 WIDE: dict[str, float] = {"sigma0": 10.0, "gamma": 45.0, "epsilon": 1.0, "alternations": 12}
 """Of the form `wide`. More mass leaves more neurons to single clients: under 45 the fused network
 has hardly half of all of them, and learns steadily in every federation tried; under 100 nearly all.

@@ -327,8 +327,7 @@ class Config(BaseModel):
 
     def build_method(self) -> "AnyMethod":
         """The method with its parameters."""
-        parameters = {key: value for key, value in self.method.items() if key != "name"}
-        method = find_method(self.method["name"]).model_validate(parameters)
+        method = find_method(self.method["name"]).model_validate(_parameters(self.method))
         if self.model.batch_norm != "local":
             return method.variant()
         from fedbayes.federation.own_layers import with_own_layers
@@ -345,6 +344,21 @@ class Config(BaseModel):
             if table in values and values[table].get(name) == value:
                 values[table][name] = AUTO_SETTING
         return type(self).create(**{**values, "settings_chosen": {}})
+
+    def closed(self) -> Self:
+        """The settings with published values for those that are open."""
+        method = find_method(self.method["name"]).model_validate(_parameters(self.method))
+        table = {"name": self.method["name"], **_stored(method.with_chosen({}))}
+        return self.model_copy(update={"training": self.training.with_chosen({}), "method": table})
+
+    def chosen_as(self, before: "Config") -> Self:
+        """The settings, with what was chosen in a run for those that are open here."""
+        values, chosen = self.reopened().model_dump(), {}
+        for key, value in before.settings_chosen.items():
+            table, _, name = key.partition(".")
+            if values[table].get(name) == AUTO_SETTING:
+                values[table][name] = chosen[key] = value
+        return type(self).create(**{**values, "settings_chosen": chosen})
 
     @property
     def target_kinds(self) -> tuple[str, ...]:
@@ -480,7 +494,7 @@ def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such method or parameter, or a value is not allowed.
     """
-    name, parameters = table["name"], {k: v for k, v in table.items() if k != "name"}
+    name, parameters = table["name"], _parameters(table)
     kind = find_method(name)
     try:
         method = kind.model_validate(parameters)
@@ -491,8 +505,17 @@ def complete_method(table: Mapping[str, Any]) -> dict[str, Any]:
             key = f"method.{key}"
             text = text.replace(unknown(key, known), no_setting(key, known, name))
         raise ConfigError(text) from None
-    # TOML has no null; a parameter that may be none is none by default.
-    return {"name": name, **method.model_dump(mode="json", exclude_none=True)}
+    return {"name": name, **_stored(method)}
+
+
+def _parameters(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters in a `[method]` table."""
+    return {key: value for key, value in table.items() if key != "name"}
+
+
+def _stored(method: "AnyMethod") -> dict[str, Any]:
+    """Parameters as they are stored: TOML has no null; one that may be none is none by default."""
+    return method.model_dump(mode="json", exclude_none=True)
 
 
 def complete_task(table: Mapping[str, Any]) -> dict[str, Any]:

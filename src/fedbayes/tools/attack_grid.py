@@ -175,8 +175,8 @@ class AttackGrid:
         run = RunFolder(cell.place(self.folder))
         if not run.config_file.exists():
             return False
-        before = Inventory(Config.stored(run.config_file).dump())
-        if changed := before.changes(self._configs[cell].dump()):
+        before = Inventory(Config.stored(run.config_file).reopened().dump())
+        if changed := before.changes(self._configs[cell].reopened().dump()):
             raise RunError(
                 f"{run.path} holds a run with other settings; choose another folder "
                 f"({'; '.join(changed.values())})"

@@ -154,9 +154,9 @@ class SeedRuns:
         there = run.config_file.exists()
         if not there:
             self._same_start(config.model.weights)
-        elif Config.stored(run.config_file) != config:
+        elif (before := Config.stored(run.config_file)).reopened() != config.reopened():
             run.refuse_while_locked()
-            write_beside(run.config_file, config.dump().encode())
+            write_beside(run.config_file, config.chosen_as(before).dump().encode())
         # The clients of a generator are others under another seed.
         others = () if config.data.generator is not None else map(self.place, self.seeds)
         known = [place for place in (*beside, *others) if RunFolder(place).config_file.exists()]
@@ -384,7 +384,7 @@ def _refuse_others(folder: Path, what: str, before: Config, now: Config) -> None
     Raises:
         RunError: others differ; says which.
     """
-    changed = Inventory(before.dump()).changes(now.dump())
+    changed = Inventory(before.reopened().dump()).changes(now.reopened().dump())
     if before.rounds > now.rounds or not all(is_free(key, _FREE) for key in changed):
         raise RunError(
             f"{folder} holds {what} with other settings: {'; '.join(changed.values())}. Take them "

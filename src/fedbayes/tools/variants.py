@@ -197,15 +197,15 @@ def settled(base: Config, variant: Variant) -> Config:
     """The config of a method.
 
     Args:
-        base: of all; parameters of its own method count for that method alone.
+        base: of all; parameters of its own method count for that method alone, the preset for all.
         variant: the method.
 
     Raises:
         ConfigError: something is wrong with its settings; the text begins with its label.
     """
-    values = base.model_dump()
+    values = base.reopened().model_dump()
     if values["method"]["name"] != variant.method:
-        values["method"] = {"name": variant.method}
+        values["method"] = {"name": variant.method, "preset": values["method"]["preset"]}
     try:
         for setting in variant.settings:
             assign(values, setting)
