@@ -103,7 +103,9 @@ def test_a_dump_has_every_key(method, tmp_path):
     for line in text.splitlines():
         if head := re.fullmatch(r"\[([\w.]+)\]", line):
             table = f"{head[1]}."
-            if head[1].endswith((".arguments", "privacy.clips", "ray.resources")):
+            if head[1].endswith(
+                (".arguments", "privacy.clips", "ray.resources", "settings_chosen")
+            ):
                 shown.append(head[1])
         elif key := re.match(r"(?:# )?(\w+) = (?!.*= \.\.\.)", line):
             shown.append(table + key[1])
